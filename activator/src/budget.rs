@@ -19,7 +19,7 @@ pub const CLIENT_SEND_BUFFER: usize = 64 << 10;
 pub const DEFAULT_REQUEST_BYTES: usize = 128 << 20;
 /// Default of [`ClientBudget::response_bytes`]: bytes of responses that wait for their clients.
 pub const DEFAULT_RESPONSE_BYTES: usize = 256 << 20;
-/// Default maximum of client connections, if the limit of open files leaves room for more.
+/// Default maximum of client connections, if the limit of open files allows more.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 16_384;
 /// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files.
 const RESERVED_FILES: u64 = 256;
@@ -30,11 +30,11 @@ const MIN_CONNECTIONS: u64 = 64;
 /// show somewhat more, but not twice as much.
 pub const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 /// Bytes of a client connection besides its requests: three buffers of 8 KiB and the state of the connection. One
-/// buffer is before the library and two are in it, for received and for sent bytes.
+/// buffer belongs to the socket. Two belong to hyper, for received and for sent bytes.
 const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
-/// Size of one of these buffers in bytes. Growth of the library's buffers counts for as long as the connection lasts.
-pub const LIBRARY_BUFFER_BYTES: usize = 8 << 10;
-/// Bytes that the library keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
+/// Size of one of these buffers in bytes. Growth of hyper's buffers counts for as long as the connection lasts.
+pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
+/// Bytes that h2 keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
 /// half of the measured value, because bytes of requests count twice.
 pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
 /// Divisor of `bytes`: connections that were asked to close may keep this part of it, in addition to the others.
@@ -44,12 +44,12 @@ pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
-pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
+pub const fn memory_mib(bytes: usize, response_bytes: usize, connections: usize) -> usize {
     let requests = 2 * (bytes + bytes / CLOSING_SHARE_DIVISOR);
-    BASE_MEMORY_MIB + ((requests + answer_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
+    BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
-/// Bounds of the wait queue of one revision.
+/// Bounds of the wait queue of one Revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueBounds {
     /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
@@ -80,18 +80,18 @@ pub struct ClientBudget {
     pub max_client_connections: usize,
     /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
     pub max_resets: u64,
-    /// Bounds of each revision's wait queue, for all clients together.
+    /// Bounds of each Revision's wait queue, for all clients together.
     pub wait_queue: WaitQueueBounds,
 }
 
 impl ClientBudget {
     /// Client connections for a limit of `files` open files: each may need another descriptor for a pod.
     pub fn max_connections_for_files(files: u64) -> usize {
-        let room = (files.saturating_sub(RESERVED_FILES) / 2).max(MIN_CONNECTIONS);
-        usize::try_from(room).unwrap_or(usize::MAX).min(DEFAULT_MAX_CONNECTIONS)
+        let allowed = (files.saturating_sub(RESERVED_FILES) / 2).max(MIN_CONNECTIONS);
+        usize::try_from(allowed).unwrap_or(usize::MAX).min(DEFAULT_MAX_CONNECTIONS)
     }
 
-    /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, the library's
+    /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, hyper's
     /// buffer over HTTP/1.1. (The number of small frames that hold these bytes is bounded by `h2`.)
     pub fn max_buffered_body(&self, is_http2: bool) -> usize {
         if is_http2 { CLIENT_CONNECTION_WINDOW as usize } else { self.max_head_bytes }

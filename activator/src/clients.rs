@@ -1,12 +1,13 @@
 //! Shell: client connections: their sockets, and the memory that they use.
 //!
-//! A module belongs here if it knows bytes of a client or counts them. Routes, pods and responses are above.
+//! A module belongs here if it knows bytes of a client or counts them. Routes, pods and responses belong to higher
+//! layers.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
-//! | [`request_targets`] | pure: request targets that the HTTP library refuses |
-//! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make the library hold |
+//! | [`request_targets`] | pure: request targets that hyper refuses |
+//! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
 //! | [`connections`], [`head_charge`] | memory of each connection, and the requests to refuse; charge of a head |
 //! | [`socket`] | a client's socket, and detection of a client that is gone |
 

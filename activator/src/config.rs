@@ -117,11 +117,11 @@ pub struct ActivatorConfig {
     )]
     pub admin: SocketAddr,
 
-    /// Requests that may wait for one revision, 1 to 1000000. Knative's QueueDepth.
+    /// Requests that may wait for one Revision, 1 to 1000000. Knative's QueueDepth.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING", default_value_t = 10_000)]
     pub max_waiting: usize,
 
-    /// Bytes that requests waiting for one revision may hold, 65536 or more.
+    /// Bytes that requests waiting for one Revision may hold, 65536 or more.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING_BYTES", default_value_t = 64 << 20)]
     pub max_waiting_bytes: usize,
 
@@ -137,8 +137,13 @@ pub struct ActivatorConfig {
 
     /// Bytes of responses that wait for clients to read them, of all clients, 1048576 or more. Beyond it, the
     /// connection that holds most is cut off.
-    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::DEFAULT_RESPONSE_BYTES)]
-    pub max_answer_bytes: usize,
+    #[arg(
+        long = "max-answer-bytes",
+        value_name = "MAX_ANSWER_BYTES",
+        env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES",
+        default_value_t = budget::DEFAULT_RESPONSE_BYTES,
+    )]
+    pub max_response_bytes: usize,
 
     /// Client connections, 1 or more. Beyond it, the one that has been idle for longest is closed, or else the new one.
     /// Default: half of what the limit of open files leaves, and at most 16384.
@@ -194,8 +199,12 @@ pub struct ActivatorConfig {
 
     /// Milliseconds of these for upgraded connections. Default: 60 000 in a pod, as in Knative's sidecar; none on the
     /// local node.
-    #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS")]
-    pub tunnel_drain_ms: Option<u64>,
+    #[arg(
+        long = "tunnel-drain-ms",
+        value_name = "TUNNEL_DRAIN_MS",
+        env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS"
+    )]
+    pub upgraded_drain_ms: Option<u64>,
 }
 
 /// Addresses of the local node's gateway, the default of the addresses to listen on.
@@ -241,7 +250,7 @@ impl ActivatorConfig {
             ("--linger-ms", self.linger()),
             ("--settle-ms", self.propagation_delay()),
             ("--drain-ms", self.drain()),
-            ("--tunnel-drain-ms", self.tunnel_drain()),
+            ("--tunnel-drain-ms", self.upgraded_drain()),
         ] {
             let value = usize::try_from(value.as_millis()).unwrap_or(usize::MAX);
             within(name, value, 0, 600_000, "must be at most 600000")?;
@@ -262,7 +271,7 @@ impl ActivatorConfig {
         let bytes = self.max_waiting_bytes;
         within("--max-waiting-bytes", bytes, 65_536, usize::MAX, "must be 65536 or more")?;
         for (name, bytes) in
-            [("--max-bytes", self.max_bytes), ("--max-answer-bytes", self.max_answer_bytes)]
+            [("--max-bytes", self.max_bytes), ("--max-answer-bytes", self.max_response_bytes)]
         {
             within(name, bytes, 1 << 20, usize::MAX, "must be 1048576 or more")?;
         }
@@ -328,7 +337,7 @@ impl ActivatorConfig {
             client_request_bytes: self
                 .max_client_bytes
                 .unwrap_or_else(|| self.client_share(self.max_bytes)),
-            response_bytes: self.max_answer_bytes,
+            response_bytes: self.max_response_bytes,
             max_connections,
             max_client_connections: self
                 .max_client_connections
@@ -372,8 +381,8 @@ impl ActivatorConfig {
     }
 
     /// Time for upgraded connections to end after that.
-    pub fn tunnel_drain(&self) -> Duration {
-        self.duration_or_default(self.tunnel_drain_ms, 60_000, 0)
+    pub fn upgraded_drain(&self) -> Duration {
+        self.duration_or_default(self.upgraded_drain_ms, 60_000, 0)
     }
 
     /// Time for requests in flight to end after that.
@@ -404,7 +413,7 @@ mod tests {
         assert_eq!((given.listen_addresses(), given.name()), (both[1..].to_vec(), "a"));
         assert_eq!(config(&[]).listen_addresses(), LOCAL_GATEWAY_ADDRESSES);
         let stop =
-            |config: ActivatorConfig| [config.linger(), config.drain(), config.tunnel_drain()];
+            |config: ActivatorConfig| [config.linger(), config.drain(), config.upgraded_drain()];
         let seconds = |all: [u64; 3]| all.map(Duration::from_secs);
         assert_eq!(stop(one), seconds([45, 555, 60]));
         assert_eq!(stop(config(&[])), seconds([0, 30, 0]));

@@ -1,7 +1,7 @@
 //! Shell: the edge: heads of requests and responses, and whose information about a client is trusted.
 //!
 //! A module belongs here if it reads or writes a head, or what a proxy sends before it. No module here knows a
-//! connection, a revision or a pod.
+//! connection, a Revision or a pod.
 //!
 //! | module | subject |
 //! |---|---|

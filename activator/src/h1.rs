@@ -18,7 +18,7 @@ pub const MAX_POD_HEAD: usize = 1 << 20;
 /// Size up to which a head is parsed whenever more of it comes, so that invalid bytes are found at once. A longer head
 /// is parsed only when its end is there.
 const MAX_EAGER_PARSE: usize = 8 << 10;
-/// Number of fields that a head is parsed with at first; a second parse has room for more.
+/// Number of fields that a head is parsed with at first; a second parse allows more.
 const INITIAL_FIELD_COUNT: usize = 64;
 
 /// Error of a message that is not valid HTTP/1.1.
@@ -154,21 +154,21 @@ pub fn parse_response_head(
         *scanned = from.len();
         return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
-    // The number of fields is not bounded, so the room for them grows until all fit.
+    // The number of fields is not bounded, so the array for them grows until all fit.
     let mut fields = INITIAL_FIELD_COUNT;
     loop {
-        let mut room = vec![httparse::EMPTY_HEADER; fields];
-        let mut head = httparse::Response::new(&mut room);
+        let mut fields_array = vec![httparse::EMPTY_HEADER; fields];
+        let mut head = httparse::Response::new(&mut fields_array);
         match head.parse(from) {
             // A head may be too large although all of it came at once.
             Ok(httparse::Status::Complete(length)) if length > MAX_POD_HEAD => {
                 return Err(Http1ParseError::TooLarge);
             }
             Ok(httparse::Status::Complete(length)) => {
-                let answer = build_response_head(&head, method)?;
+                let response = build_response_head(&head, method)?;
                 bytes::Buf::advance(from, length);
                 *scanned = 0;
-                return Ok(Some(answer));
+                return Ok(Some(response));
             }
             Ok(httparse::Status::Partial) => {
                 *scanned = from.len();
@@ -310,14 +310,14 @@ type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
     let (mut from, mut scanned) = (BytesMut::new(), 0);
     let mut pieces = bytes.chunks(size.max(1));
-    let answer = loop {
+    let response = loop {
         from.extend_from_slice(pieces.next()?);
-        if let Some(answer) = parse_response_head(&mut from, &mut scanned, &Method::GET).ok()? {
-            break answer;
+        if let Some(response) = parse_response_head(&mut from, &mut scanned, &Method::GET).ok()? {
+            break response;
         }
     };
-    let ResponseBodyFraming::Chunked(mut chunks) = answer.framing else {
-        return Some((answer.status, answer.headers, answer.is_reusable, Vec::new(), false));
+    let ResponseBodyFraming::Chunked(mut chunks) = response.framing else {
+        return Some((response.status, response.headers, response.is_reusable, Vec::new(), false));
     };
     let mut body = Vec::new();
     loop {
@@ -331,7 +331,7 @@ fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
             },
         }
     }
-    Some((answer.status, answer.headers, answer.is_reusable, body, chunks.is_finished()))
+    Some((response.status, response.headers, response.is_reusable, body, chunks.is_finished()))
 }
 
 impl From<httparse::Error> for Http1ParseError {

@@ -1,10 +1,10 @@
 //! The activator: queues requests until a pod is ready, then forwards them.
 //!
-//! It forwards a request only while the request's revision is asleep, has a hard limit, shares its name with others, or
-//! is called from outside. A request waits only while no ready pod has room. The call that applies a change of the
+//! It forwards a request only while the request's Revision is asleep, has a hard limit, shares its name with others, or
+//! is called from outside. A request waits only while no ready pod has capacity. The call that applies a change of the
 //! RouteTable also dispatches the requests that need not wait any longer.
 //!
-//! Modules by floor, from the ground up. A module imports modules of its own floor and of lower ones.
+//! Modules by layer, the lowest first. A module imports modules of its own layer and of lower ones.
 //!
 //! | module | subject |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
-//! | [`slots`] | slots of revisions with a hard limit, shared by the activators |
+//! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
 //! | [`pods`] | pods, the connections to them, and the exchanges over these |
 //! | [`revisions`] | wait queues, and the permits by which requests go to pods |
 //! | [`routes`] | the RouteTable, as requests look it up |
@@ -34,10 +34,12 @@ use std::{
 
 use common::{
     admin::{AdminError, AdminState},
+    component::Component,
     enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver},
-    tls::{TlsCredentials, peer::CertificateRole},
-    wire::{self, ComponentReplica, ComponentRole},
+    once_signal::OnceSignal,
+    tls::TlsCredentials,
+    wire::{self, ClientComponent, ComponentReplica},
 };
 use nix::sys::resource::{Resource, getrlimit};
 use prometheus_client::registry::Registry;
@@ -156,7 +158,7 @@ impl ActivatorInstance {
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
-            reconnect_clients: CancellationToken::new(),
+            reconnect_clients: OnceSignal::new(),
             close_when_idle: shutdown.clone(),
             close_upgraded: CancellationToken::new(),
         });
@@ -194,7 +196,7 @@ impl ActivatorInstance {
         // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
         // connection has to be accepted.
         let bound = config.linger();
-        self.gateway.reconnect_clients.cancel();
+        self.gateway.reconnect_clients.set();
         let mut listed = self.gateway.routes.subscribe_listing();
         let unlisted = async {
             // The sender cannot be gone, since it is in the gateway.
@@ -214,7 +216,7 @@ impl ActivatorInstance {
         info!(connections = tasks.len(), ?bound, "draining");
         // Upgraded connections can last forever. They get a part of the drain time only.
         let cut = async {
-            tokio::time::sleep(config.tunnel_drain()).await;
+            tokio::time::sleep(config.upgraded_drain()).await;
             self.gateway.close_upgraded.cancel();
             std::future::pending::<()>().await;
         };
@@ -240,20 +242,20 @@ pub async fn run(
     // A port that is taken has to be an error before the controller learns of this activator.
     let gateways = bind_gateways(&mut config)?;
     let mut registry = Registry::default();
-    let stop = CancellationToken::new();
-    let activator = ActivatorInstance::new(&config, &mut registry, &stop);
+    let stop_listeners = CancellationToken::new();
+    let activator = ActivatorInstance::new(&config, &mut registry, &stop_listeners);
     for (listener, entrypoint) in gateways {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop.clone()));
+        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop_listeners.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
-    let finished = CancellationToken::new();
-    let links = Arc::new(ControlPlaneLinks::new(&config, &finished));
+    let stop_links = CancellationToken::new();
+    let links = Arc::new(ControlPlaneLinks::new(&config, &stop_links));
     let admin = AdminState {
         registry,
         not_ready_reasons: not_ready_reasons(&activator, &links, &shutdown),
     };
-    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), finished.clone());
+    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), stop_links.clone());
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
@@ -266,12 +268,12 @@ pub async fn run(
         activator.gateway.metrics.disconnected_peers.clone(),
         links.subscriber.clone(),
         links.credentials.clone(),
-        finished.clone(),
+        stop_links.clone(),
     );
     let end = async {
         shutdown.cancelled().await;
         activator.linger(&config).await;
-        stop.cancel();
+        stop_listeners.cancel();
         // Slots are announced as free only after the last request, and the log is written last, since each request adds
         // to it.
         activator.drain(&config).await;
@@ -286,7 +288,7 @@ pub async fn run(
         () = activator.usage_reporter.run(&links.usage) => Ok(()),
         () = activator.run_housekeeping() => Ok(()),
         () = end => {
-            finished.cancel();
+            stop_links.cancel();
             info!(name = %config.name(), "activator stopped");
             Ok(())
         }
@@ -305,20 +307,20 @@ struct ControlPlaneLinks {
 }
 
 impl ControlPlaneLinks {
-    fn new(config: &ActivatorConfig, finished: &CancellationToken) -> Self {
+    fn new(config: &ActivatorConfig, shutdown: &CancellationToken) -> Self {
         let subscriber = ComponentReplica {
-            role: ComponentRole::Activator,
+            role: ClientComponent::Activator,
             name: config.name().to_owned(),
             node: config.node.clone(),
         };
         let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
         let controllers = ReplicaResolver::with_credentials(
-            CertificateRole::Controller,
+            Component::Controller,
             &config.controller,
             credentials.as_ref(),
         );
         let autoscalers = ReplicaResolver::with_credentials(
-            CertificateRole::Autoscaler,
+            Component::Autoscaler,
             &config.autoscaler,
             credentials.as_ref(),
         );
@@ -329,11 +331,11 @@ impl ControlPlaneLinks {
                 credentials,
                 controllers,
                 files,
-                finished.clone(),
+                shutdown.clone(),
             ));
         }
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), finished.clone())
+            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), shutdown.clone())
         };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
         let routes = link(&controllers)

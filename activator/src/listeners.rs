@@ -1,6 +1,6 @@
 //! Shell: listeners, and the client connections that they accept.
 //!
-//! A module belongs here if it opens ports, accepts connections, or hands them to the HTTP library.
+//! A module belongs here if it opens ports, accepts connections, or hands them to hyper.
 //!
 //! | module | subject |
 //! |---|---|

@@ -26,7 +26,7 @@ pub struct ActivatorMetrics {
     pub wait_seconds: Histogram,
     /// Dials of pods that were begun.
     pub dials: Counter,
-    /// Further sockets of dials, opened because the first one got no answer soon.
+    /// Further sockets of dials, opened because the first one got no SYN-ACK soon.
     pub dial_repeats: Counter,
     /// Dials of pods that brought no connection.
     pub dial_failures: Counter,
@@ -56,7 +56,7 @@ pub struct ActivatorMetrics {
 pub struct RequestLogCounters {
     /// Number of lines written.
     pub written: Counter,
-    /// Number of lines that found no room or could not be written.
+    /// Number of lines that were lost: the buffer was full, or the write failed.
     pub dropped: Counter,
 }
 
@@ -142,7 +142,7 @@ impl ActivatorMetrics {
         counter("direct_closed_connections", ended, &self.direct_closed_connections);
         let RequestLogCounters { written, dropped } = &self.request_log;
         counter("request_log_lines", "Lines of the request log written", written);
-        let lost = "Lines of the request log without room, or that could not be written";
+        let lost = "Lines of the request log that were lost: buffer full, or write failed";
         counter("request_log_dropped", lost, dropped);
         let wait = "Time requests waited for a pod";
         registry.register("wait_seconds", wait, self.wait_seconds.clone());

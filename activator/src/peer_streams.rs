@@ -1,6 +1,6 @@
 //! Shell: streams between activators, by which slots are passed.
 //!
-//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the revisions which
+//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the Revisions which
 //! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
 
 use std::{
@@ -15,13 +15,15 @@ use std::{
 };
 
 use common::{
+    component::Component,
     link::{
         self, ComponentLink, LinkError, ReplicaResolver, SlotStreamEvent, TlsAdmission,
         grant_stream,
     },
-    tls::{self, TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
+    once_signal::OnceSignal,
+    tls::{self, TlsCredentials, accept::AcceptLimits},
     wire::{
-        ComponentReplica, ComponentRole, NamespacedName, SlotClaimItem, SlotGrantItem,
+        ClientComponent, ComponentReplica, NamespacedName, SlotClaimItem, SlotGrantItem,
         raw::{
             self,
             slots_server::{Slots, SlotsServer},
@@ -43,12 +45,12 @@ use crate::{
     },
 };
 
-/// Interval at which activators that are gone are looked for.
+/// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for announcing to owners that this activator ends.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Streams of slots to and from the other activators, with all that they need.
+/// Streams by which this activator claims slots of other owners, and grants its own.
 #[derive(Debug)]
 pub struct PeerStreams {
     routes: Arc<RouteIndex>,
@@ -59,8 +61,8 @@ pub struct PeerStreams {
     credentials: Option<Arc<TlsCredentials>>,
     /// Ends all streams at once.
     stop: CancellationToken,
-    /// Announces to owners that this activator ends.
-    goodbye: CancellationToken,
+    /// Set when this activator ends: each stream sends `Goodbye` to its owner.
+    goodbye: OnceSignal,
     /// Number of streams to owners that are open or being opened.
     owner_streams: AtomicUsize,
 }
@@ -74,7 +76,7 @@ impl PeerStreams {
         credentials: Option<Arc<TlsCredentials>>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let goodbye = CancellationToken::new();
+        let goodbye = OnceSignal::new();
         let owner_streams = AtomicUsize::new(0);
         let peers = Arc::clone(routes.peers());
         Arc::new(Self {
@@ -125,60 +127,60 @@ impl PeerStreams {
     /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial_owners(self: &Arc<Self>) {
         let mut dials = self.peers.dial_targets.subscribe();
-        let mut open_streams: HashMap<
-            ActivatorName,
-            (SocketAddr, CancellationToken, JoinHandle<()>),
-        > = HashMap::new();
+        let mut open_streams: HashMap<ActivatorName, (SocketAddr, OnceSignal, JoinHandle<()>)> =
+            HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
             // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
-            for (peer, (address, last, _)) in &open_streams {
+            for (peer, (address, unlisted, _)) in &open_streams {
                 if wanted.get(peer) != Some(address) {
-                    last.cancel();
+                    unlisted.set();
                 }
             }
             for (peer, address) in wanted {
                 let before = open_streams.remove(&peer);
-                if let Some(running) = before.as_ref().filter(|it| !it.1.is_cancelled()) {
-                    debug_assert_eq!(running.0, address, "one that moved was cancelled");
+                if let Some(running) = before.as_ref().filter(|it| !it.1.is_set()) {
+                    debug_assert_eq!(running.0, address, "one that moved is unlisted");
                     open_streams.extend(before.map(|it| (peer, it)));
                     continue;
                 }
-                let last = CancellationToken::new();
+                let unlisted = OnceSignal::new();
                 let streams = Arc::clone(self);
-                let (to, end) = (peer.clone(), last.clone());
+                let (owner, owner_unlisted) = (peer.clone(), unlisted.clone());
                 let task = tokio::spawn(async move {
                     // The grants of the last stream are withdrawn before a new stream to the same owner begins.
                     if let Some((.., before)) = before {
                         let _ended = before.await;
                     }
-                    streams.hold_slots(&to, address, end).await;
+                    streams.hold_slots(&owner, address, owner_unlisted).await;
                 });
-                open_streams.insert(peer, (address, last, task));
+                open_streams.insert(peer, (address, unlisted, task));
             }
-            open_streams.retain(|_, (_, last, task)| !(last.is_cancelled() && task.is_finished()));
+            open_streams
+                .retain(|_, (_, unlisted, task)| !(unlisted.is_set() && task.is_finished()));
             if dials.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    /// Holds slots of one other activator. `last` is cancelled when the owner is not listed any more: the stream that
-    /// is open then is the last one.
+    /// Holds slots of one other activator. `unlisted` is set when the owner is not listed any more: the stream that is
+    /// open then is the last one.
     async fn hold_slots(
         &self,
         owner: &ActivatorName,
         address: SocketAddr,
-        last: CancellationToken,
+        unlisted: OnceSignal,
     ) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
-        let finder = ReplicaResolver::with_credentials(
-            CertificateRole::Activator,
+        let resolver = ReplicaResolver::with_credentials(
+            Component::Activator,
             &endpoint,
             self.credentials.as_ref(),
         );
-        let link = ComponentLink::with_resolver(finder, self.subscriber.clone(), self.stop.clone());
+        let link =
+            ComponentLink::with_resolver(resolver, self.subscriber.clone(), self.stop.clone());
         let claims = self.peers.claims_outbox(owner);
         // Revisions that a newly opened stream has named; `None` after its first `Synced`.
         let named_revisions: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
@@ -211,36 +213,36 @@ impl PeerStreams {
             }
         };
         self.owner_streams.fetch_add(1, Ordering::Relaxed);
-        link.claim_slots(&claims, &self.goodbye, &last, each).await;
+        link.claim_slots(&claims, &self.goodbye, &unlisted, each).await;
         self.owner_streams.fetch_sub(1, Ordering::Relaxed);
         self.withdraw_grants(owner, &BTreeSet::new());
     }
 
-    /// Applies a change of what is known of the others, and updates the slots of all revisions if the view changes.
+    /// Applies a change of the known activators, and updates the slots of all Revisions if the view changes.
     fn update_known(&self, change: impl FnOnce(&mut KnownPeers)) {
         if self.peers.update_view(change) {
             self.routes.reconcile_all_slots();
         }
     }
 
-    /// Withdraws the owner's grants of all revisions except those in `but`.
-    fn withdraw_grants(&self, owner: &ActivatorName, but: &BTreeSet<NamespacedName>) {
+    /// Withdraws the owner's grants of all Revisions except those in `except`.
+    fn withdraw_grants(&self, owner: &ActivatorName, except: &BTreeSet<NamespacedName>) {
         for revision in self.routes.revisions() {
-            if !but.contains(&revision.name) {
+            if !except.contains(&revision.name) {
                 revision.on_grant(owner, None);
             }
         }
     }
 
-    /// Finds activators that are gone, and the end of this one's time as a new one, by a periodic update of the view.
+    /// Updates the view periodically: activators disappear, and this one counts as new only for some time.
     async fn run_view_refresh(&self) {
         let mut tick = tokio::time::interval(VIEW_REFRESH_INTERVAL);
         loop {
             tick.tick().await;
             self.update_known(|_| {});
             let PeerView { alive, connected, .. } = &*self.peers.view();
-            let away = i64::try_from(alive.difference(connected).count()).unwrap_or(i64::MAX);
-            self.disconnected_peers.set(away);
+            let count = alive.difference(connected).count();
+            self.disconnected_peers.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 
@@ -258,7 +260,7 @@ impl PeerStreams {
             return;
         }
         // Each stream to an owner ends once it has sent its last message. `owner_streams` counts those left.
-        self.goodbye.cancel();
+        self.goodbye.set();
         let all_announced = async {
             while self.owner_streams.load(Ordering::Relaxed) > 0 {
                 tokio::time::sleep(GOODBYE_TIMEOUT / 100).await;
@@ -280,28 +282,28 @@ impl Slots for SlotOwnerService {
         &self,
         request: Request<Streaming<raw::ClaimItem>>,
     ) -> Result<Response<Self::HoldStream>, Status> {
-        // A holder is trusted only as far as its certificate: one activator cannot claim slots as another one.
+        // The certificate must prove the sender's name: no activator may claim slots in the name of another.
         let peer = tls::request_peer(&request);
         let mut items = request.into_inner();
         let first = items.message().await?.map(SlotClaimItem::try_from);
         let Some(Ok(SlotClaimItem::Sender(sender))) = first else {
             return Err(Status::invalid_argument("the stream has not named its sender"));
         };
-        if let Err(denied) = peer.check_role(&sender, "hold slots", &[ComponentRole::Activator]) {
+        if let Err(denied) = peer.check_role(&sender, "hold slots", &[ClientComponent::Activator]) {
             warn!(%denied, "holder refused");
             return Err(tls::denied_status(&denied));
         }
         let ended = self.0.stop.child_token();
         let mut holder = HolderStream::open(Arc::clone(&self.0), sender.name.into());
         let grants = self.0.peers.grants_outbox(&holder.peer).subscribe();
-        let answer = grant_stream(grants, ended.clone());
+        let grant_items = grant_stream(grants, ended.clone());
         tokio::spawn(async move {
             let _ends = ended.clone().drop_guard();
             let received =
                 link::receive_items(items, &ended, |item| holder.handle_item(item)).await;
             info!(peer = %holder.peer, broken = received.is_err(), "holder's stream ended");
         });
-        Ok(Response::new(Box::pin(answer)))
+        Ok(Response::new(Box::pin(grant_items)))
     }
 }
 
@@ -312,8 +314,8 @@ struct HolderStream {
     /// Number of the holder's latest stream: messages of an earlier one do not count.
     latest_stream: Arc<Mutex<u64>>,
     stream_number: u64,
-    /// True if the holder has announced its end.
-    has_ended: bool,
+    /// True if the holder has sent `Goodbye`.
+    has_said_goodbye: bool,
 }
 
 impl HolderStream {
@@ -329,7 +331,7 @@ impl HolderStream {
             });
             *latest
         };
-        Self { streams, peer, latest_stream, stream_number, has_ended: false }
+        Self { streams, peer, latest_stream, stream_number, has_said_goodbye: false }
     }
 
     fn handle_item(&mut self, item: SlotClaimItem) {
@@ -348,7 +350,7 @@ impl HolderStream {
                 routes.get_or_create_revision(&revision).on_claim(&self.peer, None)
             }
             SlotClaimItem::Goodbye => {
-                self.has_ended = true;
+                self.has_said_goodbye = true;
                 self.streams.on_holder_stream(&self.peer, |peers| {
                     peers.connected.remove(&self.peer);
                     peers.ended.insert(self.peer.clone());
@@ -363,8 +365,8 @@ impl HolderStream {
 impl Drop for HolderStream {
     fn drop(&mut self) {
         let latest = self.latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // After an announced end, or with a newer stream, the end of this stream reveals nothing.
-        if *latest == self.stream_number && !self.has_ended {
+        // The end of this stream counts only without `Goodbye` and without a newer stream of the holder.
+        if *latest == self.stream_number && !self.has_said_goodbye {
             self.streams.on_holder_stream(&self.peer, |peers| {
                 peers.connected.remove(&self.peer);
                 peers.left_since.insert(self.peer.clone(), Instant::now());

@@ -11,16 +11,16 @@ pub enum ProxyRequestError {
     /// No service has this host, or the port's service is gone.
     #[error("no service for {0:?}")]
     UnknownService(String),
-    /// The service has no revision to route to yet.
-    #[error("service {0} has no revision to serve it yet")]
+    /// The service has no Revision to route to yet.
+    #[error("service {0} has no Revision to serve it yet")]
     NoRevision(String),
-    /// The service names a revision that the RouteTable does not contain.
+    /// The service names a Revision that the RouteTable does not contain.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
     /// A NetworkPolicy denies the client access to the service's pods, so it may not wait for one either.
     #[error("a NetworkPolicy of the service lets no requests of {0} in")]
     ForbiddenByNetworkPolicy(std::net::IpAddr),
-    /// The wait queue of the revision is full.
+    /// The wait queue of the Revision is full.
     #[error("pending request queue full")]
     QueueFull,
     /// Clients hold more bytes than allowed, and this client's connection holds most of them.
@@ -29,7 +29,7 @@ pub enum ProxyRequestError {
     /// The client has sent nothing of its body for too long, while a pod waited for it.
     #[error("request body timeout")]
     BodyIdleTimeout,
-    /// `timeoutSeconds`, or another timeout of the revision, is over.
+    /// `timeoutSeconds`, or another timeout of the Revision, is over.
     #[error("activator request timeout")]
     Timeout,
     /// No connection to a pod could be opened.

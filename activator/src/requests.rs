@@ -8,7 +8,7 @@
 //! | `pending_request` | stages of a request |
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
-//! | [`tunnel`] | upgraded connections |
+//! | [`upgraded_connection`] | upgraded connections |
 //! | [`request_log`] | a log line of each finished request |
 
 pub mod gateway;
@@ -16,5 +16,5 @@ pub(crate) mod pending_request;
 pub mod request_log;
 pub mod request_timer;
 pub mod response_body;
-pub mod tunnel;
+pub mod upgraded_connection;
 pub mod watched_body;

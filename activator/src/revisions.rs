@@ -1,12 +1,12 @@
-//! Shell: revisions at this activator: their wait queues, their pods and their permits.
+//! Shell: Revisions at this activator: their wait queues, their pods and their permits.
 //!
 //! A module belongs here if it decides which request goes to which pod, and when. Requests themselves are above.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`route_settings`] | pure: settings and pods of a revision in the RouteTable |
-//! | [`wait_queue`], [`balance`] | pure: the wait queue; choice of the pod and of the revision |
-//! | [`revision`] | one revision: its queue, its pods, its slots, and the permits of its requests |
+//! | [`route_settings`] | pure: settings and pods of a Revision in the RouteTable |
+//! | [`wait_queue`], [`balance`] | pure: the wait queue; choice of the pod and of the Revision |
+//! | [`revision`] | one Revision: its queue, its pods, its slots, and the permits of its requests |
 //! | [`usage_reporter`] | reports of waiting requests to the autoscaler |
 
 pub mod balance;

@@ -1,12 +1,12 @@
 //! Shell: the RouteTable, as requests look it up.
 //!
-//! A module belongs here if it searches services or revisions, or goes through all of them.
+//! A module belongs here if it searches services or Revisions, or goes through all of them.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`index`], `index_entries` | indexes by port, host and name; keys of their entries |
 //! | [`service`] | a service, and the match of a request to it |
-//! | [`revision_metrics`] | gauges of the revisions, computed for each scrape |
+//! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
 pub mod index;
 pub(crate) mod index_entries;

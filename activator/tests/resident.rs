@@ -54,7 +54,7 @@ const DONE: &str = "done";
 async fn an_activator_of_its_own() {
     let connections = Some(std::env::var(MOST).unwrap().parse().unwrap());
     let mut fixture = ActivatorFixture::with(|config| {
-        (config.max_bytes, config.max_answer_bytes) = (BYTES, BYTES);
+        (config.max_bytes, config.max_response_bytes) = (BYTES, BYTES);
         (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
     })
@@ -71,7 +71,7 @@ async fn an_activator_of_its_own() {
         let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
         fixture.apply_change(|table| {
             let revision = table.revisions.get_mut(&revision()).unwrap();
-            // The test gives up a client before the activator does, so that an answer too late is seen as one.
+            // The test gives up a client before the activator does, so that a response too late is seen as one.
             (revision.protocol, revision.timeout) = (protocol, PATIENCE * 2);
         });
         fixture.add_ready_pod("p", address.parse().unwrap());
@@ -159,14 +159,14 @@ impl ActivatorProcessFixture {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
         let mut received = String::new();
-        let answered = tokio::time::timeout(PATIENCE, async {
+        let responded = tokio::time::timeout(PATIENCE, async {
             while received.split_once("\r\n\r\n").is_none_or(|(_, body)| body.is_empty()) {
                 let mut piece = [0; 64];
                 let Ok(count @ 1..) = other.read(&mut piece).await else { return };
                 received.push_str(&String::from_utf8_lossy(&piece[..count]));
             }
         });
-        assert!(answered.await.is_ok() && received.starts_with("HTTP/1.1 200 "), "{received}");
+        assert!(responded.await.is_ok() && received.starts_with("HTTP/1.1 200 "), "{received}");
     }
 }
 
@@ -237,12 +237,12 @@ fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
 /// Checks that the process has grown by no more than these bounds allow, in addition to the requests `at_pods`.
 fn assert_within(
     other: &ActivatorProcessFixture,
-    [requests, answers]: [usize; 2],
+    [requests, responses]: [usize; 2],
     at_pods: usize,
     what: &str,
 ) {
     let at_pods = (at_pods * 2 * REQUEST_OVERHEAD_BYTES) >> 20;
-    let bound = memory_mib(requests, answers, other.max_connections) - BASE_MEMORY_MIB
+    let bound = memory_mib(requests, responses, other.max_connections) - BASE_MEMORY_MIB
         + PROGRAM_MIB
         + at_pods;
     let grown = other.peak_growth_mib();
@@ -279,9 +279,9 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
+async fn responses_that_are_not_read_take_no_more_memory_than_is_stated() {
     // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
-    for (what, window) in [("answers that are not read", WIDE), ("answers without a window", 0)] {
+    for (what, window) in [("responses not read", WIDE), ("responses without a window", 0)] {
         let mut other = ActivatorProcessFixture::start();
         let (pod, _taken) = start_endless_pod().await;
         other.set_pod("h2c", pod);
@@ -326,12 +326,12 @@ async fn clients(
         each(&mut stream).await;
         stream
     });
-    // Few of them send at the same time, so that each is answered in time on a busy machine.
+    // Few of them send at the same time, so that each gets a response in time on a busy machine.
     begun.buffer_unordered(16).collect().await
 }
 
-/// Reads each request completely, however large, and answers hello.
-async fn answer_hello(stream: TcpStream, _: usize) {
+/// Reads each request completely, however large, and responds with hello.
+async fn respond_hello(stream: TcpStream, _: usize) {
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| async {
         request.into_body().collect().await?;
         Ok::<_, hyper::Error>(http::Response::new("hello".to_owned()))
@@ -340,25 +340,25 @@ async fn answer_hello(stream: TcpStream, _: usize) {
     http1::Builder::new().max_headers(5000).serve_connection(io, service).await.ok();
 }
 
-/// Ends of the responses of [`answer_hello`], or of a refusal for lack of room.
-const ANSWERS: &[&[u8]] = &[b"hello", b"are held"];
-/// First bytes of the answer to a PING (RFC 9113 §6.7).
+/// Ends of the responses of [`respond_hello`], or of a refusal because too many bytes are held.
+const RESPONSE_ENDS: &[&[u8]] = &[b"hello", b"are held"];
+/// First bytes of the response to a PING (RFC 9113 §6.7).
 const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 
-/// Sends `words` and waits until `count` of these `answers` have come, or until the connection is closed.
-async fn exchange_bytes(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
+/// Sends `words` and waits until `count` of these `responses` have come, or until the connection is closed.
+async fn exchange_bytes(stream: &mut TcpStream, words: &[u8], count: usize, responses: &[&[u8]]) {
     stream.write_all(words).await.ok();
     let mut received = Vec::new();
     let is_told = |received: &[u8]| {
         let of = |it: &&[u8]| received.windows(it.len()).filter(|some| some == it).count();
-        answers.iter().map(of).sum::<usize>() >= count
+        responses.iter().map(of).sum::<usize>() >= count
     };
     let hears = async {
         while !is_told(&received) {
             let Ok(1..) = stream.read_buf(&mut received).await else { return };
         }
     };
-    tokio::time::timeout(LONG, hears).await.expect("answers in time");
+    tokio::time::timeout(LONG, hears).await.expect("responses in time");
 }
 
 const KEPT: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
@@ -400,10 +400,10 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     ];
     for (what, bytes, count, words) in kinds {
         let mut other = ActivatorProcessFixture::for_connections(count + 20);
-        other.set_pod("http1", start_pod_with(answer_hello).await);
+        other.set_pod("http1", start_pod_with(respond_hello).await);
         let all = clients(&other, count, async |stream| {
-            for (words, answers) in &words {
-                exchange_bytes(stream, words, *answers, ANSWERS).await;
+            for (words, responses) in &words {
+                exchange_bytes(stream, words, *responses, RESPONSE_ENDS).await;
             }
         })
         .await;
@@ -436,7 +436,7 @@ async fn resets_leave_no_more_memory_than_is_stated() {
         [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
     for (what, rounds) in kinds {
         let mut other = ActivatorProcessFixture::start();
-        other.set_pod("http1", start_pod_with(answer_hello).await);
+        other.set_pod("http1", start_pod_with(respond_hello).await);
         let all = clients(&other, 200, async |stream| {
             exchange_bytes(stream, &client_preface(), 0, PONGS).await;
             for words in &rounds {
@@ -476,7 +476,7 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
         .await;
         other.wait_idle().await;
         assert_within(&other, held, 0, what);
-        other.set_pod("http1", start_pod_with(answer_hello).await);
+        other.set_pod("http1", start_pod_with(respond_hello).await);
         other.assert_serves_others().await;
         drop(all);
     }
@@ -516,7 +516,7 @@ async fn upgraded_connections_take_no_more_memory_than_is_stated() {
         all.into_iter().for_each(|it| drop(deaf_ones.spawn(never_read(it, floods))));
         other.wait_idle().await;
         assert_within(&other, [0, 0], count, what);
-        other.set_pod("http1", start_pod_with(answer_hello).await);
+        other.set_pod("http1", start_pod_with(respond_hello).await);
         deaf_ones.shutdown().await;
         other.assert_serves_others().await;
     }

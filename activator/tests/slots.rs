@@ -274,12 +274,12 @@ impl ActivatorFleetFixture {
     }
 }
 
-/// Load of all clients: the number of requests still to be sent, and of those that were answered.
+/// Load of all clients: the number of requests still to be sent, and of those that got a response.
 #[derive(Default)]
 struct FleetClientLoad {
     remaining: AtomicUsize,
-    answered: AtomicUsize,
-    /// Maximum number of requests that were answered while another one waited.
+    responded: AtomicUsize,
+    /// Maximum number of requests that got a response while another one waited.
     max_overtaken: AtomicUsize,
 }
 
@@ -298,7 +298,7 @@ impl FleetClientLoad {
     async fn run_client(self: Arc<Self>, entrypoints: Arc<Mutex<Vec<SocketAddr>>>) {
         let mut kept: Option<TcpStream> = None;
         while self.take_request() {
-            let before = self.answered.load(Ordering::SeqCst);
+            let before = self.responded.load(Ordering::SeqCst);
             let (mut is_kept, mut tries) = (kept.is_some(), 0);
             let head = loop {
                 let mut stream = match kept.take() {
@@ -316,12 +316,12 @@ impl FleetClientLoad {
                 }
                 // Idle connections close when their activator ends.
                 tries += 1;
-                assert!(is_kept || tries < 3, "no answer on a new connection");
+                assert!(is_kept || tries < 3, "no response on a new connection");
                 is_kept = false;
             };
             drop(head);
-            let answered = self.answered.fetch_add(1, Ordering::SeqCst);
-            self.max_overtaken.fetch_max(answered - before, Ordering::SeqCst);
+            let responded = self.responded.fetch_add(1, Ordering::SeqCst);
+            self.max_overtaken.fetch_max(responded - before, Ordering::SeqCst);
         }
     }
 }
@@ -376,20 +376,20 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
             _ if fleet.pods.len() > 1 => fleet.remove_pod().await,
             _ => {}
         }
-        // The next change waits until further requests are answered, so that requests have to make progress without it.
-        let enough = (load.answered.load(Ordering::SeqCst) + random_below(150)).min(count);
-        wait_until(|| load.answered.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
+        // The next change waits for further responses, so that requests have to make progress without it.
+        let enough = (load.responded.load(Ordering::SeqCst) + random_below(150)).min(count);
+        wait_until(|| load.responded.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
         fleet.assert_limit_holds();
-        assert!(!asked.is_finished() || load.answered.load(Ordering::SeqCst) == count);
+        assert!(!asked.is_finished() || load.responded.load(Ordering::SeqCst) == count);
     }
     asked.await.unwrap();
-    let (answered, passed) =
-        (load.answered.load(Ordering::SeqCst), load.max_overtaken.load(Ordering::SeqCst));
+    let (responded, passed) =
+        (load.responded.load(Ordering::SeqCst), load.max_overtaken.load(Ordering::SeqCst));
     let served: usize = fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).sum();
     println!("{exchanged} exchanged, {} pods, {passed} passed one", fleet.all_pods.len());
-    assert_eq!((answered, served), (count, count), "each request is answered, and asked once");
+    assert_eq!((responded, served), (count, count), "one response, at one pod");
     assert!(exchanged > 3, "{exchanged}");
-    assert!(passed < count / 4, "{passed} were answered while one waited");
+    assert!(passed < count / 4, "{passed} got a response while one waited");
     fleet.stop_all().await;
 }
 
@@ -452,8 +452,8 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
     fleet.list_newest().await;
     fleet.stop_oldest().await;
     let mut second = send_request(entrypoints(&fleet)[0]).await;
-    let answers = tokio::join!(harness::read_rest(&mut first), harness::read_rest(&mut second));
-    assert!(answers.0.ends_with("hello") && answers.1.ends_with("hello"), "{answers:?}");
+    let responses = tokio::join!(harness::read_rest(&mut first), harness::read_rest(&mut second));
+    assert!(responses.0.ends_with("hello") && responses.1.ends_with("hello"), "{responses:?}");
     assert_eq!(server.served.load(Ordering::SeqCst), 2);
     fleet.stop_all().await;
 }
@@ -465,7 +465,7 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     fleet.wait_for_more_pods().await;
     fleet.start().await;
     fleet.list_newest().await;
-    // Of so many, at least one precedes the real activator in the revision's order, whatever the order is.
+    // Of so many, at least one precedes the real activator in the Revision's order, whatever the order is.
     for at in 200..216 {
         let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
         let activator = fixtures::activator(&name, vec![ip.into()]);
@@ -474,13 +474,13 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     }
     let load = FleetClientLoad::with_requests(20);
     let asked = Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints));
-    assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "answered without them");
+    assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "responses without them");
     // A further activator that does serve slots counts all the same.
     fleet.start().await;
     fleet.list_newest().await;
     let load = FleetClientLoad::with_requests(200);
     let asking = (0..4).map(|_| Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints)));
-    assert!(tokio::time::timeout(LONG, join_all(asking)).await.is_ok(), "answered by both");
+    assert!(tokio::time::timeout(LONG, join_all(asking)).await.is_ok(), "responses by both");
     fleet.stop_all().await;
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{link::PodReportKey, outbox::Outbox, wire::PodReportItem};
+use common::{link::PodReportKey, once_signal::OnceSignal, outbox::Outbox, wire::PodReportItem};
 use datapath::abi;
 use tokio::{
     io::unix::AsyncFd,
@@ -72,8 +72,8 @@ pub(crate) struct AgentHandles {
     pub(crate) usage: PodUsageReporter,
     /// Request totals of the node's Revisions.
     pub(crate) revision_totals: RevisionTotalsStore,
-    /// Cancelled once pod reports can be relied on.
-    pub(crate) reports_ready: CancellationToken,
+    /// Set once pod reports can be relied on.
+    pub(crate) reports_ready: OnceSignal,
     /// Metrics that `/metrics` exports.
     pub(crate) metrics: AgentMetrics,
     /// Not-ready reasons that `/readyz` shows.
@@ -285,7 +285,7 @@ impl Agent {
     /// Releases pod reports once they can be relied on.
     fn release_reports(&mut self) {
         let Some(since) = self.routes.first_table_at() else { return };
-        if self.handles.reports_ready.is_cancelled() {
+        if self.handles.reports_ready.is_set() {
             return;
         }
         let waited = since.elapsed();
@@ -293,7 +293,7 @@ impl Agent {
         // A pod that never gets ready must not hold up the reports of the others.
         if settled || waited >= REPORT_HOLD_MAX {
             info!(settled, ?waited, "reporting pods");
-            self.handles.reports_ready.cancel();
+            self.handles.reports_ready.set();
         }
     }
 }

@@ -33,11 +33,14 @@ mod usage;
 use std::{io, sync::Arc};
 
 use common::{
-    admin as pages, enrollment,
+    admin as pages,
+    component::Component,
+    enrollment,
     link::{ComponentLink, PodReportKey, ReplicaResolver},
+    once_signal::OnceSignal,
     outbox::Outbox,
-    tls::{TlsCredentials, peer::CertificateRole},
-    wire::{ComponentReplica, ComponentRole, PodReportItem, ServerComponent},
+    tls::TlsCredentials,
+    wire::{ClientComponent, ComponentReplica, PodReportItem, ServerComponent},
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -119,8 +122,8 @@ fn replica_resolvers(
 ) -> (Arc<ReplicaResolver>, Arc<ReplicaResolver>) {
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
     let find = |holder, text| ReplicaResolver::with_credentials(holder, text, credentials.as_ref());
-    let controllers = find(CertificateRole::Controller, &config.controller);
-    let autoscalers = find(CertificateRole::Autoscaler, &config.autoscaler);
+    let controllers = find(Component::Controller, &config.controller);
+    let autoscalers = find(Component::Autoscaler, &config.autoscaler);
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own_credentials, resolver) = (Arc::clone(credentials), Arc::clone(&controllers));
         tasks.spawn(enrollment::keep_enrolled(
@@ -158,7 +161,7 @@ fn shutdown_after_prestop(
 struct AgentStreams {
     routes: Arc<RouteBatchInbox>,
     reports: Outbox<PodReportKey, PodReportItem>,
-    reports_ready: CancellationToken,
+    reports_ready: OnceSignal,
     usage: PodUsageReporter,
 }
 
@@ -175,7 +178,7 @@ impl AgentStreams {
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
         tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
-        let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
+        let (reports, reports_ready) = (Outbox::new(), OnceSignal::new());
         tasks.spawn(route_stream::report_pods(
             Arc::new(link(&controllers)),
             reports.clone(),
@@ -257,7 +260,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
 /// Subscriber identity of this agent: one agent for each node, so the node's name is enough.
 fn own_subscriber(config: &AgentConfig) -> ComponentReplica {
     ComponentReplica {
-        role: ComponentRole::Agent,
+        role: ClientComponent::Agent,
         name: config.node.clone(),
         node: config.node.clone(),
     }

@@ -14,7 +14,7 @@ use autoscaler::revisions::{DecisionUpdate, ScaledRevisions};
 use common::{
     fixtures,
     wire::{
-        ComponentReplica, ComponentRole, ConnectionPath, NamespacedName, RequestTotals,
+        ClientComponent, ComponentReplica, ConnectionPath, NamespacedName, RequestTotals,
         RevisionEntry, RouteTable, ScalePolicy, ServiceEntry, UsageKey, UsageSample,
     },
 };
@@ -31,7 +31,7 @@ fn main() -> std::io::Result<()> {
     let sleeping = resident_kib()?.saturating_sub(empty);
 
     let subscriber =
-        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
+        ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let stream = revisions.open_stream(second, subscriber);
     let stream = revisions.complete_batch(second, stream);
     let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();

@@ -10,7 +10,7 @@ use std::{fmt, sync::Arc};
 use common::{
     admin::AdminState,
     link::ComponentLink,
-    wire::{ComponentRole, ConnectionPath, NamespacedName, ScaleMetric},
+    wire::{ClientComponent, ConnectionPath, NamespacedName, ScaleMetric},
 };
 use prometheus_client::{
     collector::Collector,
@@ -121,7 +121,7 @@ impl Collector for ScaleMetricsCollector {
                 revisions.revisions().filter_map(row).collect();
             let senders_of = |role| revisions.online_senders(role);
             let (agents, activators) =
-                (senders_of(ComponentRole::Agent), senders_of(ComponentRole::Activator));
+                (senders_of(ClientComponent::Agent), senders_of(ClientComponent::Activator));
             (revisions.revisions().count(), awake, revisions.evaluations, agents, activators)
         });
         for (index, (name, help, _)) in SCALE_METRICS.iter().enumerate() {

@@ -30,7 +30,7 @@ pub struct AutoscalerProcessConfig {
     #[arg(long, env = "ROUSE_NAME", default_value = "autoscaler")]
     pub name: String,
 
-    /// Milliseconds between two evaluations of a revision's load, 100 to 60000.
+    /// Milliseconds between two evaluations of a Revision's load, 100 to 60000.
     ///
     /// Knative: 2 s (`pkg/autoscaler/scaling/multiscaler.go` at 98e5ef9). Urgent load is evaluated at once.
     #[arg(long, env = "ROUSE_TICK_MS", default_value_t = 2000)]

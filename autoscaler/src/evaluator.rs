@@ -15,7 +15,7 @@ use common::{
     link::{ComponentLink, RouteBatch},
     outbox::Outbox,
     wire::{
-        AutoscalerHeartbeat, ComponentRole, NamespacedName, RouteChange, RouteItem, RouteKey,
+        AutoscalerHeartbeat, ClientComponent, NamespacedName, RouteChange, RouteItem, RouteKey,
         RouteView, ScaleDecision, ServerComponent,
     },
 };
@@ -82,8 +82,8 @@ impl ScaleEvaluator {
                 let policies = revisions.revisions().map(|(_, revision)| &revision.policy);
                 let longest_lookback =
                     policies.map(|policy| policy.stable_window + policy.scale_down_delay).max();
-                let reporters = revisions.online_senders(ComponentRole::Agent)
-                    + revisions.online_senders(ComponentRole::Activator);
+                let reporters = revisions.online_senders(ClientComponent::Agent)
+                    + revisions.online_senders(ClientComponent::Activator);
                 (longest_lookback.unwrap_or_default(), reporters)
             });
             let now = self.started_at.elapsed();

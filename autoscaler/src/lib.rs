@@ -28,10 +28,11 @@ use std::{
 
 use common::{
     admin::AdminError,
+    component::Component,
     enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver, TlsAdmission},
-    tls::{TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
-    wire::{ComponentReplica, ComponentRole, ServerComponent},
+    tls::{TlsCredentials, accept::AcceptLimits},
+    wire::{ClientComponent, ComponentReplica, ServerComponent},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -72,13 +73,13 @@ pub async fn run(
     config.validate()?;
     info!(?config, "autoscaler starts");
     let subscriber = ComponentReplica {
-        role: ComponentRole::Autoscaler,
+        role: ClientComponent::Autoscaler,
         name: config.name.clone(),
         node: String::new(),
     };
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
     let controllers = ReplicaResolver::with_credentials(
-        CertificateRole::Controller,
+        Component::Controller,
         &config.controller,
         credentials.as_ref(),
     );

@@ -276,16 +276,16 @@ impl ScaledRevision {
             .get_or_insert_with(|| ScaleToZero::new(now, policy, input, non_draining));
         let previous_activity = scale_to_zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
-        let floor = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);
+        let minimum = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);
         // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
         // their place. A number below the highest one seen could lower an earlier decision, so that one is requested.
         let is_short = scale_to_zero.requested_pods.is_none() && desired_pods > Some(non_draining);
-        let desired_pods = if is_short { desired_pods.max(Some(floor)) } else { desired_pods };
-        let scale_down_floor = awake
+        let desired_pods = if is_short { desired_pods.max(Some(minimum)) } else { desired_pods };
+        let scale_down_minimum = awake
             .scale_down_block(now, decision_lookback(policy, tick))
-            .map(|bound| (floor, bound));
+            .map(|bound| (minimum, bound));
         let requested =
-            scale_to_zero.step(now, policy, input, desired_pods, capacity, scale_down_floor);
+            scale_to_zero.step(now, policy, input, desired_pods, capacity, scale_down_minimum);
         let is_activity_changed = previous_activity != scale_to_zero.activity;
         let tick_at = awake.next_tick_at;
         // A step that changes nothing must not ask to be repeated at once.

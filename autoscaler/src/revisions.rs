@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::wire::{
-    ComponentReplica, ComponentRole, NamespacedName, RouteKey, RouteTable, RoutingPhase,
+    ClientComponent, ComponentReplica, NamespacedName, RouteKey, RouteTable, RoutingPhase,
     ScaleDecision, ScalePolicyPool, UsageKey, UsageSample,
 };
 
@@ -300,7 +300,7 @@ impl ScaledRevisions {
     /// other and read the counters of the same kernel, so they are one sender.
     pub fn open_stream(&mut self, now: Duration, subscriber: ComponentReplica) -> UsageStream {
         self.forget_lost_agents(now);
-        let is_agent = subscriber.role == ComponentRole::Agent;
+        let is_agent = subscriber.role == ClientComponent::Agent;
         let is_same_sender = |(_, sender): &(&u32, &UsageSender)| {
             let is_of_node = is_agent
                 && !subscriber.node.is_empty()
@@ -346,7 +346,7 @@ impl ScaledRevisions {
     /// Removes agents without a stream whose node has no pods any more.
     fn forget_lost_agents(&mut self, now: Duration) {
         let is_lost = |sender: &UsageSender| {
-            !sender.is_online && sender.subscriber.role == ComponentRole::Agent
+            !sender.is_online && sender.subscriber.role == ClientComponent::Agent
         };
         if !self.senders.values().any(is_lost) {
             return;
@@ -364,7 +364,7 @@ impl ScaledRevisions {
     /// still waits at them.
     fn forget_lost_activators(&mut self, now: Duration) {
         let is_forgotten = |sender: &UsageSender| {
-            let is_away = !sender.is_online && sender.subscriber.role == ComponentRole::Activator;
+            let is_away = !sender.is_online && sender.subscriber.role == ClientComponent::Activator;
             is_away
                 && now >= sender.last_heard_at + LOST_ACTIVATOR_RETENTION
                 && !self.activators.contains(&sender.subscriber.name)
@@ -455,7 +455,7 @@ impl ScaledRevisions {
     /// agent in those with pods on its node. One stalled node must not hold up the Revisions of other nodes.
     fn mark_missed_load(&mut self, sender: u32) {
         let Some(subscriber) = self.senders.get(&sender).map(|it| &it.subscriber) else { return };
-        if subscriber.role == ComponentRole::Activator {
+        if subscriber.role == ClientComponent::Activator {
             return self.for_each_load(RevisionLoad::mark_gap);
         }
         let revisions = self.pods.values().filter(|pod| pod.node == subscriber.node);
@@ -513,13 +513,13 @@ impl ScaledRevisions {
     }
 
     /// Number of senders of `role` with an open stream.
-    pub fn online_senders(&self, role: ComponentRole) -> usize {
+    pub fn online_senders(&self, role: ClientComponent) -> usize {
         self.senders.values().filter(|it| it.is_online && it.subscriber.role == role).count()
     }
 
     /// Returns what is known of the requests that wait: complete if every activator currently reports them.
     fn wait_queue_knowledge(&self, now: Duration) -> LoadKnowledge {
-        let of_role = |sender: &&UsageSender| sender.subscriber.role == ComponentRole::Activator;
+        let of_role = |sender: &&UsageSender| sender.subscriber.role == ClientComponent::Activator;
         let mut unreported = self.activators.clone();
         let (mut are_synced, mut are_current) = (true, true);
         for sender in self.senders.values().filter(of_role) {

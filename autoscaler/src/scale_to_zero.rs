@@ -3,7 +3,7 @@
 //! Source: knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
 //!
 //! **No probe and no grace period.** Before the last pod may stop, Knative makes sure that new requests reach the
-//! activator. It probes the service until the activator answers. Then it waits until traffic has passed the activator
+//! activator. It probes the service until the activator responds. Then it waits until traffic has passed the activator
 //! for `scale-to-zero-grace-period`, because Endpoints take an unknown time to reach every node. In Rouse the switch is
 //! one store per node. The controller stops no pod before every agent and activator has acknowledged the RouteTable in
 //! which the pod drains. So the probe and the grace period have no purpose here: zero is decided when a Revision turns
@@ -109,8 +109,8 @@ impl ScaleToZero {
         Self { activity, activity_since: now, requested_pods, is_turn_held: false }
     }
 
-    /// Applies the desired scale (`None`: load is not known) and excess burst capacity at `now`. `scale_down_floor` is
-    /// the number below which pods must not be lowered now, and the bound that forbids it.
+    /// Applies the desired scale (`None`: load is not known) and excess burst capacity at `now`. `scale_down_minimum`
+    /// is the number below which pods must not be lowered now, and the bound that forbids it.
     pub fn step(
         &mut self,
         now: Duration,
@@ -118,20 +118,20 @@ impl ScaleToZero {
         input: ScaleToZeroInput,
         desired_pods: Option<u32>,
         excess_burst_capacity: f64,
-        scale_down_floor: Option<(u32, ScaleBound)>,
+        scale_down_minimum: Option<(u32, ScaleBound)>,
     ) -> RequestedScale {
         let (mut requested_pods, mut takes_effect, mut bound, mut next_step_at) =
             self.apply_bounds(now, policy, input, desired_pods);
         let (is_wanted, is_turning) =
             (requested_pods > Some(0), bound == Some(ScaleBound::TurningInactive));
-        if let (Some((floor, floor_bound)), Some(pods)) = (scale_down_floor, requested_pods)
-            && pods < clamp_to_bounds(policy, input, floor)
+        if let (Some((minimum, minimum_bound)), Some(pods)) = (scale_down_minimum, requested_pods)
+            && pods < clamp_to_bounds(policy, input, minimum)
         {
-            // The requested scale stays, not `floor`: a floor must never raise the number.
+            // The requested scale stays, not `minimum`: a minimum must never raise the number.
             let previous_pods =
                 self.requested_pods.map(|pods| clamp_to_bounds(policy, input, pods));
             (requested_pods, takes_effect, bound, next_step_at) =
-                (previous_pods, previous_pods.is_some(), Some(floor_bound), None);
+                (previous_pods, previous_pods.is_some(), Some(minimum_bound), None);
         }
         if takes_effect {
             self.requested_pods = requested_pods;

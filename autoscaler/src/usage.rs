@@ -274,11 +274,11 @@ impl RevisionLoad {
         policy: &ScalePolicy,
     ) -> Option<LoadAverages> {
         let (metric, window) = self.window.as_deref()?;
-        let floor = match metric {
+        let min_running_load = match metric {
             ScaleMetric::Concurrency if ready == 0 => count_to_f64(self.waiting()),
             ScaleMetric::Concurrency | ScaleMetric::Rps => 0.0,
         };
-        window.averages(now, floor, policy.aggregation)
+        window.averages(now, min_running_load, policy.aggregation)
     }
 
     /// Load at this moment in the metric's unit: requests in flight, or requests begun in the running second.

@@ -9,7 +9,7 @@ use common::{
         peer::{PeerDeniedError, TlsPeer},
     },
     wire::{
-        ComponentReplica, ComponentRole, UsageItem, UsageKey,
+        ClientComponent, ComponentReplica, UsageItem, UsageKey,
         raw::{
             self,
             usage_server::{Usage, UsageServer},
@@ -119,7 +119,7 @@ impl UsageReportStream {
                 self.peer.check_role(
                     &subscriber,
                     "report usage",
-                    &[ComponentRole::Agent, ComponentRole::Activator],
+                    &[ClientComponent::Agent, ClientComponent::Activator],
                 )?;
                 info!(role = ?subscriber.role, name = subscriber.name, "usage stream opened");
                 self.sender = Some(subscriber.clone());

@@ -152,26 +152,27 @@ impl LoadWindow {
         now.as_secs() > recorded.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
     }
 
-    /// Averages at `now`, with at least `floor` in the running second; `None`: nothing is known.
+    /// Averages at `now`, with a load of at least `min_running_load` in the running second; `None`: nothing is known.
     pub fn averages(
         &self,
         now: Duration,
-        floor: f64,
+        min_running_load: f64,
         aggregation: WindowAggregation,
     ) -> Option<LoadAverages> {
         let Some(recorded) = self.recorded else {
-            return (floor > 0.0).then_some(LoadAverages { stable: floor, panic: floor });
+            return (min_running_load > 0.0)
+                .then_some(LoadAverages { stable: min_running_load, panic: min_running_load });
         };
         let running = now.as_secs();
-        if running > recorded.last.saturating_add(self.len() + 1) && floor <= 0.0 {
+        if running > recorded.last.saturating_add(self.len() + 1) && min_running_load <= 0.0 {
             return None;
         }
         // The average without the running second, or with it if that is higher: a part of a second must not lower it.
         let average_over = |len, first| {
             let without_running =
                 running.checked_sub(1).map(|end| self.average(end, len, first, None, aggregation));
-            let running_load = self.load_in_second(now).max(floor);
-            let with_running = (recorded.last >= running || floor > 0.0)
+            let running_load = self.load_in_second(now).max(min_running_load);
+            let with_running = (recorded.last >= running || min_running_load > 0.0)
                 .then(|| self.average(running, len, first, Some(running_load), aggregation));
             without_running.unwrap_or_default().max(with_running.unwrap_or_default())
         };

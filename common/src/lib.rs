@@ -1,11 +1,13 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
-//! A type belongs to this crate when two components exchange it, and for no other reason. Only `link`, `log`,
+//! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`,
+//! `log`,
 //! `probe`, `tls`, `enrollment` and `admin` do I/O; every component would otherwise repeat them.
 //!
 //! | module | between | content |
 //! |---|---|---|
 //! | [`wire`] | user-space components | the messages |
+//! | [`component`] | all | the components of Rouse |
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
@@ -13,6 +15,7 @@
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |
+//! | [`once_signal`] | tasks of one component | an event that happens once |
 //! | [`tls`] | user-space components | identities and encryption |
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
@@ -20,12 +23,14 @@
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod component;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod link;
 pub mod local_node;
 pub mod log;
+pub mod once_signal;
 pub mod outbox;
 pub mod probe;
 pub mod replicas;

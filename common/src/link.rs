@@ -26,7 +26,8 @@ use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use crate::{
-    log::{self, LogComponent},
+    component::Component,
+    log,
     outbox::Outbox,
     replicas::{KnownReplicas, NextReplica, ReplicaEndpoint, ReplicaSelector},
     wire::{
@@ -320,14 +321,14 @@ impl ComponentLink {
 
     /// Applies what a batch says of replicas and of this component's log level.
     fn apply_to_process(&self, batch: &RouteBatch) {
-        let speaker = LogComponent::from(self.local_replica.role);
+        let component = Component::from(self.local_replica.role);
         match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => {
-                log::set_level(speaker, speaker.level(&it.log_levels))
+                log::set_level(component, log::level_of(component, &it.log_levels))
             }
             // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
             None if !batch.is_snapshot => {}
-            Some(_) | None => log::set_level(speaker, LogLevel::default()),
+            Some(_) | None => log::set_level(component, LogLevel::default()),
         }
         for (part, finder) in &self.listed_resolvers {
             match batch.changes.get(&RouteKey::Replicas(*part)) {

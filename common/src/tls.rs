@@ -39,7 +39,9 @@ use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 pub mod accept;
 pub mod peer;
 
-use peer::{CertificateIdentity, CertificateRole, TlsPeer};
+use peer::{CertificateIdentity, TlsPeer};
+
+use crate::component::Component;
 
 /// ALPN protocol name of HTTP/2.
 const ALPN_H2: &[u8] = b"h2";
@@ -205,7 +207,7 @@ pub fn denied_status(denied: &peer::PeerDeniedError) -> tonic::Status {
 /// client certificate.
 pub(crate) fn client_config(
     credentials: &Arc<TlsCredentials>,
-    required_role: CertificateRole,
+    required_role: Component,
     with_certificate: bool,
 ) -> ClientConfig {
     let verifier =
@@ -266,7 +268,7 @@ impl ResolvesServerCert for OwnCertResolver {
 #[derive(Debug)]
 struct ServerRoleVerifier {
     credentials: Arc<TlsCredentials>,
-    required_role: CertificateRole,
+    required_role: Component,
 }
 
 impl ServerCertVerifier for ServerRoleVerifier {
@@ -280,8 +282,8 @@ impl ServerCertVerifier for ServerRoleVerifier {
     ) -> Result<ServerCertVerified, Error> {
         let usage = match self.required_role {
             // Activators connect to each other with client certificates; the identity states the role.
-            CertificateRole::Activator => KeyUsage::client_auth(),
-            CertificateRole::Controller | CertificateRole::Autoscaler | CertificateRole::Agent => {
+            Component::Activator => KeyUsage::client_auth(),
+            Component::Controller | Component::Autoscaler | Component::Agent => {
                 KeyUsage::server_auth()
             }
         };

@@ -112,16 +112,16 @@ pub fn is_dns_subdomain(text: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentReplica {
     /// Component that the replica belongs to.
-    pub role: ComponentRole,
+    pub role: ClientComponent,
     /// Name of the replica, unique within the role.
     pub name: String,
     /// Node that the replica runs on; empty where that does not matter.
     pub node: String,
 }
 
-/// Component of a subscriber. The controller sends each role only what it needs.
+/// Component that opens streams to others. The controller sends each of them only what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ComponentRole {
+pub enum ClientComponent {
     /// Writes the eBPF maps of one node.
     Agent,
     /// Queues and forwards requests.

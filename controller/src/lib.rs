@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use common::{
     admin as pages,
+    component::Component,
     link::LinkError,
     outbox::Outbox,
-    tls::peer::{CertificateIdentity, CertificateIdentityError, CertificateRole},
+    tls::peer::{CertificateIdentity, CertificateIdentityError},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -148,7 +149,7 @@ pub async fn run_on_kubernetes(
     let synced = platform.synced();
     let serving = async {
         // A table that lacks objects which are not listed yet would take routes away.
-        synced.cancelled().await;
+        synced.wait().await;
         let issuer = identities.as_ref().map(|(_, issuer)| issuer);
         grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
@@ -219,7 +220,7 @@ fn certificate_services(
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
     let identity = CertificateIdentity::new(
-        CertificateRole::Controller,
+        Component::Controller,
         &config.node,
         &cluster.pod,
         &cluster.pod,

@@ -24,7 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryQueryError {
     /// The query reached its timeout.
-    #[error("registry {registry} gave no answer within {limit:?}")]
+    #[error("registry {registry} sent no response within {limit:?}")]
     TimedOut {
         /// Host of the registry.
         registry: String,
@@ -174,7 +174,7 @@ fn query_error(
         (true, true) => " refuses the credentials: check the pull secrets of the service account",
         (true, false) => " wants credentials: name a pull secret in the service account",
         (false, _) if is_missing(&source) => " does not have it: check its name and tag",
-        (false, _) => " gave no answer that can be used",
+        (false, _) => " sent no response that can be used",
     };
     let registry = tag.registry().to_owned();
     RegistryQueryError::Failed { registry, hint, source: Box::new(source) }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::logging;
 
-/// Component that a pod runs.
+/// First word of the command line in a pod: the component that the process runs, or a step of its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ComponentCommand {
     /// Agent, which runs on each node.

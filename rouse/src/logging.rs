@@ -1,9 +1,6 @@
 //! Shell: the log of a component in a process of its own: its format and its level.
 
-use common::{
-    log::{self, LogComponent},
-    wire::LogLevel,
-};
+use common::{component::Component, log, wire::LogLevel};
 use tracing_subscriber::EnvFilter;
 
 /// Logs to standard error from now on. `RUST_LOG` selects the level, or else the operator, also while the component
@@ -24,8 +21,8 @@ pub(crate) fn init() {
     }
     log::set_listener(move |levels| {
         // Only one component runs in this process.
-        let Some((speaker, level)) = levels.last() else { return };
-        if let Err(error) = handle.reload(level_filter(speaker.name(), *level)) {
+        let Some((component, level)) = levels.last() else { return };
+        if let Err(error) = handle.reload(level_filter(component.name(), *level)) {
             tracing::warn!(%error, "cannot change the log level");
         }
     });
@@ -39,7 +36,7 @@ fn level_filter(part: &str, level: LogLevel) -> EnvFilter {
 fn filter_directives(part: &str, level: LogLevel) -> String {
     match level {
         // The controller's queries of registries are in a crate of their own.
-        LogLevel::Debug if part == LogComponent::Controller.name() => {
+        LogLevel::Debug if part == Component::Controller.name() => {
             format!("info,common=debug,registry=debug,{part}=debug")
         }
         LogLevel::Debug => format!("info,common=debug,{part}=debug"),

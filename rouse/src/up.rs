@@ -61,7 +61,7 @@ pub(crate) struct NodeUpArgs {
     ready_file: Option<PathBuf>,
 }
 
-/// Component of the node that this process runs.
+/// Value of `--part`: the component of the node that this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum NodeComponent {
     /// Objects, routes and the pods themselves

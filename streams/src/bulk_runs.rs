@@ -42,7 +42,7 @@ pub fn run_streams(
     }
     let ConformanceTotals { requests, refused, not_compared: differing, crowded } = all;
     let line = format!(
-        "{what}: {streams} streams from seed {first}: {requests} requests answered, {refused} streams refused, \
+        "{what}: {streams} streams from seed {first}: {requests} responses, {refused} streams refused, \
          {differing} not compared, {crowded} crowded\n"
     );
     let _nobody_reads = std::io::stderr().write_all(line.as_bytes());

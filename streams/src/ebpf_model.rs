@@ -39,8 +39,8 @@ pub enum ModelEvent {
     Opaque,
     /// The connection speaks HTTP/2 from here on.
     Http2,
-    /// A request of HTTP/2 has ended: its status class (0: not seen) and the outcome of a gRPC call.
-    Answered(u16, u16),
+    /// A request of HTTP/2 has ended with a response: its status class (0: not seen) and the outcome of a gRPC call.
+    Responded(u16, u16),
 }
 
 /// Protocol that a connection speaks.
@@ -430,7 +430,7 @@ impl EbpfModel {
             self.has_untracked |= self.h2.youngest_request_age_ns(self.now_ns).is_none();
         }
         if change.answered > 0 {
-            self.events.push(ModelEvent::Answered(change.status_class, change.grpc_outcome));
+            self.events.push(ModelEvent::Responded(change.status_class, change.grpc_outcome));
         }
         self.record_aborted(change.aborted);
     }
@@ -445,7 +445,7 @@ impl EbpfModel {
                 ModelEvent::Finished(_)
                 | ModelEvent::Closed
                 | ModelEvent::Aborted
-                | ModelEvent::Answered(..) => {
+                | ModelEvent::Responded(..) => {
                     assert!(open > 0, "ended without a begin: {:?}", self.events);
                     open -= 1;
                 }

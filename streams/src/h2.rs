@@ -13,7 +13,7 @@ use crate::{
     totals::{CROWD, ConformanceTotals},
 };
 
-/// Numbers of requests that have begun, were cut and were answered.
+/// Numbers of requests that have begun, were cut and got a response.
 type EventCounts = [usize; 3];
 
 /// Incremental comparison of the model's events with the reference; each event is read once.
@@ -35,14 +35,14 @@ impl EventComparison {
     /// Compares the model with the reference, if both have read the same bytes; the error describes the difference.
     ///
     /// Behind a gap in a payload the model continues to read, and the reference does not. So after a gap the two may
-    /// differ: a request cut by its client for one was answered before for the other, or began just before the server's
-    /// GOAWAY.
+    /// differ: the same request was cut by its client for one and got a response for the other, or began just before
+    /// the server's GOAWAY.
     pub fn compare(&mut self, model: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
         for event in &model.events()[self.read[0]..] {
             match event {
                 ModelEvent::Started => self.model_counts[0] += 1,
                 ModelEvent::Aborted => self.model_counts[1] += 1,
-                ModelEvent::Answered(..) => self.model_counts[2] += 1,
+                ModelEvent::Responded(..) => self.model_counts[2] += 1,
                 ModelEvent::Http2 => {}
                 _ => return Err(format!("{event:?} on a connection of HTTP/2")),
             }
@@ -51,18 +51,19 @@ impl EventComparison {
             match event {
                 ReferenceEvent::Started(_) => self.reference_counts[0] += 1,
                 ReferenceEvent::Aborted(_) => self.reference_counts[1] += 1,
-                ReferenceEvent::Answered(_) => self.reference_counts[2] += 1,
+                ReferenceEvent::Responded(_) => self.reference_counts[2] += 1,
             }
         }
         self.read = [model.events().len(), reference.events.len()];
         self.is_crowded |= model.in_flight() > CROWD;
-        let ([started, cut, answered], [reference_started, reference_cut, reference_answered]) =
+        let ([started, cut, responded], [reference_started, reference_cut, reference_responded]) =
             (self.model_counts, self.reference_counts);
         let is_same = match self.has_had_gap {
             false => self.model_counts == self.reference_counts,
             true if reference.last_processed.is_some() => true,
             true => {
-                started == reference_started && cut + answered == reference_cut + reference_answered
+                started == reference_started
+                    && cut + responded == reference_cut + reference_responded
             }
         };
         let in_flight = model.in_flight() as usize;
@@ -75,7 +76,7 @@ impl EventComparison {
         }
         if !is_same {
             return Err(format!(
-                "started, cut, answered: {:?}, not {:?}",
+                "started, cut, responded: {:?}, not {:?}",
                 self.model_counts, self.reference_counts
             ));
         }
@@ -100,8 +101,8 @@ impl EventComparison {
         }
     }
 
-    /// Number of requests that were answered according to the reference.
-    pub fn answered(&self) -> u64 {
+    /// Number of requests that got a response according to the reference.
+    pub fn responded(&self) -> u64 {
         self.reference_counts[2] as u64
     }
 }

@@ -39,13 +39,13 @@ impl MemoryIo {
         self.0.borrow_mut().is_ended = true;
     }
 
-    /// Passes readable bytes to `put`, at most `room` of them.
-    fn receive(&self, room: usize, put: impl FnOnce(&[u8])) -> Poll<io::Result<()>> {
+    /// Passes readable bytes to `put`, at most `max_count` of them.
+    fn receive(&self, max_count: usize, put: impl FnOnce(&[u8])) -> Poll<io::Result<()>> {
         let MemoryPipe { incoming, is_ended, .. } = &mut *self.0.borrow_mut();
         if incoming.is_empty() && !*is_ended {
             return Poll::Pending;
         }
-        let count = room.min(incoming.len());
+        let count = max_count.min(incoming.len());
         put(&incoming.make_contiguous()[..count]);
         incoming.drain(..count);
         Poll::Ready(Ok(()))

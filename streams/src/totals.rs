@@ -3,7 +3,7 @@
 /// Totals of streams on which all implementations agreed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceTotals {
-    /// Number of requests that were answered.
+    /// Number of requests that got a response.
     pub requests: u64,
     /// Number of streams that the other side broke off.
     pub refused: u64,

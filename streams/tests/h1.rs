@@ -26,7 +26,7 @@ fn requests_are_counted_as_servers_of_other_habits_serve_them() {
 #[test]
 fn responses_end_where_hypers_client_sees_their_end() {
     let outcome = run_streams(
-        "answers to hyper",
+        "responses to hyper",
         STREAMS,
         h1::client::generate_conversation,
         h1::client::play,

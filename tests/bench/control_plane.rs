@@ -18,7 +18,7 @@ use common::{
     link::ComponentLink,
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{ComponentReplica, ComponentRole, NamespacedName, RequestTotals, UsageKey, UsageSample},
+    wire::{ClientComponent, ComponentReplica, NamespacedName, RequestTotals, UsageKey, UsageSample},
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -63,7 +63,7 @@ async fn measure(
     tasks.spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
 
     let activator = ComponentReplica {
-        role: ComponentRole::Activator,
+        role: ClientComponent::Activator,
         name: "bench".into(),
         node: "bench".into(),
     };

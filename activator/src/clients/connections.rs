@@ -1,6 +1,6 @@
 //! Shell: client connections, the memory that each of them uses, and the choice of those to refuse at a bound.
 //!
-//! Bytes of requests count from the socket until a pod takes them or they are given up. Buffers that a library keeps
+//! Bytes of requests count from the socket until a pod takes them or they are given up. Buffers that hyper and h2 keep
 //! for a connection count until the connection ends. If both together exceed a bound, the connection that holds most is
 //! refused, not the one that added the last byte. Its requests are refused and it is asked to close. Connections that
 //! were asked to close may keep a part of the bound until they are closed. Beyond that part the largest of them are cut
@@ -17,17 +17,18 @@ use std::{
 };
 
 use bytes::Bytes;
+use common::once_signal::OnceSignal;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     budget::{
-        ClientBound, ClientBudget, ClientNetwork, LIBRARY_BUFFER_BYTES, STREAM_OVERHEAD_BYTES,
+        ClientBound, ClientBudget, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES,
     },
     clock::now_ns,
     metrics::RefusalCounters,
 };
 
-/// Divisor of the number of connections: as many idle ones are closed at once to make room, so that not each new
+/// Divisor of the number of connections: as many idle ones are closed at once, so that not each new
 /// connection searches all.
 const IDLE_CLOSE_DIVISOR: usize = 128;
 
@@ -42,9 +43,9 @@ pub struct ClientConnections {
     refusals: RefusalCounters,
     /// Bytes of requests that no pod has taken, over all connections.
     request_bytes: AtomicUsize,
-    /// Bytes of buffers that the library keeps for connections that stay.
+    /// Bytes of buffers that hyper and h2 keep for connections that stay.
     buffer_bytes: AtomicUsize,
-    /// Bytes of buffers that the library keeps for connections that were asked to close.
+    /// Bytes of buffers that hyper and h2 keep for connections that were asked to close.
     refused_buffer_bytes: AtomicUsize,
     /// Bytes of responses that wait for their clients.
     response_bytes: AtomicUsize,
@@ -56,7 +57,7 @@ struct ClientConnectionTable {
     last_id: u64,
     connections: HashMap<u64, Weak<ClientConnection>>,
     clients: HashMap<ClientNetwork, Weak<ClientUsage>>,
-    /// Number of connections that were cut off to make room and have not ended yet.
+    /// Number of connections that were cut off in favour of new ones, and have not ended yet.
     closing: usize,
 }
 
@@ -84,8 +85,8 @@ pub struct ClientConnection {
     idle_since_ns: AtomicU64,
     /// Number of requests that can be notified when they are refused.
     refusal_subscribers: AtomicUsize,
-    /// Cancelled once its requests are refused, if they wait or have a body.
-    refusal: CancellationToken,
+    /// Set once its requests are refused, if they wait or have a body.
+    refusal: OnceSignal,
     /// Cancelled once the connection has to end at once.
     pub cut_off: CancellationToken,
 }
@@ -99,21 +100,21 @@ struct ConnectionUsage {
     head_bytes: usize,
     /// Number of bodies that are being received.
     open_bodies: usize,
-    /// Bytes of the library's buffer for received data.
+    /// Size of hyper's buffer for received bytes.
     buffer_size: usize,
     /// Highest number of concurrent requests so far.
     max_streams: usize,
     /// True once its requests are refused.
     is_refused: bool,
-    /// True once it was cut off to make room.
+    /// True once it was cut off in favour of a new connection.
     is_closing: bool,
 }
 
 impl ConnectionUsage {
-    /// Bytes that the library keeps while the connection lasts, beyond the buffer that every connection has.
+    /// Bytes that hyper and h2 keep while the connection lasts, beyond the buffer that every connection has.
     fn buffer_bytes(&self) -> usize {
         (self.buffer_size + self.max_streams.saturating_sub(1) * STREAM_OVERHEAD_BYTES)
-            .saturating_sub(LIBRARY_BUFFER_BYTES)
+            .saturating_sub(HYPER_BUFFER_BYTES)
     }
 
     fn charged(&self) -> ChargedBytes {
@@ -132,9 +133,9 @@ impl ConnectionUsage {
 struct ChargedBytes {
     /// Bytes of requests that no pod has taken.
     request_bytes: usize,
-    /// Bytes of buffers that the library keeps.
+    /// Bytes of buffers that hyper and h2 keep.
     buffer_bytes: usize,
-    /// Bytes of buffers that the library keeps for a connection that was asked to close.
+    /// Bytes of buffers that hyper and h2 keep for a connection that was asked to close.
     refused_buffer_bytes: usize,
 }
 
@@ -168,7 +169,7 @@ impl ClientConnections {
         }
     }
 
-    /// Registers a new connection. `None`: there is no room for it.
+    /// Registers a new connection. `None`: there are too many, and none is idle.
     pub fn register(self: &Arc<Self>) -> Option<Arc<ClientConnection>> {
         // Connections that were cut off end only when their tasks run. They do not count, so that a burst of new
         // connections does not close more idle ones than needed.
@@ -191,7 +192,7 @@ impl ClientConnections {
             active_requests: AtomicUsize::new(0),
             idle_since_ns: AtomicU64::new(now_ns()),
             refusal_subscribers: AtomicUsize::new(0),
-            refusal: CancellationToken::new(),
+            refusal: OnceSignal::new(),
             cut_off: CancellationToken::new(),
         });
         table.connections.insert(client_connection.id, Arc::downgrade(&client_connection));
@@ -203,12 +204,12 @@ impl ClientConnections {
         self.request_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of buffers that the library keeps for connections that stay.
+    /// Bytes of buffers that hyper and h2 keep for connections that stay.
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of buffers that the library keeps for connections that were asked to close.
+    /// Bytes of buffers that hyper and h2 keep for connections that were asked to close.
     pub fn refused_buffer_bytes(&self) -> usize {
         self.refused_buffer_bytes.load(Ordering::Relaxed)
     }
@@ -244,7 +245,7 @@ impl ClientConnections {
         }
         idle.select_nth_unstable_by_key(some - 1, |(since, _)| *since);
         for (_, client_connection) in &idle[..some] {
-            client_connection.close_to_make_room();
+            client_connection.close_for_new_connection();
         }
         true
     }
@@ -257,7 +258,7 @@ impl ClientConnections {
             of.is_none_or(|it| client_connection.is_of_client(it))
         };
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
-        // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
+        // The counts may include bytes that hyper has discarded. They are corrected before anything is refused,
         // except on the connection that has grown: its bytes may have come before their request.
         candidates.iter().filter(|it| it.id != cause).for_each(|it| it.reset_unclaimed_bytes());
         let (bound, held, limit) = match of {
@@ -388,9 +389,9 @@ impl ClientConnection {
         self.update_usage(|takes| takes.head_bytes = takes.head_bytes - before + now);
     }
 
-    /// Sets the size of the library's buffer for received data, which lasts as long as the connection.
-    pub fn set_buffer_size(&self, room: usize) {
-        self.update_usage(|takes| takes.buffer_size = room);
+    /// Sets the size of hyper's buffer for received bytes, which lasts as long as the connection.
+    pub fn set_buffer_size(&self, size: usize) {
+        self.update_usage(|takes| takes.buffer_size = size);
     }
 
     /// Registers that a body begins.
@@ -468,11 +469,11 @@ impl ClientConnection {
 
     /// Waits until its requests are refused because of the bytes that the connection holds.
     pub async fn wait_refused(&self) {
-        self.refusal.cancelled().await;
+        self.refusal.wait().await;
     }
 
     fn is_refused(&self) -> bool {
-        self.refusal.is_cancelled()
+        self.refusal.is_set()
     }
 
     /// Bound of bytes that is exceeded, if this connection holds more than its equal share of it.
@@ -498,13 +499,13 @@ impl ClientConnection {
     }
 
     fn idle_since(&self) -> Option<u64> {
-        // A connection that is cut off already makes no more room.
+        // To cut off a connection a second time would free nothing.
         let is_idle =
             self.active_requests.load(Ordering::Relaxed) == 0 && !self.lock_usage().is_closing;
         is_idle.then(|| self.idle_since_ns.load(Ordering::Relaxed))
     }
 
-    fn close_to_make_room(&self) {
+    fn close_for_new_connection(&self) {
         if !std::mem::replace(&mut self.lock_usage().is_closing, true) {
             self.connections.lock_table().closing += 1;
             self.connections.count_refusal(ClientBound::Connections);
@@ -512,7 +513,7 @@ impl ClientConnection {
         }
     }
 
-    /// Drops the count of bytes for which there is no body and no request: the library has discarded them.
+    /// Drops the count of bytes for which there is no body and no request: hyper has discarded them.
     fn reset_unclaimed_bytes(&self) {
         self.update_usage(|takes| {
             if takes.open_bodies == 0 && self.active_requests.load(Ordering::Relaxed) == 0 {
@@ -534,7 +535,7 @@ impl ClientConnection {
         if is_untold {
             self.cut_off.cancel();
         }
-        self.refusal.cancel();
+        self.refusal.set();
     }
 
     fn held_bytes(&self) -> usize {

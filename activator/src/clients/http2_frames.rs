@@ -1,17 +1,17 @@
 //! Pure: inspection of the frames that a client sends over HTTP/2 (RFC 9113 §4.1, §6; RFC 7541 §5, §6). It goes only as
-//! far as needed to count the memory that the frames make the library hold.
+//! far as needed to count the memory that the frames make the crate h2 hold.
 //!
-//! The library keeps a client's paths in the dynamic table as parts of the buffers that they came in (`h2`,
-//! `hpack/decoder.rs`). An entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep no
-//! table (`SETTINGS_HEADER_TABLE_SIZE` 0). The library empties its own table when the client announces that at the
-//! beginning of a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
+//! In the dynamic table, h2 keeps a client's paths as parts of the buffers that they came in (`hpack/decoder.rs`). An
+//! entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep no table
+//! (`SETTINGS_HEADER_TABLE_SIZE` 0). h2 empties its own table when the client announces that at the beginning of a
+//! block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
 
 use datapath::h2::{frame_flag, frame_kind};
 
 /// Bytes of a HEADERS frame that state its priority.
 const HEADERS_PRIORITY_BYTES: usize = 5;
 /// Bytes of a buffer that one entry can hold beside the bytes of its own block.
-const HTTP2_LIBRARY_BUFFER_BYTES: usize = 16 << 10;
+const H2_BUFFER_BYTES: usize = 16 << 10;
 /// Entries of a table of 4,096 bytes, each of at least 38: `:path` and one byte count 32 more (RFC 7541 §4.1).
 const MAX_TABLE_ENTRIES: usize = 4096 / 38;
 
@@ -89,7 +89,7 @@ impl Http2FrameInspector {
         data
     }
 
-    /// Maximum number of bytes that the library holds between requests: for its dynamic table, and in the buffer that
+    /// Maximum number of bytes that h2 holds between requests: for its dynamic table, and in the buffer that
     /// the largest frame needed.
     pub fn max_held_bytes(&self) -> usize {
         self.entry_bytes + self.largest_frame
@@ -109,9 +109,9 @@ impl Http2FrameInspector {
         // The length has 24 bits, in network order (RFC 9113 §4.1).
         self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.header_filled = 0;
-        // A larger frame is an error of the connection, and the library buffers none of it.
+        // A larger frame is an error of the connection, and h2 buffers none of it.
         self.largest_frame =
-            self.largest_frame.max(self.payload_left.min(HTTP2_LIBRARY_BUFFER_BYTES));
+            self.largest_frame.max(self.payload_left.min(H2_BUFFER_BYTES));
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(frame_flag::END_HEADERS);
         self.payload = match which {
@@ -168,12 +168,9 @@ impl Http2FrameInspector {
         }
         if block.adds_entry && !self.is_table_disabled {
             // Bytes received since the entry before it lie in other buffers, or in the same one.
-            let most =
-                MAX_TABLE_ENTRIES * (HTTP2_LIBRARY_BUFFER_BYTES + HTTP2_LIBRARY_BUFFER_BYTES);
+            let most = MAX_TABLE_ENTRIES * (H2_BUFFER_BYTES + H2_BUFFER_BYTES);
             self.entry_bytes = (self.entry_bytes
-                + self
-                    .bytes_since_entry
-                    .min(HTTP2_LIBRARY_BUFFER_BYTES + HTTP2_LIBRARY_BUFFER_BYTES))
+                + self.bytes_since_entry.min(H2_BUFFER_BYTES + H2_BUFFER_BYTES))
             .min(most);
             self.bytes_since_entry = 0;
         }

@@ -1,7 +1,7 @@
-//! Pure: request targets that `http::Uri` cannot hold, made acceptable to a library that accepts no others.
+//! Pure: request targets that `http::Uri` cannot hold, made acceptable to hyper, which accepts no others.
 //!
 //! Careless clients send `?q="x"` and bytes beyond ASCII, and servers accept them. Such a target is percent-encoded
-//! before `hyper` reads it, and its original bytes are kept for the pod. Nothing else is changed, and the library still
+//! before `hyper` reads it, and its original bytes are kept for the pod. Nothing else is changed, and hyper still
 //! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged.
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ pub struct RequestTargetInspector {
     parsed_bytes: usize,
     /// Bytes that were received and not parsed yet.
     unread: BytesMut,
-    /// Bytes that are ready for the library.
+    /// Bytes that are ready for hyper.
     ready: BytesMut,
     rewritten: VecDeque<RewrittenTarget>,
 }
@@ -102,7 +102,7 @@ impl RequestTargetInspector {
         &mut self.unread
     }
 
-    /// Buffer that bytes for the library are taken from.
+    /// Buffer that bytes for hyper are taken from.
     pub fn ready(&mut self) -> &mut BytesMut {
         &mut self.ready
     }
@@ -119,7 +119,7 @@ impl RequestTargetInspector {
         self.stop_inspecting();
     }
 
-    /// Target as the client wrote it, if the library's `uri` was made from it. The caller runs it for each request.
+    /// Target as the client wrote it, if hyper's `uri` was made from it. The caller runs it for each request.
     pub fn take_original(&mut self, uri: &str) -> Option<Bytes> {
         let is_it = self.rewritten.front().is_some_and(|it| it.encoded == uri);
         if is_it { self.rewritten.pop_front().map(|it| it.original) } else { None }
@@ -162,7 +162,7 @@ impl RequestTargetInspector {
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
-                    // All bytes are in `ready` already, and the library finds the error itself.
+                    // All bytes are in `ready` already, and hyper finds the error itself.
                     self.position = RequestPosition::Passthrough;
                     self.unread.clear();
                     return true;
@@ -184,7 +184,7 @@ impl RequestTargetInspector {
         }
         if !h1::has_blank_line(&self.unread, self.parsed_bytes) {
             self.parsed_bytes = self.unread.len();
-            // A head beyond its bound passes, so that the library refuses it with the right code.
+            // A head beyond its bound passes, so that hyper refuses it with the right code.
             if self.unread.len() > self.max_head {
                 self.stop_inspecting();
             }
@@ -198,7 +198,7 @@ impl RequestTargetInspector {
         true
     }
 
-    /// Makes a head ready. `None`: the library has to see it unchanged.
+    /// Makes a head ready. `None`: hyper has to see it unchanged.
     fn rewrite_head(&mut self) -> Option<RequestPosition> {
         let (begin, end) = target_range(&self.unread)?;
         let original = self.unread.get(begin..end)?;
@@ -272,11 +272,11 @@ fn percent_encode(target: &[u8]) -> String {
 
 /// Length of a head, and the part of the message behind it. `None`: the head is invalid or ambiguous.
 fn parse_framing(bytes: &[u8]) -> Option<(usize, RequestPosition)> {
-    // The number of fields is bounded by the head's bytes only, so the room for them grows until all fit.
+    // The number of fields is bounded by the head's bytes only, so the array for them grows until all fit.
     let mut fields = 64;
     loop {
-        let mut room = vec![httparse::EMPTY_HEADER; fields];
-        let mut head = httparse::Request::new(&mut room);
+        let mut fields_array = vec![httparse::EMPTY_HEADER; fields];
+        let mut head = httparse::Request::new(&mut fields_array);
         match head.parse(bytes) {
             Ok(httparse::Status::Complete(length)) => return Some((length, body_position(&head)?)),
             Ok(httparse::Status::Partial) => return None,
@@ -295,7 +295,7 @@ fn body_position(head: &httparse::Request<'_, '_>) -> Option<RequestPosition> {
     let mut lengths = fields_named(fields, &header::CONTENT_LENGTH);
     let mut codings = fields_named(fields, &header::TRANSFER_ENCODING);
     let (length, coding) = (lengths.next(), codings.next());
-    // Of two lengths or codings another recipient might choose the other one: the library decides.
+    // Of two lengths or codings another recipient might choose the other one: hyper decides.
     if lengths.next().is_some() || codings.next().is_some() {
         return Some(RequestPosition::Passthrough);
     }

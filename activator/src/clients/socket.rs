@@ -1,9 +1,9 @@
-//! Shell: a client's socket: bytes for the HTTP library, and detection of a client that is gone.
+//! Shell: a client's socket: bytes for hyper, and detection of a client that is gone.
 //!
 //! A client that has closed only its sending half still reads its response, one that has closed wholly never will. Both
-//! have sent the same FIN. A byte sent to them distinguishes them: the first answers it with an ACK, the second with a
-//! reset. Every response begins with the same byte. So that byte is sent ahead, and the library's own one is left out
-//! later: the client reads one complete response.
+//! have sent the same FIN. A byte sent to them distinguishes them: the first sends an ACK, the second a reset. Every
+//! response begins with the same byte. So that byte is sent ahead, and hyper's own one is left out later: the client
+//! reads one complete response.
 
 use std::{
     future::{pending, poll_fn},
@@ -42,7 +42,7 @@ const FIN_WATCH_DELAY: Duration = Duration::from_millis(100);
 
 /// Number of bytes that are read at once while they have to be parsed.
 const PARSE_READ_BYTES: usize = 8 << 10;
-/// Number of bytes of a body over HTTP/1.1 that are read at once. The library doubles its buffer each time that one is
+/// Number of bytes of a body over HTTP/1.1 that are read at once. hyper doubles its buffer each time that one is
 /// filled, and keeps it while the connection is idle. This is one byte less than two fills of the first buffer.
 const BODY_READ_BYTES: usize = (16 << 10) - 1;
 /// Rest of a body that justifies larger pieces, whose buffer lasts as long as the connection. Read in small pieces, a
@@ -50,19 +50,21 @@ const BODY_READ_BYTES: usize = (16 << 10) - 1;
 const LARGE_BODY_BYTES: u64 = 128 << 10;
 /// Bytes of interim responses that may wait for a client to read them.
 const MAX_INTERIM_BYTES: usize = 64 << 10;
-/// Time of silence, and time in all, for which unread bytes are drained from a client that got its response early.
-/// nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
+/// Time without new bytes after which unread bytes of a client are drained no longer. The client got its response
+/// before it had sent its whole request. nginx's `lingering_timeout` is 5 s.
 const LINGER_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Total time for which they are drained. nginx's `lingering_time` is 30 s.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause while too many bytes are held, and the number of pauses after which some bytes are read all the same: 1 s.
+/// Pause before a read while too many bytes are held.
 const READ_PAUSE: Duration = Duration::from_millis(20);
+/// Number of pauses after which bytes are read nevertheless: 1 s in all.
 const MAX_READ_PAUSES: u32 = 50;
 
 /// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Socket of a client. Clones are the same socket: the library has one, and the code that watches it another. All are
-/// used by one task, so the lock is never contended.
+/// Socket of a client. Clones are the same socket: hyper has one, and the code that watches it another. One task uses
+/// all of them, so the lock is never contended.
 #[derive(Clone, Debug)]
 pub struct ClientSocket(Arc<Mutex<ClientSocketInner>>);
 
@@ -88,13 +90,13 @@ pub struct ClientGoneError;
 #[derive(Debug)]
 struct ClientSocketInner {
     stream: TcpStream,
-    /// True if the library has flushed everything since the request came.
+    /// True if hyper has flushed everything since the request came.
     is_flushed: bool,
     /// True if the first byte of the response was sent ahead.
     is_first_byte_sent: bool,
     /// Task that waits for `is_flushed`.
     flush_waker: Option<Waker>,
-    /// Complete interim responses, which are sent between writes of the library.
+    /// Complete interim responses, which are sent between writes of hyper.
     interim: BytesMut,
     /// Inspector of received HTTP/1.1 requests.
     targets: RequestTargetInspector,
@@ -106,7 +108,7 @@ struct ClientSocketInner {
     frames: Option<Http2FrameInspector>,
     /// Bytes of an incomplete head that are charged.
     partial_head_bytes: usize,
-    /// Size of the library's buffer for received bytes.
+    /// Size of hyper's buffer for received bytes.
     buffer_size: usize,
     /// Timer that runs while nothing is read because too many bytes are held.
     read_pause: Option<Pin<Box<Sleep>>>,
@@ -149,7 +151,7 @@ impl ClientSocket {
         loop {
             let mut bytes = [0; HTTP2_PREFACE.len()];
             let mut into = ReadBuf::new(&mut bytes);
-            // Peeked bytes stay in the kernel: the library reads the preface itself.
+            // Peeked bytes stay in the kernel: hyper reads the preface itself.
             let length = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
             match length {
                 // Nothing new: the client has closed its half. Otherwise the bytes differ from the preface.
@@ -176,8 +178,7 @@ impl ClientSocket {
         self.lock().frames = Some(Http2FrameInspector::after_preface(HTTP2_PREFACE.len()));
     }
 
-    /// Sends GOAWAY with a reason to an HTTP/2 client in place of the library (RFC 9113 §6.8), if that is possible at
-    /// once.
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), if that is possible at once.
     pub fn send_goaway(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
         // The last stream id is the highest possible: no stream is declared as unprocessed.
@@ -215,19 +216,19 @@ impl ClientSocket {
     }
 
     /// Sends an interim response. It is dropped if the client leaves too many of them unread.
-    pub fn send_interim(&self, answer: &[u8]) {
+    pub fn send_interim(&self, response: &[u8]) {
         let mut inner = self.lock();
-        if inner.interim.len() + answer.len() > MAX_INTERIM_BYTES {
+        if inner.interim.len() + response.len() > MAX_INTERIM_BYTES {
             return;
         }
         // The byte that was sent ahead is the first one of this response too.
         let is_ahead = std::mem::take(&mut inner.is_first_byte_sent);
         inner.interim.extend_from_slice(if is_ahead {
-            &answer[FIRST_RESPONSE_BYTE.len()..]
+            &response[FIRST_RESPONSE_BYTE.len()..]
         } else {
-            answer
+            response
         });
-        // While the library is writing, the interim response waits: it must not come within another response.
+        // While hyper is writing, the interim response waits: it must not come within another response.
         if inner.is_flushed {
             inner.try_write_interim();
         }
@@ -291,7 +292,7 @@ impl ClientSocket {
     /// Sends the first byte of the response, once no byte of another response can come after it.
     fn poll_send_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
-        // A byte between the library's writes would corrupt a response that is being sent.
+        // A byte between hyper's writes would corrupt a response that is being sent.
         if !inner.is_flushed {
             inner.flush_waker = Some(cx.waker().clone());
             return Poll::Pending;
@@ -334,7 +335,7 @@ impl AsyncWrite for ClientSocket {
         ready!(inner.poll_write_interim(cx))?;
         inner.is_flushed = false;
         match from {
-            // The first byte of the response is in the client's hands already.
+            // The first byte of the response was sent ahead.
             [_sent, rest @ ..] if inner.is_first_byte_sent => inner.poll_write_rest(cx, rest),
             _ => Pin::new(&mut inner.stream).poll_write(cx, from),
         }
@@ -401,7 +402,7 @@ impl ClientSocketInner {
                     return Poll::Ready(Ok(()));
                 }
                 InspectorAction::PassThrough(most) => {
-                    // Small pieces keep the library's buffer small, which lasts as long as the connection.
+                    // Small pieces keep hyper's buffer small, which lasts as long as the connection.
                     let piece = if most > LARGE_BODY_BYTES { usize::MAX } else { BODY_READ_BYTES };
                     let most = usize::try_from(most).unwrap_or(usize::MAX);
                     let most = most.min(into.remaining()).min(piece);
@@ -425,7 +426,7 @@ impl ClientSocketInner {
                     let unread = self.targets.unread();
                     unread.reserve(PARSE_READ_BYTES);
                     let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;
-                    // A client that closes within a head: the library gets the bytes unchanged, then the end.
+                    // A client that closes within a head: hyper gets the bytes unchanged, then the end.
                     if count == 0 {
                         self.targets.on_eof();
                     }
@@ -451,11 +452,11 @@ impl ClientSocketInner {
         Poll::Ready(())
     }
 
-    /// Registers the size of the library's buffer, which the library keeps when its bytes were read.
-    fn set_buffer_size(&mut self, room: usize) {
-        if room != self.buffer_size {
-            self.buffer_size = room;
-            self.connection.set_buffer_size(room);
+    /// Registers the size of hyper's buffer, which hyper keeps after its bytes were read.
+    fn set_buffer_size(&mut self, size: usize) {
+        if size != self.buffer_size {
+            self.buffer_size = size;
+            self.connection.set_buffer_size(size);
         }
     }
 
@@ -475,7 +476,7 @@ impl ClientSocketInner {
         }
     }
 
-    /// Writes interim responses as far as possible at once. The rest is written before the library's next bytes.
+    /// Writes interim responses as far as possible at once. The rest is written before hyper's next bytes.
     fn try_write_interim(&mut self) {
         while let Ok(sent) = self.stream.try_write(&self.interim) {
             self.interim.advance(sent);

@@ -46,7 +46,7 @@ const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 /// Protocol to which every client may switch (RFC 6455).
 const WEBSOCKET: &str = "websocket";
 
-/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which needs to see
+/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by hyper, which needs to see
 /// it; `Trailer` has to reach the other end.
 const HOP_BY_HOP_HEADERS: [HeaderName; 6] = [
     header::CONNECTION,

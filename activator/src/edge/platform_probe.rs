@@ -1,9 +1,9 @@
 //! Pure: requests to the platform itself, not to the app.
 //!
-//! Requests from inside the cluster are answered here and never wake a service. Responses are Knative's
-//! (`pkg/activator/handler`, `pkg/queue/health`, `networking/pkg/probe`). A probe of `queue` would reach a pod's
-//! sidecar in Knative, which this activator replaces. From outside none of this is a probe: the headers are dropped,
-//! and the request is the app's.
+//! The activator itself responds to them, from inside the cluster only, and they never wake a service. Responses are
+//! Knative's (`pkg/activator/handler`, `pkg/queue/health`, `networking/pkg/probe`). A probe of `queue` would reach a
+//! pod's sidecar in Knative, which this activator replaces. From outside none of this is a probe: the headers are
+//! dropped, and the request is the app's.
 
 use http::{HeaderName, HeaderValue, StatusCode, header, request};
 
@@ -17,13 +17,13 @@ pub const K_KUBELET_PROBE: HeaderName = HeaderName::from_static("k-kubelet-probe
 /// Probe of the platform, by its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlatformProbe {
-    /// Health of this process, probed by a kubelet: known by its User-Agent or by a header.
+    /// Health of this process. The User-Agent or a header identifies the kubelet.
     Health,
     /// Presence of an activator on the path.
     Activator,
     /// Readiness of a pod of the service.
     Queue,
-    /// Version of a route in force: the response repeats the number of the request.
+    /// Version of a route in force: the response repeats the `K-Network-Hash` of the request.
     Route(Option<HeaderValue>),
     /// Target that is not known.
     Unknown(String),

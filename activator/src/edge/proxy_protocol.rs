@@ -2,7 +2,7 @@
 //! (HAProxy's `doc/proxy-protocol.txt`).
 //!
 //! [`parse_header`] gets the received bytes and returns the number of bytes to read next, never beyond the header's
-//! end. The bytes behind it belong to the HTTP library.
+//! end. The bytes behind it belong to hyper.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

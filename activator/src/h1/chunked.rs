@@ -116,11 +116,11 @@ impl ChunkedDecoder {
             self.position = ChunkedPosition::End;
             return Ok(Some(ChunkedPiece::End));
         }
-        // The number of fields is bounded by their bytes only, so the room for them grows until all fit.
+        // The number of fields is bounded by their bytes only, so the array for them grows until all fit.
         let mut count = 16;
         loop {
-            let mut room = vec![httparse::EMPTY_HEADER; count];
-            match httparse::parse_headers(from, &mut room) {
+            let mut fields_array = vec![httparse::EMPTY_HEADER; count];
+            match httparse::parse_headers(from, &mut fields_array) {
                 Ok(httparse::Status::Complete((length, _))) if length > MAX_TRAILERS => {
                     return Err(Http1ParseError::TooLarge);
                 }

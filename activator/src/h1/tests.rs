@@ -14,8 +14,8 @@ fn parse_head_in_pieces(
     let (mut from, mut scanned) = (BytesMut::new(), 0);
     for piece in bytes.chunks(size) {
         from.extend_from_slice(piece);
-        if let Some(answer) = parse_response_head(&mut from, &mut scanned, method)? {
-            return Ok(Some(answer));
+        if let Some(response) = parse_response_head(&mut from, &mut scanned, method)? {
+            return Ok(Some(response));
         }
     }
     Ok(None)
@@ -94,8 +94,8 @@ fn a_responses_end_is_found_by_the_standard() {
 fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     let fields = "x: y\r\n".repeat(20_000);
     let text = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 0\r\n\r\n");
-    let answer = parse_head_in_pieces(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
-    assert_eq!(answer.headers.len(), 20_001);
+    let response = parse_head_in_pieces(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
+    assert_eq!(response.headers.len(), 20_001);
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_POD_HEAD));
     assert_eq!(
         parse_head_in_pieces(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),

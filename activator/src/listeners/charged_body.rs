@@ -27,24 +27,23 @@ pub struct ChargedResponseBody<B> {
 impl<B: Body> ChargedResponseBody<B> {
     /// Wraps the body of a response, whose pod may send `max_buffered` bytes while the client takes none.
     pub fn new(body: B, request_guard: ActiveRequestGuard, max_buffered: usize) -> Self {
-        let mut asking = Self { body, request_guard, max_buffered, buffered_guard: None };
+        let mut charged_body = Self { body, request_guard, max_buffered, buffered_guard: None };
         // A body that has ended already holds nothing.
-        asking.set_buffered_charged(!asking.body.is_end_stream());
-        asking
+        charged_body.set_buffered_charged(!charged_body.body.is_end_stream());
+        charged_body
     }
 
-    /// Counts the bytes that the pod may send ahead, if `lies`. While the body is being polled, data is passed on as it
-    /// comes.
-    fn set_buffered_charged(&mut self, lies: bool) {
+    /// Counts the bytes that the pod may send ahead, if `is_unread`: the body is not being polled, so its data waits.
+    fn set_buffered_charged(&mut self, is_unread: bool) {
         match &self.buffered_guard {
-            None if lies => {
+            None if is_unread => {
                 self.buffered_guard = Some(
                     self.request_guard
                         .connection()
                         .charge_response_bytes(self.max_buffered + REQUEST_OVERHEAD_BYTES),
                 );
             }
-            Some(_) if !lies => self.buffered_guard = None,
+            Some(_) if !is_unread => self.buffered_guard = None,
             None | Some(_) => {}
         }
     }
@@ -60,8 +59,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
         // After a frame the pod may send more before the next poll. These bytes count until then.
-        let lies = next.is_ready() && !self.body.is_end_stream();
-        self.set_buffered_charged(lies);
+        let is_unread = next.is_ready() && !self.body.is_end_stream();
+        self.set_buffered_charged(is_unread);
         let next = ready!(next);
         let client_connection = self.request_guard.connection();
         Poll::Ready(next.map(|result| {

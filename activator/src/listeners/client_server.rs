@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use common::once_signal::OnceSignal;
 use http::{Request, header};
 use hyper::{
     body::Incoming,
@@ -76,7 +77,7 @@ impl ClientConnectionServer {
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.max_head_bytes)
             .max_header_size(bounds.max_head_bytes)
-            // Bytes are the bound. The library allocates room for this many fields for every head.
+            // Bytes are the bound. hyper allocates an array of this many fields for every head.
             .max_headers(bounds.max_head_bytes / 16)
             // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
@@ -85,7 +86,7 @@ impl ClientConnectionServer {
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
-            // For an entry of its table the library would keep the whole buffer that the entry came in.
+            // For an entry of its table h2 would keep the whole buffer that the entry came in.
             .header_table_size(0)
             .max_concurrent_streams(MAX_CLIENT_STREAMS)
             .initial_stream_window_size(CLIENT_STREAM_WINDOW)
@@ -284,7 +285,7 @@ impl ClientConnectionServer {
             let request_guard = client_connection.start_request();
             // Charged here, before the task waits for anything.
             let request = head_charge::charge_head(request, client_connection);
-            // Boxed, so that a connection without a request has no room for one.
+            // Boxed, so that a connection without a request holds no memory for one.
             let handling = Box::pin(async move {
                 match request {
                     Some(request) => {
@@ -298,8 +299,8 @@ impl ClientConnectionServer {
                 tokio::select! {
                     // Biased to the response: a client that closes its half just as the response begins still gets it.
                     biased;
-                    answer = handling => {
-                        Ok(answer.map(|body| {
+                    response = handling => {
+                        Ok(response.map(|body| {
                             let ahead = body.max_buffered();
                             ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, ahead)
                         }))
@@ -330,10 +331,10 @@ impl ClientConnectionServer {
         client_connection: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.enable_frame_inspection();
-        let leave = CancellationToken::new();
+        let must_reconnect = OnceSignal::new();
         let resets = StreamResetCounter::new(Arc::clone(&self.connections));
         let service = service_fn(|request| {
-            let leave = leave.clone();
+            let must_reconnect = must_reconnect.clone();
             let (client_connection, request_guard, reset) = (
                 Arc::clone(&client_connection),
                 client_connection.start_request(),
@@ -349,30 +350,30 @@ impl ClientConnectionServer {
                 })
             });
             async move {
-                let mut answer = match handling {
+                let mut response = match handling {
                     Some(handling) => handling.await,
                     None => ProxyRequestError::TooManyRequestBytes
                         .response(ClientResponseBody::from_text),
                 };
                 // A client that resets a request after its response has begun does not count as an attacker.
-                reset.mark_answered();
+                reset.mark_responded();
                 // In HTTP/2 this becomes GOAWAY, once for the connection.
-                if answer.headers_mut().remove(header::CONNECTION).is_some() {
-                    leave.cancel();
+                if response.headers_mut().remove(header::CONNECTION).is_some() {
+                    must_reconnect.set();
                 }
-                Ok::<_, Infallible>(answer.map(|body| {
+                Ok::<_, Infallible>(response.map(|body| {
                     let ahead = body.max_buffered();
                     ChargedResponseBody::new(body, request_guard, ahead)
                 }))
             }
         });
         let io = TokioIo::new(socket.clone());
-        let polite = async {
+        let in_order = async {
             let connection = self.http2.serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
                 ended = connection.as_mut() => return ended,
-                () = leave.cancelled() => {}
+                () = must_reconnect.wait() => {}
                 () = client_connection.wait_refused() => {}
                 () = self.gateway.close_when_idle.cancelled() => {}
                 () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
@@ -382,10 +383,10 @@ impl ClientConnectionServer {
         };
         // Too many resets end the connection at once, with all its requests.
         tokio::select! {
-            ended = polite => return ended,
-            () = resets.flood.cancelled() => self.connections.count_refusal(ClientBound::Resets),
+            ended = in_order => return ended,
+            () = resets.flood.wait() => self.connections.count_refusal(ClientBound::Resets),
         }
-        // The library is dropped already, and would have sent GOAWAY without an error.
+        // The connection of hyper is dropped already, and would have sent GOAWAY without an error.
         socket.send_goaway(h2::Reason::ENHANCE_YOUR_CALM);
         socket.mark_unread_body();
         socket.drain_unread().await;

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use tokio_util::sync::CancellationToken;
+use common::once_signal::OnceSignal;
 
 use crate::clients::connections::ClientConnections;
 
@@ -15,8 +15,8 @@ pub struct StreamResetCounter {
     connections: Arc<ClientConnections>,
     requests: AtomicU64,
     resets: AtomicU64,
-    /// Cancelled once there are too many resets.
-    pub flood: CancellationToken,
+    /// Set once there are too many resets.
+    pub flood: OnceSignal,
 }
 
 impl StreamResetCounter {
@@ -27,35 +27,35 @@ impl StreamResetCounter {
             connections: client_connections,
             requests,
             resets,
-            flood: CancellationToken::new(),
+            flood: OnceSignal::new(),
         })
     }
 
-    /// Counts a request. Unless it is marked as answered, dropping the guard counts a reset.
-    pub fn start_request(self: &Arc<Self>) -> UnansweredRequestGuard {
+    /// Counts a request. Dropping the guard counts a reset, unless the response has begun.
+    pub fn start_request(self: &Arc<Self>) -> ResetGuard {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        UnansweredRequestGuard(Some(Arc::clone(self)))
+        ResetGuard(Some(Arc::clone(self)))
     }
 }
 
 /// Guard of a request that counts as reset if it is dropped without a response.
 #[derive(Debug)]
-pub struct UnansweredRequestGuard(Option<Arc<StreamResetCounter>>);
+pub struct ResetGuard(Option<Arc<StreamResetCounter>>);
 
-impl UnansweredRequestGuard {
+impl ResetGuard {
     /// Registers that the response has begun, so that a reset does not count any more.
-    pub fn mark_answered(mut self) {
+    pub fn mark_responded(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for UnansweredRequestGuard {
+impl Drop for ResetGuard {
     fn drop(&mut self) {
         let Some(resets) = &self.0 else { return };
         let reset = resets.resets.fetch_add(1, Ordering::Relaxed) + 1;
         if resets.connections.budget.is_reset_flood(reset, resets.requests.load(Ordering::Relaxed))
         {
-            resets.flood.cancel();
+            resets.flood.set();
         }
     }
 }

@@ -40,8 +40,8 @@ use crate::{
 /// Concurrent requests over one HTTP/2 connection: the number that servers commonly allow (RFC 9113 §6.5.2 asks for at
 /// least as many).
 const MAX_POD_STREAMS: u32 = 100;
-/// Bytes of a response that a pod may send before its client reads them. The window of the connection has room for all
-/// of its responses, so that none that is read slowly can stop the others.
+/// Bytes of a response that a pod may send before its client reads them. The window of the connection is large enough
+/// for all of its responses, so that none that is read slowly can stop the others.
 const POD_STREAM_WINDOW: u32 = 64 << 10;
 const POD_CONNECTION_WINDOW: u32 = MAX_POD_STREAMS * POD_STREAM_WINDOW;
 /// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
@@ -129,7 +129,7 @@ impl PodConnection {
             .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
         let (sender, driver) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // The library reads and writes only while its driver runs, also while no request uses the connection.
+        // hyper reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
             if let Err(error) = driver.await {
                 debug!(%error, "connection to pod ended");
@@ -229,7 +229,7 @@ impl PoolableConnection for PodConnection {
             it if !it.is_reusable() => PoolReservation::Unusable,
             Self::Http1(_) => PoolReservation::Exclusive,
             Self::Http2(it) if it.active_streams() >= MAX_POD_STREAMS => PoolReservation::Busy,
-            // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
+            // Streams begin under the pool's lock. Only their ends may come between, and these only free streams.
             Self::Http2(it) => {
                 PoolReservation::Shared(Self::Http2Stream(Http2PodStream::start(it.clone())))
             }
@@ -261,7 +261,7 @@ impl Http2PodStream {
         mut self,
         request: Request<PodRequestBody>,
     ) -> Result<Response<PodResponseBody>, PodSendError> {
-        // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
+        // hyper gives a request back only if it was not written at all. A copy without a body is cheap, and
         // allows a second attempt after GOAWAY and REFUSED_STREAM too.
         let copy = match request.body() {
             PodRequestBody::Empty => Some(clone_head(&request)),
@@ -288,7 +288,7 @@ impl Drop for Http2PodStream {
 
 impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
     fn from(mut error: TrySendError<Request<PodRequestBody>>) -> Self {
-        // The library returns the request only if no byte of it was written.
+        // hyper returns the request only if no byte of it was written.
         let (resendable, error) = (error.take_message(), error.into_error());
         let cause = if error.is_user() {
             ExchangeError::Client(error)
@@ -310,7 +310,7 @@ fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
 
 /// Returns true if the pod reports that it did not process the request (RFC 9113 §6.8, §8.7).
 fn is_unprocessed(error: &hyper::Error) -> bool {
-    // The frame's reason lies below the errors of the libraries around it.
+    // The frame's reason lies below the errors of hyper and h2.
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {
         if let Some(h2) = source.downcast_ref::<h2::Error>() {

@@ -1,12 +1,12 @@
 //! Pure: the connections to one pod, and their assignment to requests.
 //!
-//! A request that finds no idle connection waits for the next one, new or given back. New ones are dialled with care: a
-//! pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a dial counts
-//! as under way until that response, or until a moment after it is connected. Afterwards it counts only until it is
-//! connected.
+//! A request that finds no idle connection waits for the next one, new or given back. The number of dials is bounded,
+//! because a pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a
+//! dial counts as under way until that response, or until a moment after it is connected. Afterwards it counts only
+//! until it is connected.
 //!
 //! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
-//! requests for as long as it has room.
+//! requests for as long as it can carry more.
 //!
 //! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
 
@@ -38,11 +38,11 @@ pub struct PodConnectionPool<C, W> {
     waiters: VecDeque<W>,
     /// Dials that are not connected yet.
     dials_in_progress: u32,
-    /// Connections dialled before the pod's first response, and opened only a moment ago.
+    /// Connections that were opened a moment ago, before the pod's first response. They still count as dials.
     recently_connected: u32,
     /// Maximum number of dials under way.
     max_dials: u32,
-    /// True once the pod has answered a request.
+    /// True once the pod has sent a response.
     has_responded: bool,
     /// True while the pod takes no new requests, so that no connection is kept idle.
     is_closed: bool,
@@ -108,15 +108,15 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.on_idle_connection(connection)
     }
 
-    /// Registers that a connection dialled before the first response is a moment old. Returns the number of dials to
-    /// start.
+    /// Registers that a moment has passed since [`on_connected`](Self::on_connected), before the first response.
+    /// Returns the number of dials to start.
     #[must_use]
     pub fn on_grace_elapsed(&mut self) -> u32 {
         self.recently_connected = self.recently_connected.saturating_sub(1);
         self.allocate_dials()
     }
 
-    /// Registers that the pod has answered a request. Returns the number of dials to start.
+    /// Registers that the pod has sent a response. Returns the number of dials to start.
     #[must_use]
     pub fn on_first_response(&mut self) -> u32 {
         self.has_responded = true;
@@ -124,9 +124,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
-    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
-    /// follow each
-    /// [`on_connected`](Self::on_connected).
+    /// Returns true if the pod has sent a response. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must follow
+    /// each [`on_connected`](Self::on_connected).
     pub fn has_responded(&self) -> bool {
         self.has_responded
     }
@@ -160,7 +159,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         PoolAction { handoff, dials: self.allocate_dials() }
     }
 
-    /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
+    /// Registers that a waiter was served. Returns the next waiter, if a shared connection can carry it.
     pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.waiters.is_empty() { None } else { self.take_idle() };
@@ -171,12 +170,12 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         PoolAction { handoff, dials: self.allocate_dials() }
     }
 
-    /// Share of one request in a connection that is new or free.
+    /// Use of a new or free connection for one request.
     fn reserve_for_waiter(&mut self, connection: C) -> C {
         match connection.reserve() {
-            PoolReservation::Shared(share) => {
+            PoolReservation::Shared(reserved) => {
                 self.idle.push(connection);
-                share
+                reserved
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
             // tries again.
@@ -221,9 +220,9 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     fn allocate_dials(&mut self) -> u32 {
-        // No more dials than waiters, and no more under way than the pod's accept queue has room for.
-        let wanting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
-        let more = wanting.min(self.max_dials).saturating_sub(self.dials_under_way());
+        // No more dials than waiters, and no more under way than the pod's accept queue holds.
+        let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        let more = waiting.min(self.max_dials).saturating_sub(self.dials_under_way());
         self.dials_in_progress += more;
         more
     }
@@ -243,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Connection for two requests at once. Each use is a connection without room of its own.
+    /// Connection for two requests at once. Each use is a connection that carries no other request.
     #[derive(Debug, Clone)]
     struct FakeSharedConnection(Rc<Cell<u32>>, bool);
 
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn half_the_backlog_is_dialled_until_the_first_answer() {
+    fn half_the_backlog_is_dialled_until_the_first_response() {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
         assert_eq!(dials, 4);
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_that_is_slow_to_answer_still_gets_all_its_requests() {
+    fn an_app_that_is_slow_to_respond_still_gets_all_its_requests() {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
         assert_eq!(dials, 4);

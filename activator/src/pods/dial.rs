@@ -1,12 +1,12 @@
 //! Pure: one connection to a pod, opened by several sockets.
 //!
 //! A full accept queue drops SYNs, and the kernel repeats a SYN only after a second. Therefore a dial without an early
-//! answer is repeated on a second socket, then on a third. The first socket that is connected wins, and the others are
+//! SYN-ACK is repeated on a second socket, then on a third. The first socket that is connected wins, and the others are
 //! closed unused. Nothing is sent before one has won, so nothing is sent twice.
 
 use std::time::Duration;
 
-/// Time without an answer after which a dial is repeated. Each further wait is twice as long.
+/// Time without a SYN-ACK after which a dial is repeated. Each further wait is twice as long.
 pub const FIRST_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Longest wait between two sockets.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub enum DialEvent {
 /// Next action for the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialAction {
-    /// Opens one more socket. Unless one is answered before, `Unanswered` follows after this time.
+    /// Opens one more socket. Unless another event comes first, `TimerElapsed` follows after this time.
     Open(Duration),
     /// Waits for the next event.
     Wait,
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_an_answer() {
+    fn a_refusal_ends_the_dial() {
         let mut dial = PodDial::default();
         dial.step(DialEvent::TimerElapsed);
         dial.step(DialEvent::TimerElapsed);

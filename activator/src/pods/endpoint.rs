@@ -29,9 +29,10 @@ use crate::{
 
 /// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
 const FIRST_REFUSAL_PAUSE: Duration = Duration::from_millis(10);
+/// Number of refusals after which the pause stays the same.
 const MAX_PAUSE_DOUBLINGS: u32 = 7;
 
-/// Time after which a pod with an unanswered dial may be gone with its node: TCP's own first wait.
+/// Time after which a pod with an unanswered dial may be gone with its node: TCP's first retransmission timeout.
 const LATE_DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a dial. Cheap to clone, since all requests that waited for the dial get it.
@@ -40,8 +41,8 @@ pub enum PodDialError {
     /// The dial has failed.
     #[error("{0}")]
     Failed(Arc<io::Error>),
-    /// The dial goes on, but nothing has answered yet.
-    #[error("no answer yet")]
+    /// The dial goes on, but the node has not sent a SYN-ACK or RST yet.
+    #[error("no SYN-ACK yet")]
     Unanswered,
 }
 
@@ -100,8 +101,8 @@ impl PodEndpoint {
         Self { key, uid, name, protocol, settings, pool, has_responded, refusals }
     }
 
-    /// Connection for one request: one that has room for it, or the first that is opened or given back. For HTTP/1.1 to
-    /// a pod that speaks HTTP/2 it is a new one, because no other request would use it.
+    /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For
+    /// HTTP/1.1 to a pod that speaks HTTP/2 it is a new one, because no other request would use it.
     pub async fn connect(self: &Arc<Self>, protocol: AppProtocol) -> PodConnectionResult {
         if protocol != self.protocol {
             self.settings.metrics.dials.inc();
@@ -109,19 +110,19 @@ impl PodEndpoint {
             let opened = Box::pin(self.open_connection(protocol)).await;
             return opened.map_err(PodDialError::from);
         }
-        let answer = {
+        let dialled = {
             let mut pool = self.lock_pool();
             if let Some(idle) = pool.take_idle() {
                 return Ok(idle);
             }
-            let (waiter, answer) = oneshot::channel();
+            let (waiter, dialled) = oneshot::channel();
             let dials = pool.add_waiter(waiter);
             drop(pool);
             self.start_dials(dials);
-            answer
+            dialled
         };
         let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
-        answer.await.map_err(dropped)?
+        dialled.await.map_err(dropped)?
     }
 
     /// Gives a connection back whose exchange has ended in order.
@@ -132,7 +133,7 @@ impl PodEndpoint {
         }
     }
 
-    /// Registers that the pod has answered a request, so that its process accepts connections.
+    /// Registers that the pod has sent a response, so that its process accepts connections.
     pub fn on_response(self: &Arc<Self>) {
         if !self.has_responded.swap(true, Ordering::Relaxed) {
             let dials = self.lock_pool().on_first_response();
@@ -152,14 +153,14 @@ impl PodEndpoint {
         if open {
             return self.lock_pool().open();
         }
-        let wanting = self.lock_pool().close();
-        fail_waiters(wanting, &io::Error::other("pod is leaving").into());
+        let waiters = self.lock_pool().close();
+        fail_waiters(waiters, &io::Error::other("pod is leaving").into());
     }
 
     /// Makes all requests that wait for a connection try another pod.
     pub fn redirect_waiters(&self) {
-        let wanting = self.lock_pool().take_waiters();
-        fail_waiters(wanting, &PodDialError::Unanswered);
+        let waiters = self.lock_pool().take_waiters();
+        fail_waiters(waiters, &PodDialError::Unanswered);
     }
 
     /// Closes connections that were idle for too long.
@@ -171,11 +172,11 @@ impl PodEndpoint {
         &self,
     ) -> MutexGuard<'_, PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>
     {
-        // A panic elsewhere cannot leave a pool inconsistent: each of its own steps completes or does not begin.
+        // A panic elsewhere cannot leave a pool inconsistent: each change under the lock completes.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a free connection into the pool by `put`, and hands it on while the requests that wanted one are gone.
+    /// Puts a free connection into the pool by `put`, and passes it on while the requests that waited for it are gone.
     fn put_connection(
         self: &Arc<Self>,
         connection: PodConnection,
@@ -238,10 +239,10 @@ impl PodEndpoint {
             }
             Err(error) => {
                 self.settings.metrics.dial_failures.inc();
-                let wanting: VecDeque<_> = self.lock_pool().on_dial_failed();
-                let waiters_failed = wanting.len();
+                let waiters: VecDeque<_> = self.lock_pool().on_dial_failed();
+                let waiters_failed = waiters.len();
                 info!(pod = %self.uid, address = %self.key.address, %error, told = waiters_failed, "dial failed");
-                fail_waiters(wanting, &error.into());
+                fail_waiters(waiters, &error.into());
             }
         }
     }
@@ -262,7 +263,7 @@ impl From<io::Error> for PodDialError {
     }
 }
 
-/// Sends the error to the requests that wait for a connection. One that is gone needs no message.
+/// Sends the error to the requests that wait for a connection. A request that is gone needs no message.
 fn fail_waiters(
     waiters: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
     error: &PodDialError,
@@ -275,8 +276,8 @@ fn fail_waiters(
 /// Runs one [`PodDial`]. Returns the connection and the number of sockets opened for it.
 async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
     let (mut dial, mut open) = (PodDial::default(), FuturesUnordered::new());
-    let (mut event, mut won) = (DialEvent::TimerElapsed, None);
-    let mut last = io::Error::from(io::ErrorKind::TimedOut);
+    let (mut event, mut connected) = (DialEvent::TimerElapsed, None);
+    let mut last_error = io::Error::from(io::ErrorKind::TimedOut);
     let wait = tokio::time::sleep(Duration::ZERO);
     tokio::pin!(wait);
     // The first socket that is connected ends the dial; dropping the future closes the others.
@@ -288,15 +289,15 @@ async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
             }
             DialAction::Wait => {}
             DialAction::UseSocket => {
-                return won.map(|it| (it, dial.attempts())).ok_or(last);
+                return connected.map(|it| (it, dial.attempts())).ok_or(last_error);
             }
-            DialAction::GiveUp => return Err(last),
+            DialAction::GiveUp => return Err(last_error),
         }
         event = tokio::select! {
             biased;
-            Some(answer) = open.next() => match answer {
-                Ok(stream) => { won = Some(stream); DialEvent::Connected }
-                Err(error) => { last = error; dial_failure_event(&last) }
+            Some(result) = open.next() => match result {
+                Ok(stream) => { connected = Some(stream); DialEvent::Connected }
+                Err(error) => { last_error = error; dial_failure_event(&last_error) }
             },
             () = wait.as_mut() => DialEvent::TimerElapsed,
         };

@@ -125,7 +125,7 @@ impl Http1PodConnection {
         let (head, body) = request.into_parts();
         let mut upload = RequestUpload::new(&head, body);
         let cause = match self.exchange(&head.method, &mut upload, interim_sink).await {
-            Ok(answer) => return Ok(self.into_response(answer, upload)),
+            Ok(response) => return Ok(self.into_response(response, upload)),
             Err(cause) => cause,
         };
         let is_broken_off = matches!(cause, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
@@ -192,10 +192,10 @@ impl Http1PodConnection {
     /// Builds the response from its head. The rest of the upload goes on in a task of its own.
     fn into_response(
         mut self,
-        answer: Http1ResponseHead,
+        response: Http1ResponseHead,
         mut upload: RequestUpload,
     ) -> Response<Http1ResponseBody> {
-        let Http1ResponseHead { status, reason, headers, framing, is_reusable } = answer;
+        let Http1ResponseHead { status, reason, headers, framing, is_reusable } = response;
         // The pod has responded without the body. It gets none, and the connection cannot be used again.
         let is_reusable = is_reusable && !upload.is_awaiting_continue();
         // The pod may send its response while it still reads the body: both go on at the same time.
@@ -247,8 +247,8 @@ impl Http1Exchange<'_> {
         loop {
             // Before the first bytes of the request the pod has nothing to respond to.
             let was_begun = self.upload.is_started();
-            if was_begun && let Poll::Ready(answer) = self.poll_response_head(cx) {
-                return Poll::Ready(answer);
+            if was_begun && let Poll::Ready(response) = self.poll_response_head(cx) {
+                return Poll::Ready(response);
             }
             if self.continue_timer.as_mut().is_some_and(|it| it.as_mut().poll(cx).is_ready()) {
                 self.release_body();
@@ -281,14 +281,14 @@ impl Http1Exchange<'_> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
-            let answer = ready!(self.connection.poll_head(cx, self.method))?;
-            match answer.status {
+            let response = ready!(self.connection.poll_head(cx, self.method))?;
+            match response.status {
                 StatusCode::CONTINUE => self.release_body(),
-                StatusCode::SWITCHING_PROTOCOLS => return Poll::Ready(Ok(answer)),
+                StatusCode::SWITCHING_PROTOCOLS => return Poll::Ready(Ok(response)),
                 status if status.is_informational() => {
-                    self.interim_sink.on_interim_response(status, &answer.headers)
+                    self.interim_sink.on_interim_response(status, &response.headers)
                 }
-                _ => return Poll::Ready(Ok(answer)),
+                _ => return Poll::Ready(Ok(response)),
             }
         }
     }

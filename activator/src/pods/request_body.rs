@@ -213,7 +213,7 @@ impl Drop for ClientRequestBody {
         if let Some(socket) = self.socket.take().filter(|_| !is_read) {
             socket.mark_unread_body();
         } else if !is_read {
-            // Pieces that the library has received are dropped with the body. They are read here, so that they are no
+            // Pieces that hyper has received are dropped with the body. They are read here, so that they are no
             // longer charged.
             let mut cx = Context::from_waker(Waker::noop());
             while let Poll::Ready(Some(Ok(_))) = self.poll_body(&mut cx) {}

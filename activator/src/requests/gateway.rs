@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::{link::RouteBatch, wire::ConnectionPath};
+use common::{link::RouteBatch, once_signal::OnceSignal, wire::ConnectionPath};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -34,7 +34,7 @@ mod routing;
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
 pub struct RequestForwarder {
-    /// Services, revisions and pods of the RouteTable.
+    /// Services, Revisions and pods of the RouteTable.
     pub routes: Arc<RouteIndex>,
     /// Policy for proxies and upgrades.
     pub edge_policy: EdgePolicy,
@@ -46,9 +46,8 @@ pub struct RequestForwarder {
     pub tasks: TaskTracker,
     /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
     pub cluster_domain: String,
-    /// Cancelled once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they
-    /// do.
-    pub reconnect_clients: CancellationToken,
+    /// Set once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they do.
+    pub reconnect_clients: OnceSignal,
     /// Cancelled once connections have to end as soon as nothing is in flight on them.
     pub close_when_idle: CancellationToken,
     /// Cancelled once upgraded connections have to end.
@@ -109,7 +108,7 @@ impl RequestForwarder {
         }
     }
 
-    /// Forwards a request to a pod of its revision. Returns the response for the client.
+    /// Forwards a request to a pod of its Revision. Returns the response for the client.
     async fn forward(
         &self,
         mut pending: Box<PendingRequest>,
@@ -152,7 +151,7 @@ impl RequestForwarder {
         if goes_direct {
             self.metrics.direct_closed_connections.inc();
         }
-        if goes_direct || self.reconnect_clients.is_cancelled() {
+        if goes_direct || self.reconnect_clients.is_set() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }

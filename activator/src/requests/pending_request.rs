@@ -1,9 +1,9 @@
 //! Shell: a request on its way to a pod, and the stages that it goes through.
 //!
 //! A [`ReceivedRequest`] is routed, and becomes a [`PendingRequest`] unless it gets its response at once. A pending
-//! request waits as it has come ([`RequestStage::Waiting`]). Once a pod has room for it, its head gets the form for the
-//! pod ([`RequestStage::Prepared`]), and the pod's connection takes it ([`RequestStage::Sent`]). A request that no pod
-//! has seen comes back from there, and is prepared already when it waits again.
+//! request waits as it has come ([`RequestStage::Waiting`]). Once a pod has capacity for it, its head gets the form for
+//! the pod ([`RequestStage::Prepared`]), and the pod's connection takes it ([`RequestStage::Sent`]). A request that no
+//! pod has seen comes back from there, and is prepared already when it waits again.
 
 use std::sync::Arc;
 
@@ -39,13 +39,13 @@ pub(crate) struct ReceivedRequest<'a> {
 /// Route of a request.
 #[derive(Debug)]
 pub(crate) enum Routed {
-    /// The request is for a pod of a revision, and waits for it.
+    /// The request is for a pod of a Revision, and waits for it.
     Forward(Box<PendingRequest>),
     /// The activator itself responds, at once.
     Respond(Box<Response<ClientResponseBody>>),
 }
 
-/// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
+/// Pending request that was routed to a Revision. It is kept in one heap allocation while it waits, because thousands
 /// may wait at the same time.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
@@ -53,7 +53,7 @@ pub(crate) struct PendingRequest {
     pub(crate) entrypoint: Entrypoint,
     pub(crate) client: ClientInfo,
     pub(crate) service_match: ServiceMatch,
-    /// Service whose revisions serve it.
+    /// Service whose Revisions serve it.
     pub(crate) service: Arc<RoutedService>,
     /// Tag that a header chose.
     pub(crate) tag: Option<TagRouting>,

@@ -1,7 +1,8 @@
 //! Shell: one line on standard output for each finished request, while operators have the request log on.
 //!
 //! A request puts its line into a bounded queue, and a thread writes the lines from there. A full pipe, a slow disk or
-//! a closed output therefore delays no request. Lines that find no room, or cannot be written, are counted.
+//! a closed output therefore delays no request. Lines that the full buffer drops, or that cannot be written, are
+//! counted.
 
 use std::{
     borrow::Cow,
@@ -37,7 +38,7 @@ use crate::{
 const MAX_QUEUED_LINES: usize = 8192;
 /// Maximum number of bytes of these lines.
 const MAX_QUEUED_BYTES: usize = 8 << 20;
-/// Bytes that are written at once if as many wait.
+/// Size of a batch in bytes from which no further line is added to it.
 const WRITE_BATCH_BYTES: usize = 64 << 10;
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -164,10 +165,10 @@ impl RequestLogger {
     fn enqueue_line(&self, line: String) {
         let Some(messages) = self.line_sender.get() else { return };
         let size = line.len();
-        // Reserved before it is sent, so that several requests at once cannot exceed the bound together.
-        let has_room =
+        // Counted before the line is sent, so that several requests at once cannot exceed the bound together.
+        let fits =
             self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
-        if !has_room || messages.try_send(LogWriterMessage::Line(line)).is_err() {
+        if !fits || messages.try_send(LogWriterMessage::Line(line)).is_err() {
             self.queued_bytes.fetch_sub(size, Ordering::Relaxed);
             self.counters.dropped.inc();
         }
@@ -189,7 +190,7 @@ fn capture_request(
 ) -> CapturedRequest {
     let headers = |name: &str| head.headers.get_all(name).iter().map(header_text).collect();
     let uri = &head.uri;
-    // In HTTP/2 every request has scheme and host in its target, and Go shows neither in this field.
+    // In HTTP/2 every request has scheme and host in its target. Go's `Request.RequestURI` contains neither.
     let is_whole = uri.scheme().is_some() && head.version < Version::HTTP_2;
     let target = match uri.path_and_query() {
         Some(target) if !is_whole => Cow::Borrowed(target.as_str()),
@@ -212,7 +213,7 @@ fn capture_request(
     })
 }
 
-/// Value of a header as text; Go shows no byte that is not UTF-8 either.
+/// Value of a header as text. Bytes that are not UTF-8 are replaced; Knative's log does not show them either.
 fn header_text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
@@ -233,7 +234,7 @@ pub struct RequestLogEntry {
     captured: CapturedRequest,
     started_at: Instant,
     is_probe: bool,
-    /// Revision of the request, with its owners. Requests without a revision are not logged, except probes.
+    /// Revision of the request, with its owners. Requests without a Revision are not logged, except probes.
     revision: Option<(NamespacedName, RevisionOwnerNames)>,
     pod: Option<Arc<PodEndpoint>>,
     status: u16,
@@ -241,12 +242,12 @@ pub struct RequestLogEntry {
 }
 
 impl RequestLogEntry {
-    /// Sets the revision of the request.
+    /// Sets the Revision of the request.
     pub fn set_revision(&mut self, name: &NamespacedName, owners: &RevisionOwnerNames) {
         self.revision = Some((name.clone(), owners.clone()));
     }
 
-    /// Sets the pod that has answered the request.
+    /// Sets the pod that has sent the response.
     pub fn set_pod(&mut self, pod: &Arc<PodEndpoint>) {
         self.pod = Some(Arc::clone(pod));
     }
@@ -293,19 +294,19 @@ impl Drop for RequestLogEntry {
 /// Writes lines until all senders are gone.
 fn run_writer(
     mut sink: RequestLogSink,
-    words: &Receiver<LogWriterMessage>,
+    messages: &Receiver<LogWriterMessage>,
     queued: &AtomicUsize,
     counts: &RequestLogCounters,
 ) {
     let mut is_broken = false;
-    while let Ok(word) = words.recv() {
+    while let Ok(message) = messages.recv() {
         // The last write may have ended within a line.
         let mut batch = if is_broken { "\n".to_owned() } else { String::new() };
         // Lines that wait together are written together: one system call for each line would limit the rate.
         let (mut lines, mut size, mut flushed) = (0, 0, Vec::new());
-        let mut next = Some(word);
-        while let Some(word) = next {
-            match word {
+        let mut next = Some(message);
+        while let Some(message) = next {
+            match message {
                 LogWriterMessage::Line(line) => {
                     lines += 1;
                     size += line.len();
@@ -313,7 +314,7 @@ fn run_writer(
                 }
                 LogWriterMessage::Flush(done) => flushed.push(done),
             }
-            next = if batch.len() < WRITE_BATCH_BYTES { words.try_recv().ok() } else { None };
+            next = if batch.len() < WRITE_BATCH_BYTES { messages.try_recv().ok() } else { None };
         }
         let written = sink.write_all(batch.as_bytes()).and_then(|()| sink.flush());
         // Written or not, the bytes do not wait any more.
@@ -331,7 +332,7 @@ fn run_writer(
         }
         is_broken = written.is_err();
         for done in flushed {
-            let _nobody_waits = done.send(());
+            let _flush_timed_out = done.send(());
         }
     }
 }

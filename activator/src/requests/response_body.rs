@@ -43,9 +43,9 @@ pub struct LoggedResponseBody {
 #[derive(Debug, thiserror::Error)]
 pub enum ResponseBodyError {
     /// The pod's response broke off.
-    #[error("answer of pod broke off")]
+    #[error("response of pod broke off")]
     Pod(#[source] PodError),
-    /// A timeout of the revision is over.
+    /// A timeout of the Revision is over.
     #[error("activator request timeout")]
     Timeout,
     /// The client is gone, so the response has no reader.
@@ -166,7 +166,7 @@ impl ForwardedPodBody {
         match self.timeout_state {
             ResponseTimeoutState::Open => {}
             ResponseTimeoutState::EndedWithText => return Poll::Ready(None),
-            // One more turn of the task lets the library write the text before the error closes the connection.
+            // The task is polled once more, so that hyper writes the text before the error closes the connection.
             ResponseTimeoutState::TextSent => {
                 self.timeout_state = ResponseTimeoutState::Aborted;
                 cx.waker().wake_by_ref();
@@ -192,15 +192,15 @@ impl ForwardedPodBody {
         Poll::Ready(next.map(|frame| frame.map_err(ResponseBodyError::Pod)))
     }
 
-    /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
+    /// Ends the response because a timeout is over. Returns the text of the failure, if the stated length allows it.
     fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(permit) = &self.permit {
-            warn!(pod = %permit.pod.uid, "answer cut off: request timeout");
+            warn!(pod = %permit.pod.uid, "response cut off: request timeout");
         }
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {
             None => ResponseTimeoutState::EndedWithText,
-            Some(room) if room < text.len() as u64 => ResponseTimeoutState::Aborted,
+            Some(left) if left < text.len() as u64 => ResponseTimeoutState::Aborted,
             Some(_) => ResponseTimeoutState::TextSent,
         };
         self.close_connection();

@@ -19,9 +19,9 @@ pub struct PodLoad {
 /// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `pods`, sorted by key. Returns an index; `None`: no pod has room, or there is none.
+/// Chooses among `pods`, sorted by key. Returns an index; `None`: no pod has capacity, or there is none.
 ///
-/// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
+/// `limit` is containerConcurrency (0: no limit, and all pods have capacity). `cursor` is the position of round robin.
 /// `random` is uniform over u64.
 pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -> Option<usize> {
     match limit {
@@ -56,15 +56,15 @@ fn next_round_robin(pods: &[PodLoad], cursor: &mut usize) -> Option<usize> {
     Some(index)
 }
 
-/// Chooses the revision of one request by the targets' percents. `None` without targets.
+/// Chooses the Revision of one request by the targets' percents. `None` without targets.
 ///
 /// Example: with percents 90 and 10, a `random` value whose remainder modulo 100 is 95 chooses the second.
 pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, random: u64) -> Option<&T> {
     let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
-    let mut ticket = random.checked_rem(total)?;
+    let mut remainder = random.checked_rem(total)?;
     for target in targets {
-        match ticket.checked_sub(u64::from(percent(target))) {
-            Some(rest) => ticket = rest,
+        match remainder.checked_sub(u64::from(percent(target))) {
+            Some(rest) => remainder = rest,
             None => return Some(target),
         }
     }

@@ -1,4 +1,4 @@
-//! Shell: one revision at this activator: its wait queue, its pods and its slots.
+//! Shell: one Revision at this activator: its wait queue, its pods and its slots.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -40,14 +40,14 @@ const UNANSWERED_POD_PAUSE: Duration = Duration::from_nanos(abi::AVOID_UNANSWERE
 
 pub use queue_entry::QueueEntry;
 
-/// Settings and services that all revisions share.
+/// Settings and services that all Revisions share.
 #[derive(Debug)]
 pub struct RevisionContext {
     /// View of the other activators, and the outboxes for claims and grants.
     pub peers: Arc<Peers>,
-    /// Bounds of each revision's wait queue.
+    /// Bounds of each Revision's wait queue.
     pub queue_bounds: WaitQueueBounds,
-    /// Settings for the pods of all revisions.
+    /// Settings for the pods of all Revisions.
     pub pod_settings: PodConnectionSettings,
     /// Reporter of waiting requests to the autoscaler.
     pub usage_reporter: Arc<QueueUsageReporter>,
@@ -55,12 +55,12 @@ pub struct RevisionContext {
     pub next_pod_id: AtomicU64,
 }
 
-/// One revision at this activator. While it is asleep and no request waits, it stores little more than its name.
+/// One Revision at this activator. While it is asleep and no request waits, it stores little more than its name.
 #[derive(Debug)]
 pub struct ActivatorRevision {
-    /// Name and namespace of the revision.
+    /// Name and namespace of the Revision.
     pub name: NamespacedName,
-    /// True if the revision is in the list of revisions whose usage is still to be reported.
+    /// True if the Revision is in the list of Revisions whose usage is still to be reported.
     is_report_pending: AtomicBool,
     context: Arc<RevisionContext>,
     state: Mutex<LockedRevisionState>,
@@ -68,7 +68,7 @@ pub struct ActivatorRevision {
 
 #[derive(Debug, Default)]
 struct LockedRevisionState {
-    /// Settings from the RouteTable; `None`: the table does not contain the revision.
+    /// Settings from the RouteTable; `None`: the table does not contain the Revision.
     route_settings: Option<RevisionRouteSettings>,
     totals: RequestTotals,
     /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
@@ -77,21 +77,21 @@ struct LockedRevisionState {
     slots: Option<Box<RevisionSlots>>,
 }
 
-/// State of a revision while it has pods or requests.
+/// State of a Revision while it has pods or requests.
 #[derive(Debug)]
 struct ActiveRevisionState {
     wait_queue: WaitQueue<oneshot::Sender<PodPermit>>,
     pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
     /// Start of the time in which the RouteTable lists at least one ready pod.
     ready_since: Option<Instant>,
-    /// Queue entries that have a turn and may wait with it again.
+    /// Number of queue entries that have an arrival number, and may wait again.
     queue_entries: usize,
 }
 
 /// Right to send one request to one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct PodPermit {
-    /// Pod at which the request has room.
+    /// Pod that the request is sent to.
     pub pod: Arc<PodEndpoint>,
     revision: Arc<ActivatorRevision>,
 }
@@ -111,17 +111,17 @@ impl Drop for PodPermit {
 }
 
 impl ActivatorRevision {
-    /// Creates a revision without pods, which the RouteTable has not described yet.
+    /// Creates a Revision without pods, which the RouteTable has not described yet.
     pub fn new(name: NamespacedName, context: Arc<RevisionContext>) -> Self {
         Self { name, is_report_pending: AtomicBool::new(false), context, state: Mutex::default() }
     }
 
-    /// Sets the settings of the RouteTable. `None`: the table does not contain the revision any more.
+    /// Sets the settings of the RouteTable. `None`: the table does not contain the Revision any more.
     pub fn set_route_settings(&self, terms: Option<RevisionRouteSettings>) {
         self.lock_state().route_settings = terms;
     }
 
-    /// Settings of the revision in the RouteTable; `None`: the table does not contain it.
+    /// Settings of the Revision in the RouteTable; `None`: the table does not contain it.
     pub fn route_settings(&self) -> Option<RevisionRouteSettings> {
         self.lock_state().route_settings.clone()
     }
@@ -169,7 +169,7 @@ impl ActivatorRevision {
     /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
         let mut state = self.lock_state();
-        // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
+        // Most Revisions are asleep: one without pods and state must not allocate anything on each change of the table.
         if pods.is_empty() && state.active.is_none() && state.slots.is_none() {
             return;
         }
@@ -182,8 +182,8 @@ impl ActivatorRevision {
         let since = active.ready_since.unwrap_or_else(Instant::now);
         active.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
-        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `reconcile_slots`
-        // assigns it.
+        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no free slots, and
+        // `reconcile_slots` assigns them.
         let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
         state.on_dispatched(&dispatched);
         dispatched.extend(self.reconcile_slots(&mut state));
@@ -198,7 +198,7 @@ impl ActivatorRevision {
         }
     }
 
-    /// Fails all waiting requests, because the RouteTable has not contained the revision for some time.
+    /// Fails all waiting requests, because the RouteTable has not contained the Revision for some time.
     pub fn fail_waiters(self: &Arc<Self>) {
         let mut state = self.lock_state();
         let is_back = state.route_settings.is_some();
@@ -208,7 +208,7 @@ impl ActivatorRevision {
         debug_assert!(dispatched.is_empty(), "none waits");
         drop(state);
         if !waiters.is_empty() {
-            info!(revision = %self.name, waiting = waiters.len(), "waiting requests refused: their revision is gone");
+            info!(revision = %self.name, waiting = waiters.len(), "waiting requests refused: their Revision is gone");
         }
     }
 
@@ -413,12 +413,12 @@ impl ActivatorRevision {
         });
     }
 
-    /// Returns true if the revision keeps state of its slots.
+    /// Returns true if the Revision keeps state of its slots.
     pub fn has_slots(&self) -> bool {
         self.lock_state().slots.is_some()
     }
 
-    /// Returns true if any request of the revision is at a pod.
+    /// Returns true if any request of the Revision is at a pod.
     pub fn has_requests_at_pods(&self) -> bool {
         self.lock_state().active.as_ref().is_some_and(|active| active.wait_queue.in_flight() > 0)
     }
@@ -468,7 +468,7 @@ impl LockedRevisionState {
             .map_or((0, AppProtocol::Http1), |it| (it.concurrency_limit, it.protocol))
     }
 
-    /// Slots of the revision, created if needed. Requests that are already at pods use some of them.
+    /// Slots of the Revision, created if needed. Requests that are already at pods use some of them.
     fn ensure_slots(
         &mut self,
         name: &NamespacedName,
@@ -612,7 +612,7 @@ impl QueueUsageSource for ActivatorRevision {
     }
 
     fn take_report(&self) -> (RequestTotals, u64) {
-        // Cleared before the totals are read: a change after that puts the revision into the list again.
+        // Cleared before the totals are read: a change after that puts the Revision into the list again.
         self.is_report_pending.store(false, Ordering::Release);
         self.totals()
     }

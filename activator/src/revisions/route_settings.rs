@@ -1,11 +1,11 @@
-//! Pure: a revision in the RouteTable: its settings and its pods.
+//! Pure: a Revision in the RouteTable: its settings and its pods.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use common::wire::{self, AllowedSources, AppProtocol};
 use smol_str::SmolStr;
 
-/// Settings of a revision in the RouteTable.
+/// Settings of a Revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevisionRouteSettings {
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
@@ -16,21 +16,21 @@ pub struct RevisionRouteSettings {
     pub timeouts: RequestTimeouts,
     /// Clients that may send requests, by the pods' NetworkPolicies; `None`: all clients.
     pub allowed_sources: Option<Arc<AllowedSources>>,
-    /// Service and Configuration that own the revision.
+    /// Service and Configuration that own the Revision.
     pub owner_names: RevisionOwnerNames,
 }
 
-/// Owners of a revision, for the request log.
+/// Owners of a Revision, for the request log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevisionOwnerNames {
     /// Name of the Service; empty: a Configuration without a Service.
     pub service: SmolStr,
-    /// Name of the Configuration that made the revision.
+    /// Name of the Configuration that made the Revision.
     pub configuration: SmolStr,
 }
 
 impl RevisionRouteSettings {
-    /// Extracts the settings from a revision of the RouteTable.
+    /// Extracts the settings from a Revision of the RouteTable.
     pub fn new(entry: &wire::RevisionEntry) -> Self {
         let timeouts = RequestTimeouts {
             total: entry.timeout,
@@ -47,7 +47,7 @@ impl RevisionRouteSettings {
     }
 }
 
-/// Timeouts of a revision's requests.
+/// Timeouts of a Revision's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestTimeouts {
     /// Time for a whole request, including the time it waits (`timeoutSeconds`).
@@ -58,7 +58,7 @@ pub struct RequestTimeouts {
     pub between_frames: Option<Duration>,
 }
 
-/// One pod of a revision in the RouteTable.
+/// One pod of a Revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTableEntry {
     /// Address and port of its container, once they are known.
@@ -69,5 +69,5 @@ pub struct PodTableEntry {
     pub name: SmolStr,
 }
 
-/// Pods of one revision in the RouteTable, by uid.
+/// Pods of one Revision in the RouteTable, by uid.
 pub type PodTable = BTreeMap<String, PodTableEntry>;

@@ -24,13 +24,13 @@ const MIN_REPORT_GAP: Duration = Duration::from_millis(1);
 
 /// Revision whose waiting requests are reported.
 pub trait QueueUsageSource: fmt::Debug + Send + Sync {
-    /// Name and namespace of the revision.
+    /// Name and namespace of the Revision.
     fn name(&self) -> &NamespacedName;
 
-    /// Registers that the revision is in the list of changed ones. Returns true if it was not in it before.
+    /// Registers that the Revision is in the list of changed ones. Returns true if it was not in it before.
     fn mark_report_pending(&self) -> bool;
 
-    /// Takes the revision out of the list, then reads its totals, with the time in ns of
+    /// Takes the Revision out of the list, then reads its totals, with the time in ns of
     /// [`now_ns`](crate::clock::now_ns).
     fn take_report(&self) -> (RequestTotals, u64);
 }
@@ -50,7 +50,7 @@ impl QueueUsageReporter {
         self.report_now.notify_one();
     }
 
-    /// Registers a change of the revision's totals.
+    /// Registers a change of the Revision's totals.
     pub fn mark_changed(&self, revision: &Arc<impl QueueUsageSource + 'static>) {
         if revision.mark_report_pending() {
             let mut changed = self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl QueueUsageReporter {
         }
     }
 
-    /// Drops the reports of a revision that does not exist any more.
+    /// Drops the reports of a Revision that does not exist any more.
     pub fn remove_revision(&self, revision: &NamespacedName) {
         self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
         self.outbox.remove(&usage_key(revision.clone()));

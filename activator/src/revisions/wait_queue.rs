@@ -1,11 +1,22 @@
-//! Pure: the wait queue of one revision.
+//! Pure: the wait queue of one Revision.
 //!
-//! A request waits only while no ready pod has room. Room arises when a pod becomes ready, when a request ends, or when
-//! a slot is granted. The call that makes room also dispatches the first request of the queue. Therefore, whenever a
-//! call returns, either no request waits or no pod has room. Under a hard limit,
-//! [`RevisionSlots`](crate::slots::revision_slots::RevisionSlots) defines the room.
+//! A request waits only while no ready pod has capacity. Capacity arises when a pod becomes ready, when a request ends,
+//! or when a slot is granted. The call that adds capacity also dispatches the first request of the queue. Therefore,
+//! whenever a call returns, either no request waits or no pod has capacity.
 //!
-//! `W` is the shell's handle of a waiting request, by which it resumes that request. The queue only hands it back.
+//! | word | meaning |
+//! |---|---|
+//! | arrival number | place of a request in the order of arrival, which it keeps when it waits a second time |
+//! | admit | give a pod to a request at once |
+//! | enqueue | let a request wait, in the order of the arrival numbers |
+//! | dispatch | give a pod to the waiting request with the lowest arrival number |
+//! | waiter | `W`, the shell's handle of a waiting request; the queue only returns it |
+//! | open pod | ready pod that takes requests |
+//! | paused pod | ready pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
+//! | closed pod | pod that takes no requests, but still has some in flight |
+//! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
+//!
+//! [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,36 +30,36 @@ use crate::{
 /// wait (`cmd/queue`, `pkg/queue/breaker.go`); this queue replaces the sidecar's.
 const QUEUED_PER_SLOT: usize = 10;
 
-/// Position of a request in the order of arrival. A request keeps it when it has to wait a second time.
+/// Place of a request in the order of arrival. A request keeps it when it waits a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueueTicket(u64);
+pub struct ArrivalNumber(u64);
 
 /// Error of [`WaitQueue::enqueue`]: the queue has reached one of its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueFull;
 
-/// Dispatched request: its waiter, and the pod that has room for it. The room is already occupied.
+/// Dispatched request: its waiter, and its pod. The request already counts as in flight there.
 pub type DispatchedRequest<W> = (W, PodEndpointKey);
 
-/// Wait queue of one revision: the pods that take requests, their requests in flight, and the waiting requests.
+/// Wait queue of one Revision: the pods that take requests, their requests in flight, and the waiting requests.
 #[derive(Debug)]
 pub struct WaitQueue<W> {
     bounds: WaitQueueBounds,
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
     limit: u32,
-    /// Pods that the RouteTable lists as ready, including those that refuse at the moment.
+    /// Pods that the RouteTable lists as ready, including paused ones.
     ready_pods: BTreeSet<PodEndpointKey>,
     /// Pods that take requests, sorted by key.
     open_pods: Vec<PodLoad>,
     /// Pods that take no requests now and still have some in flight: draining, gone or paused.
     closed_pods: BTreeMap<PodEndpointKey, u32>,
-    /// Pods that the RouteTable lists as ready, but that get no requests for a pause: a dial failed or is unanswered.
+    /// Ready pods that get no requests for a while: a dial failed or got no SYN-ACK.
     paused_pods: BTreeSet<PodEndpointKey>,
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
-    waiting: BTreeMap<QueueTicket, QueuedWaiter<W>>,
+    waiting: BTreeMap<ArrivalNumber, QueuedWaiter<W>>,
     waiting_bytes: usize,
-    last_ticket: u64,
+    last_arrival: u64,
 }
 
 #[derive(Debug)]
@@ -70,17 +81,17 @@ impl<W> WaitQueue<W> {
             round_robin_cursor: 0,
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
-            last_ticket: 0,
+            last_arrival: 0,
         }
     }
 
-    /// Registers the arrival of a request. Returns its position in the order of arrival.
-    pub fn issue_ticket(&mut self) -> QueueTicket {
-        self.last_ticket += 1;
-        QueueTicket(self.last_ticket)
+    /// Registers the arrival of a request.
+    pub fn assign_arrival_number(&mut self) -> ArrivalNumber {
+        self.last_arrival += 1;
+        ArrivalNumber(self.last_arrival)
     }
 
-    /// Occupies room at a pod and returns its key. `None`: no pod has room, so the request has to
+    /// Chooses a pod for one request and occupies its capacity. `None`: no pod has capacity, so the request has to
     /// [`enqueue`](Self::enqueue).
     pub fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
         let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
@@ -90,10 +101,10 @@ impl<W> WaitQueue<W> {
         Some(load.key)
     }
 
-    /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
+    /// Puts a request of `bytes` bytes into the queue, by its arrival number. Fails if a bound is reached.
     pub fn enqueue(
         &mut self,
-        ticket: QueueTicket,
+        arrival: ArrivalNumber,
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
@@ -102,24 +113,24 @@ impl<W> WaitQueue<W> {
             return Err(WaitQueueFull);
         }
         self.waiting_bytes = total_bytes;
-        self.waiting.insert(ticket, QueuedWaiter { waiter, bytes });
+        self.waiting.insert(arrival, QueuedWaiter { waiter, bytes });
         Ok(())
     }
 
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
-    pub fn remove_waiter(&mut self, ticket: QueueTicket) -> Option<W> {
-        let removed = self.waiting.remove(&ticket)?;
+    pub fn remove_waiter(&mut self, arrival: ArrivalNumber) -> Option<W> {
+        let removed = self.waiting.remove(&arrival)?;
         self.waiting_bytes -= removed.bytes;
         Some(removed.waiter)
     }
 
-    /// Empties the queue, because no pod will ever have room. Returns all waiters.
+    /// Empties the queue, because no pod will ever have capacity. Returns all waiters.
     pub fn drain_waiters(&mut self) -> Vec<W> {
         self.waiting_bytes = 0;
         std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
     }
 
-    /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no room
+    /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no capacity
     /// until [`set_free_slots`](Self::set_free_slots) assigns some. Returns the requests that are dispatched by the
     /// change.
     pub fn on_routes(
@@ -156,7 +167,7 @@ impl<W> WaitQueue<W> {
         self.dispatch_waiting(random)
     }
 
-    /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
+    /// With a hard limit: adds one free slot at `pod`. Returns the request dispatched by it, if any.
     pub fn add_free_slot(
         &mut self,
         pod: PodEndpointKey,
@@ -167,7 +178,7 @@ impl<W> WaitQueue<W> {
         self.dispatch_waiting(random)
     }
 
-    /// Returns true if `pod` takes requests.
+    /// Returns true if `pod` is open.
     pub fn is_open(&self, pod: PodEndpointKey) -> bool {
         self.find_open(pod).is_ok()
     }
@@ -177,13 +188,13 @@ impl<W> WaitQueue<W> {
         self.ready_pods.iter().copied()
     }
 
-    /// Requests in flight at one pod, also at one that takes no new requests.
+    /// Requests in flight at one pod, open or closed.
     pub fn in_flight_at(&self, pod: PodEndpointKey) -> u32 {
         let open = self.find_open(pod).ok().map(|at| self.open_pods[at].in_flight);
         open.or_else(|| self.closed_pods.get(&pod).copied()).unwrap_or(0)
     }
 
-    /// Keys of the pods that take requests.
+    /// Keys of the open pods.
     pub fn open_pods(&self) -> impl Iterator<Item = PodEndpointKey> {
         self.open_pods.iter().map(|load| load.key)
     }
@@ -207,8 +218,8 @@ impl<W> WaitQueue<W> {
         Vec::new()
     }
 
-    /// Registers that `pod` refused a connection. It gets no request until [`on_pod_retry`](Self::on_pod_retry), or
-    /// until the RouteTable lists it again after it was not ready. Returns true if it took requests until now.
+    /// Pauses `pod`: it gets no request until [`on_pod_retry`](Self::on_pod_retry), or until the RouteTable lists it
+    /// again after it was not ready. Returns true if it was open.
     pub fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find_open(pod) else { return false };
         let load = self.open_pods.remove(at);
@@ -218,12 +229,12 @@ impl<W> WaitQueue<W> {
         self.paused_pods.insert(pod)
     }
 
-    /// Returns true if a pod other than `pod` takes requests.
+    /// Returns true if a pod other than `pod` is open.
     pub fn has_other_open(&self, pod: PodEndpointKey) -> bool {
         self.open_pods.iter().any(|load| load.key != pod)
     }
 
-    /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
+    /// Opens a paused pod again. Returns the requests dispatched by it.
     pub fn on_pod_retry(
         &mut self,
         pod: PodEndpointKey,
@@ -252,7 +263,7 @@ impl<W> WaitQueue<W> {
     /// Number of requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
     fn max_waiting(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        // Ready pods count even while they refuse, so that a short refusal does not fill the queue's bound.
+        // Paused pods count too, so that a short pause does not lower the bound.
         let of_pods = self.ready_pods.len().saturating_mul(limit).saturating_mul(QUEUED_PER_SLOT);
         self.bounds.max_requests.saturating_add(of_pods)
     }

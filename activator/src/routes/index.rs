@@ -29,8 +29,8 @@ use crate::{
     slots::peers::Peers,
 };
 
-/// Time for which requests wait for a revision that is not in the RouteTable. Another controller may know of it a
-/// little later, and a revision that is made again has the same name.
+/// Time for which requests wait for a Revision that is not in the RouteTable. Another controller may know of it a
+/// little later, and a Revision that is made again has the same name.
 const MISSING_REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Indexes of the RouteTable by port, host and name. Shared by all connections; locks are held for single look-ups.
@@ -64,7 +64,7 @@ struct RouteIndexState {
     revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
     /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
     missing_since: BTreeMap<NamespacedName, Instant>,
-    /// Pods by revision; revisions without pods have no entry.
+    /// Pods by Revision; Revisions without pods have no entry.
     pods_by_revision: BTreeMap<NamespacedName, PodTable>,
     /// Revision of each pod, by the pod's uid.
     revision_by_pod: HashMap<String, NamespacedName>,
@@ -102,11 +102,11 @@ impl RouteIndex {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
-    /// Service of a revision's own name: all of its requests are for that revision.
+    /// Service of a Revision's own name: all of its requests are for that Revision.
     pub fn service_for_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         let index = self.read();
         let revision = Arc::clone(&index.revisions.get(name)?.0);
-        // A revision that is only referred to is not in the table, not yet or not any more.
+        // A Revision that is only referred to is not in the table, not yet or not any more.
         if index.missing_since.contains_key(name) {
             return None;
         }
@@ -138,19 +138,19 @@ impl RouteIndex {
             .unwrap_or_else(|| self.write().get_or_create_revision(name, &self.revision_context))
     }
 
-    /// Updates the slots of all revisions, because the known activators have changed.
+    /// Updates the slots of all Revisions, because the known activators have changed.
     pub fn reconcile_all_slots(&self) {
         self.revisions().iter().for_each(|revision| revision.on_peer_view());
     }
 
-    /// All revisions that have pods.
+    /// All Revisions that have pods.
     pub fn revisions_with_pods(&self) -> Vec<Arc<ActivatorRevision>> {
         let index = self.read();
         let revisions = index.pods_by_revision.keys().filter_map(|name| index.revisions.get(name));
         revisions.map(|it| Arc::clone(&it.0)).collect()
     }
 
-    /// All revisions that are known.
+    /// All Revisions that are known.
     pub fn revisions(&self) -> Vec<Arc<ActivatorRevision>> {
         self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
     }
@@ -166,7 +166,7 @@ impl RouteIndex {
         (index.services.len(), index.revision_by_pod.len())
     }
 
-    /// Drops revisions that are not in the table and not referred to, by any service or request.
+    /// Drops Revisions that are not in the table and not referred to, by any service or request.
     pub fn drop_unreferenced_revisions(&self) {
         if self.read().missing_since.is_empty() {
             return;
@@ -176,7 +176,7 @@ impl RouteIndex {
         }
     }
 
-    /// Fails requests that wait at a revision which, at `now`, was missing in the table for `MISSING_REVISION_TIMEOUT`:
+    /// Fails requests that wait at a Revision which, at `now`, was missing in the table for `MISSING_REVISION_TIMEOUT`:
     /// it will have no pod.
     pub fn fail_missing_revisions(&self, now: Instant) {
         let index = self.read();
@@ -273,7 +273,7 @@ impl RouteIndex {
     fn update_revision_pods(&self, name: &NamespacedName) {
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
-        // A revision that is not in the table has no pods, whatever the table's pods state.
+        // A Revision that is not in the table has no pods, whatever the table's pods state.
         let pods = index
             .pods_by_revision
             .get(name)
@@ -386,7 +386,7 @@ impl RouteIndexState {
         revision
     }
 
-    /// Sets a revision's settings. Requests that wait at a revision that leaves the table stay for a while, in case it
+    /// Sets a Revision's settings. Requests that wait at a Revision that leaves the table stay for a while, in case it
     /// returns.
     fn set_route_settings(
         &mut self,
@@ -403,7 +403,7 @@ impl RouteIndexState {
         }
     }
 
-    /// Drops revisions that are not referred to. Returns their names.
+    /// Drops Revisions that are not referred to. Returns their names.
     fn take_unreferenced_revisions(&mut self) -> Vec<NamespacedName> {
         // References are copied from this index or from another reference. If the index has the only one, no other can
         // arise while the index is locked.
@@ -420,7 +420,7 @@ impl RouteIndexState {
         unreferenced
     }
 
-    /// Adds or replaces a pod. Returns the revisions whose pods have changed.
+    /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
         let is_ready = entry.phase == RoutingPhase::Ready;
@@ -434,7 +434,7 @@ impl RouteIndexState {
         touched
     }
 
-    /// Removes a pod. Returns the revision that it had.
+    /// Removes a pod. Returns the Revision that it had.
     fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
         let revision = self.revision_by_pod.remove(uid)?;
         if let Some(pods) = self.pods_by_revision.get_mut(&revision) {

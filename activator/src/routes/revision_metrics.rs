@@ -1,4 +1,4 @@
-//! Shell: gauges of the revisions, computed for each scrape.
+//! Shell: gauges of the Revisions, computed for each scrape.
 
 use std::{fmt, sync::Arc};
 
@@ -10,7 +10,7 @@ use prometheus_client::{
 
 use crate::routes::index::RouteIndex;
 
-/// Gauges of each revision that has pods or requests, computed for each scrape. Names and labels are those of Knative's
+/// Gauges of each Revision that has pods or requests, computed for each scrape. Names and labels are those of Knative's
 /// activator (`pkg/activator/handler/metrics.go`, in the spelling of Prometheus).
 #[derive(Debug)]
 pub struct RevisionQueueCollector(pub Arc<RouteIndex>);

@@ -68,7 +68,7 @@ impl RoutedService {
     }
 }
 
-/// Share of one revision in the traffic of a service.
+/// Share of one Revision in the traffic of a service.
 #[derive(Debug)]
 pub struct TrafficShare {
     /// Revision, which may be missing in the RouteTable.

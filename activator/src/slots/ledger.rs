@@ -1,4 +1,4 @@
-//! Pure: an owner's ledger of the slots of a revision and their holders.
+//! Pure: an owner's ledger of the slots of a Revision and their holders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub(super) struct SlotLedger {
     granted_slots: SlotsByPod,
     /// True if some request waits, here or at a holder, and slots that others hold could serve it.
     is_contended: bool,
-    /// Number of slots beyond which each holder gives back idle ones, while the revision is short of slots.
+    /// Number of slots beyond which each holder gives back idle ones, while the Revision is short of slots.
     fair_share: u32,
     /// Running number of the slots given: it orders activators by the time of their last slot.
     grant_sequence: u64,
@@ -184,18 +184,18 @@ impl SlotLedger {
     /// of the owner itself: its share, and those that no holder needs.
     pub(super) fn distribute(&mut self, demand: &SlotDemand<'_>) -> SlotsByPod {
         let mut free = self.free_slots(demand);
-        let (mut wanting, is_unheard) = self.claimants(demand);
+        let (mut claimants, has_unconfirmed) = self.claimants(demand);
         let mut sequence = self.grant_sequence;
-        while let Some((at, pod)) = next_assignment(&wanting, &free, demand) {
+        while let Some((at, pod)) = next_assignment(&claimants, &free, demand) {
             sequence += 1;
             remove_slot(&mut free, &pod);
-            wanting[at].assign_slot(&pod, sequence);
+            claimants[at].assign_slot(&pod, sequence);
         }
-        // Without other activators there is nothing to get back: waiting alone does not make the revision short.
-        let is_left = wanting.iter().any(|it| it.needed > 0);
-        let others_matter =
-            wanting.iter().any(|it| it.holder.is_some()) || !self.granted_slots.is_empty();
-        let assignments = wanting.into_iter().filter(|it| !it.assigned.is_empty());
+        // Without other holders no slot can come back, so waiting requests alone are no contention.
+        let is_demand_left = claimants.iter().any(|it| it.needed > 0);
+        let has_other_holders =
+            claimants.iter().any(|it| it.holder.is_some()) || !self.granted_slots.is_empty();
+        let assignments = claimants.into_iter().filter(|it| !it.assigned.is_empty());
         let assignments: Vec<_> =
             assignments.map(|it| (it.holder.cloned(), it.assigned, it.last_granted)).collect();
         let mut own_slots = free;
@@ -207,7 +207,7 @@ impl SlotLedger {
             }
         }
         self.grant_sequence = sequence;
-        self.is_contended = is_unheard || (is_left && others_matter);
+        self.is_contended = has_unconfirmed || (is_demand_left && has_other_holders);
         self.fair_share = self.max_min_share(demand);
         self.recompute_granted();
         own_slots
@@ -224,11 +224,11 @@ impl SlotLedger {
         &self,
         pod: &str,
         limit: u32,
-        busy: &SlotsByPod,
+        in_use: &SlotsByPod,
         reserved: &SlotsByPod,
     ) -> bool {
         let used: u32 =
-            [busy, reserved, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
+            [in_use, reserved, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
         self.is_active && !self.is_contended && used < limit
     }
 
@@ -242,9 +242,10 @@ impl SlotLedger {
         demand.ready_pods.iter().filter_map(of).collect()
     }
 
-    /// Activators that could use a slot now; and true if others could once they have reported their slots.
+    /// Returns the activators that could use a slot now; and true if others need slots, but have not confirmed the
+    /// latest grant.
     fn claimants<'a>(&self, demand: &SlotDemand<'a>) -> (Vec<SlotClaimant<'a>>, bool) {
-        let (mut all, mut is_unheard) = (Vec::new(), false);
+        let (mut all, mut has_unconfirmed) = (Vec::new(), false);
         for (holder, claim) in demand.claims {
             let Some(entry) = self.holders.get(holder) else { continue };
             let held = total_slots(&entry.held_slots);
@@ -259,7 +260,7 @@ impl SlotLedger {
                     (Some(holder), entry.last_granted, SlotsByPod::new());
                 all.push(SlotClaimant { holder, held, last_granted, needed, assigned });
             } else {
-                is_unheard = true;
+                has_unconfirmed = true;
             }
         }
         if demand.waiting > 0 {
@@ -267,7 +268,7 @@ impl SlotLedger {
             let (needed, assigned) = (demand.waiting, SlotsByPod::new());
             all.push(SlotClaimant { holder: None, held, last_granted, needed, assigned });
         }
-        (all, is_unheard)
+        (all, has_unconfirmed)
     }
 
     /// Greatest number of slots that every activator which needs as many can have: max-min fairness over all slots.
@@ -320,24 +321,25 @@ impl SlotLedger {
     }
 }
 
-/// Next activator that gets a slot, with the pod of it: the pod with the most free slots.
+/// Returns the next activator that gets a slot, and the pod of the slot: the one with the most free slots.
 fn next_assignment(
-    wanting: &[SlotClaimant<'_>],
+    claimants: &[SlotClaimant<'_>],
     free: &SlotsByPod,
     demand: &SlotDemand<'_>,
 ) -> Option<(usize, SmolStr)> {
-    let mut order: Vec<usize> = (0..wanting.len()).filter(|at| wanting[*at].needed > 0).collect();
+    let mut order: Vec<usize> =
+        (0..claimants.len()).filter(|at| claimants[*at].needed > 0).collect();
     // The activator with the fewest slots comes first; of equal ones, the one whose last slot is the longest ago.
-    order.sort_by_key(|at| (wanting[*at].held, wanting[*at].last_granted));
+    order.sort_by_key(|at| (claimants[*at].held, claimants[*at].last_granted));
     order.into_iter().find_map(|at| {
-        let suits = |pod: &SmolStr| match wanting[at].holder {
+        let can_use = |pod: &SmolStr| match claimants[at].holder {
             Some(holder) => {
                 demand.claims.get(holder).is_some_and(|it| !it.unusable_pods.contains(pod))
             }
             None => demand.open_pods.contains(pod),
         };
-        let suiting = free.iter().filter(|(pod, _)| suits(pod));
-        let (pod, _) = suiting.max_by_key(|(_, slots)| **slots)?;
+        let usable_slots = free.iter().filter(|(pod, _)| can_use(pod));
+        let (pod, _) = usable_slots.max_by_key(|(_, slots)| **slots)?;
         Some((at, pod.clone()))
     })
 }

@@ -1,4 +1,4 @@
-//! Pure: the activators as one of them sees them, and the owner of each revision by that view.
+//! Pure: the activators as one of them sees them, and the owner of each Revision by that view.
 
 use std::collections::BTreeSet;
 
@@ -19,14 +19,14 @@ pub struct PeerView {
     pub alive: BTreeSet<ActivatorName>,
     /// Subset of `alive` that has a stream to this activator.
     pub connected: BTreeSet<ActivatorName>,
-    /// True if it follows the RouteTable only since lately. A table from before its first one may still be in force at
-    /// another activator, and list activators that it cannot know of.
+    /// True for some time after this activator has received its first RouteTable. An older table may still be in force
+    /// at another activator, and list activators that this one cannot know.
     pub is_new_activator: bool,
 }
 
 impl PeerView {
-    /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
-    /// none is listed, the owner is one of those that are alive.
+    /// Owner of a Revision by this view: the listed activator with the highest rank for this Revision. While none is
+    /// listed, the owner is one of those that are alive.
     pub fn owner(&self, revision: &NamespacedName) -> &ActivatorName {
         let candidates =
             self.alive.iter().chain([&self.own_name]).filter(|_| self.listed.is_empty());
@@ -35,7 +35,7 @@ impl PeerView {
     }
 }
 
-/// Activators of the table that have not ended. If all have ended, it returns all of them. An activator that is not
+/// Returns the activators of the table that have not ended; or all of them, if all have ended. An activator that is not
 /// listed itself then waits for the next table, as others in the same situation do.
 pub fn without_ended(
     listed: &BTreeSet<ActivatorName>,
@@ -44,7 +44,7 @@ pub fn without_ended(
     if listed.is_subset(ended) { listed.clone() } else { listed - ended }
 }
 
-/// Rank of an activator in a revision's order: rendezvous hashing, the same in every process.
+/// Rank of an activator for a Revision, by rendezvous hashing. It is the same in every process.
 fn owner_rank(revision: &NamespacedName, peer: &str) -> u64 {
     let parts = [&*revision.namespace, "/", &*revision.name, "\0", peer];
     let bytes = parts.into_iter().flat_map(str::bytes);

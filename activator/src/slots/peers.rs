@@ -1,4 +1,4 @@
-//! Shell: the other activators as this one sees them, and the claims and grants that they are to get.
+//! Shell: the other activators as this one sees them, and the claims and grants to be sent to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -49,11 +49,11 @@ pub(crate) struct KnownPeers {
     listed: BTreeMap<ActivatorName, Vec<IpAddr>>,
     /// Holders with an open stream to this activator.
     pub(crate) connected: BTreeSet<ActivatorName>,
-    /// Activators that are neither listed nor connected any more, with the time since when.
+    /// Activators that are neither listed nor connected any more, with the time of that change.
     pub(crate) left_since: BTreeMap<ActivatorName, Instant>,
     /// Activators that have announced their end, or have refused connections for a while.
     pub(crate) ended: BTreeSet<ActivatorName>,
-    /// Activators that refuse connections, with the time since when.
+    /// Activators that refuse connections, with the time of the first refusal.
     refused_since: BTreeMap<ActivatorName, Instant>,
 }
 
@@ -118,7 +118,7 @@ impl Peers {
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
         // An activator that is no longer listed may still have requests at pods, and so is known for a while.
-        let is_other = self.update_view(|peers| {
+        let has_changed = self.update_view(|peers| {
             peers.first_table_at.get_or_insert_with(Instant::now);
             let before = std::mem::replace(&mut peers.listed, listed);
             peers.left_since.extend(before.into_keys().map(|peer| (peer, Instant::now())));
@@ -128,7 +128,7 @@ impl Peers {
             *targets = dials;
             differs
         });
-        is_other
+        has_changed
     }
 
     /// Address of another activator in an IP family that this one has too; otherwise its first address.
@@ -142,17 +142,11 @@ impl Peers {
     pub(crate) fn update_view(&self, change: impl FnOnce(&mut KnownPeers)) -> bool {
         let mut known_peers = self.known_peers.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut known_peers);
-        let KnownPeers {
-            first_table_at,
-            listed,
-            connected: streams,
-            left_since,
-            ended,
-            refused_since,
-        } = &mut *known_peers;
+        let KnownPeers { first_table_at, listed, connected, left_since, ended, refused_since } =
+            &mut *known_peers;
         let is_new_activator = first_table_at.is_none_or(|it| it.elapsed() < NEW_ACTIVATOR_PERIOD);
         left_since.retain(|peer, since| {
-            let is_back = listed.contains_key(peer) || streams.contains(peer);
+            let is_back = listed.contains_key(peer) || connected.contains(peer);
             !is_back && since.elapsed() < PEER_GONE_TIMEOUT && !ended.contains(peer)
         });
         // Only listed activators are remembered as ended: others are not in the view anyway.
@@ -161,34 +155,34 @@ impl Peers {
         // The view is replaced while `known_peers` is locked, so that no older view overwrites a newer one.
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let listed = without_ended(&listed.keys().cloned().collect(), ended);
-        let others = listed.iter().chain(&*streams).chain(left_since.keys());
+        let others = listed.iter().chain(&*connected).chain(left_since.keys());
         let others = others.filter(|peer| **peer != view.own_name && !ended.contains(*peer));
         let alive = others.cloned().collect();
-        let (own_name, connected) = (view.own_name.clone(), streams.clone());
+        let (own_name, connected) = (view.own_name.clone(), connected.clone());
         let next = PeerView { own_name, listed, alive, connected, is_new_activator };
-        let is_other = **view != next;
-        if is_other {
+        let has_changed = **view != next;
+        if has_changed {
             *view = Arc::new(next);
         }
-        is_other
+        has_changed
     }
 
-    /// Puts the claims and grants of a revision into the outboxes of their receivers.
+    /// Puts the claims and grants of a Revision into the outboxes of their receivers.
     pub fn publish(&self, revision: &NamespacedName, messages: SlotMessages) {
         if messages == SlotMessages::default() {
             return;
         }
-        // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
-        let mut boxes = self.lock_outboxes();
+        // The outboxes keep the latest state of each Revision, so the memory of a slow stream is bounded.
+        let mut outboxes = self.lock_outboxes();
         for (peer, claim) in messages.claims {
-            let outbox = boxes.claims.entry(peer).or_default();
+            let outbox = outboxes.claims.entry(peer).or_default();
             match claim {
                 Some(claim) => outbox.set(revision.clone(), claim),
                 None => outbox.remove(revision),
             }
         }
         for (peer, grant) in messages.grants {
-            let outbox = boxes.grants.entry(peer).or_default();
+            let outbox = outboxes.grants.entry(peer).or_default();
             match grant {
                 Some(grant) => outbox.set(revision.clone(), grant),
                 None => outbox.remove(revision),

@@ -1,7 +1,7 @@
-//! Pure: slots of a revision with a hard limit: the activators together keep the limit.
+//! Pure: slots of a Revision with a hard limit: the activators together keep the limit.
 //!
-//! A slot is room for one request at one pod. One activator owns the revision and grants its slots to the others, which
-//! hold them. These rules keep the limit:
+//! A slot is capacity for one request at one pod. One activator owns the Revision and grants its slots to the others,
+//! which hold them. These rules keep the limit:
 //!
 //! - An owner grants only within a term of its own (an epoch). It acts only once every activator it knows follows that
 //!   term and has reported the slots it holds. An activator that is the owner by its own table follows no other one.
@@ -13,7 +13,7 @@
 //! - A holder that changes to another term keeps only slots in use, and reports them to the new owner. An activator
 //!   that stops being the owner reports to the next owner what it had granted.
 //!
-//! Each side sends its whole state of the revision with every change.
+//! Each side sends its whole state of the Revision with every change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use crate::slots::{
     slot_counts::{add_slots, idle_slots, max_by_pod, remove_slot, total_slots},
 };
 
-/// Slots of one revision at one activator, as holder or as owner.
+/// Slots of one Revision at one activator, as holder or as owner.
 #[derive(Debug)]
 pub struct RevisionSlots {
     revision: NamespacedName,
@@ -53,7 +53,7 @@ pub struct RevisionSlots {
     received_claims: BTreeMap<ActivatorName, SlotClaim>,
     /// Ledger of the current term, while this activator is the owner by its own table.
     ledger: Option<SlotLedger>,
-    /// Slots that it had granted when it stopped being the owner, kept until another owner acts.
+    /// Slots that this activator had granted when it stopped being the owner, kept until another owner acts.
     former_grants: BTreeMap<ActivatorName, SlotsByPod>,
     /// Holders that were sent a grant which is not withdrawn.
     granted_to: BTreeSet<ActivatorName>,
@@ -65,14 +65,14 @@ pub struct RevisionSlots {
 #[derive(Debug, Default)]
 struct SlotHolder {
     followed_term: Option<FollowedTerm>,
-    /// Slots that it may use, including those in use.
+    /// Slots that the holder may use, including those in use.
     held: SlotsByPod,
     /// Subset of `held` that was granted lately and not used yet: each may serve one request even if `max_idle_total`
     /// is lower.
     fresh_slots: u32,
     /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
     max_idle_total: Option<u32>,
-    /// Pods of which it does not want slots, because they take no requests of this activator.
+    /// Pods of which the holder wants no slots, because they take no requests of this activator.
     avoided_pods: BTreeSet<SmolStr>,
 }
 
@@ -95,7 +95,7 @@ pub struct SlotMessages {
 }
 
 impl RevisionSlots {
-    /// Creates the state of a revision without pods, claims or grants.
+    /// Creates the state of a Revision without pods, claims or grants.
     pub fn new(revision: NamespacedName, view: Arc<PeerView>) -> Self {
         Self {
             revision,
@@ -167,7 +167,7 @@ impl RevisionSlots {
         }
     }
 
-    /// Registers that a request is sent to a pod that had a spare slot.
+    /// Registers that a request is sent to a pod that had a free slot.
     pub fn on_dispatched(&mut self, pod: &str) {
         add_slots(&mut self.in_use, pod, 1);
         remove_slot(&mut self.free_slots, pod);
@@ -177,7 +177,7 @@ impl RevisionSlots {
         }
     }
 
-    /// Registers the end of a request at a pod. Returns true if its slot is spare again, so that `reconcile` is not
+    /// Registers the end of a request at a pod. Returns true if its slot is free again, so that `reconcile` is not
     /// needed.
     pub fn on_request_done(&mut self, pod: &str) -> bool {
         remove_slot(&mut self.in_use, pod);
@@ -185,11 +185,11 @@ impl RevisionSlots {
             Some(ledger) => ledger.has_free_slot(pod, self.limit, &self.in_use, &self.free_slots),
             None => self.holder.followed_term.is_some() && self.holder.max_idle_total.is_none(),
         };
-        let again = is_ours && self.open_pods.contains(pod);
-        if again {
+        let is_free_again = is_ours && self.open_pods.contains(pod);
+        if is_free_again {
             add_slots(&mut self.free_slots, pod, 1);
         }
-        again
+        is_free_again
     }
 
     /// Number of requests that the pod may get from this activator now.
@@ -197,21 +197,25 @@ impl RevisionSlots {
         self.free_slots.get(pod).copied().unwrap_or(0)
     }
 
-    /// Returns true if no other activator holds or may claim slots of this revision.
+    /// Returns true if no other activator holds or may claim slots of this Revision.
     pub fn is_sole_activator(&self) -> bool {
         self.view.alive.is_empty() && self.ledger.as_ref().is_some_and(SlotLedger::has_no_holders)
     }
 
     /// Returns true if there is no state to keep.
     pub fn is_unused(&self) -> bool {
-        let nothing = self.received_grants.is_empty()
+        let has_received_nothing = self.received_grants.is_empty()
             && self.received_claims.is_empty()
             && self.former_grants.is_empty();
-        let silent = self.granted_to.is_empty() && self.claimed_owner.is_none();
-        nothing && silent && self.ledger.is_none() && self.in_use.is_empty() && self.waiting == 0
+        let has_sent_nothing = self.granted_to.is_empty() && self.claimed_owner.is_none();
+        has_received_nothing
+            && has_sent_nothing
+            && self.ledger.is_none()
+            && self.in_use.is_empty()
+            && self.waiting == 0
     }
 
-    /// Updates the state after an event. `random` is a random number that names a new term: no two terms are alike.
+    /// Updates the state after an event. `random` is a random number, which distinguishes a new term from all others.
     pub fn reconcile(&mut self, random: impl FnOnce() -> u64) {
         let owner = self.view.owner(&self.revision).clone();
         if owner == self.view.own_name {
@@ -268,8 +272,8 @@ impl RevisionSlots {
         if self.holder.followed_term.as_ref().is_some_and(|it| it.owner != *owner) {
             self.stop_following();
         }
-        if let Some(offer) = self.received_grants.get(owner).cloned() {
-            self.apply_grant(owner, offer);
+        if let Some(grant) = self.received_grants.get(owner).cloned() {
+            self.apply_grant(owner, grant);
         } else {
             self.stop_following();
         }
@@ -282,8 +286,8 @@ impl RevisionSlots {
         self.holder = SlotHolder { held: self.in_use.clone(), ..SlotHolder::default() };
     }
 
-    fn apply_grant(&mut self, owner: &ActivatorName, offer: SlotGrant) {
-        let SlotGrant { owner_term: epoch, grant_number, held, keep_limit, is_acting } = offer;
+    fn apply_grant(&mut self, owner: &ActivatorName, grant: SlotGrant) {
+        let SlotGrant { owner_term: epoch, grant_number, held, keep_limit, is_acting } = grant;
         match &mut self.holder.followed_term {
             Some(it) if it.epoch == epoch => {
                 if grant_number > it.last_grant {
@@ -323,16 +327,17 @@ impl RevisionSlots {
         }
         // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be
         // passed from activator to activator without serving any.
-        let Some(keep) = holder.max_idle_total else { return };
+        let Some(max_idle_total) = holder.max_idle_total else { return };
         let used = total_slots(in_use);
-        let most =
-            keep.max(used.saturating_add(holder.fresh_slots)).min(used.saturating_add(*waiting));
-        let mut over = total_slots(&holder.held).saturating_sub(most.max(used));
+        let max_held = max_idle_total
+            .max(used.saturating_add(holder.fresh_slots))
+            .min(used.saturating_add(*waiting));
+        let mut excess = total_slots(&holder.held).saturating_sub(max_held.max(used));
         for (pod, idle) in idle_slots(&holder.held, in_use) {
-            for _ in 0..idle.min(over) {
+            for _ in 0..idle.min(excess) {
                 remove_slot(&mut holder.held, &pod);
             }
-            over -= idle.min(over);
+            excess -= idle.min(excess);
         }
     }
 
@@ -378,8 +383,9 @@ impl RevisionSlots {
             return None;
         }
         // Until the owner acts, the claim names the activators connected here: the owner may not know one of them yet.
-        let acts = self.received_grants.get(owner).is_some_and(|it| it.is_acting);
-        let live_activators = if acts { BTreeSet::new() } else { self.view.connected.clone() };
+        let is_owner_acting = self.received_grants.get(owner).is_some_and(|it| it.is_acting);
+        let live_activators =
+            if is_owner_acting { BTreeSet::new() } else { self.view.connected.clone() };
         let (held, avoided_pods, former_grants) =
             (held.clone(), avoided_pods.clone(), self.former_grants.clone());
         Some((

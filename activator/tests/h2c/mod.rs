@@ -70,19 +70,19 @@ impl FakeHttp2Pod {
         (pod, listener)
     }
 
-    pub async fn start(answer: fn(Incoming) -> Http2ResponseFuture) -> Self {
+    pub async fn start(respond: fn(Incoming) -> Http2ResponseFuture) -> Self {
         let (pod, listener) = Self::bind().await;
         let serving = pod.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 serving.connections.fetch_add(1, Ordering::SeqCst);
-                tokio::spawn(serving.clone().serve(stream, answer));
+                tokio::spawn(serving.clone().serve(stream, respond));
             }
         });
         pod
     }
 
-    async fn serve(self, stream: TcpStream, answer: fn(Incoming) -> Http2ResponseFuture) {
+    async fn serve(self, stream: TcpStream, respond: fn(Incoming) -> Http2ResponseFuture) {
         let here = Arc::new(AtomicUsize::new(0));
         let enough = Arc::new(tokio::sync::Notify::new());
         let service = service_fn(|request: Request<Incoming>| {
@@ -97,7 +97,7 @@ impl FakeHttp2Pod {
                 {
                     enough.notify_one();
                 }
-                Ok::<_, Infallible>(answer(body).await)
+                Ok::<_, Infallible>(respond(body).await)
             }
         });
         let connection = server::conn::http2::Builder::new(TokioExecutor::new())
@@ -118,7 +118,7 @@ impl FakeHttp2Pod {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Number of requests that ended, answered or not.
+    /// Number of requests that ended, with or without a response.
     pub fn dropped(&self) -> usize {
         self.dropped.load(Ordering::SeqCst)
     }
@@ -128,7 +128,7 @@ impl FakeHttp2Pod {
     }
 }
 
-/// Answers with the request's body as it comes, and with the trailers of a successful gRPC call.
+/// Responds with the request's body as it comes, and with the trailers of a successful gRPC call.
 pub fn echo(body: Incoming) -> Http2ResponseFuture {
     let frames = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
     let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
@@ -137,7 +137,7 @@ pub fn echo(body: Incoming) -> Http2ResponseFuture {
     Box::pin(async { Response::new(body) })
 }
 
-/// Answers as [`echo`] does, 100 ms later.
+/// Responds as [`echo`] does, 100 ms later.
 pub fn slow(body: Incoming) -> Http2ResponseFuture {
     Box::pin(async {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -145,7 +145,7 @@ pub fn slow(body: Incoming) -> Http2ResponseFuture {
     })
 }
 
-/// Never answers a request.
+/// Never responds to a request.
 pub fn never(_body: Incoming) -> Http2ResponseFuture {
     Box::pin(std::future::pending())
 }
@@ -236,14 +236,14 @@ impl Http2TestClient {
         };
         let request = request.body(body).unwrap();
         async move {
-            let answering = async {
+            let responding = async {
                 let (head, body) = sender.send_request(request).await?.into_parts();
                 let body = body.collect().await?;
                 let trailers = body.trailers().cloned().unwrap_or_default();
                 let body = String::from_utf8(body.to_bytes().into()).unwrap();
                 Ok(Http2TestResponse { head: Response::from_parts(head, ()), body, trailers })
             };
-            tokio::time::timeout(LONG, answering).await.expect("answers in time")
+            tokio::time::timeout(LONG, responding).await.expect("responses in time")
         }
     }
 
@@ -257,19 +257,19 @@ impl Http2TestClient {
         });
         let body = StreamBody::new(parts).boxed_unsync();
         let request = request.body(body).unwrap();
-        let mut answer: Pin<Box<dyn Future<Output = _> + Send>> =
+        let mut response: Pin<Box<dyn Future<Output = _> + Send>> =
             Box::pin(async move { sender.send_request(request).await });
         // Sends the request, and nothing else.
-        let now = futures::poll!(answer.as_mut());
+        let now = futures::poll!(response.as_mut());
         assert!(now.is_pending());
-        Http2TestCall { say: Some(say), answer }
+        Http2TestCall { say: Some(say), response }
     }
 }
 
 /// Request in progress, whose body is sent piece by piece.
 pub struct Http2TestCall {
     say: Option<mpsc::Sender<Bytes>>,
-    answer: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
+    response: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
 }
 
 /// Response whose body is being read.
@@ -283,19 +283,19 @@ impl Http2TestCall {
 
     /// Waits for the head of the response.
     pub async fn response_head(&mut self) -> Http2ResponseReader {
-        let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
-        Http2ResponseReader(answer.expect("answers in time").unwrap().into_body())
+        let response = tokio::time::timeout(LONG, self.response.as_mut()).await;
+        Http2ResponseReader(response.expect("responses in time").unwrap().into_body())
     }
 
     /// Waits for the status code of the response.
     pub async fn status_code(&mut self) -> u16 {
-        let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
-        answer.expect("answers in time").unwrap().status().as_u16()
+        let response = tokio::time::timeout(LONG, self.response.as_mut()).await;
+        response.expect("responses in time").unwrap().status().as_u16()
     }
 
     /// Waits for the head of a response, or for the request's error.
     pub async fn try_head(&mut self) -> Result<(), hyper::Error> {
-        self.answer.as_mut().await.map(drop)
+        self.response.as_mut().await.map(drop)
     }
 
     pub fn end_body(&mut self) {
@@ -326,8 +326,8 @@ pub async fn start_endless_pod() -> (SocketAddr, Arc<AtomicUsize>) {
             tokio::spawn(async move {
                 let Ok(mut connection) = h2::server::handshake(stream).await else { return };
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    let answer = respond.send_response(http::Response::new(()), false);
-                    let Ok(mut body) = answer else { continue };
+                    let response = respond.send_response(http::Response::new(()), false);
+                    let Ok(mut body) = response else { continue };
                     let counted = Arc::clone(&counted);
                     tokio::spawn(async move {
                         loop {

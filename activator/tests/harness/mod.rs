@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 /// Timeout of a test's waits. It is long enough for any of them, and only a failing test uses it up.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// Activator with one service `default/hello`, served by revision `default/hello-1`.
+/// Activator with one service `default/hello`, served by Revision `default/hello-1`.
 pub struct ActivatorFixture {
     pub activator: ActivatorInstance,
     pub table: RouteTable,
@@ -122,7 +122,7 @@ impl ActivatorFixture {
         read_rest(&mut stream).await
     }
 
-    /// Waits until `count` requests wait for the revision.
+    /// Waits until `count` requests wait for the Revision.
     pub async fn wait_for_queued(&self, count: usize) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == count).await;
@@ -252,7 +252,7 @@ pub fn pod(uid: &str, address: SocketAddr, phase: RoutingPhase) -> PodEntry {
     fixtures::pod_at(uid, &revision(), phase, address)
 }
 
-/// Pod that answers each request with a fixed response, and counts connections and requests.
+/// Pod that responds to each request with a fixed response, and counts connections and requests.
 pub struct FakeHttp1Pod {
     pub address: SocketAddr,
     pub connections: Arc<AtomicUsize>,
@@ -295,8 +295,8 @@ pub async fn start_pod_with<F: Future<Output = ()> + Send + 'static>(
     address
 }
 
-/// Starts a pod that answers requests without a body with fixed bytes after `pause`, and keeps connections open.
-pub async fn start_pod(answer: &'static str, pause: Duration) -> FakeHttp1Pod {
+/// Starts a pod that responds to requests without a body with fixed bytes after `pause`, and keeps connections open.
+pub async fn start_pod(response: &'static str, pause: Duration) -> FakeHttp1Pod {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = FakeHttp1Pod {
         address: listener.local_addr().unwrap(),
@@ -319,7 +319,7 @@ pub async fn start_pod(answer: &'static str, pause: Duration) -> FakeHttp1Pod {
                     requests.fetch_add(1, Ordering::SeqCst);
                     heads.lock().unwrap().push(head);
                     tokio::time::sleep(pause).await;
-                    stream.write_all(answer.as_bytes()).await.ok();
+                    stream.write_all(response.as_bytes()).await.ok();
                 }
             });
         }

@@ -50,8 +50,8 @@ fn refusal_metric(fixture: &ActivatorFixture, bound: &str) -> f64 {
 #[derive(Clone, Default)]
 struct BodyFloodFixture {
     /// Bytes sent of requests without a response.
-    unanswered_bytes: Arc<AtomicUsize>,
-    /// Requests that were answered or reset.
+    unread_bytes: Arc<AtomicUsize>,
+    /// Requests that got a response or were reset.
     ended: Arc<AtomicUsize>,
 }
 
@@ -73,7 +73,7 @@ impl BodyFloodFixture {
         let mine = AtomicUsize::new(0);
         let post = async {
             let request = Request::post("http://hello.default.example.com/").body(()).unwrap();
-            let (answer, mut body) = send.ready().await.ok()?.send_request(request, false).ok()?;
+            let (response, mut body) = send.ready().await.ok()?.send_request(request, false).ok()?;
             let flow = async {
                 #[allow(unreachable_code, reason = "says what the loop ends with")]
                 loop {
@@ -81,16 +81,16 @@ impl BodyFloodFixture {
                     let count = poll_fn(|cx| body.poll_capacity(cx)).await?.ok()?;
                     body.send_data(vec![b'x'; count].into(), false).ok()?;
                     mine.fetch_add(count, SeqCst);
-                    self.unanswered_bytes.fetch_add(count, SeqCst);
+                    self.unread_bytes.fetch_add(count, SeqCst);
                 }
             };
             tokio::select! {
-                _ = answer => Some(()),
+                _ = response => Some(()),
                 stopped = flow => stopped,
             }
         };
         post.await;
-        self.unanswered_bytes.fetch_sub(mine.load(SeqCst), SeqCst);
+        self.unread_bytes.fetch_sub(mine.load(SeqCst), SeqCst);
         self.ended.fetch_add(1, SeqCst);
     }
 
@@ -98,7 +98,7 @@ impl BodyFloodFixture {
     fn has_settled(&self) -> bool {
         let window = usize::try_from(CLIENT_CONNECTION_WINDOW).unwrap();
         self.ended.load(SeqCst) == STREAMS
-            || self.unanswered_bytes.load(SeqCst) + (64 << 10) >= window
+            || self.unread_bytes.load(SeqCst) + (64 << 10) >= window
     }
 }
 
@@ -108,7 +108,7 @@ async fn held_bytes_of_flood(fixture: &ActivatorFixture) -> usize {
         (0..50).map(async |_| BodyFloodFixture::start(connect_from(fixture, ATTACKER).await).await),
     );
     let floods = floods.await;
-    let held = || floods.iter().map(|it| it.unanswered_bytes.load(SeqCst)).sum::<usize>();
+    let held = || floods.iter().map(|it| it.unread_bytes.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
     let counted = || fixture.activator.server.connections().request_bytes();
     let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
@@ -201,9 +201,9 @@ async fn what_pods_have_taken_is_held_no_more() {
     goes_on.send_piece("hello").await;
     let piece = "x".repeat(100_000);
     for _ in 0..20 {
-        let answer =
+        let response =
             client.send_request(h2c::get("/").method("POST"), &[&piece, &piece]).await.unwrap();
-        assert_eq!(answer.body.len(), 200_000);
+        assert_eq!(response.body.len(), 200_000);
     }
     // Some responses are given up half-way.
     for _ in 0..5 {
@@ -241,7 +241,7 @@ async fn what_its_client_gives_up_is_held_no_more() {
 }
 
 #[tokio::test]
-async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
+async fn responses_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     let mut fixture = ActivatorFixture::new().await;
     let (pod, taken) = start_endless_pod().await;
     fixture.apply_change(|table| {
@@ -252,7 +252,7 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
     let mut before = 0;
     wait_until(|| taken.load(SeqCst) > 0).await;
-    // The count stops once no buffer on the way has room.
+    // The count stops once all buffers on the way are full.
     while before != taken.load(SeqCst) {
         before = taken.load(SeqCst);
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -265,8 +265,8 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
 }
 
 #[tokio::test]
-async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
-    let mut fixture = ActivatorFixture::with(|config| config.max_answer_bytes = 4 * MIB).await;
+async fn of_responses_that_are_not_read_the_largest_are_cut_off() {
+    let mut fixture = ActivatorFixture::with(|config| config.max_response_bytes = 4 * MIB).await;
     let (pod, _) = start_endless_pod().await;
     fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
@@ -352,7 +352,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
     assert_eq!(read_rest(&mut fifth).await, "");
     assert_eq!(refusal_metric(&fixture, "client_connections"), 1.0);
     assert_eq!(rest_of_others(&fixture).await, 200);
-    // A connection that ends makes room for one.
+    // A connection that ends allows a new one.
     drop(kept.pop());
     wait_until(|| fixture.metric("rouse_activator_client_connections") <= 3.0).await;
     let mut next = connect_from(&fixture, ATTACKER).await;
@@ -394,7 +394,7 @@ async fn with_a_small_file_table() {
     let next = std::fs::File::open("/dev/null").unwrap();
     let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
-    // There is room for the client's own end, and none for the activator's.
+    // One descriptor is left: for the client's end, and none for the activator's.
     drop(next);
     let mut other = connect_from(&fixture, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
@@ -455,7 +455,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
     }
 }
 
-/// Answers a request once its whole body was read.
+/// Responds to a request once its whole body was read.
 fn collected(
     body: hyper::body::Incoming,
 ) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Http2TestBody>> + Send>> {
@@ -468,19 +468,19 @@ fn collected(
     })
 }
 
-/// Starts a pod that answers once it has read as many bytes as a head stated, one connection at a time.
+/// Starts a pod that responds once it has read as many bytes as a head stated, one connection at a time.
 async fn reader() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move { read_and_answer(&mut stream).await });
+            tokio::spawn(async move { read_and_respond(&mut stream).await });
         }
     });
     address
 }
 
-async fn read_and_answer(stream: &mut TcpStream) {
+async fn read_and_respond(stream: &mut TcpStream) {
     let head = read_head(stream).await;
     let length = head.split("content-length: ").nth(1).and_then(|it| it.split('\r').next());
     let mut body = vec![0; length.map_or(0, |it| it.parse().unwrap())];
@@ -524,7 +524,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     }
     grpc_pod.write_all(OK.as_bytes()).await.unwrap();
     assert_eq!(call.status_code().await, 200);
-    read_and_answer(&mut busy_pod).await;
+    read_and_respond(&mut busy_pod).await;
     let mut response = String::new();
     reading.read_to_string(&mut response).await.unwrap();
     assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
@@ -535,15 +535,15 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
 #[tokio::test]
 async fn the_connection_with_most_buffers_closes_after_its_response() {
     let mut fixture = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
-    let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
-    let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
+    let (respond, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let (may_respond, asked) = (Arc::clone(&respond), Arc::clone(&is_asked));
     let pod = start_pod_with(move |mut stream, number| {
-        let (may_answer, asked) = (Arc::clone(&may_answer), Arc::clone(&asked));
+        let (may_respond, asked) = (Arc::clone(&may_respond), Arc::clone(&asked));
         async move {
             while !read_head(&mut stream).await.is_empty() {
                 asked.fetch_add(1, SeqCst);
                 if number == 0 {
-                    may_answer.notified().await;
+                    may_respond.notified().await;
                 }
                 stream.write_all(OK.as_bytes()).await.ok();
             }
@@ -567,7 +567,7 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     wait_until(|| connections.buffer_bytes() <= MIB).await;
     // The connection that kept most ends, but not before it has its response.
     assert!(connections.refused_buffer_bytes() > 0);
-    answer.notify_one();
+    respond.notify_one();
     let response = read_rest(&mut busy).await;
     assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("hello"), "{response}");
     wait_until(|| connections.refused_buffer_bytes() == 0).await;
@@ -576,24 +576,24 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
 }
 
 #[tokio::test]
-async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answered() {
+async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_served() {
     let mut fixture = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
     })
     .await;
     fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let host = other_service(&mut fixture).await;
-    let answered = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&answered)));
+    let responded = Arc::new(AtomicUsize::new(0));
+    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&responded)));
     let words = [client_preface(), encode_indexed_requests(0..10)].concat();
     let mut attackers = Vec::new();
     for _ in 0..40 {
         let mut attacker = connect_from(&fixture, ATTACKER).await;
-        // The client answers no PING, so that the last GOAWAY with the final stream never comes (RFC 9113 §6.8).
+        // The client acknowledges no PING, so that the last GOAWAY with the final stream never comes (RFC 9113 §6.8).
         attacker.write_all(&words).await.ok();
         attackers.push(attacker);
-        let before = answered.load(SeqCst);
-        wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+        let before = responded.load(SeqCst);
+        wait_until(|| responded.load(SeqCst) > before || asking.is_finished()).await;
     }
     let connections = fixture.activator.server.connections();
     wait_until(|| refusal_metric(&fixture, "bytes") > 0.0).await;
@@ -601,12 +601,12 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
         connections.buffer_bytes() <= 2 * MIB && connections.refused_buffer_bytes() <= 2 * MIB / 8
     })
     .await;
-    assert!(!asking.is_finished(), "each of its requests is answered");
+    assert!(!asking.is_finished(), "each of its requests gets a response");
     drop(attackers);
     wait_until(|| connections.buffer_bytes() == 0 && connections.refused_buffer_bytes() == 0).await;
 }
 
-/// Host of another service, whose pod answers.
+/// Host of another service, whose pod responds.
 async fn other_service(fixture: &mut ActivatorFixture) -> &'static str {
     const HOST: &str = "other.default.example.com";
     let name = NamespacedName::new("default", "other-1");
@@ -626,47 +626,47 @@ async fn other_service(fixture: &mut ActivatorFixture) -> &'static str {
 }
 
 /// Sends one request after the other over one connection, and expects a response to each.
-async fn keeps_asking(address: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
+async fn keeps_asking(address: SocketAddr, host: &'static str, responded: Arc<AtomicUsize>) {
     let client = Http2TestClient::connect_to(address).await;
     loop {
         let request = Request::get(format!("http://{host}/"));
-        let answer = client.send_request(request, &[]).await.expect("the connection stands");
-        assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
-        answered.fetch_add(1, SeqCst);
+        let response = client.send_request(request, &[]).await.expect("the connection stands");
+        assert_eq!((response.head.status().as_u16(), response.body.as_str()), (200, "hello"));
+        responded.fetch_add(1, SeqCst);
     }
 }
 
 #[tokio::test]
-async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_answered() {
+async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_served() {
     let mut fixture = ActivatorFixture::with(|config| config.max_resets = 20).await;
     let host = other_service(&mut fixture).await;
-    let answered = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&answered)));
+    let responded = Arc::new(AtomicUsize::new(0));
+    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&responded)));
     let stream = connect_from(&fixture, ATTACKER).await;
     let (send, driver) = h2::client::handshake(stream).await.unwrap();
     let ended = tokio::spawn(driver);
     let mut sent = 0;
-    let next_answer = async || {
-        let before = answered.load(SeqCst);
-        wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+    let next_response = async || {
+        let before = responded.load(SeqCst);
+        wait_until(|| responded.load(SeqCst) > before || asking.is_finished()).await;
     };
     // The last request but one may still find the connection open.
     while let Ok(mut ready) = send.clone().ready().await {
         let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
-        let Ok((answer, mut body)) = ready.send_request(request, false) else { break };
+        let Ok((response, mut body)) = ready.send_request(request, false) else { break };
         sent += 1;
         let revision = fixture.activator.gateway.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == 1 || ended.is_finished()).await;
         body.send_reset(h2::Reason::CANCEL);
-        drop(answer);
+        drop(response);
         wait_until(|| revision.waiting_count() == 0).await;
-        next_answer().await;
+        next_response().await;
     }
     assert_eq!(sent, 20, "it was sent away at the bound");
     drop(send);
     let error = ended.await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
     assert_eq!(refusal_metric(&fixture, "resets"), 1.0);
-    next_answer().await;
-    assert!(!asking.is_finished(), "each of its requests is answered");
+    next_response().await;
+    assert!(!asking.is_finished(), "each of its requests gets a response");
 }

@@ -44,7 +44,7 @@ fn no_setup(_fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {})
 }
 
-/// Adds a pod that accepts requests and never answers.
+/// Adds a pod that accepts requests and never responds.
 fn add_silent_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = start_pod(OK, LONG * 100).await;
@@ -143,7 +143,7 @@ const ROWS: &[FailureResponseCase] = &[
         body: "activator request timeout",
     },
     FailureResponseCase {
-        trigger: "a revision that is unknown",
+        trigger: "a Revision that is unknown",
         setup: |fixture| {
             fixture.apply_change(|table| table.revisions.clear());
             no_setup(fixture)
@@ -176,7 +176,7 @@ const ROWS: &[FailureResponseCase] = &[
     FailureResponseCase {
         trigger: "a kubelet's probe while draining",
         setup: |fixture| {
-            fixture.activator.gateway.reconnect_clients.cancel();
+            fixture.activator.gateway.reconnect_clients.set();
             no_setup(fixture)
         },
         fields: &[("user-agent", "kube-probe/1.35")],
@@ -226,7 +226,7 @@ const ROWS: &[FailureResponseCase] = &[
         body: "unexpected probe header value: other",
     },
     FailureResponseCase {
-        trigger: "no revision to serve it",
+        trigger: "no Revision to serve it",
         setup: |fixture| {
             fixture
                 .apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
@@ -234,7 +234,7 @@ const ROWS: &[FailureResponseCase] = &[
         },
         fields: &[],
         status: 503,
-        body: "service default/hello has no revision to serve it yet",
+        body: "service default/hello has no Revision to serve it yet",
     },
 ];
 
@@ -246,17 +246,17 @@ async fn http1(
     let fields = row.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
     let fields = fields.collect::<String>();
     let request = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n");
-    let answer = fixture.exchange_at(address, &request).await;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, "no answer"));
+    let response = fixture.exchange_at(address, &request).await;
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, "no response"));
     (head.get(9..12).and_then(|it| it.parse().ok()).unwrap_or(0), body.to_owned())
 }
 
 async fn http2(address: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
     let request = Request::get(format!("http://{HOST}/"));
     let request = row.fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
-    let answer =
+    let response =
         Http2TestClient::connect_to(address).await.send_request(request, &[]).await.unwrap();
-    (answer.head.status().as_u16(), answer.body)
+    (response.head.status().as_u16(), response.body)
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn from_outside_a_probe_is_a_request() {
 }
 
 #[tokio::test]
-async fn a_redirected_host_answers_301() {
+async fn a_redirected_host_responds_301() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.apply_change(|table| {
         let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
@@ -312,9 +312,9 @@ async fn a_hash_comes_back() {
     let request = Request::get(format!("http://{HOST}/"))
         .header("k-network-probe", "probe")
         .header("k-network-hash", "abc");
-    let answer =
+    let response =
         Http2TestClient::connect(fixture.port).await.send_request(request, &[]).await.unwrap();
-    assert_eq!(answer.head.headers()["k-network-hash"], "abc");
+    assert_eq!(response.head.headers()["k-network-hash"], "abc");
 }
 
 /// A response that has begun keeps its code; its end depends on the length that it states.
@@ -324,7 +324,7 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
     for (head, body, ends) in [
         // No length is stated: the response ends in order.
         ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
-        // The stated length has room for more than the text.
+        // The stated length allows more than the text.
         ("content-length: 100\r\n\r\nhello", "hello", false),
         // The text does not fit into the stated length.
         ("content-length: 9\r\n\r\nhello", "hello", false),
@@ -347,20 +347,20 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
             let clock = PausedClock::start_paused();
             let mut client = fixture.connect().await;
             client.write_all(GET.as_bytes()).await.unwrap();
-            let mut answer = read_until(&mut client, body).await;
+            let mut response = read_until(&mut client, body).await;
             clock.advance(SOON + Duration::from_millis(1)).await;
-            answer += &read_rest(&mut client).await;
-            let (head, response) = answer.split_once("\r\n\r\n").unwrap();
-            assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {answer}");
+            response += &read_rest(&mut client).await;
+            let (head, response_body) = response.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {response}");
             let wanted = match ends {
                 true => format!("5\r\n{body}\r\n19\r\n{TEXT}\r\n0\r\n\r\n"),
-                false if answer.contains("content-length: 100") => format!("{body}{TEXT}"),
+                false if response.contains("content-length: 100") => format!("{body}{TEXT}"),
                 false => body.to_owned(),
             };
             if ends {
-                assert!(response.starts_with(&wanted), "{bound}: {response}");
+                assert!(response_body.starts_with(&wanted), "{bound}: {response_body}");
             } else {
-                assert_eq!(response, wanted, "{bound}");
+                assert_eq!(response_body, wanted, "{bound}");
             }
         }
     }
@@ -384,7 +384,7 @@ async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
             "{response}"
         );
     }
-    assert_eq!(fixture.waiting_totals(), (0, 0), "nobody has waited, so nothing is woken");
+    assert_eq!(fixture.waiting_totals(), (0, 0), "no request has waited, so nothing is woken");
 
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);

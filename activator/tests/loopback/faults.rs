@@ -27,7 +27,7 @@ impl FaultRng {
     }
 }
 
-/// Pod that answers in order, or breaks off at some point with a reset or an end.
+/// Pod that responds in order, or breaks off at some point with a reset or an end.
 async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -80,13 +80,13 @@ async fn break_http2(
     }
     let mut pod = TcpStream::connect(whole).await.unwrap();
     let (mut from, mut to) = stream.split();
-    let (mut answers, mut asks) = pod.split();
+    let (mut responses, mut asks) = pod.split();
     let up = tokio::io::copy(&mut from, &mut asks);
     let down = async {
         if kind == 1 {
-            tokio::io::copy(&mut (&mut answers).take(at as u64), &mut to).await
+            tokio::io::copy(&mut (&mut responses).take(at as u64), &mut to).await
         } else {
-            tokio::io::copy(&mut answers, &mut to).await
+            tokio::io::copy(&mut responses, &mut to).await
         }
     };
     tokio::select! {
@@ -95,19 +95,19 @@ async fn break_http2(
     }
 }
 
-/// Client that breaks off after `at` bytes of its request, or after `answer` bytes of its response.
+/// Client that breaks off after `at` bytes of its request, or after `response` bytes of its response.
 async fn abort_request(
     mut stream: TcpStream,
     request: &[u8],
     at: usize,
     reset: bool,
-    answer: usize,
+    response: usize,
 ) {
     if reset {
         stream.set_zero_linger().unwrap();
     }
     stream.write_all(&request[..at.min(request.len())]).await.ok();
-    let mut some = vec![0; answer];
+    let mut some = vec![0; response];
     let read = tokio::time::timeout(Duration::from_millis(5), stream.read_exact(&mut some));
     read.await.ok();
 }
@@ -137,20 +137,20 @@ async fn run_faults(protocol: AppProtocol) {
             _ => {}
         }
         let stream = fixture.connect().await;
-        let (at, reset, answer) = (rng.below(2 * GET.len()), rng.below(2) == 0, rng.below(60));
+        let (at, reset, response) = (rng.below(2 * GET.len()), rng.below(2) == 0, rng.below(60));
         if rng.below(2) == 0 {
             tasks.push(tokio::spawn(async move {
-                abort_request(stream, GET.as_bytes(), at, reset, answer).await
+                abort_request(stream, GET.as_bytes(), at, reset, response).await
             }));
             continue;
         }
         let client = Http2TestClient::connect(fixture.port).await;
         tasks.push(tokio::spawn(async move {
             let mut call = client.start_call(Request::post("http://a/")).await;
-            if answer % 3 > 0 {
+            if response % 3 > 0 {
                 call.send_piece("something").await;
             }
-            if answer % 3 > 1 {
+            if response % 3 > 1 {
                 let head = tokio::time::timeout(Duration::from_millis(5), call.try_head());
                 head.await.ok();
             }

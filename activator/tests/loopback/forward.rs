@@ -15,8 +15,8 @@ use crate::harness::{
     read_until, revision, service, start_pod, start_pod_with, wait_until,
 };
 
-fn status(answer: &str) -> &str {
-    answer.get(9..12).unwrap_or(answer)
+fn status(response: &str) -> &str {
+    response.get(9..12).unwrap_or(response)
 }
 
 #[tokio::test]
@@ -72,15 +72,15 @@ async fn a_client_that_goes_while_it_waits_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn a_full_queue_answers_503_with_retry_after() {
+async fn a_full_queue_responds_503_with_retry_after() {
     let fixture = ActivatorFixture::with(|config| config.max_waiting = 1).await;
     let mut first = fixture.connect().await;
     first.write_all(GET.as_bytes()).await.unwrap();
     fixture.wait_for_queued(1).await;
-    let answer = fixture.exchange(GET).await;
-    assert_eq!(status(&answer), "503");
-    assert!(answer.contains("retry-after: 1\r\n"), "{answer}");
-    assert!(answer.ends_with("pending request queue full"), "{answer}");
+    let response = fixture.exchange(GET).await;
+    assert_eq!(status(&response), "503");
+    assert!(response.contains("retry-after: 1\r\n"), "{response}");
+    assert!(response.ends_with("pending request queue full"), "{response}");
 }
 
 #[tokio::test]
@@ -89,9 +89,9 @@ async fn the_deadline_counts_while_waiting() {
     fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(30);
     });
-    let answer = fixture.exchange(GET).await;
-    assert_eq!(status(&answer), "504");
-    assert!(answer.ends_with("activator request timeout"), "{answer}");
+    let response = fixture.exchange(GET).await;
+    assert_eq!(status(&response), "504");
+    assert!(response.ends_with("activator request timeout"), "{response}");
     assert_eq!(
         (fixture.waiting_totals(), fixture.abandoned_requests()),
         ((1, 1), 1),
@@ -100,7 +100,7 @@ async fn the_deadline_counts_while_waiting() {
 }
 
 #[tokio::test]
-async fn an_answer_must_begin_in_time() {
+async fn a_response_must_begin_in_time() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.apply_change(|table| {
         let entry = table.revisions.get_mut(&revision()).unwrap();
@@ -112,7 +112,7 @@ async fn an_answer_must_begin_in_time() {
 }
 
 #[tokio::test]
-async fn an_answer_that_stalls_is_cut_off() {
+async fn a_response_that_stalls_is_cut_off() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.apply_change(|table| {
         let entry = table.revisions.get_mut(&revision()).unwrap();
@@ -159,9 +159,9 @@ async fn a_pod_that_always_refuses_gives_502() {
     let mut fixture = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     fixture.add_ready_pod("gone", gone);
-    let answer = fixture.exchange(GET).await;
-    assert_eq!(status(&answer), "502");
-    assert!(answer.contains("cannot connect to pod at"), "{answer}");
+    let response = fixture.exchange(GET).await;
+    assert_eq!(status(&response), "502");
+    assert!(response.contains("cannot connect to pod at"), "{response}");
     assert_eq!(fixture.metric("rouse_activator_dials_total"), 10.0);
 }
 
@@ -185,8 +185,8 @@ async fn nothing_is_sent_again_once_a_byte_was_sent() {
         requests
     });
     fixture.add_ready_pod("rude", at);
-    let answer = fixture.exchange(GET).await;
-    assert_eq!(status(&answer), "502");
+    let response = fixture.exchange(GET).await;
+    assert_eq!(status(&response), "502");
     assert_eq!(asked.await.unwrap(), 1);
     fixture.add_ready_pod("good", pod.address);
     assert_eq!(pod.requests(), 0, "the request ended with the pod it was sent to");
@@ -216,8 +216,8 @@ async fn a_hard_limit_lets_one_request_in_at_a_time() {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
     });
     fixture.add_ready_pod("p", pod.address);
-    let answers = join_all((0..20).map(|_| fixture.exchange(GET))).await;
-    assert!(answers.iter().all(|answer| status(answer) == "200"));
+    let responses = join_all((0..20).map(|_| fixture.exchange(GET))).await;
+    assert!(responses.iter().all(|response| status(response) == "200"));
     assert_eq!((pod.requests(), pod.connections()), (20, 1));
     let (started, finished) = fixture.waiting_totals();
     assert_eq!(started, finished);
@@ -235,7 +235,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     fixture.add_ready_pod("p", at);
     let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    // Several sockets are unanswered before there is room.
+    // Several sockets wait for a SYN-ACK before the queue accepts one.
     wait_until(|| unanswered_dials(at.port()) >= 2).await;
     let mut repeats = 0;
     loop {
@@ -280,8 +280,11 @@ async fn an_idle_connection_closes_once_the_service_is_direct() {
         table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
     });
     kept.write_all(get.as_bytes()).await.unwrap();
-    let answer = read_rest(&mut kept).await;
-    assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
+    let response = read_rest(&mut kept).await;
+    assert!(
+        response.contains("connection: close\r\n") && response.ends_with("hello"),
+        "{response}"
+    );
     assert_eq!(fixture.metric("rouse_activator_direct_closed_connections_total"), 1.0);
 
     let mut outside = tokio::net::TcpStream::connect(fixture.outside).await.unwrap();
@@ -352,7 +355,7 @@ async fn a_service_that_goes_closes_its_port() {
 }
 
 #[tokio::test]
-async fn knatives_probes_are_answered() {
+async fn knatives_probes_get_a_response() {
     let fixture = ActivatorFixture::new().await;
     let ask = async |fields: &str| {
         fixture
@@ -381,7 +384,7 @@ async fn a_request_for_a_revision_that_comes_back_is_served() {
     assert_eq!(status(&read_rest(&mut stream).await), "200");
 }
 
-/// Starts a listener whose queue is full for as long as the connections in it are kept, so that it answers no dial.
+/// Starts a listener whose queue is full for as long as the connections in it are kept, so that it sends no SYN-ACK.
 async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

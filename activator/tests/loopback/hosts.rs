@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-fn status(answer: &str) -> &str {
-    answer.get(9..12).unwrap_or(answer)
+fn status(response: &str) -> &str {
+    response.get(9..12).unwrap_or(response)
 }
 
 fn get(host: &str, fields: &str) -> String {
@@ -54,7 +54,7 @@ async fn each_entrypoint_routes_its_own_hosts() {
     );
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
-    // The revision's own Service routes to the inner gateway.
+    // The Revision's own Service routes to the inner gateway.
     let own = ["hello-1.default", "hello-1.default.svc", "hello-1.default.svc.cluster.local"];
     let public = ["hello.default.example.com", "shop.example"];
     let mut expected = 0;
@@ -73,21 +73,21 @@ async fn each_entrypoint_routes_its_own_hosts() {
     ] {
         for host in &known {
             for host in [(*host).to_owned(), format!("{}:8080", host.to_uppercase())] {
-                let answer = fixture.exchange_at(address, &get(&host, "")).await;
-                assert_eq!(status(&answer), "200", "{host} at {address}");
+                let response = fixture.exchange_at(address, &get(&host, "")).await;
+                assert_eq!(status(&response), "200", "{host} at {address}");
                 let request = Request::get(format!("http://{host}/"));
-                let answer = Http2TestClient::connect_to(address)
+                let response = Http2TestClient::connect_to(address)
                     .await
                     .send_request(request, &[])
                     .await
                     .unwrap();
-                assert_eq!(answer.head.status(), 200, "{host} at {address}");
+                assert_eq!(response.head.status(), 200, "{host} at {address}");
                 expected += 2;
             }
         }
         for host in unknown {
-            let answer = fixture.exchange_at(address, &get(host, "")).await;
-            assert_eq!(status(&answer), "404", "{host} at {address}");
+            let response = fixture.exchange_at(address, &get(host, "")).await;
+            assert_eq!(status(&response), "404", "{host} at {address}");
         }
     }
     assert_eq!(pod.requests(), expected);
@@ -132,8 +132,8 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
     };
     assert_eq!((known("shop.example").await, known("old.example").await), (true, false));
     fixture.apply_change(|table| table.services.clear());
-    let answer = fixture.exchange_at(fixture.outside, &get("shop.example", "")).await;
-    assert_eq!(status(&answer), "404");
+    let response = fixture.exchange_at(fixture.outside, &get("shop.example", "")).await;
+    assert_eq!(status(&response), "404");
 }
 
 #[tokio::test]
@@ -150,11 +150,11 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
         ("Shop.example", Some("https://shop.example/a?b=c")),
         ("plain.example", None),
     ] {
-        let answer = fixture.exchange_at(fixture.outside, &get(host, "")).await;
+        let response = fixture.exchange_at(fixture.outside, &get(host, "")).await;
         let wanted = if to.is_some() { "301" } else { "200" };
-        assert_eq!(status(&answer), wanted, "{answer}");
-        let location = to.is_none_or(|to| answer.contains(&format!("location: {to}\r\n")));
-        assert!(location, "{answer}");
+        assert_eq!(status(&response), wanted, "{response}");
+        let location = to.is_none_or(|to| response.contains(&format!("location: {to}\r\n")));
+        assert!(location, "{response}");
     }
     assert_eq!(status(&fixture.exchange(&get("hello.default", "")).await), "200");
     assert_eq!(pod.requests(), 2);
@@ -183,8 +183,8 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
     });
     let asked = "knative-serving-tag: blue\r\n";
     let host = "hello.default.example.com";
-    let answer = fixture.exchange_at(fixture.outside, &get(host, asked)).await;
-    assert!(answer.ends_with("hello"), "tag routing is off: {answer}");
+    let response = fixture.exchange_at(fixture.outside, &get(host, asked)).await;
+    assert!(response.ends_with("hello"), "tag routing is off: {response}");
     assert!(!pod.heads().contains("knative-serving-tag"), "{}", pod.heads());
 
     let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
@@ -192,15 +192,15 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
     ingress(&mut fixture, GatewayRules { tag_routing, ..GatewayRules::default() });
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     for address in [fixture.outside, port, fixture.inside] {
-        let answer = fixture.exchange_at(address, &get(host, asked)).await;
-        assert!(answer.ends_with("blue"), "{answer}");
+        let response = fixture.exchange_at(address, &get(host, asked)).await;
+        assert!(response.ends_with("blue"), "{response}");
     }
     let heads = blue.heads();
     assert!(heads.contains(asked) && !heads.contains("knative-serving-default-route"), "{heads}");
     for other in ["knative-serving-tag: green\r\n", ""] {
         pod.heads.lock().unwrap().clear();
-        let answer = fixture.exchange_at(fixture.outside, &get(host, other)).await;
-        assert!(answer.ends_with("hello"), "{answer}");
+        let response = fixture.exchange_at(fixture.outside, &get(host, other)).await;
+        assert!(response.ends_with("hello"), "{response}");
         let heads = pod.heads();
         assert!(
             heads.contains("knative-serving-default-route: true\r\n") && heads.contains(other),
@@ -208,9 +208,9 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
         );
     }
     blue.heads.lock().unwrap().clear();
-    let answer =
+    let response =
         fixture.exchange_at(fixture.outside, &get("blue-hello.default.example.com", "")).await;
-    assert!(answer.ends_with("blue") && blue.heads().contains(asked), "{answer}");
+    assert!(response.ends_with("blue") && blue.heads().contains(asked), "{response}");
 }
 
 #[tokio::test]
@@ -220,8 +220,8 @@ async fn the_pods_headers_depend_on_the_entrypoint() {
         knative-serving-revision: other\r\nk-network-probe: queue\r\nk-anything: evil\r\n\
         traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     let host = "hello.default.example.com";
-    let answer = fixture.exchange_at(fixture.outside, &get(host, fields)).await;
-    assert_eq!(status(&answer), "200", "no probe from outside: {answer}");
+    let response = fixture.exchange_at(fixture.outside, &get(host, fields)).await;
+    assert_eq!(status(&response), "200", "no probe from outside: {response}");
     let heads = pod.heads();
     let forwarded = "forwarded: for=127.0.0.1;host=hello.default.example.com;proto=http\r\n";
     assert!(heads.contains(forwarded) && heads.contains("x-forwarded-proto: http\r\n"), "{heads}");

@@ -35,8 +35,8 @@ async fn requests_wait_and_share_one_connection_to_the_pod() {
     let asked = tokio::spawn(join_all(asked.collect::<Vec<_>>()));
     fixture.wait_for_queued(50).await;
     fixture.add_ready_pod("p", pod.address);
-    for answer in asked.await.unwrap() {
-        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    for response in asked.await.unwrap() {
+        assert_eq!(response.unwrap().head.status(), StatusCode::OK);
     }
     assert_eq!((pod.requests(), pod.connections(), fixture.waiting_totals()), (50, 1, (50, 50)));
 }
@@ -50,8 +50,8 @@ async fn a_call_carries_messages_and_trailers_as_grpc_does() {
     let request = Request::post("http://hello.default.example.com:8080/pkg.Service/Method")
         .header("content-type", "application/grpc")
         .header("te", "trailers");
-    let answer = client.send_request(request, &["one", "two"]).await.unwrap();
-    assert_eq!((answer.body.as_str(), answer.trailer("grpc-status")), ("onetwo", Some("0")));
+    let response = client.send_request(request, &["one", "two"]).await.unwrap();
+    assert_eq!((response.body.as_str(), response.trailer("grpc-status")), ("onetwo", Some("0")));
     let seen = pod.request_heads();
     let field = |name: &str| seen[0].headers.get(name).map(|it| it.to_str().unwrap().to_owned());
     assert_eq!(field("te").as_deref(), Some("trailers"));
@@ -68,17 +68,17 @@ async fn both_ends_may_talk_at_once() {
     fixture.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(fixture.port).await;
     let mut call = client.start_call(Request::post("http://a/")).await;
-    let mut answer = None;
+    let mut response = None;
     for number in 0..20 {
         let message = format!("message {number}");
         call.send_piece(&message).await;
-        if answer.is_none() {
-            answer = Some(call.response_head().await);
+        if response.is_none() {
+            response = Some(call.response_head().await);
         }
-        assert_eq!(answer.as_mut().unwrap().next().await.as_deref(), Some(message.as_bytes()));
+        assert_eq!(response.as_mut().unwrap().next().await.as_deref(), Some(message.as_bytes()));
     }
     call.end_body();
-    assert_eq!(answer.as_mut().unwrap().next().await, None);
+    assert_eq!(response.as_mut().unwrap().next().await, None);
 }
 
 #[tokio::test]
@@ -97,8 +97,8 @@ async fn large_bodies_pass_whole_while_others_stand_still() {
     let large = "0123456789abcdef".repeat(256 << 10);
     let parts: Vec<&str> =
         large.as_bytes().chunks(65_536).map(|it| str::from_utf8(it).unwrap()).collect();
-    let answer = client.send_request(Request::post("http://a/"), &parts).await.unwrap();
-    assert!(answer.body == large, "{} of {}", answer.body.len(), large.len());
+    let response = client.send_request(Request::post("http://a/"), &parts).await.unwrap();
+    assert!(response.body == large, "{} of {}", response.body.len(), large.len());
 }
 
 #[tokio::test]
@@ -108,8 +108,8 @@ async fn requests_of_one_connection_are_balanced_one_by_one() {
     fixture.add_ready_pod("one", one.address);
     fixture.add_ready_pod("two", two.address);
     let client = Http2TestClient::connect(fixture.port).await;
-    for answer in join_all((0..100).map(|_| client.send_request(get("/"), &[]))).await {
-        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    for response in join_all((0..100).map(|_| client.send_request(get("/"), &[]))).await {
+        assert_eq!(response.unwrap().head.status(), StatusCode::OK);
     }
     assert_eq!(one.requests() + two.requests(), 100);
     assert!((40..=60).contains(&one.requests()), "{}", one.requests());
@@ -122,8 +122,11 @@ async fn a_client_and_a_pod_may_speak_differently() {
     fixture.add_ready_pod("p", pod.address);
     let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
         connection: close, te\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
-    let answer = fixture.exchange(chunked).await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("hello"), "{answer}");
+    let response = fixture.exchange(chunked).await;
+    assert!(
+        response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("hello"),
+        "{response}"
+    );
     assert_eq!(pod.request_heads()[0].version, Version::HTTP_2);
 
     fixture.apply_change(|table| {
@@ -134,24 +137,24 @@ async fn a_client_and_a_pod_may_speak_differently() {
     fixture.add_ready_pod("old", old.address);
     let client = Http2TestClient::connect(fixture.port).await;
     let request = get("/b").header("cookie", "a=1").header("cookie", "b=2");
-    let answer = client.send_request(request, &[]).await.unwrap();
-    assert_eq!((answer.head.status(), answer.body.as_str()), (StatusCode::OK, "hello"));
+    let response = client.send_request(request, &[]).await.unwrap();
+    assert_eq!((response.head.status(), response.body.as_str()), (StatusCode::OK, "hello"));
     let heads = old.heads();
     assert!(heads.starts_with("GET /b HTTP/1.1\r\n"), "{heads}");
     assert!(heads.contains("host: hello.default.example.com\r\n"), "{heads}");
     assert!(heads.contains("cookie: a=1; b=2\r\n"), "{heads}");
 }
 
-/// A server speaks only HTTP/2 although its port's name does not declare that: the client gets the server's own answer.
+/// A server speaks only HTTP/2, and its port's name does not declare that. The client gets the server's own response.
 #[tokio::test]
 async fn a_pods_response_to_the_wrong_protocol_reaches_the_client() {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 426 "));
-    let answer =
+    let response =
         Http2TestClient::connect(fixture.port).await.send_request(get("/"), &[]).await.unwrap();
-    assert_eq!(answer.head.status(), StatusCode::UPGRADE_REQUIRED);
+    assert_eq!(response.head.status(), StatusCode::UPGRADE_REQUIRED);
 }
 
 #[tokio::test]
@@ -167,16 +170,16 @@ async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
     fixture.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
     });
-    for answer in asked.await.unwrap() {
-        let answer = answer.unwrap();
+    for response in asked.await.unwrap() {
+        let response = response.unwrap();
         assert_eq!(
-            (answer.head.status(), answer.head.headers().get("connection")),
+            (response.head.status(), response.head.headers().get("connection")),
             (StatusCode::OK, None)
         );
     }
     let last = (0..5).map(|_| client.send_request(get("/"), &[])).collect::<Vec<_>>();
-    for answer in join_all(last).await {
-        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    for response in join_all(last).await {
+        assert_eq!(response.unwrap().head.status(), StatusCode::OK);
     }
     wait_until(|| client.is_closed()).await;
     assert_eq!(pod.requests(), 25);
@@ -197,14 +200,14 @@ async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
     let pod = h2c::start_refusing_pod(3).await;
     fixture.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(fixture.port).await;
-    let answer = client.send_request(get("/"), &[]).await.unwrap();
-    assert_eq!((answer.head.status(), pod.requests()), (StatusCode::OK, 4));
+    let response = client.send_request(get("/"), &[]).await.unwrap();
+    assert_eq!((response.head.status(), pod.requests()), (StatusCode::OK, 4));
     let pod = h2c::start_refusing_pod(1).await;
     fixture.apply_change(|table| table.pods.clear());
     fixture.add_ready_pod("q", pod.address);
     // The body was sent to the pod already.
-    let answer = client.send_request(Request::post("http://a/"), &["body"]).await.unwrap();
-    assert_eq!((answer.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
+    let response = client.send_request(Request::post("http://a/"), &["body"]).await.unwrap();
+    assert_eq!((response.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
 }
 
 #[tokio::test]
@@ -215,8 +218,8 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
     fixture.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(fixture.port).await;
     for _ in 0..20 {
-        for answer in join_all((0..8).map(|_| client.send_request(get("/"), &[]))).await {
-            assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+        for response in join_all((0..8).map(|_| client.send_request(get("/"), &[]))).await {
+            assert_eq!(response.unwrap().head.status(), StatusCode::OK);
         }
     }
     assert_eq!(pod.requests(), 160);
@@ -306,22 +309,22 @@ async fn each_bound_of_time_ends_a_call() {
     // A busy machine may need longer than the timeout to pass the request to the pod.
     let clock = PausedClock::start_paused();
     let client = Http2TestClient::connect(fixture.port).await;
-    let answering = client.send_request(get("/"), &[]);
+    let responding = client.send_request(get("/"), &[]);
     let times_out = async {
         clock.until(|| pod.requests() == 1).await;
         clock.advance(Duration::from_millis(51)).await;
     };
-    let (answer, ()) = tokio::join!(answering, times_out);
+    let (response, ()) = tokio::join!(responding, times_out);
     drop(clock);
-    let answer = answer.unwrap();
-    let status_and_body = (answer.head.status(), answer.body.as_str());
+    let response = response.unwrap();
+    let status_and_body = (response.head.status(), response.body.as_str());
     assert_eq!(status_and_body, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
     wait_until(|| pod.dropped() == 1).await;
     assert!(!client.is_closed(), "other requests of the connection go on");
 }
 
 #[tokio::test]
-async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
+async fn a_response_that_had_begun_ends_with_the_text_of_the_timeout() {
     let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::start_then_stall).await;
     fixture.add_ready_pod("p", pod.address);
@@ -332,11 +335,11 @@ async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
     // A busy machine may need longer than the timeout before the response begins.
     let clock = PausedClock::start_paused();
     let client = Http2TestClient::connect(fixture.port).await;
-    let mut answer = client.start_call(get("/")).await.response_head().await;
-    assert_eq!(answer.next().await.unwrap(), "begun");
+    let mut response = client.start_call(get("/")).await.response_head().await;
+    assert_eq!(response.next().await.unwrap(), "begun");
     clock.advance(Duration::from_millis(51)).await;
-    assert_eq!(answer.next().await.unwrap(), "activator request timeout");
-    assert!(answer.next().await.is_none(), "the response ends in order");
+    assert_eq!(response.next().await.unwrap(), "activator request timeout");
+    assert!(response.next().await.is_none(), "the response ends in order");
 }
 
 #[tokio::test]
@@ -347,8 +350,8 @@ async fn a_half_preface_or_none_harms_no_others() {
     let mut early = fixture.connect().await;
     early.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
     early.shutdown().await.unwrap();
-    let answer = read_rest(&mut early).await;
-    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let response = read_rest(&mut early).await;
+    assert!(response.is_empty() || response.starts_with("HTTP/1.1 400 "), "{response}");
     let mut slow = fixture.connect().await;
     let get = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     for part in get.as_bytes().chunks(1).take(5) {
@@ -368,8 +371,8 @@ async fn a_pod_that_leaves_keeps_the_calls_it_has() {
     let client = Http2TestClient::connect(fixture.port).await;
     let mut call = client.start_call(Request::post("http://a/")).await;
     call.send_piece("before").await;
-    let mut answer = call.response_head().await;
-    assert_eq!(answer.next().await, Some(Bytes::from("before")));
+    let mut response = call.response_head().await;
+    assert_eq!(response.next().await, Some(Bytes::from("before")));
     fixture.apply_change(|table| {
         drop(table.pods.insert("one".into(), pod("one", one.address, RoutingPhase::Draining)))
     });
@@ -378,8 +381,8 @@ async fn a_pod_that_leaves_keeps_the_calls_it_has() {
         assert_eq!(client.send_request(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
     }
     call.send_piece("after").await;
-    assert_eq!(answer.next().await, Some(Bytes::from("after")));
+    assert_eq!(response.next().await, Some(Bytes::from("after")));
     call.end_body();
-    assert_eq!(answer.next().await, None);
+    assert_eq!(response.next().await, None);
     assert_eq!((one.requests(), two.requests()), (1, 5));
 }

@@ -35,7 +35,7 @@ fn limit(fixture: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
     });
 }
 
-/// Starts a pod that serves one request at a time, and answers 500 when it has two.
+/// Starts a pod that serves one request at a time, and responds with 500 when it has two.
 async fn single_threaded() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -43,13 +43,13 @@ async fn single_threaded() -> (SocketAddr, Arc<AtomicUsize>) {
     let seen = Arc::clone(&most);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(answer(stream, Arc::clone(&busy), Arc::clone(&seen)));
+            tokio::spawn(respond(stream, Arc::clone(&busy), Arc::clone(&seen)));
         }
     });
     (address, most)
 }
 
-async fn answer(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<AtomicUsize>) {
+async fn respond(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<AtomicUsize>) {
     while read_head(&mut stream).await.ends_with("\r\n\r\n") {
         let now = busy.fetch_add(1, Ordering::SeqCst) + 1;
         most.fetch_max(now, Ordering::SeqCst);
@@ -71,8 +71,8 @@ async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
         let fixture = Arc::clone(&fixture);
         tokio::spawn(async move {
             for _ in 0..100 {
-                let answer = fixture.exchange(GET).await;
-                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+                let response = fixture.exchange(GET).await;
+                assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
             }
         })
     });
@@ -96,7 +96,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     }
     fixture.wait_for_queued(14).await;
     wait_until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
-    // Each request that ends makes room for exactly one.
+    // Each request that ends frees exactly one slot.
     calls.drain(..20);
     wait_until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
     fixture.wait_for_queued(0).await;
@@ -104,21 +104,21 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     wait_until(|| served.queue_metrics().2 == 0).await;
 }
 
-/// Answers at once, and reads on for as long as bytes come.
+/// Responds at once, and reads on for as long as bytes come.
 fn early(body: Incoming) -> Http2ResponseFuture {
     tokio::spawn(body.collect());
     Box::pin(async { Response::new(Empty::new().boxed_unsync()) })
 }
 
 #[tokio::test]
-async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
+async fn a_slot_is_free_once_both_the_response_and_the_upload_are_over() {
     let mut fixture = ActivatorFixture::new().await;
     limit(&mut fixture, 1, AppProtocol::H2c);
     let pod = FakeHttp2Pod::start(early).await;
     fixture.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(fixture.port).await;
     let mut upload = client.start_call(h2c::get("/")).await;
-    assert_eq!(upload.response_head().await.next().await, None, "the answer is over");
+    assert_eq!(upload.response_head().await.next().await, None, "the response is over");
     let second = tokio::spawn(client.send_request(h2c::get("/"), &[]));
     fixture.wait_for_queued(1).await;
     for _ in 0..10 {
@@ -131,8 +131,8 @@ async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
     assert_eq!((pod.requests(), fixture.waiting_totals()), (2, (1, 1)));
 }
 
-/// Starts a pod that begins to answer each request at once and reports when it has read the body. It ends the response
-/// when it is released.
+/// Starts a pod that begins to respond to each request at once and reports when it has read the body. It ends the
+/// response when it is released.
 async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -168,7 +168,7 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
     clients[0].write_all(b"body").await.unwrap();
     let end = uploads.recv().await.unwrap();
     let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
-    assert_eq!(served.queue_metrics(), (true, 1, 1), "the answer goes on");
+    assert_eq!(served.queue_metrics(), (true, 1, 1), "the response goes on");
     end.send(()).unwrap();
     assert_eq!(read_rest(&mut clients[0]).await, "lo");
     uploads.recv().await.unwrap().send(()).unwrap();
@@ -176,7 +176,7 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
 }
 
 #[tokio::test]
-async fn a_burst_from_zero_is_answered_whole() {
+async fn each_request_of_a_burst_from_zero_gets_a_response() {
     let mut fixture = ActivatorFixture::new().await;
     limit(&mut fixture, 1, AppProtocol::Http1);
     let world_ref = &fixture;
@@ -194,8 +194,8 @@ async fn a_burst_from_zero_is_answered_whole() {
         most.push(seen);
     }
     for mut stream in asked {
-        let answer = harness::read_rest(&mut stream).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let response = harness::read_rest(&mut stream).await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     }
     assert_eq!(most.iter().map(|it| it.load(Ordering::SeqCst)).collect::<Vec<_>>(), [1; 10]);
     assert_eq!(fixture.waiting_totals(), (100, 100));

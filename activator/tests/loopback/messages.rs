@@ -31,10 +31,10 @@ async fn pod<F: Future<Output = ()> + Send>(
     address
 }
 
-/// Returns the client's view of a pod's `answer` to `request`.
-async fn exchange_with_response(request: &str, answer: &'static str) -> String {
+/// Returns the client's view of a pod's `response` to `request`.
+async fn exchange_with_response(request: &str, response: &'static str) -> String {
     let mut fixture = ActivatorFixture::new().await;
-    let pod = start_pod(answer, Duration::ZERO).await;
+    let pod = start_pod(response, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     fixture.exchange(request).await
 }
@@ -110,7 +110,7 @@ async fn a_large_body_is_carried_down_without_being_held() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_end_at_their_head() {
+async fn responses_without_a_body_end_at_their_head() {
     let head = "HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     let response =
         exchange_with_response(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
@@ -118,13 +118,13 @@ async fn answers_without_a_body_end_at_their_head() {
         response.contains("content-length: 5\r\n") && response.ends_with("\r\n\r\n"),
         "{response}"
     );
-    for answer in [
+    for pod_response in [
         "HTTP/1.1 204 No Content\r\n\r\n",
         "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
     ] {
-        let response = exchange_with_response(GET, answer).await;
+        let response = exchange_with_response(GET, pod_response).await;
         assert!(response.starts_with("HTTP/1.1 ") && response.ends_with("\r\n\r\n"), "{response}");
     }
 }
@@ -149,7 +149,7 @@ async fn a_body_is_requested_once_a_pod_takes_it() {
 }
 
 #[tokio::test]
-async fn of_several_answers_to_a_request_all_are_passed_on() {
+async fn of_several_responses_to_a_request_all_are_passed_on() {
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
     let response = exchange_with_response(GET, hints).await;
@@ -159,7 +159,7 @@ async fn of_several_answers_to_a_request_all_are_passed_on() {
 }
 
 #[tokio::test]
-async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
+async fn after_a_response_without_a_body_the_connection_serves_the_next() {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
@@ -178,21 +178,21 @@ async fn chunks_and_trailers_pass_in_both_directions() {
         assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
         let body = read_until(&mut stream, "x-sum: 1\r\n\r\n").await;
         assert!(body.contains("hello"), "{body}");
-        let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-end\r\n\r\n\
+        let response = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-end\r\n\r\n\
                       5\r\nworld\r\n0\r\nx-end: 2\r\n\r\n";
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.write_all(response.as_bytes()).await.unwrap();
         stream.read_u8().await.ok();
     })
     .await;
     fixture.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\nte: trailers\r\nconnection: close, te\r\n\
                    transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n";
-    let answer = fixture.exchange(request).await;
-    assert!(answer.contains("world") && answer.ends_with("x-end: 2\r\n\r\n"), "{answer}");
+    let response = fixture.exchange(request).await;
+    assert!(response.contains("world") && response.ends_with("x-end: 2\r\n\r\n"), "{response}");
 }
 
 #[tokio::test]
-async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
+async fn a_response_that_ends_at_close_reaches_the_client_whole() {
     let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
@@ -208,8 +208,8 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
     let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, head| async move {
         assert!(head.contains("upgrade: websocket\r\n"), "{head}");
-        let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
+        stream.write_all(head.as_bytes()).await.unwrap();
         let (mut from, mut to) = stream.split();
         tokio::io::copy(&mut from, &mut to).await.unwrap();
     })
@@ -231,7 +231,7 @@ const BOUND: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_millis(9_900);
 const BEYOND: Duration = Duration::from_millis(200);
 
-/// Creates a fixture whose revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
+/// Creates a fixture whose Revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
 /// pod sends `greeting` at once.
 async fn upgraded(
     greeting: &'static str,
@@ -309,7 +309,7 @@ async fn an_upgraded_connection_that_has_begun_may_be_silent() {
 }
 
 #[tokio::test]
-async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
+async fn the_first_of_two_requests_sent_at_once_gets_the_first_response() {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
@@ -349,9 +349,9 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
     ] {
         let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.ok();
-        let answer = read_head(&mut client).await;
-        let code = answer.get(9..12).unwrap_or_default();
-        assert!(code.len() == 3 && codes.contains(code), "{request:.40} {answer}");
+        let response = read_head(&mut client).await;
+        let code = response.get(9..12).unwrap_or_default();
+        assert!(code.len() == 3 && codes.contains(code), "{request:.40} {response}");
         kept.write_all(GET_ON.as_bytes()).await.unwrap();
         assert!(read_until(&mut kept, "hello").await.starts_with("HTTP/1.1 200"));
     }
@@ -397,9 +397,9 @@ async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
         ("1.1", "host: caf\u{e9}\r\n", "malformed Host header"),
     ] {
         let request = format!("GET / HTTP/{version}\r\n{hosts}connection: close\r\n\r\n");
-        for answer in [fixture.exchange(&request).await, outside(&fixture, &request).await] {
-            assert_eq!(answer.get(9..12), Some("400"), "{request} {answer}");
-            assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{request} {answer}");
+        for response in [fixture.exchange(&request).await, outside(&fixture, &request).await] {
+            assert_eq!(response.get(9..12), Some("400"), "{request} {response}");
+            assert!(response.ends_with(&format!("\r\n\r\n{text}")), "{request} {response}");
         }
     }
     assert_eq!((pod.requests(), fixture.waiting_totals()), (0, (0, 0)));
@@ -442,7 +442,7 @@ const POST: &str =
     "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello";
 
 #[tokio::test]
-async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
+async fn a_half_closed_client_gets_its_whole_response_after_it_waited() {
     let whole = DATED;
     let two = format!("{GET_ON}{GET_ON}");
     for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
@@ -452,12 +452,12 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
         client.write_all(request.as_bytes()).await.unwrap();
         fixture.wait_for_queued(1).await;
         client.shutdown().await.unwrap();
-        // The first byte of the response comes as soon as the half is closed, the rest when the pod has answered.
+        // The first byte of the response comes as soon as the half is closed, the rest when the pod has responded.
         assert_eq!(client.read_u8().await.unwrap(), b'H');
         fixture.wait_for_queued(1).await;
         fixture.add_ready_pod("p", at);
-        let answer = format!("H{}", read_rest(&mut client).await);
-        assert_eq!(answer.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
+        let response = format!("H{}", read_rest(&mut client).await);
+        assert_eq!(response.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
         let waited = u64::try_from(count).unwrap();
         assert!(
             fixture.waiting_totals().0 <= waited
@@ -468,8 +468,8 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
 
 const GET_ON: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// Starts a pod that answers every request, and reads bodies of five bytes.
-async fn reader(answer: &'static str) -> SocketAddr {
+/// Starts a pod that responds to every request, and reads bodies of five bytes.
+async fn reader(response: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -483,7 +483,7 @@ async fn reader(answer: &'static str) -> SocketAddr {
                     if head.contains("content-length: 5\r\n") {
                         stream.read_exact(&mut [0; 5]).await.ok();
                     }
-                    stream.write_all(answer.as_bytes()).await.ok();
+                    stream.write_all(response.as_bytes()).await.ok();
                 }
             });
         }
@@ -492,10 +492,10 @@ async fn reader(answer: &'static str) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_half_closed_client_gets_every_kind_of_answer() {
+async fn a_half_closed_client_gets_every_kind_of_response() {
     let old = "GET / HTTP/1.0\r\n\r\n";
     let large = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
-    for (request, answer, pause, end) in [
+    for (request, pod_response, pause, end) in [
         (old, OK, 30, "\r\n\r\nhello"),
         (GET, large, 30, "5\r\nhello\r\n0\r\n\r\n"),
         (GET, "HTTP/1.1 204 No Content\r\n\r\n", 30, "\r\n\r\n"),
@@ -503,7 +503,7 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
         (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
     ] {
         let mut fixture = ActivatorFixture::new().await;
-        let pod = start_pod(answer, Duration::from_millis(pause)).await;
+        let pod = start_pod(pod_response, Duration::from_millis(pause)).await;
         fixture.add_ready_pod("p", pod.address);
         let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
@@ -624,7 +624,7 @@ async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
 const PAUSE: Duration = Duration::from_secs(6);
 
 #[tokio::test]
-async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
+async fn a_half_closed_client_gets_the_rest_of_a_response_that_pauses() {
     for is_closed_first in [true, false] {
         let mut fixture = ActivatorFixture::new().await;
         fixture.apply_change(|table| {
@@ -688,15 +688,15 @@ async fn a_stop_lets_requests_in_flight_end() {
     client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     wait_until(|| pod.requests() == 1).await;
     fixture.shutdown.cancel();
-    let answer = read_rest(&mut client).await;
-    assert!(answer.ends_with("hello") && answer.contains("connection: close"), "{answer}");
+    let response = read_rest(&mut client).await;
+    assert!(response.ends_with("hello") && response.contains("connection: close"), "{response}");
     let tasks = &fixture.activator.gateway.tasks;
     tasks.close();
     tokio::time::timeout(LONG, tasks.wait()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_burst_dials_at_most_half_the_backlog_before_the_first_answer() {
+async fn a_burst_dials_at_most_half_the_backlog_before_the_first_response() {
     let mut fixture = ActivatorFixture::with(|config| config.pod_backlog = 8).await;
     let pod = start_pod(OK, Duration::from_millis(1)).await;
     let mut clients = Vec::new();

@@ -40,8 +40,8 @@ fn get(fields: &str) -> String {
     format!("GET /a?b=c HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n")
 }
 
-fn status(answer: &str) -> &str {
-    answer.get(9..12).unwrap_or(answer)
+fn status(response: &str) -> &str {
+    response.get(9..12).unwrap_or(response)
 }
 
 #[tokio::test]
@@ -57,23 +57,23 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
         ("x-forwarded-proto: https\r\n", "200"),
         ("forwarded: for=192.0.2.1;proto=https\r\n", "200"),
     ] {
-        let answer = fixture.exchange_at(fixture.outside, &get(fields)).await;
-        assert_eq!(status(&answer), code, "{fields}: {answer}");
+        let response = fixture.exchange_at(fixture.outside, &get(fields)).await;
+        assert_eq!(status(&response), code, "{fields}: {response}");
         let mut request = Request::get(format!("http://{HOST}/"));
         if let Some((name, value)) = fields.trim().split_once(": ") {
             request = request.header(name, value);
         }
-        let answer = Http2TestClient::connect_to(fixture.outside)
+        let response = Http2TestClient::connect_to(fixture.outside)
             .await
             .send_request(request, &[])
             .await
             .unwrap();
-        assert_eq!(answer.head.status().as_str(), code, "{fields}");
+        assert_eq!(response.head.status().as_str(), code, "{fields}");
     }
     let secure = "x-forwarded-proto: https\r\n";
     fixture.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
-    let answer = fixture.exchange_at(fixture.outside, &get(secure)).await;
-    assert_eq!(status(&answer), "301", "nobody trusts that peer any more: {answer}");
+    let response = fixture.exchange_at(fixture.outside, &get(secure)).await;
+    assert_eq!(status(&response), "301", "that peer is not trusted any more: {response}");
     assert_eq!(pod.requests(), 4);
 }
 
@@ -85,13 +85,13 @@ async fn forces_tls() -> SocketAddr {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move {
                 let head = harness::read_head(&mut stream).await;
-                let answer = match head.contains("x-forwarded-proto: https\r\n") {
+                let response = match head.contains("x-forwarded-proto: https\r\n") {
                     true => OK,
                     false => {
                         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://a/\r\ncontent-length: 0\r\n\r\n"
                     }
                 };
-                stream.write_all(answer.as_bytes()).await.ok();
+                stream.write_all(response.as_bytes()).await.ok();
             });
         }
     });
@@ -99,7 +99,7 @@ async fn forces_tls() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn an_app_with_forced_tls_answers_behind_a_balancer_that_ended_it() {
+async fn an_app_with_forced_tls_responds_behind_a_balancer_that_ended_it() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.add_ready_pod("p", forces_tls().await);
     let secure = get("x-forwarded-proto: https\r\n");
@@ -145,7 +145,7 @@ async fn a_proxy_header_is_required_of_trusted_peers_and_read_of_no_others() {
         assert_eq!(
             fixture.exchange_at(fixture.outside, &bad).await,
             "",
-            "closed without an answer"
+            "closed without a response"
         );
     }
     let mut cut = TcpStream::connect(fixture.outside).await.unwrap();

@@ -87,12 +87,12 @@ fn nginx(folder: &Path) -> Command {
 async fn ask(at: SocketAddr, head: &[u8], body: usize) -> ComparedResponse {
     let mut client = TcpStream::connect(at).await.unwrap();
     let (mut from, mut to) = client.split();
-    let (sent, mut answer) = ([head, &vec![b'x'; body]].concat(), Vec::new());
-    let read = from.read_to_end(&mut answer);
+    let (sent, mut response) = ([head, &vec![b'x'; body]].concat(), Vec::new());
+    let read = from.read_to_end(&mut response);
     let both = async { tokio::join!(to.write_all(&sent), read) };
-    let (_, read) = tokio::time::timeout(LONG, both).await.expect("answers in time");
+    let (_, read) = tokio::time::timeout(LONG, both).await.expect("responses in time");
     read.ok();
-    parse_response(&answer)
+    parse_response(&response)
 }
 
 async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
@@ -152,11 +152,11 @@ async fn compare_http2(
 
 async fn over_http2(at: SocketAddr, input: Http2RequestCase) -> ComparedResponse {
     let exchange = inputs::over_http2(at, &input);
-    tokio::time::timeout(LONG, exchange).await.expect("answers in time").unwrap()
+    tokio::time::timeout(LONG, exchange).await.expect("responses in time").unwrap()
 }
 
 #[tokio::test]
-async fn python_answers_the_same_on_every_path() {
+async fn python_responds_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(Command::new("python3").arg(pods().join("app.py")));
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
@@ -165,14 +165,14 @@ async fn python_answers_the_same_on_every_path() {
 }
 
 #[tokio::test]
-async fn node_answers_the_same_on_every_path() {
+async fn node_responds_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(Command::new("node").arg(pods().join("app.mjs")));
     compare(&server, &[]).await;
     compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
 }
 
 #[tokio::test]
-async fn go_answers_the_same_on_every_path() {
+async fn go_responds_the_same_on_every_path() {
     let mut app = go();
     let server = ReferenceServerProcess::start(&mut app);
     // The server runs, and needs its file no more.
@@ -185,7 +185,7 @@ async fn go_answers_the_same_on_every_path() {
 }
 
 #[tokio::test]
-async fn nginx_answers_the_same_on_every_path() {
+async fn nginx_responds_the_same_on_every_path() {
     let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let server = ReferenceServerProcess::start(&mut nginx(&folder));

@@ -196,10 +196,10 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
     let request = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(2047));
     for _ in 0..160 {
         client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = [0; DATED.len()];
-        let read = tokio::time::timeout(LONG, client.read_exact(&mut answer)).await;
+        let mut response = [0; DATED.len()];
+        let read = tokio::time::timeout(LONG, client.read_exact(&mut response)).await;
         read.expect("nothing holds it up").unwrap();
-        assert_eq!(answer, *DATED.as_bytes());
+        assert_eq!(response, *DATED.as_bytes());
     }
     wait_until(|| fixture.metric(DROPPED) > 0.0).await;
     drop(go_on);

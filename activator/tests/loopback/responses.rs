@@ -23,11 +23,11 @@ use crate::{
     },
 };
 
-/// Starts a pod that answers each head with `answer`, reads no body and closes.
-async fn start_closing_pod(answer: &'static str) -> SocketAddr {
+/// Starts a pod that responds to each head with `response`, reads no body and closes.
+async fn start_closing_pod(response: &'static str) -> SocketAddr {
     start_pod_with(move |mut stream, _| async move {
         read_head(&mut stream).await;
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.write_all(response.as_bytes()).await.unwrap();
     })
     .await
 }
@@ -36,7 +36,7 @@ const BIG: &str =
     "HTTP/1.1 413 Payload Too Large\r\ncontent-length: 4\r\nconnection: close\r\n\r\nbig\n";
 
 #[tokio::test]
-async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
+async fn a_response_given_before_the_body_was_read_reaches_the_client() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.add_ready_pod("p", start_closing_pod(BIG).await);
     let length = 20 << 20;
@@ -45,11 +45,11 @@ async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
         let head = format!("PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
         client.write_all(head.as_bytes()).await.unwrap();
         let (mut from, mut to) = client.split();
-        let (body, mut answer) = (vec![b'x'; length], Vec::new());
-        let read = from.read_to_end(&mut answer);
+        let (body, mut response) = (vec![b'x'; length], Vec::new());
+        let read = from.read_to_end(&mut response);
         let (sent, read) = tokio::join!(to.write_all(&body), read);
-        let answer = String::from_utf8_lossy(&answer);
-        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.ends_with("big\n"), "{answer}");
+        let response = String::from_utf8_lossy(&response);
+        assert!(response.starts_with("HTTP/1.1 413 ") && response.ends_with("big\n"), "{response}");
         assert!(
             sent.is_ok() && read.is_ok(),
             "a client that sends first is listened to: {sent:?} {read:?}"
@@ -58,7 +58,7 @@ async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
 }
 
 /// Starts such a pod for one connection, on a thread of its own, so that the runtime cannot delay it.
-fn start_resetting_pod(answer: &'static str) -> SocketAddr {
+fn start_resetting_pod(response: &'static str) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -67,24 +67,24 @@ fn start_resetting_pod(answer: &'static str) -> SocketAddr {
         while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
             head.push(byte[0]);
         }
-        stream.write_all(answer.as_bytes()).unwrap();
+        stream.write_all(response.as_bytes()).unwrap();
     });
     address
 }
 
 #[tokio::test]
-async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
+async fn a_response_given_while_the_first_bytes_were_sent_reaches_the_client() {
     let part = "x".repeat(16 << 10);
     for _ in 0..20 {
         let mut fixture = ActivatorFixture::new().await;
         let client = Http2TestClient::connect(fixture.port).await;
-        // As much of the body has come before the pod, so that the pod can answer before all of it is written.
+        // As much of the body has come before the pod, so that the pod can respond before all of it is written.
         let asked =
             tokio::spawn(client.send_request(Request::put("http://a/"), &[&part[..]; 1_000]));
         fixture.wait_for_queued(1).await;
         fixture.add_ready_pod("p", start_resetting_pod(BIG));
-        let answer = asked.await.unwrap().unwrap();
-        assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (413, "big\n"));
+        let response = asked.await.unwrap().unwrap();
+        assert_eq!((response.head.status().as_u16(), response.body.as_str()), (413, "big\n"));
     }
 }
 
@@ -115,8 +115,8 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
     let mut client = fixture.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
-    let answer = read_rest(&mut client).await;
-    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.ends_with("no\n"), "{answer}");
+    let response = read_rest(&mut client).await;
+    assert!(response.starts_with("HTTP/1.1 401 ") && response.ends_with("no\n"), "{response}");
     assert_eq!(bytes.recv().await, Some(0));
 }
 
@@ -140,12 +140,12 @@ async fn a_pod_that_ignores_expect_gets_the_body() {
 }
 
 #[tokio::test]
-async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
+async fn a_response_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 150, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
-        let answer = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 2\r\n\r\nok");
+        let pod_response = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 2\r\n\r\nok");
         let mut fixture = ActivatorFixture::new().await;
-        fixture.add_ready_pod("p", start_closing_pod(answer.leak()).await);
+        fixture.add_ready_pod("p", start_closing_pod(pod_response.leak()).await);
         let response = fixture.exchange(GET).await;
         assert!(
             response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("ok"),
@@ -156,18 +156,18 @@ async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
 }
 
 #[tokio::test]
-async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
+async fn a_response_whose_head_takes_more_than_a_mebibyte_is_a_502() {
     for (bytes, status) in [(1_000_000, "200"), (1 << 20, "502")] {
         let field = "y".repeat(bytes);
-        let answer = format!("HTTP/1.1 200 OK\r\nx: {field}\r\ncontent-length: 2\r\n\r\nok");
+        let pod_response = format!("HTTP/1.1 200 OK\r\nx: {field}\r\ncontent-length: 2\r\n\r\nok");
         let mut fixture = ActivatorFixture::new().await;
-        fixture.add_ready_pod("p", start_closing_pod(answer.leak()).await);
+        fixture.add_ready_pod("p", start_closing_pod(pod_response.leak()).await);
         let response = fixture.exchange(GET).await;
         assert_eq!(response.get(9..12), Some(status), "{bytes} {response:.200}");
     }
 }
 
-/// Starts a pod that sends no interim response for a body of five bytes, and answers once it has read the body. It
+/// Starts a pod that sends no interim response for a body of five bytes, and responds once it has read the body. It
 /// reports when it has read a head, and then when it has read the body.
 async fn start_pod_without_continue() -> (SocketAddr, mpsc::Receiver<&'static str>) {
     let (tell, received) = mpsc::channel(2);
@@ -216,7 +216,7 @@ async fn expecting(fixture: &ActivatorFixture) -> Http2TestCall {
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.start_call(request.header("content-length", "5")).await;
     call.send_piece("hello").await;
-    // The library has taken the body before, and sends it before the next request.
+    // h2 has taken the body before, and sends it before the next request.
     call.send_piece("").await;
     let next = Request::get("http://a/").header("k-network-probe", "probe");
     client.send_request(next, &[]).await.unwrap();
@@ -252,7 +252,7 @@ async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
 }
 
 #[tokio::test]
-async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
+async fn a_response_with_a_length_beside_chunks_loses_the_length() {
     let mut fixture = ActivatorFixture::new().await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n\
                 b\r\nhello world\r\n0\r\n\r\n";
@@ -266,28 +266,28 @@ async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
     assert!(!response.contains("content-length"), "{response}");
     // Over HTTP/2 the wrong length would make the response malformed (RFC 9113 §8.1.1).
     let client = Http2TestClient::connect(fixture.port).await;
-    let answer = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
-    assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello world"));
-    assert_eq!(answer.head.headers().get("content-length"), None);
+    let response = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
+    assert_eq!((response.head.status().as_u16(), response.body.as_str()), (200, "hello world"));
+    assert_eq!(response.head.headers().get("content-length"), None);
 }
 
 /// `Date` fields of a response, as a client of each HTTP version gets them.
 async fn dates(at: SocketAddr, host: &str) -> [Vec<String>; 2] {
     let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
-    let answer = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
-    let fields = answer.lines().filter_map(|line| line.split_once(": "));
+    let response = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
+    let fields = response.lines().filter_map(|line| line.split_once(": "));
     let http1 = fields.filter(|(name, _)| name.eq_ignore_ascii_case("date"));
     let http1 = http1.map(|(_, value)| value.to_owned()).collect();
     let asked = Http2TestClient::connect_to(at)
         .await
         .send_request(Request::get(format!("http://{host}/")), &[]);
-    let answer = asked.await.unwrap();
-    let http2 = answer.head.headers().get_all("date").iter();
+    let response = asked.await.unwrap();
+    let http2 = response.head.headers().get_all("date").iter();
     [http1, http2.map(|it| it.to_str().unwrap().to_owned()).collect()]
 }
 
 #[tokio::test]
-async fn an_answer_without_a_date_gets_one() {
+async fn a_response_without_a_date_gets_one() {
     let (plain, http2) =
         (harness::start_pod(OK, Duration::ZERO).await, h2c::start_refusing_pod(0).await);
     for (protocol, pod) in [(AppProtocol::Http1, plain.address), (AppProtocol::H2c, http2.address)]
@@ -306,14 +306,14 @@ async fn an_answer_without_a_date_gets_one() {
 }
 
 #[tokio::test]
-async fn an_answer_with_a_date_keeps_it_alone() {
+async fn a_response_with_a_date_keeps_it_alone() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.add_ready_pod("p", harness::start_pod(DATED, Duration::ZERO).await.address);
     let dates = dates((Ipv4Addr::LOCALHOST, fixture.port).into(), "a").await;
     assert_eq!(dates, [["Thu, 01 Jan 2026 00:00:00 GMT"]; 2]);
 }
 
-/// Starts a pod that closes each connection at its second head, after it has answered the first.
+/// Starts a pod that closes each connection at its second head, after it has responded to the first.
 async fn start_pod_closing_idle(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> SocketAddr {
     start_pod_with(move |mut stream, number| {
         let seen = std::sync::Arc::clone(&seen);
@@ -350,7 +350,7 @@ async fn a_safe_request_is_sent_again_when_an_idle_connection_closes_without_a_r
 }
 
 #[tokio::test]
-async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
+async fn an_upload_goes_on_while_its_response_is_read_and_ends_with_it() {
     let mut fixture = ActivatorFixture::new().await;
     let at = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
@@ -385,20 +385,20 @@ async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
             let body = read_until(&mut stream, "0\r\n\r\n").await;
             let size = "HTTP/1.1 200 OK\r\nx-body: ";
             let count = body.matches("bytes.").count();
-            let answer = format!("{size}{count}\r\ncontent-length: 0\r\n\r\n");
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            let response = format!("{size}{count}\r\ncontent-length: 0\r\n\r\n");
+            stream.write_all(response.as_bytes()).await.unwrap();
             stream.read_u8().await.ok();
         })
         .await;
         fixture.add_ready_pod("p", at);
         let client = Http2TestClient::connect(fixture.port).await;
         let request = Request::builder().method(method).uri("http://a/echo");
-        let answer = client.send_request(request, &["ten ", "bytes."]).await.unwrap();
-        assert_eq!(answer.head.headers()["x-body"], "1", "{method}");
+        let response = client.send_request(request, &["ten ", "bytes."]).await.unwrap();
+        assert_eq!(response.head.headers()["x-body"], "1", "{method}");
     }
 }
 
-/// Starts a pod that answers with the request line as it came.
+/// Starts a pod that responds with the request line as it came.
 async fn mirror() -> SocketAddr {
     start_pod_with(|mut stream, _| async move {
         loop {
@@ -421,9 +421,9 @@ async fn mirror() -> SocketAddr {
 async fn raw(at: SocketAddr, request: &[u8]) -> Vec<u8> {
     let mut client = TcpStream::connect(at).await.unwrap();
     client.write_all(request).await.unwrap();
-    let mut answer = Vec::new();
-    client.read_to_end(&mut answer).await.ok();
-    answer
+    let mut response = Vec::new();
+    client.read_to_end(&mut response).await.ok();
+    response
 }
 
 #[tokio::test]
@@ -452,20 +452,20 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
     });
     fixture.wait_for_queued(1).await;
     fixture.add_ready_pod("p", mirror().await);
-    let mut answers = vec![(targets[0], first.await.unwrap())];
+    let mut responses = vec![(targets[0], first.await.unwrap())];
     for address in addresses {
         for target in targets {
-            answers.push((target, raw(address, &asked(target)).await));
+            responses.push((target, raw(address, &asked(target)).await));
         }
     }
-    for (target, answer) in answers {
+    for (target, response) in responses {
         let line = [b"GET ", target, b" HTTP/1.1"].concat();
-        assert!(answer.ends_with(&line), "{} {}", target.escape_ascii(), answer.escape_ascii());
+        assert!(response.ends_with(&line), "{} {}", target.escape_ascii(), response.escape_ascii());
     }
     for target in [&b"/a b"[..], b"/\x01", b"/\x7f", b"/\0", b"/a\tb", b"/a\rb", b""] {
         for address in addresses {
-            let answer = raw(address, &asked(target)).await;
-            assert_eq!(answer.get(9..12), Some(&b"400"[..]), "{}", target.escape_ascii());
+            let response = raw(address, &asked(target)).await;
+            assert_eq!(response.get(9..12), Some(&b"400"[..]), "{}", target.escape_ascii());
         }
     }
 }
@@ -498,7 +498,7 @@ async fn a_request_may_have_as_many_header_lines_as_its_bytes_allow() {
 }
 
 #[tokio::test]
-async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them() {
+async fn responses_before_the_final_one_are_passed_on_where_the_version_knows_them() {
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nconnection: x\r\nx: y\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\n";
     let both: &str = format!("{hints}{OK}").leak();
@@ -510,6 +510,6 @@ async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them
     let old = fixture.exchange("GET / HTTP/1.0\r\nhost: a\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200 ") || old.starts_with("HTTP/1.1 200 "), "{old}");
     let client = Http2TestClient::connect(fixture.port).await;
-    let answer = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
-    assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
+    let response = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
+    assert_eq!((response.head.status().as_u16(), response.body.as_str()), (200, "hello"));
 }

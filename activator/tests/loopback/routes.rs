@@ -102,7 +102,7 @@ async fn pods_belong_to_the_revision_they_serve_now() {
     assert_eq!(served.ready_since(), None);
 }
 
-/// A request that waits a second time, after its revision's queue was dropped, neither loses its turn nor gets
+/// A request that waits a second time, after its Revision's queue was dropped, neither loses its place nor gets
 /// another's.
 #[tokio::test]
 async fn a_request_keeps_its_queue_position_while_pods_change() {
@@ -128,7 +128,7 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
     assert_eq!(both, (true, true));
 }
 
-/// Requests that wait for the first pod of a deleted revision fail before their own timeout.
+/// Requests that wait for the first pod of a deleted Revision fail before their own timeout.
 #[tokio::test]
 async fn requests_at_a_removed_revision_fail() {
     let fixture = ActivatorFixture::new().await;

@@ -36,7 +36,7 @@ fn own() -> (RouteKey, RouteChange) {
     (RouteKey::Activator(activator.name.clone()), RouteChange::Activator(activator))
 }
 
-/// Creates an activator with a service whose pod answers after `pause`.
+/// Creates an activator with a service whose pod responds after `pause`.
 async fn lingering(
     name: &str,
     linger_ms: u64,
@@ -81,11 +81,17 @@ async fn it_serves_until_the_table_names_it_no_more() {
     assert!(ask(admin, ready).await.ends_with("shutting down\n"));
     let probe =
         "GET / HTTP/1.1\r\nhost: a\r\nuser-agent: kube-probe/1\r\nconnection: close\r\n\r\n";
-    let answer = ask(port, probe).await;
-    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("shutting down"), "{answer}");
+    let response = ask(port, probe).await;
+    assert!(
+        response.starts_with("HTTP/1.1 503 ") && response.ends_with("shutting down"),
+        "{response}"
+    );
     kept.write_all(get.as_bytes()).await.unwrap();
-    let answer = read_rest(&mut kept).await;
-    assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
+    let response = read_rest(&mut kept).await;
+    assert!(
+        response.contains("connection: close\r\n") && response.ends_with("hello"),
+        "{response}"
+    );
     for _ in 0..20 {
         assert!(ask(port, GET).await.ends_with("hello"), "new connections are served");
     }

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-func answer(w http.ResponseWriter, r *http.Request) {
+func respond(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/early" {
 		w.Header().Set("Connection", "close")
 		w.WriteHeader(http.StatusRequestEntityTooLarge)
@@ -45,7 +45,7 @@ func main() {
 		io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
-	server := http.Server{Handler: http.HandlerFunc(answer), Protocols: new(http.Protocols)}
+	server := http.Server{Handler: http.HandlerFunc(respond), Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	panic(server.Serve(listener))

@@ -1,7 +1,7 @@
 // The same as app.py, on node's own server.
 import { createServer } from 'node:http'
 
-const answer = (request, response) => {
+const respond = (request, response) => {
   if (request.url === '/early') {
     response.writeHead(413, { 'Content-Length': 4, Connection: 'close' })
     return response.end('big\n')
@@ -22,7 +22,7 @@ const answer = (request, response) => {
   })
 }
 
-const server = createServer(answer)
-server.on('checkContinue', answer)
+const server = createServer(respond)
+server.on('checkContinue', respond)
 server.listen(0, '127.0.0.1', () => console.log(server.address().port))
 process.stdin.on('end', () => process.exit(0)).resume()

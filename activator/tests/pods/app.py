@@ -1,4 +1,4 @@
-"""A pod without an HTTP library. Its answers are those of app.mjs and app.go, but for what each server refuses by itself."""
+"""A pod without an HTTP library. Its responses are those of app.mjs and app.go, but for what each server refuses by itself."""
 import re, socket, sys, threading
 
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{
     link::{ComponentLink, PodReportKey, RouteBatch},
+    once_signal::OnceSignal,
     outbox::Outbox,
     wire::PodReportItem,
 };
@@ -58,15 +59,15 @@ impl RouteBatchInbox {
     }
 }
 
-/// Reports pods, once `settled` is cancelled and the reports can be relied on.
+/// Reports pods from the time at which `reports_ready` is set.
 pub(crate) async fn report_pods(
     link: Arc<ComponentLink>,
     outbox: Outbox<PodReportKey, PodReportItem>,
-    settled: CancellationToken,
+    reports_ready: OnceSignal,
     shutdown: CancellationToken,
 ) {
     tokio::select! {
-        () = settled.cancelled() => link.report_pods(&outbox).await,
+        () = reports_ready.wait() => link.report_pods(&outbox).await,
         () = shutdown.cancelled() => {}
     }
 }

@@ -32,7 +32,7 @@ struct SimService {
     most_pods: usize,
 }
 
-fn subscriber(role: ComponentRole) -> ComponentReplica {
+fn subscriber(role: ClientComponent) -> ComponentReplica {
     ComponentReplica { role, name: format!("{role:?}"), node: "rouse".into() }
 }
 
@@ -55,7 +55,7 @@ impl SimService {
         let name = NamespacedName::new("default", "hello-00001");
         let now = Duration::from_secs(10);
         let mut revisions = ScaledRevisions::new(TICK);
-        let [agent, activator] = [ComponentRole::Agent, ComponentRole::Activator].map(|role| {
+        let [agent, activator] = [ClientComponent::Agent, ClientComponent::Activator].map(|role| {
             let stream = revisions.open_stream(now, subscriber(role));
             revisions.complete_batch(now, stream)
         });
@@ -382,7 +382,7 @@ fn without_its_agent_a_service_keeps_its_pods() {
     sim.now += Duration::from_secs(60);
     sim.carry_out_decisions();
     assert_eq!(sim.decision_trace, previous_trace);
-    sim.agent = sim.revisions.open_stream(sim.now, subscriber(ComponentRole::Agent));
+    sim.agent = sim.revisions.open_stream(sim.now, subscriber(ClientComponent::Agent));
     sim.finish_requests();
     sim.advance_time(Duration::from_secs(1));
     sim.agent = sim.revisions.complete_batch(sim.now, sim.agent);
@@ -403,7 +403,7 @@ fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back
     assert_eq!(sim.revision().load.waiting(), 50, "an ended stream says nothing any more");
     sim.advance_time(LOST_ACTIVATOR_RETENTION + TICK);
     assert_eq!(
-        (sim.revision().load.waiting(), sim.revisions.online_senders(ComponentRole::Activator)),
+        (sim.revision().load.waiting(), sim.revisions.online_senders(ClientComponent::Activator)),
         (0, 0)
     );
     assert_eq!(sim.revisions.senders.len(), 1, "it is forgotten");
@@ -429,7 +429,7 @@ fn a_restart_loses_no_pod() {
         let now = Duration::from_secs(second);
         if second >= 3 {
             let stream = *agent.get_or_insert_with(|| {
-                revisions.open_stream(now, subscriber(ComponentRole::Agent))
+                revisions.open_stream(now, subscriber(ClientComponent::Agent))
             });
             agent = Some(revisions.complete_batch(now, stream));
         }
@@ -463,7 +463,7 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
     revisions.apply_routes(Duration::ZERO, &table, &table.keys());
     let mut agents = ["calm", "stalls"].map(|node| {
         let subscriber =
-            ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
+            ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() };
         revisions.open_stream(Duration::ZERO, subscriber)
     });
     let mut min_scales = BTreeMap::new();
@@ -498,7 +498,7 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     }
     let mut revisions = ScaledRevisions::new(TICK);
     revisions.apply_routes(Duration::ZERO, &table, &table.keys());
-    let agent = revisions.open_stream(Duration::ZERO, subscriber(ComponentRole::Agent));
+    let agent = revisions.open_stream(Duration::ZERO, subscriber(ClientComponent::Agent));
     for second in 0..8 {
         let now = Duration::from_secs(second);
         revisions.complete_batch(now, agent);
@@ -637,7 +637,7 @@ fn only_the_latest_report_on_an_unknown_revision_is_kept() {
     let (mut sim, revision) = sim_without_revision();
     (0..100).for_each(|_| sim.add_requests(1));
     assert_eq!(sim.revisions.unlisted_loads.len(), 1);
-    sim.activator = sim.revisions.open_stream(sim.now, subscriber(ComponentRole::Activator));
+    sim.activator = sim.revisions.open_stream(sim.now, subscriber(ClientComponent::Activator));
     sim.add_requests(1);
     sim.activator = sim.revisions.complete_batch(sim.now, sim.activator);
     sim.add_revision(revision);

@@ -68,11 +68,11 @@ fn the_last_pod_goes_after_a_stable_window() {
 #[test]
 fn load_after_a_held_turn_begins_a_stable_window() {
     let mut run = ScaleToZeroFixture::new(policy(), UP);
-    let scale_down_floor = Some((3, ScaleBound::LoadUnknown));
-    let held = run.scale_to_zero.step(at(70), &run.policy, UP, Some(0), 0.0, scale_down_floor);
+    let scale_down_minimum = Some((3, ScaleBound::LoadUnknown));
+    let held = run.scale_to_zero.step(at(70), &run.policy, UP, Some(0), 0.0, scale_down_minimum);
     assert_eq!(
         (held.activity, held.bound),
-        (RevisionActivity::Active, scale_down_floor.map(|(_, bound)| bound))
+        (RevisionActivity::Active, scale_down_minimum.map(|(_, bound)| bound))
     );
     assert_eq!(run.step(72, UP, Some(1)), (Some(1), RevisionActivity::Active, None));
     let quiet = run.step_full(131, UP, Some(0));
@@ -94,7 +94,7 @@ fn the_last_pod_is_retained_while_reachable() {
     let unreachable = ScaleToZeroInput { is_reachable: false, ..UP };
     let mut run = ScaleToZeroFixture::new(policy, unreachable);
     run.step(60, unreachable, Some(0));
-    assert_eq!(run.step(61, unreachable, Some(0)).0, Some(0), "nobody needs an unreachable one");
+    assert_eq!(run.step(61, unreachable, Some(0)).0, Some(0), "an unreachable one needs no pod");
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn a_lower_scale_waits_for_the_delay() {
     assert_eq!(step(36, true, 140.0), Some(4));
     assert_eq!(step(38, true, 140.0), Some(2));
     assert_eq!(step(39, true, 350.0), Some(5), "up at once");
-    assert_eq!(step(40, false, 70.0), Some(1), "nobody waits for an unreachable one");
+    assert_eq!(step(40, false, 70.0), Some(1), "an unreachable one needs no more");
 }
 
 /// A changed delay applies from the next evaluation on. In Knative a running scaler keeps its first delay.

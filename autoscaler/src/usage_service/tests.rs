@@ -5,7 +5,7 @@ use common::{
     link::ComponentLink,
     outbox::Outbox,
     wire::{
-        ComponentReplica, ComponentRole, NamespacedName, RequestTotals, RouteChange, RouteKey,
+        ClientComponent, ComponentReplica, NamespacedName, RequestTotals, RouteChange, RouteKey,
         ScaleDecision, ScaleItem, UsageKey, UsageSample,
         raw::{
             routes_server::{Routes, RoutesServer},
@@ -113,7 +113,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
         decisions.recv().await.map(|decision| (decision.revision, decision.requested_scale));
     assert_eq!(first, Some((kept_name, Some(1))));
     let subscriber =
-        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
+        ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let (leave, wait_queues) = (shutdown.child_token(), Outbox::new());
     let activator = ComponentLink::new(usage, subscriber, leave.clone());
     wait_queues.set(waiting(&name, 1).key, waiting(&name, 1));
@@ -150,14 +150,14 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
         stream: None,
     };
     let subscriber =
-        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
+        ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let waiting_requests = || {
         evaluator.read(|revisions| {
             revisions.revisions().map(|(_, revision)| revision.load.waiting()).sum::<u64>()
         })
     };
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
-    assert_eq!(waiting_requests(), 0, "nobody has said who speaks");
+    assert_eq!(waiting_requests(), 0, "the stream has not named its sender");
     report.handle_item(UsageItem::Sender(subscriber)).expect("allowed");
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
     report.handle_item(UsageItem::Synced).expect("allowed");
@@ -185,13 +185,13 @@ fn an_agent_counts_only_the_pods_of_its_own_node() {
         (report, opened)
     };
     for (role, node) in [
-        (ComponentRole::Agent, "n2"),
-        (ComponentRole::Activator, "n1"),
-        (ComponentRole::Autoscaler, "n1"),
+        (ClientComponent::Agent, "n2"),
+        (ClientComponent::Activator, "n1"),
+        (ClientComponent::Autoscaler, "n1"),
     ] {
         assert!(report(role, node).1.is_err(), "{role:?} {node}");
     }
-    let (mut own_report, opened) = report(ComponentRole::Agent, "n1");
+    let (mut own_report, opened) = report(ClientComponent::Agent, "n1");
     assert_eq!(opened, Ok(()));
     let name = NamespacedName::new("default", "hello-00001");
     assert!(

@@ -11,8 +11,9 @@ use tonic::transport::{self, Channel};
 
 use super::LinkError;
 use crate::{
+    component::Component,
     replicas::ReplicaEndpoint,
-    tls::{TlsCredentials, client_config, peer::CertificateRole},
+    tls::{TlsCredentials, client_config},
 };
 
 /// Keepalive interval and timeout: a dead TCP peer is found within their sum; Unix sockets report it at once.
@@ -35,17 +36,17 @@ pub(super) async fn dial_plain(to: &ReplicaEndpoint) -> Result<Channel, LinkErro
     transport_endpoint(to, to.to_string())?.connect().await.map_err(failed)
 }
 
-/// Opens a TLS connection to a replica whose certificate has the role `holder`; `with_certificate`: with a client
+/// Opens a TLS connection to a replica whose certificate proves `component`; `with_certificate`: with a client
 /// certificate.
 pub(crate) async fn dial_tls(
     address: SocketAddr,
     credentials: &Arc<TlsCredentials>,
-    holder: CertificateRole,
+    component: Component,
     with_certificate: bool,
 ) -> Result<Channel, LinkError> {
     let to = ReplicaEndpoint::Tcp { address, tls: true };
     let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
-    let tls = TlsConnector::from(Arc::new(client_config(credentials, holder, with_certificate)));
+    let tls = TlsConnector::from(Arc::new(client_config(credentials, component, with_certificate)));
     let connect = tower::service_fn(move |_: Uri| {
         let tls = tls.clone();
         async move {

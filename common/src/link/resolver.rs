@@ -13,8 +13,9 @@ use tracing::{error, info, warn};
 
 use super::{LinkError, dial, random_u64};
 use crate::{
+    component::Component,
     replicas::{EndpointSetting, KnownReplicas, ReplicaEndpoint},
-    tls::{TlsCredentials, peer::CertificateRole},
+    tls::TlsCredentials,
 };
 
 /// Interval of lookups while no stream breaks.
@@ -48,7 +49,7 @@ pub struct ReplicaResolver {
     setting: EndpointSetting,
     known: watch::Sender<KnownReplicas>,
     /// Role that the replicas must prove, and the certificate to present to them.
-    identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
+    identity: Option<(Component, Arc<TlsCredentials>)>,
     lookup: Arc<dyn DnsResolver>,
     /// Held by the one task that looks names up for all links.
     lookup_lock: Mutex<()>,
@@ -63,14 +64,14 @@ impl ReplicaResolver {
         Self::new(parse_setting(text), Arc::new(SystemDnsResolver), None)
     }
 
-    /// Returns a resolver for a setting's text. It uses TLS if there are credentials, to replicas that prove to be
-    /// `holder`s.
+    /// Returns a resolver for a setting's text. It uses TLS if there are credentials, to replicas whose certificate
+    /// proves `component`.
     pub fn with_credentials(
-        holder: CertificateRole,
+        component: Component,
         text: &str,
         credentials: Option<&Arc<TlsCredentials>>,
     ) -> Arc<Self> {
-        let identity = credentials.map(|it| (holder, Arc::clone(it)));
+        let identity = credentials.map(|it| (component, Arc::clone(it)));
         Self::new(parse_setting(text), Arc::new(SystemDnsResolver), identity)
     }
 
@@ -78,7 +79,7 @@ impl ReplicaResolver {
     pub fn new(
         setting: EndpointSetting,
         lookup: Arc<dyn DnsResolver>,
-        identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
+        identity: Option<(Component, Arc<TlsCredentials>)>,
     ) -> Arc<Self> {
         let known = watch::Sender::new(KnownReplicas::new(&setting));
         Arc::new(Self {
@@ -180,9 +181,9 @@ impl ReplicaResolver {
         let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else {
             return dial::dial_plain(endpoint).await;
         };
-        let (holder, credentials) = self.require_identity(endpoint)?;
+        let (component, credentials) = self.require_identity(endpoint)?;
         credentials.wait_for_certificate().await;
-        dial::dial_tls(address, credentials, holder, true).await
+        dial::dial_tls(address, credentials, component, true).await
     }
 
     /// Opens a TLS connection to some replica, without a client certificate.
@@ -207,11 +208,11 @@ impl ReplicaResolver {
         for endpoint in &all {
             // A certificate is requested over TLS only: the request carries a token.
             let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else { continue };
-            let (holder, credentials) = self.require_identity(endpoint)?;
+            let (component, credentials) = self.require_identity(endpoint)?;
             if with_certificate {
                 credentials.wait_for_certificate().await;
             }
-            match dial::dial_tls(address, credentials, holder, with_certificate).await {
+            match dial::dial_tls(address, credentials, component, with_certificate).await {
                 Ok(channel) => return Ok(channel),
                 Err(error) => failed = Some(error),
             }
@@ -224,9 +225,9 @@ impl ReplicaResolver {
     fn require_identity(
         &self,
         endpoint: &ReplicaEndpoint,
-    ) -> Result<(CertificateRole, &Arc<TlsCredentials>), LinkError> {
+    ) -> Result<(Component, &Arc<TlsCredentials>), LinkError> {
         let none = || LinkError::NoIdentity { endpoint: endpoint.to_string() };
-        self.identity.as_ref().map(|(holder, it)| (*holder, it)).ok_or_else(none)
+        self.identity.as_ref().map(|(component, it)| (*component, it)).ok_or_else(none)
     }
 }
 

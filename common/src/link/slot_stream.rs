@@ -6,6 +6,7 @@ use tonic::Status;
 
 use super::{ComponentLink, LinkError, serve, stream_error};
 use crate::{
+    once_signal::OnceSignal,
     outbox::{Outbox, OutboxCursor},
     replicas::ReplicaEndpoint,
     wire::{
@@ -26,31 +27,33 @@ pub enum SlotStreamEvent {
 }
 
 impl ComponentLink {
-    /// Sends `claims` to an owner and passes its grants to `each`. Ends with shutdown, after `bye` has been sent to the
-    /// owner, or at the first end of a stream after `last`.
+    /// Sends `claims` to an owner and passes its grants to `each`.
+    ///
+    /// It ends with shutdown. It also ends when `goodbye` is set and the message `Goodbye` was sent to the owner. Once
+    /// `unlisted` is set, it opens no further stream and ends together with the present one.
     pub async fn claim_slots(
         &self,
         claims: &Outbox<NamespacedName, SlotClaim>,
-        bye: &CancellationToken,
-        last: &CancellationToken,
+        goodbye: &OnceSignal,
+        unlisted: &OnceSignal,
         each: impl Fn(SlotStreamEvent),
     ) {
-        let (each, over) = (&each, &CancellationToken::new());
+        let (each, finished) = (&each, &OnceSignal::new());
         let streams = self.keep_streams_to_all(|endpoint| async move {
-            // `last` may have been set between two streams: then none is opened any more.
-            if last.is_cancelled() {
-                over.cancel();
+            // `unlisted` may have been set between two streams: then none is opened any more.
+            if unlisted.is_set() {
+                finished.set();
             }
-            let ended = self.run_slot_stream(&endpoint, claims, bye, each).await;
-            if last.is_cancelled() || (ended.is_ok() && bye.is_cancelled()) {
-                over.cancel();
+            let ended = self.run_slot_stream(&endpoint, claims, goodbye, each).await;
+            if unlisted.is_set() || (ended.is_ok() && goodbye.is_set()) {
+                finished.set();
             }
             ended
         });
         tokio::select! {
-            // `over` is polled first: it must win against the next try of `streams`.
+            // `finished` is polled first: it must win against the next try of `streams`.
             biased;
-            () = over.cancelled() => {}
+            () = finished.wait() => {}
             () = streams => {}
         }
     }
@@ -59,7 +62,7 @@ impl ComponentLink {
         &self,
         endpoint: &ReplicaEndpoint,
         claims: &Outbox<NamespacedName, SlotClaim>,
-        bye: &CancellationToken,
+        goodbye: &OnceSignal,
         each: &impl Fn(SlotStreamEvent),
     ) -> Result<(), LinkError> {
         let broke = |status| stream_error(endpoint, status);
@@ -78,9 +81,9 @@ impl ComponentLink {
             synced,
             None,
         );
-        let goodbye = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Goodbye) });
+        let last_message = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Goodbye) });
         // `Goodbye` follows the last claim on the same stream, so the owner takes back all slots in order.
-        let items = items.take_until(bye.clone().cancelled_owned()).chain(goodbye);
+        let items = items.take_until(goodbye.clone().wait_owned()).chain(last_message);
         let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
         let _up = self.record_stream_opened(endpoint, "slots");
         each(SlotStreamEvent::Opened);

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     fixtures,
     wire::{
-        ComponentRole, GlobalSettings, LogLevels,
+        ClientComponent, GlobalSettings, LogLevels,
         raw::routes_server::{Routes, RoutesServer},
     },
 };
@@ -66,7 +66,7 @@ async fn changes_name_what_a_new_stream_does_not() {
     set(&first, "b");
     let (send, mut batches) = mpsc::channel(16);
     let subscriber =
-        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
     let link = ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone());
     let watcher = tokio::spawn(async move {
@@ -110,7 +110,7 @@ async fn a_table_follows_over_a_broken_stream() {
     let (send, mut tables) = mpsc::channel(16);
     let received = Arc::new(Mutex::new(BTreeMap::new()));
     let subscriber =
-        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
     let link = Arc::new(ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone()));
     let watcher = tokio::spawn({
@@ -158,12 +158,12 @@ async fn a_component_receives_its_log_level() {
     say(LogLevel::Debug);
     let (send, mut heard) = mpsc::channel(16);
     log::set_listener(move |levels| {
-        let mine = levels.iter().find(|(it, _)| *it == LogComponent::Autoscaler);
+        let mine = levels.iter().find(|(it, _)| *it == Component::Autoscaler);
         mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
     });
     // No other test of this process logs as an autoscaler.
-    let subscriber =
-        ComponentReplica { role: ComponentRole::Autoscaler, name: "a".into(), node: String::new() };
+    let role = ClientComponent::Autoscaler;
+    let subscriber = ComponentReplica { role, name: "a".into(), node: String::new() };
     let shutdown = CancellationToken::new();
     let link = ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone());
     let watcher = tokio::spawn(async move { link.watch_batches(drop).await });

@@ -1,62 +1,23 @@
 //! Pure: identities in certificates, and the messages that each role may send.
 //!
-//! A certificate names one pod of Rouse itself: its role, node, name and uid, as the API server states them.
+//! A certificate names one pod of Rouse itself: its component, node, name and uid, as the API server states them.
 //! Every claim of a stream about its sender is checked against that.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use crate::wire::{ComponentReplica, ComponentRole, PodReportItem, UsageKey, is_dns_subdomain};
+use crate::{
+    component::Component,
+    wire::{ClientComponent, ComponentReplica, PodReportItem, UsageKey, is_dns_subdomain},
+};
 
 /// Prefix of every identity.
 const SPIFFE_PREFIX: &str = "spiffe://rouse/";
 
-/// Role of a certificate's holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CertificateRole {
-    /// Signs certificates, serves routes, and receives pod reports and scale decisions.
-    Controller,
-    /// Writes the eBPF maps of its node and reports its pods.
-    Agent,
-    /// Forwards requests, and reports its wait queues.
-    Activator,
-    /// Decides scale, and receives usage reports.
-    Autoscaler,
-}
-
-impl CertificateRole {
-    const ALL: [Self; 4] = [Self::Controller, Self::Agent, Self::Activator, Self::Autoscaler];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Controller => "controller",
-            Self::Agent => "agent",
-            Self::Activator => "activator",
-            Self::Autoscaler => "autoscaler",
-        }
-    }
-}
-
-impl From<ComponentRole> for CertificateRole {
-    fn from(role: ComponentRole) -> Self {
-        match role {
-            ComponentRole::Agent => Self::Agent,
-            ComponentRole::Activator => Self::Activator,
-            ComponentRole::Autoscaler => Self::Autoscaler,
-        }
-    }
-}
-
-impl fmt::Display for CertificateRole {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.as_str())
-    }
-}
-
 /// Identity in a certificate: `spiffe://rouse/<role>/<node>/<pod>/<uid>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CertificateIdentity {
-    /// Role that the certificate proves.
-    pub role: CertificateRole,
+    /// Component that the certificate proves.
+    pub role: Component,
     /// Node that the pod is bound to.
     pub node: String,
     /// Name of the pod.
@@ -75,7 +36,7 @@ pub struct CertificateIdentityError {
 impl CertificateIdentity {
     /// Builds an identity. Each part must be a DNS subdomain, as Kubernetes' names and uids are.
     pub fn new(
-        role: CertificateRole,
+        role: Component,
         node: &str,
         pod: &str,
         uid: &str,
@@ -102,9 +63,8 @@ impl FromStr for CertificateIdentity {
         let none = || CertificateIdentityError { text: text.chars().take(200).collect() };
         let parts: Vec<_> = text.strip_prefix(SPIFFE_PREFIX).ok_or_else(none)?.split('/').collect();
         let [word, node, pod, uid] = parts[..] else { return Err(none()) };
-        let holder =
-            CertificateRole::ALL.into_iter().find(|it| it.as_str() == word).ok_or_else(none)?;
-        Self::new(holder, node, pod, uid)
+        let role = Component::from_name(word).ok_or_else(none)?;
+        Self::new(role, node, pod, uid)
     }
 }
 
@@ -137,7 +97,7 @@ pub enum PeerDeniedError {
     #[error("{sender} may not {what}")]
     RoleNotAllowed {
         /// Role of the sender.
-        sender: CertificateRole,
+        sender: Component,
         /// Action that was refused, as a verb phrase.
         what: &'static str,
     },
@@ -152,18 +112,18 @@ impl TlsPeer {
             Self::Authenticated(identity) => identity,
         };
         let name = match sender.role {
-            ComponentRole::Agent => &identity.node,
-            ComponentRole::Activator | ComponentRole::Autoscaler => &identity.pod,
+            ClientComponent::Agent => &identity.node,
+            ClientComponent::Activator | ClientComponent::Autoscaler => &identity.pod,
         };
         // A sender that omits its node is taken to run on the node in its certificate. Agents must name theirs.
         let node = sender.node == identity.node
-            || (sender.node.is_empty() && sender.role != ComponentRole::Agent);
-        if CertificateRole::from(sender.role) == identity.role && sender.name == *name && node {
+            || (sender.node.is_empty() && sender.role != ClientComponent::Agent);
+        if Component::from(sender.role) == identity.role && sender.name == *name && node {
             return Ok(());
         }
         let claimed = format!(
             "{} {:?} on node {:?}",
-            CertificateRole::from(sender.role),
+            Component::from(sender.role),
             sender.name,
             sender.node
         );
@@ -175,7 +135,7 @@ impl TlsPeer {
         &self,
         sender: &ComponentReplica,
         action: &'static str,
-        roles: &[ComponentRole],
+        roles: &[ClientComponent],
     ) -> Result<(), PeerDeniedError> {
         self.check_identity(sender)?;
         if *self == Self::Unauthenticated || roles.contains(&sender.role) {
@@ -193,7 +153,7 @@ impl TlsPeer {
         item: &PodReportItem,
     ) -> Result<(), PeerDeniedError> {
         let sees = matches!(item, PodReportItem::Observed(_) | PodReportItem::Removed(_));
-        if *self == Self::Unauthenticated || !sees || sender.role == ComponentRole::Agent {
+        if *self == Self::Unauthenticated || !sees || sender.role == ClientComponent::Agent {
             return Ok(());
         }
         Err(PeerDeniedError::RoleNotAllowed { sender: sender.role.into(), what: "report pods" })
@@ -209,12 +169,12 @@ impl TlsPeer {
             return Ok(());
         }
         match (sender.role, &key.pod) {
-            (ComponentRole::Agent, Some(_)) | (ComponentRole::Activator, None) => Ok(()),
-            (ComponentRole::Agent, None) => Err(PeerDeniedError::RoleNotAllowed {
+            (ClientComponent::Agent, Some(_)) | (ClientComponent::Activator, None) => Ok(()),
+            (ClientComponent::Agent, None) => Err(PeerDeniedError::RoleNotAllowed {
                 sender: sender.role.into(),
                 what: "report waiting requests",
             }),
-            (ComponentRole::Activator | ComponentRole::Autoscaler, _) => {
+            (ClientComponent::Activator | ClientComponent::Autoscaler, _) => {
                 Err(PeerDeniedError::RoleNotAllowed {
                     sender: sender.role.into(),
                     what: "report a pod's usage",
@@ -229,19 +189,19 @@ mod tests {
     use super::*;
     use crate::wire::NamespacedName;
 
-    fn known(holder: CertificateRole) -> TlsPeer {
+    fn known(holder: Component) -> TlsPeer {
         let identity = CertificateIdentity::new(holder, "n1", "pod-1", "0c7f").expect("sound");
         TlsPeer::Authenticated(identity.into())
     }
 
-    fn who(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
+    fn who(role: ClientComponent, name: &str, node: &str) -> ComponentReplica {
         ComponentReplica { role, name: name.into(), node: node.into() }
     }
 
     #[test]
     fn identities_are_read_as_written() {
         let identity = CertificateIdentity::new(
-            CertificateRole::Agent,
+            Component::Agent,
             "n1.example",
             "rouse-agent-x",
             "0c7f-1",
@@ -261,20 +221,20 @@ mod tests {
             assert!(bad.parse::<CertificateIdentity>().is_err(), "{bad}");
         }
         // No part may contain another one.
-        assert!(CertificateIdentity::new(CertificateRole::Agent, "n1/p/u", "p", "u").is_err());
+        assert!(CertificateIdentity::new(Component::Agent, "n1/p/u", "p", "u").is_err());
     }
 
     #[test]
     fn an_agent_may_only_claim_its_own_node() {
-        let agent = known(CertificateRole::Agent);
-        assert_eq!(agent.check_identity(&who(ComponentRole::Agent, "n1", "n1")), Ok(()));
+        let agent = known(Component::Agent);
+        assert_eq!(agent.check_identity(&who(ClientComponent::Agent, "n1", "n1")), Ok(()));
         for other in [
-            who(ComponentRole::Agent, "n2", "n2"),
-            who(ComponentRole::Agent, "n1", "n2"),
-            who(ComponentRole::Agent, "n2", "n1"),
-            who(ComponentRole::Agent, "n1", ""),
-            who(ComponentRole::Activator, "pod-1", "n1"),
-            who(ComponentRole::Autoscaler, "pod-1", "n1"),
+            who(ClientComponent::Agent, "n2", "n2"),
+            who(ClientComponent::Agent, "n1", "n2"),
+            who(ClientComponent::Agent, "n2", "n1"),
+            who(ClientComponent::Agent, "n1", ""),
+            who(ClientComponent::Activator, "pod-1", "n1"),
+            who(ClientComponent::Autoscaler, "pod-1", "n1"),
         ] {
             assert!(agent.check_identity(&other).is_err(), "{other:?}");
         }
@@ -283,65 +243,65 @@ mod tests {
     #[test]
     fn every_other_role_is_named_after_its_pod() {
         assert_eq!(
-            known(CertificateRole::Activator).check_identity(&who(
-                ComponentRole::Activator,
+            known(Component::Activator).check_identity(&who(
+                ClientComponent::Activator,
                 "pod-1",
                 "n1"
             )),
             Ok(())
         );
         assert_eq!(
-            known(CertificateRole::Autoscaler).check_identity(&who(
-                ComponentRole::Autoscaler,
+            known(Component::Autoscaler).check_identity(&who(
+                ClientComponent::Autoscaler,
                 "pod-1",
                 ""
             )),
             Ok(())
         );
         assert!(
-            known(CertificateRole::Activator)
-                .check_identity(&who(ComponentRole::Activator, "pod-2", "n1"))
+            known(Component::Activator)
+                .check_identity(&who(ClientComponent::Activator, "pod-2", "n1"))
                 .is_err()
         );
         assert!(
-            known(CertificateRole::Activator)
-                .check_identity(&who(ComponentRole::Activator, "pod-1", "n2"))
+            known(Component::Activator)
+                .check_identity(&who(ClientComponent::Activator, "pod-1", "n2"))
                 .is_err()
         );
         assert!(
-            known(CertificateRole::Controller)
-                .check_identity(&who(ComponentRole::Agent, "n1", "n1"))
+            known(Component::Controller)
+                .check_identity(&who(ClientComponent::Agent, "n1", "n1"))
                 .is_err()
         );
         assert_eq!(
-            TlsPeer::Anonymous.check_identity(&who(ComponentRole::Agent, "n1", "n1")),
+            TlsPeer::Anonymous.check_identity(&who(ClientComponent::Agent, "n1", "n1")),
             Err(PeerDeniedError::Anonymous)
         );
         assert_eq!(
-            TlsPeer::Unauthenticated.check_identity(&who(ComponentRole::Agent, "n9", "n9")),
+            TlsPeer::Unauthenticated.check_identity(&who(ClientComponent::Agent, "n9", "n9")),
             Ok(())
         );
     }
 
     #[test]
     fn an_activator_reports_no_pods_and_an_agent_no_waiting() {
-        let (activator, agent) =
-            (who(ComponentRole::Activator, "pod-1", "n1"), who(ComponentRole::Agent, "n1", "n1"));
+        let activator = who(ClientComponent::Activator, "pod-1", "n1");
+        let agent = who(ClientComponent::Agent, "n1", "n1");
         let gone = PodReportItem::Removed("a".into());
-        assert!(known(CertificateRole::Activator).check_pod_item(&activator, &gone).is_err());
+        assert!(known(Component::Activator).check_pod_item(&activator, &gone).is_err());
         let avoided = PodReportItem::DrainAck("a".into());
-        assert_eq!(known(CertificateRole::Activator).check_pod_item(&activator, &avoided), Ok(()));
-        assert_eq!(known(CertificateRole::Agent).check_pod_item(&agent, &gone), Ok(()));
+        assert_eq!(known(Component::Activator).check_pod_item(&activator, &avoided), Ok(()));
+        assert_eq!(known(Component::Agent).check_pod_item(&agent, &gone), Ok(()));
         let waiting = UsageKey { revision: NamespacedName::new("a", "b"), pod: None };
         let counted = UsageKey { pod: Some("p".into()), ..waiting.clone() };
-        assert_eq!(known(CertificateRole::Activator).check_usage_key(&activator, &waiting), Ok(()));
-        assert!(known(CertificateRole::Activator).check_usage_key(&activator, &counted).is_err());
-        assert_eq!(known(CertificateRole::Agent).check_usage_key(&agent, &counted), Ok(()));
-        assert!(known(CertificateRole::Agent).check_usage_key(&agent, &waiting).is_err());
-        let denied = known(CertificateRole::Agent).check_role(
+        assert_eq!(known(Component::Activator).check_usage_key(&activator, &waiting), Ok(()));
+        assert!(known(Component::Activator).check_usage_key(&activator, &counted).is_err());
+        assert_eq!(known(Component::Agent).check_usage_key(&agent, &counted), Ok(()));
+        assert!(known(Component::Agent).check_usage_key(&agent, &waiting).is_err());
+        let denied = known(Component::Agent).check_role(
             &agent,
             "decide scale",
-            &[ComponentRole::Autoscaler],
+            &[ClientComponent::Autoscaler],
         );
         assert_eq!(denied.map_err(|it| it.to_string()), Err("agent may not decide scale".into()));
     }

@@ -23,7 +23,7 @@ use crate::{
     link::{self, ComponentLink, PodReportKey, ReplicaResolver, TlsAdmission},
     outbox::Outbox,
     wire::{
-        ComponentReplica, ComponentRole, PodReportItem,
+        ClientComponent, ComponentReplica, PodReportItem,
         raw::{
             self,
             identity_server::{Identity as Issuing, IdentityServer},
@@ -188,7 +188,7 @@ impl TlsFixture {
 
     fn resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
         ReplicaResolver::with_credentials(
-            CertificateRole::Controller,
+            Component::Controller,
             &format!("https://{}", self.at),
             Some(credentials),
         )
@@ -201,7 +201,7 @@ impl TlsFixture {
         sender: ComponentReplica,
     ) -> Result<(), Code> {
         let channel =
-            link::dial::dial_tls(self.at, credentials, CertificateRole::Controller, true).await;
+            link::dial::dial_tls(self.at, credentials, Component::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
         let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(sender))]);
         let done = PodsClient::new(channel).report(items).await;
@@ -228,11 +228,11 @@ impl Drop for TlsFixture {
 }
 
 fn agent(node: &str) -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() }
+    ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() }
 }
 
 fn activator(name: &str) -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Activator, name: name.into(), node: "n1".into() }
+    ComponentReplica { role: ClientComponent::Activator, name: name.into(), node: "n1".into() }
 }
 
 #[tokio::test]
@@ -331,17 +331,16 @@ async fn activators_authenticate_each_other_by_client_certificates() {
     let own = fixture.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
     let dials = async |to| link::dial::dial_tls(fixture.at, &own, to, true).await.is_ok();
     fixture.authority.issue(&fixture.server_credentials, ACTIVATOR, later());
-    assert!(dials(CertificateRole::Activator).await);
-    for other in [CertificateRole::Controller, CertificateRole::Autoscaler, CertificateRole::Agent]
-    {
+    assert!(dials(Component::Activator).await);
+    for other in [Component::Controller, Component::Autoscaler, Component::Agent] {
         assert!(!dials(other).await, "an activator is no {other}");
     }
     for other in [AGENT, CONTROLLER] {
         fixture.authority.issue(&fixture.server_credentials, other, later());
-        assert!(!dials(CertificateRole::Activator).await, "{other} is no activator");
+        assert!(!dials(Component::Activator).await, "{other} is no activator");
     }
     AuthorityFixture::new().issue(&fixture.server_credentials, ACTIVATOR, later());
-    assert!(!dials(CertificateRole::Activator).await, "on another authority's word");
+    assert!(!dials(Component::Activator).await, "on another authority's word");
 }
 
 #[tokio::test]
@@ -363,7 +362,7 @@ async fn a_silent_client_is_disconnected() {
     // A connection without a certificate is closed too, although its handshake succeeded.
     let nobody = TlsCredentials::new();
     nobody.set_authorities(&[fixture.authority.der()]).expect("trusted");
-    let config = client_config(&nobody, CertificateRole::Controller, false);
+    let config = client_config(&nobody, Component::Controller, false);
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let socket = TcpStream::connect(fixture.at).await.expect("accepted");
     let name = ServerName::from(fixture.at.ip());

@@ -103,9 +103,9 @@ impl TryFrom<raw::Subscriber> for ComponentReplica {
     fn try_from(message: raw::Subscriber) -> WireResult<Self> {
         let role = match message.role() {
             // A sender of an unknown role could not be given the subjects that it needs, so there is no default.
-            raw::Role::Agent => ComponentRole::Agent,
-            raw::Role::Activator => ComponentRole::Activator,
-            raw::Role::Autoscaler => ComponentRole::Autoscaler,
+            raw::Role::Agent => ClientComponent::Agent,
+            raw::Role::Activator => ClientComponent::Activator,
+            raw::Role::Autoscaler => ClientComponent::Autoscaler,
             raw::Role::Unspecified => {
                 return Err(WireError::new(
                     "subscriber.role",
@@ -125,9 +125,9 @@ impl TryFrom<raw::Subscriber> for ComponentReplica {
 impl From<ComponentReplica> for raw::Subscriber {
     fn from(value: ComponentReplica) -> Self {
         let role = match value.role {
-            ComponentRole::Agent => raw::Role::Agent,
-            ComponentRole::Activator => raw::Role::Activator,
-            ComponentRole::Autoscaler => raw::Role::Autoscaler,
+            ClientComponent::Agent => raw::Role::Agent,
+            ClientComponent::Activator => raw::Role::Activator,
+            ClientComponent::Autoscaler => raw::Role::Autoscaler,
         };
         Self { role: role.into(), name: value.name, node: value.node }
     }

@@ -268,7 +268,7 @@ fn slots_arrive_as_they_were_sent() {
         live_activators: ["c".into()].into(),
     };
     let sender =
-        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
+        ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let revision = name("default/hello-1");
     for item in [
         SlotClaimItem::Sender(sender),

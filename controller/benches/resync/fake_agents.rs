@@ -16,7 +16,7 @@ use common::{
     link::{ComponentLink, PodReportKey},
     outbox::Outbox,
     wire::{
-        AutoscalerHeartbeat, ComponentReplica, ComponentRole, NamespacedName, PodObservation,
+        AutoscalerHeartbeat, ClientComponent, ComponentReplica, NamespacedName, PodObservation,
         PodReportItem, RoutingPhase, ScaleDecision, raw,
     },
 };
@@ -80,7 +80,7 @@ pub(super) fn start_agents(
 
 fn agent(node: usize) -> ComponentReplica {
     let node = format!("node-{node}");
-    ComponentReplica { role: ComponentRole::Agent, name: node.clone(), node }
+    ComponentReplica { role: ClientComponent::Agent, name: node.clone(), node }
 }
 
 async fn report_pods(
@@ -111,7 +111,7 @@ async fn send_decisions(endpoint: String, decisions: Vec<ScaleDecision>, stop: C
     let outbox: Outbox<NamespacedName, ScaleDecision> = Outbox::new();
     decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
     let subscriber = ComponentReplica {
-        role: ComponentRole::Autoscaler,
+        role: ClientComponent::Autoscaler,
         name: "autoscaler".into(),
         node: String::new(),
     };

@@ -11,10 +11,10 @@ use std::{
     hash::{Hash, Hasher as _},
 };
 
-use common::wire::{ComponentRole, NamespacedName};
+use common::wire::{ClientComponent, NamespacedName};
 
 /// Identifier of an agent or activator, from role and name. An agent has its node's name, an activator its pod's.
-pub fn reporter_id(role: ComponentRole, name: &str) -> String {
+pub fn reporter_id(role: ClientComponent, name: &str) -> String {
     format!("{role:?}/{name}")
 }
 

@@ -12,7 +12,7 @@ use std::{
 use common::{
     local_node::PodRunStatus,
     wire::{
-        ActivatorEntry, ComponentRole, NamespacedName, PodObservation, ServerComponent,
+        ActivatorEntry, ClientComponent, NamespacedName, PodObservation, ServerComponent,
         ServerReplicas,
     },
 };
@@ -198,7 +198,7 @@ impl ClusterState {
             && !self
                 .pods
                 .reporters
-                .is_reporting(&reporters::reporter_id(ComponentRole::Agent, node))
+                .is_reporting(&reporters::reporter_id(ClientComponent::Agent, node))
     }
 
     /// Returns an activator with its readiness, which waits while the activator's node is gone.

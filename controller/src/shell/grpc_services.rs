@@ -15,7 +15,7 @@ use common::{
     link::{self, LinkError},
     tls::{self, peer::PeerDeniedError},
     wire::{
-        self, ComponentReplica, ComponentRole, PodReportItem, RevisionEntry, RouteChange,
+        self, ClientComponent, ComponentReplica, PodReportItem, RevisionEntry, RouteChange,
         ScaleItem, ServerComponent,
         raw::{
             self,
@@ -184,7 +184,7 @@ struct EncodedBatch {
 /// Encoded batches of the RouteTable for one subscription.
 fn route_batches(
     following: RouteTableSubscription,
-    role: ComponentRole,
+    role: ClientComponent,
 ) -> impl Stream<Item = EncodedBatch> + Send {
     futures::stream::unfold(following, move |mut following| async move {
         let update = following.next().await;
@@ -194,7 +194,7 @@ fn route_batches(
             }
             RouteTableUpdate::Changes(routes) => encode_batch(routes, role, limit_to_role),
         };
-        if role != ComponentRole::Activator {
+        if role != ClientComponent::Activator {
             tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
         }
         Some((EncodedBatch { pieces, _update: update }, following))
@@ -275,27 +275,28 @@ impl Drop for PodReportStream {
 
 /// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
 /// activators. Allowed sources and the request log are for activators.
-fn limit_to_role(change: RouteChange, role: ComponentRole) -> Option<RouteChange> {
+fn limit_to_role(change: RouteChange, role: ClientComponent) -> Option<RouteChange> {
     match (role, change) {
-        (ComponentRole::Agent, RouteChange::Revision(it)) => {
+        (ClientComponent::Agent, RouteChange::Revision(it)) => {
             Some(RouteChange::Revision(RevisionEntry { policy: None, allowed_sources: None, ..it }))
         }
-        (ComponentRole::Activator, RouteChange::Revision(it)) => {
+        (ClientComponent::Activator, RouteChange::Revision(it)) => {
             Some(RouteChange::Revision(RevisionEntry { policy: None, ..it }))
         }
-        (ComponentRole::Autoscaler, RouteChange::Revision(it)) => {
+        (ClientComponent::Autoscaler, RouteChange::Revision(it)) => {
             Some(RouteChange::Revision(RevisionEntry { allowed_sources: None, ..it }))
         }
-        (ComponentRole::Autoscaler, RouteChange::Service(_)) => None,
-        (ComponentRole::Agent | ComponentRole::Autoscaler, RouteChange::Settings(it)) => {
+        (ClientComponent::Autoscaler, RouteChange::Service(_)) => None,
+        (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
             // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
             wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }
                 .if_not_default()
                 .map(RouteChange::Settings)
         }
-        (ComponentRole::Agent | ComponentRole::Activator | ComponentRole::Autoscaler, change) => {
-            Some(change)
-        }
+        (
+            ClientComponent::Agent | ClientComponent::Activator | ClientComponent::Autoscaler,
+            change,
+        ) => Some(change),
     }
 }
 
@@ -313,7 +314,7 @@ impl Pods for ControllerGrpc {
                 (PodReportItem::Sender(subscriber), _) => peer.check_role(
                     subscriber,
                     "report",
-                    &[ComponentRole::Agent, ComponentRole::Activator],
+                    &[ClientComponent::Agent, ClientComponent::Activator],
                 ),
                 (_, Some(from)) => peer.check_pod_item(&from.sender, &item),
                 // Before `Sender` there is no identity to check the item against.
@@ -348,7 +349,7 @@ impl Scale for ControllerGrpc {
         let each = |item: ScaleItem| {
             let allowed = match &item {
                 ScaleItem::Sender(subscriber) => {
-                    peer.check_role(subscriber, "decide scale", &[ComponentRole::Autoscaler])
+                    peer.check_role(subscriber, "decide scale", &[ClientComponent::Autoscaler])
                 }
                 // Without a sender the election does not know the stream, and ignores its items.
                 _ => Ok(()),

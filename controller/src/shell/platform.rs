@@ -8,9 +8,7 @@ use std::{
 };
 
 use common::{
-    admin::AdminState,
-    log::{self, LogComponent},
-    wire::NamespacedName,
+    admin::AdminState, component::Component, log, once_signal::OnceSignal, wire::NamespacedName,
 };
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -58,7 +56,8 @@ pub struct KubernetesPlatform {
     webhook: Option<(SocketAddr, WebhookAddress)>,
     /// Certificates with which the webhook serves.
     certificates: Arc<WebhookCertResolver>,
-    synced: CancellationToken,
+    /// Set once all first lists are complete.
+    synced: OnceSignal,
     /// Labels of the watches whose first list is not complete.
     unlisted_scopes: Arc<Mutex<BTreeSet<String>>>,
     /// True once a NetworkPolicy selects pods, so that all pods are followed.
@@ -116,7 +115,7 @@ impl KubernetesPlatform {
             cluster_domain: cluster.cluster_domain.clone(),
             webhook: cluster.webhook.map(|address| (address, webhook_address(address))),
             certificates: Arc::default(),
-            synced: CancellationToken::new(),
+            synced: OnceSignal::new(),
             unlisted_scopes: Arc::new(Mutex::new(missing)),
             needs_clients: tokio::sync::watch::Sender::new(false),
             election_task: Mutex::default(),
@@ -136,8 +135,8 @@ impl KubernetesPlatform {
         leadership.as_ref().is_some_and(Leadership::may_write)
     }
 
-    /// Returns a token that is cancelled once all first lists are complete.
-    pub fn synced(&self) -> CancellationToken {
+    /// Returns a signal that is set once all first lists are complete.
+    pub fn synced(&self) -> OnceSignal {
         self.synced.clone()
     }
 
@@ -168,7 +167,7 @@ impl KubernetesPlatform {
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
         info!("everything is known");
-        self.synced.cancel();
+        self.synced.set();
         // Only now, since a leader that knows half of the objects would delete or recreate the others.
         let leadership = self.start_leader_election(&shutdown);
         let source: Arc<dyn DesiredStateSource> =
@@ -267,7 +266,7 @@ impl KubernetesPlatform {
     /// Sets the log level of this component; the others get theirs by the RouteTable.
     fn apply_log_level(&self) {
         let level = self.runtime.settings().config_maps.logging.levels().controller;
-        log::set_level(LogComponent::Controller, level);
+        log::set_level(Component::Controller, level);
     }
 
     fn check_network_policies(&self) {

@@ -15,7 +15,7 @@ use std::{
 use common::{
     local_node::LocalNodeSpec,
     outbox::{Outbox, OutboxCursor},
-    wire::{ComponentRole, NamespacedName, RouteKey},
+    wire::{ClientComponent, NamespacedName, RouteKey},
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -107,13 +107,13 @@ impl RouteTableSnapshot {
     /// Returns the encoded snapshot for a role; the first stream of that role makes it by `encode`.
     pub fn encoded_for(
         &self,
-        role: ComponentRole,
+        role: ClientComponent,
         encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
     ) -> EncodedPieces {
         let index = match role {
-            ComponentRole::Agent => 0,
-            ComponentRole::Activator => 1,
-            ComponentRole::Autoscaler => 2,
+            ClientComponent::Agent => 0,
+            ClientComponent::Activator => 1,
+            ClientComponent::Autoscaler => 2,
         };
         Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
     }

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct FakeRegistry {
     /// Value of `Authorization` that it requires, if any.
     required_authorization: Option<&'static str>,
-    /// Status of every response instead of an answer.
+    /// Status of every response, if the registry refuses all requests.
     forced_status: Option<StatusCode>,
     is_slow: bool,
     request_count: AtomicUsize,
@@ -133,7 +133,7 @@ async fn a_missing_tag_and_a_broken_registry_have_different_errors() {
     let (tag, _) =
         start_registry(FakeRegistry { forced_status: status, ..FakeRegistry::default() }).await;
     let said = query(&tag, &Keyring::default()).await.unwrap_err();
-    assert!(said.contains(" gave no answer that can be used") && said.contains("500"), "{said}");
+    assert!(said.contains(" sent no response that can be used") && said.contains("500"), "{said}");
     assert!(!said.contains('\n'), "{said}");
 }
 
@@ -147,7 +147,7 @@ async fn a_slow_registry_times_out() {
     let limit = Duration::from_millis(1500);
     let said =
         RegistryClient::new(&[]).query_digest(&tag, &Keyring::default(), limit).await.unwrap_err();
-    let want = format!("registry {} gave no answer within 1.5s", tag.registry());
+    let want = format!("registry {} sent no response within 1.5s", tag.registry());
     assert_eq!(said.to_line(), want);
     assert!(registry.request_count.load(Ordering::Relaxed) > 0);
 }
@@ -157,7 +157,7 @@ async fn an_unreachable_registry_is_reported() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let said = query(&parse_tag(&format!("127.0.0.1:{free}/a:v1")), &Keyring::default()).await;
     let said = said.unwrap_err();
-    assert!(said.contains(" gave no answer that can be used: "), "{said}");
+    assert!(said.contains(" sent no response that can be used: "), "{said}");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ pub(super) struct PendingSegments {
 }
 
 impl PendingSegments {
-    /// Buffers a segment. Returns false if there is no room.
+    /// Buffers a segment. Returns false if all entries are taken.
     pub(super) fn buffer(&mut self, part: &SegmentPart) -> bool {
         if part.len as usize > SEGMENT_PART_BYTES * SEGMENT_PARTS_MAX {
             return false;

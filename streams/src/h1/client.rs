@@ -128,7 +128,7 @@ enum ClientExchangeState {
     Waiting,
     Begun(u16),
     Whole(u16),
-    Tunnel,
+    Upgraded,
     Broken,
 }
 
@@ -148,7 +148,7 @@ async fn exchange(
     };
     let status = response.status();
     if status == 101 || connects && status.is_success() {
-        state.set(ClientExchangeState::Tunnel);
+        state.set(ClientExchangeState::Upgraded);
         return None;
     }
     state.set(ClientExchangeState::Begun(status.as_u16()));
@@ -283,7 +283,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
             ClientExchangeState::Whole(_) => false,
             ClientExchangeState::Waiting
             | ClientExchangeState::Begun(_)
-            | ClientExchangeState::Tunnel => true,
+            | ClientExchangeState::Upgraded => true,
         };
         match self.model.is_busy() == is_open {
             true => Ok(()),
@@ -295,16 +295,16 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
     fn finish(&mut self) -> Result<ConformanceTotals, String> {
         self.model.close(true);
         let refused = usize::from(self.state == ClientExchangeState::Broken);
-        let (answers, mut ended) = (self.whole_statuses.len(), Vec::new());
+        let (responses, mut ended) = (self.whole_statuses.len(), Vec::new());
         for event in self.model.events() {
             match event {
                 ModelEvent::Finished(status) => ended.push(*status),
                 ModelEvent::Missed(_) => return Err("a request was missed".to_owned()),
                 ModelEvent::Opaque => return Err("HTTP/1.1 passes for something else".to_owned()),
-                ModelEvent::Desync | ModelEvent::Stray if ended.len() < answers => {
+                ModelEvent::Desync | ModelEvent::Stray if ended.len() < responses => {
                     return Err("boundaries lost".to_owned());
                 }
-                ModelEvent::Http2 | ModelEvent::Answered(..) => {
+                ModelEvent::Http2 | ModelEvent::Responded(..) => {
                     return Err("HTTP/1.1 passes for HTTP/2".to_owned());
                 }
                 ModelEvent::Started
@@ -315,12 +315,13 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
             }
         }
         // A response that the client broke off may have looked whole to the model.
-        let is_whole = ended.len() <= answers + refused && ended.starts_with(&self.whole_statuses);
+        let is_whole =
+            ended.len() <= responses + refused && ended.starts_with(&self.whole_statuses);
         if !is_whole {
-            return Err("other answers".to_owned());
+            return Err("other responses".to_owned());
         }
         Ok(ConformanceTotals {
-            requests: answers as u64,
+            requests: responses as u64,
             refused: refused as u64,
             ..ConformanceTotals::default()
         })

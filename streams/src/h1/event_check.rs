@@ -11,45 +11,45 @@ pub struct ServedRequests<'a> {
     /// request that arrived whole behind it may have begun and been cut by the close.
     pub may_refuse: bool,
     /// True if the last response has switched the connection to another protocol, which ends with the connection.
-    pub is_tunnel: bool,
+    pub is_upgraded: bool,
 }
 
 /// Checks `events` against the served requests; the error names the difference.
 pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result<(), &'static str> {
-    let ServedRequests { statuses, may_refuse, is_tunnel } = served;
-    let mut answered = Vec::new();
-    let (mut strays, mut cut, mut tunnels) = (0, 0, 0);
+    let ServedRequests { statuses, may_refuse, is_upgraded } = served;
+    let mut responded = Vec::new();
+    let (mut strays, mut cut, mut upgraded) = (0, 0, 0);
     for event in events {
         match event {
-            ModelEvent::Finished(status) => answered.push(*status),
-            ModelEvent::Missed(_) if answered.len() < statuses.len() => {
+            ModelEvent::Finished(status) => responded.push(*status),
+            ModelEvent::Missed(_) if responded.len() < statuses.len() => {
                 return Err("a served request was missed");
             }
-            ModelEvent::Missed(status) => answered.push(*status),
+            ModelEvent::Missed(status) => responded.push(*status),
             // A response without a length is whole when the connection ends.
-            ModelEvent::Closed if answered.len() + 1 == statuses.len() => {
-                answered.push(statuses[answered.len()]);
+            ModelEvent::Closed if responded.len() + 1 == statuses.len() => {
+                responded.push(statuses[responded.len()]);
             }
-            ModelEvent::Closed => tunnels += 1,
+            ModelEvent::Closed => upgraded += 1,
             ModelEvent::Aborted => cut += 1,
             ModelEvent::Stray => strays += 1,
-            ModelEvent::Http2 | ModelEvent::Answered(..) => {
+            ModelEvent::Http2 | ModelEvent::Responded(..) => {
                 return Err("HTTP/1.1 passes for HTTP/2");
             }
             ModelEvent::Started | ModelEvent::Desync | ModelEvent::Opaque => {}
         }
     }
-    let (expected, more) = answered.split_at(answered.len().min(statuses.len()));
+    let (expected, more) = responded.split_at(responded.len().min(statuses.len()));
     if expected != statuses {
-        return Err("other requests were answered");
+        return Err("other requests got a response");
     }
     let is_refusal = may_refuse && more.iter().all(|status| *status >= 400);
     if more.len() + strays > 1 || cut > 1 || !(more.is_empty() || is_refusal) {
         return Err("more requests were counted than served");
     }
     // A refusal may have no length and then ends with the connection.
-    if tunnels > usize::from(is_tunnel || may_refuse) {
-        return Err("an answer that is not whole was counted as whole");
+    if upgraded > usize::from(is_upgraded || may_refuse) {
+        return Err("a response that is not whole was counted as whole");
     }
     Ok(())
 }

@@ -129,9 +129,9 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
             return Ok(());
         }
         let calls = self.application.calls();
-        let is_tunnel = calls.last().is_some_and(|it| it.is_tunnel && it.is_done);
-        let is_open = calls.last().is_some_and(|it| !it.is_done) || is_tunnel;
-        if was_open && self.task.output.is_some() && !is_tunnel {
+        let is_upgraded = calls.last().is_some_and(|it| it.is_upgraded && it.is_done);
+        let is_open = calls.last().is_some_and(|it| !it.is_done) || is_upgraded;
+        if was_open && self.task.output.is_some() && !is_upgraded {
             self.model.close(true);
         } else if self.task.output.is_none()
             && self.model.is_busy() != is_open
@@ -146,11 +146,11 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
     /// Compares the model's events with the served requests.
     fn check_calls(&self, calls: &[SimHttp1Call]) -> Result<(), String> {
         let done = calls.iter().filter(|it| it.is_done);
-        let statuses: Vec<u16> = done.filter(|it| !it.is_tunnel).map(|it| it.status).collect();
+        let statuses: Vec<u16> = done.filter(|it| !it.is_upgraded).map(|it| it.status).collect();
         let served = ServedRequests {
             statuses: &statuses,
             may_refuse: self.task.output.is_some(),
-            is_tunnel: calls.last().is_some_and(|it| it.is_tunnel),
+            is_upgraded: calls.last().is_some_and(|it| it.is_upgraded),
         };
         check_events(self.model.events(), served).map_err(|what| self.says(what))
     }

@@ -25,7 +25,7 @@ pub struct SimHttp1Call {
     /// True once the whole response is written.
     pub is_done: bool,
     /// True if the response switches the connection to another protocol.
-    pub is_tunnel: bool,
+    pub is_upgraded: bool,
 }
 
 /// Simulated application, and all requests it was given.
@@ -80,9 +80,9 @@ impl SimHttp1App {
         request: Request<Incoming>,
     ) -> Result<Response<SimResponseBody>, Infallible> {
         let plan = SimResponsePlan::new(&request, &mut self.rng.borrow_mut());
-        let (status, is_tunnel) = (plan.status.as_u16(), plan.is_tunnel);
+        let (status, is_upgraded) = (plan.status.as_u16(), plan.is_upgraded);
         let index = self.calls.borrow().len();
-        self.calls.borrow_mut().push(SimHttp1Call { status, is_done: false, is_tunnel });
+        self.calls.borrow_mut().push(SimHttp1Call { status, is_done: false, is_upgraded });
         if plan.waits.0 {
             poll_fn(|_| self.poll_step()).await;
         }
@@ -134,7 +134,7 @@ struct SimResponsePlan {
     is_sized: bool,
     trailers: Option<HeaderMap>,
     closes: bool,
-    is_tunnel: bool,
+    is_upgraded: bool,
 }
 
 impl SimResponsePlan {
@@ -180,7 +180,7 @@ impl SimResponsePlan {
             is_sized: rng.next_bool(50),
             trailers,
             closes: rng.next_bool(2),
-            is_tunnel: status == 101 || grants,
+            is_upgraded: status == 101 || grants,
         }
     }
 }

@@ -32,7 +32,7 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
         heads: requests.whole.iter().map(|(head, _)| *head).chain(requests.partial_head).collect(),
         is_part: requests.partial_head.is_some(),
         refuses_at: (requests.stop == ReferenceStop::Refused).then_some(requests.at),
-        answers: Vec::new(),
+        responses: Vec::new(),
         heads_arrived: 0,
         expected: Vec::new(),
         served: Vec::new(),
@@ -46,9 +46,9 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
     outcome.map_err(|what| {
         let (events, log) = (play.model.events(), &play.expected);
         let (heads, refuses) = (play.heads.len(), play.refuses_at);
-        let answers = play.answers[..play.answers.len().min(800)].escape_ascii();
+        let responses = play.responses[..play.responses.len().min(800)].escape_ascii();
         format!(
-            "{what}\n  server {server:?}: {heads} heads, refuses at {refuses:?}, odd {:?}\n  expected {log:?}\n  events   {events:?}\n  answers {answers}",
+            "{what}\n  server {server:?}: {heads} heads, refuses at {refuses:?}, odd {:?}\n  expected {log:?}\n  events   {events:?}\n  sent {responses}",
             requests.unusual_forms
         )
     })?;
@@ -67,7 +67,7 @@ struct SimServerCase<'a> {
     is_part: bool,
     refuses_at: Option<usize>,
     /// Bytes of all responses so far.
-    answers: Vec<u8>,
+    responses: Vec<u8>,
     /// Number of heads that have arrived whole.
     heads_arrived: usize,
     /// Events that the model must report.
@@ -176,13 +176,13 @@ impl SimServerCase<'_> {
 
     /// Sends bytes of a response; the request stays in flight until the last one.
     fn send(&mut self, bytes: &[u8], rng: &mut SeededRng) -> Result<(), &'static str> {
-        let from = self.answers.len();
-        self.answers.extend(bytes);
-        for segment in segmentation::split(from, self.answers.len(), rng) {
+        let from = self.responses.len();
+        self.responses.extend(bytes);
+        for segment in segmentation::split(from, self.responses.len(), rng) {
             self.compare()?;
             let start =
                 if rng.next_bool(10) { rng.next_below(segment.start + 1) } else { segment.start };
-            self.model.response_segment(start, &self.answers[start..segment.end]);
+            self.model.response_segment(start, &self.responses[start..segment.end]);
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl SimServerCase<'_> {
             let served = ServedRequests {
                 statuses: &self.served,
                 may_refuse: true,
-                is_tunnel: self.is_over,
+                is_upgraded: self.is_over,
             };
             return check_events(self.model.events(), served);
         }

@@ -405,11 +405,11 @@ impl H2PairCase {
             return Ok(());
         }
         let ids = self.reference.events.iter().filter_map(|what| match what {
-            ReferenceEvent::Answered(id) => Some(id),
+            ReferenceEvent::Responded(id) => Some(id),
             ReferenceEvent::Started(_) | ReferenceEvent::Aborted(_) => None,
         });
         let seen_statuses = self.model.events().iter().filter_map(|event| match event {
-            ModelEvent::Answered(class, grpc) => Some((*class, *grpc as u8)),
+            ModelEvent::Responded(class, grpc) => Some((*class, *grpc as u8)),
             _ => None,
         });
         for (id, (class, outcome)) in ids.zip(seen_statuses) {

@@ -10,7 +10,7 @@ pub enum ReferenceEvent {
     /// The header block of the request is complete.
     Started(u32),
     /// The server has sent its whole response.
-    Answered(u32),
+    Responded(u32),
     /// The request ended without a whole response.
     Aborted(u32),
 }
@@ -108,7 +108,7 @@ impl Http2Reference {
             }
             ReferenceBlock::None => return self.apply_other_client_frame(kind, stream, &payload),
         };
-        let _the_server_answers_all_the_same = is_end_stream;
+        let _the_server_responds_all_the_same = is_end_stream;
         if stream > self.highest_stream {
             // §5.1.1: a new stream is odd, and higher than any before.
             if stream.is_multiple_of(2) {
@@ -139,14 +139,14 @@ impl Http2Reference {
     fn apply_server_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.server.block.take();
         match header_block(block, kind, flags, stream, &payload)? {
-            ReferenceBlock::Whole(stream, true, false) => self.record_answered(stream),
+            ReferenceBlock::Whole(stream, true, false) => self.record_responded(stream),
             ReferenceBlock::Whole(..) => {}
             ReferenceBlock::Continues(block) => self.server.block = Some(block),
             ReferenceBlock::None => {
                 check_frame(kind, stream, &payload)?;
                 match kind {
                     frame_kind::DATA if flags & frame_flag::END_STREAM != 0 => {
-                        self.record_answered(stream)
+                        self.record_responded(stream)
                     }
                     frame_kind::RST_STREAM => self.record_aborted(stream),
                     frame_kind::GOAWAY => {
@@ -160,9 +160,9 @@ impl Http2Reference {
         Some(())
     }
 
-    fn record_answered(&mut self, stream: u32) {
+    fn record_responded(&mut self, stream: u32) {
         if self.in_flight.remove(&stream) {
-            self.events.push(ReferenceEvent::Answered(stream));
+            self.events.push(ReferenceEvent::Responded(stream));
         } else {
             self.redundant_ends += 1;
         }

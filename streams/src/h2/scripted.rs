@@ -1,4 +1,4 @@
-//! Pure: conversations written frame by frame, with sequences that no library ever sends.
+//! Pure: conversations written frame by frame, with sequences that no implementation of HTTP/2 sends.
 //!
 //! A conversation is a text of turns: `>` or `<` for the sender, the number of bytes (in two bytes), and the bytes.
 
@@ -356,16 +356,16 @@ pub fn play(conversation: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotal
     let turns = parse_turns(conversation);
     let (mut model, mut reference) = (EbpfModel::new(), Http2Reference::default());
     let mut comparison = EventComparison::default();
-    let (mut requests, mut answers) = (0, 0);
+    let (mut requests, mut responses) = (0, 0);
     for burst in turns.chunk_by(|one, other| one.0 == other.0) {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
         if burst[0].0 {
             for segment in segmentation::split(0, bytes.len(), rng) {
-                model.response_segment(answers + segment.start, &bytes[segment.clone()]);
+                model.response_segment(responses + segment.start, &bytes[segment.clone()]);
                 reference.receive_server(&bytes[segment]);
                 compare(&mut comparison, &model, &reference, false)?;
             }
-            answers += bytes.len();
+            responses += bytes.len();
         } else {
             let mut received = ReceivedRanges::default();
             for segment in segmentation::arrival_order(bytes.len(), rng) {
@@ -377,7 +377,7 @@ pub fn play(conversation: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotal
         }
     }
     model.close(true);
-    Ok(comparison.totals(comparison.answered(), reference.is_broken))
+    Ok(comparison.totals(comparison.responded(), reference.is_broken))
 }
 
 fn compare(
@@ -404,13 +404,13 @@ pub fn play_with_losses(
 ) -> Result<ConformanceTotals, String> {
     let turns = parse_turns(conversation);
     let (mut model, mut reference) = (EbpfModel::new(), Http2Reference::default());
-    let (mut requests, mut answers) = (0, 0);
+    let (mut requests, mut responses) = (0, 0);
     for (index, burst) in turns.chunk_by(|one, other| one.0 == other.0).enumerate() {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
         if burst[0].0 {
-            model.response_segment(answers, &bytes);
+            model.response_segment(responses, &bytes);
             reference.receive_server(&bytes);
-            answers += bytes.len();
+            responses += bytes.len();
             continue;
         }
         // Nothing is lost before the protocol is known.
@@ -429,27 +429,27 @@ pub fn play_with_losses(
         requests += bytes.len();
     }
     model.close(true);
-    let answered = |it: &&ModelEvent| matches!(it, ModelEvent::Answered(..));
-    let (model_answers, reference_answers) = (
-        model.events().iter().filter(answered).count(),
-        reference.events.iter().filter(|it| matches!(it, ReferenceEvent::Answered(_))).count(),
+    let responded = |it: &&ModelEvent| matches!(it, ModelEvent::Responded(..));
+    let (model_responses, reference_responses) = (
+        model.events().iter().filter(responded).count(),
+        reference.events.iter().filter(|it| matches!(it, ReferenceEvent::Responded(_))).count(),
     );
     // The server may respond to streams that were reset unseen, left out by a GOAWAY or never opened; the reference
     // does not count these.
     let is_plain = !reference.events.iter().any(|it| matches!(it, ReferenceEvent::Aborted(_)));
     let is_whole =
         !reference.is_broken && reference.last_processed.is_none() && !model.has_untracked();
-    if is_plain && is_whole && model_answers < reference_answers {
+    if is_plain && is_whole && model_responses < reference_responses {
         let log = &reference.events;
         return Err(format!(
-            "{model_answers} answered, not {reference_answers}\n  {:?}\n  {log:?}",
+            "{model_responses} responses, not {reference_responses}\n  {:?}\n  {log:?}",
             model.events()
         ));
     }
     let is_compared = is_plain && is_whole;
     let has_lost = model.events().contains(&ModelEvent::Desync);
     Ok(ConformanceTotals {
-        requests: if is_compared && has_lost { reference_answers as u64 } else { 0 },
+        requests: if is_compared && has_lost { reference_responses as u64 } else { 0 },
         refused: u64::from(reference.is_broken),
         not_compared: u64::from(!is_compared),
         crowded: 0,

@@ -21,9 +21,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "outbox request_log",
+            "once_signal outbox request_log",
             "wire",
-            "admin fixtures local_node log replicas tls",
+            "admin component fixtures local_node log replicas tls",
             "link",
             "enrollment probe",
         ],

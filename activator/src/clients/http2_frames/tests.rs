@@ -153,7 +153,7 @@ proptest! {
         let empties = fields.iter().any(|it| matches!(it, HpackFieldCase::TableSize(0)));
         prop_assert_eq!(machine.is_table_disabled, knows && empties);
         let came = all.len() - body.len();
-        let wanted = if adds && !machine.is_table_disabled { came.min(HTTP2_LIBRARY_BUFFER_BYTES + HTTP2_LIBRARY_BUFFER_BYTES) } else { 0 };
+        let wanted = if adds && !machine.is_table_disabled { came.min(H2_BUFFER_BYTES + H2_BUFFER_BYTES) } else { 0 };
         prop_assert_eq!(machine.entry_bytes, wanted);
     }
 }
@@ -176,7 +176,7 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     for _ in 0..10_000 {
         frames.inspect(&adds);
     }
-    let most = MAX_TABLE_ENTRIES * (HTTP2_LIBRARY_BUFFER_BYTES + HTTP2_LIBRARY_BUFFER_BYTES);
+    let most = MAX_TABLE_ENTRIES * (H2_BUFFER_BYTES + H2_BUFFER_BYTES);
     assert_eq!(frames.entry_bytes, most, "an entry that is pushed out holds nothing");
     let empties = encode_block(&[HpackFieldCase::TableSize(0), ENTRY], 100, None, false);
     frames.inspect(&empties);
@@ -184,5 +184,5 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     frames.inspect(&[frame(frame_kind::SETTINGS, frame_flag::ACK, &[]), empties].concat());
     assert_eq!(frames.entry_bytes, 0);
     frames.inspect(&adds);
-    assert_eq!(frames.entry_bytes, 0, "what is added to a table without room is not");
+    assert_eq!(frames.entry_bytes, 0, "a table of size 0 holds nothing");
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Reads `bytes` in pieces of these sizes, as the library does. Returns its bytes, and the targets that were changed.
+/// Reads `bytes` in pieces of these sizes, as hyper does. Returns its bytes, and the targets that were changed.
 fn read(bytes: &[u8], sizes: &[usize]) -> (Vec<u8>, Vec<(String, Bytes)>) {
     let (mut targets, mut read) = (RequestTargetInspector::new(1 << 16), Vec::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
@@ -87,7 +87,7 @@ fn what_looks_like_a_request_inside_a_body_is_not_touched() {
         }
     }
     let doubtful = format!("{both}{inner}");
-    assert_eq!(read(doubtful.as_bytes(), &[9]).0, doubtful.as_bytes(), "the library is the judge");
+    assert_eq!(read(doubtful.as_bytes(), &[9]).0, doubtful.as_bytes(), "hyper decides");
 }
 
 /// Strategy of bytes that look like requests.
@@ -112,7 +112,7 @@ fn requests() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// The library reads the same bytes, however they are cut, and all of them except for changed targets.
+    /// hyper reads the same bytes, however they are cut, and all of them except for changed targets.
     #[test]
     fn the_library_reads_all_that_came(
         bytes in requests(),

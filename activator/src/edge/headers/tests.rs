@@ -246,7 +246,7 @@ fn names_that_servers_take_for_the_platforms_are_dropped_from_outside() {
 }
 
 #[test]
-fn an_answer_loses_only_what_was_for_one_hop() {
+fn a_response_loses_only_what_was_for_one_hop() {
     let mut headers =
         head("/", &[("connection", "upgrade"), ("upgrade", "websocket"), ("a", "b")]).headers;
     rewrite_response_head(&mut headers, StatusCode::SWITCHING_PROTOCOLS, Version::HTTP_11);

@@ -1,4 +1,5 @@
-//! Shell: a request at a pod: the wait for room there, the exchange, and the pod's response on its way to the client.
+//! Shell: a request at a pod: the wait for capacity there, the exchange, and the pod's response on its way to the
+//! client.
 //!
 //! Interim responses of a pod are passed on over HTTP/1.1, below `hyper`, whose server cannot send them. `hyper` sends
 //! 100 itself, once the pod's own 100 has released the body.
@@ -24,7 +25,7 @@ use crate::{
     request_error::ProxyRequestError,
     requests::{
         pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
-        response_body::ClientResponseBody, tunnel::run_tunnel,
+        response_body::ClientResponseBody, upgraded_connection::relay_upgraded_connection,
     },
     revisions::revision::PodPermit,
 };
@@ -43,7 +44,7 @@ pub(super) struct PodResponse {
 }
 
 impl RequestForwarder {
-    /// Waits for room at a pod, sends the request there and waits for the head of its response.
+    /// Waits for capacity at a pod, sends the request there and waits for the head of its response.
     pub(super) async fn forward_to_pod(
         &self,
         pending: &mut PendingRequest,
@@ -65,7 +66,7 @@ impl RequestForwarder {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
-                    // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
+                    // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall
                     // behind others.
                     revision.on_dial_failed(permit);
                     if refusals == MAX_DIAL_ATTEMPTS {
@@ -87,8 +88,8 @@ impl RequestForwarder {
             request.body_mut().hold_permit(Arc::clone(&permit) as _);
             let idle_timer =
                 request.body().idle_timer().map(|idle_timer| (idle_timer, is_grpc(&request)));
-            // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
-            // body's progress.
+            // A client that stalls in its body occupies a pod's capacity. So the wait for the response is bounded by
+            // the body's progress.
             let mut interim_sink = ClientInterimSink(pending.socket.as_ref());
             let result = connection.send(request, &mut interim_sink);
             let result = match idle_timer {
@@ -108,7 +109,7 @@ impl RequestForwarder {
                 Err(error) => error,
             };
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
-            // with its turn.
+            // with its place.
             match error.resendable {
                 Some(request_again) if stale < MAX_CLOSED_CONNECTION_RETRIES => {
                     pending.put_back(request_again)
@@ -147,10 +148,11 @@ impl RequestForwarder {
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_status(status));
-        let tunnel = run_tunnel(client, pod, permit, timer, self.close_upgraded.clone());
+        let relay =
+            relay_upgraded_connection(client, pod, permit, timer, self.close_upgraded.clone());
         let request_guard = pending.connection.start_request();
         self.tasks.spawn(async move {
-            request_guard.connection().cut_off.run_until_cancelled(tunnel).await;
+            request_guard.connection().cut_off.run_until_cancelled(relay).await;
             drop((entry, request_guard));
         });
         response.map(|_empty| ClientResponseBody::from_text(""))
@@ -167,7 +169,7 @@ async fn connect_to_pod(
     loop {
         match permit.pod.connect(protocol).await {
             Err(PodDialError::Unanswered) if !permit.report_unanswered_dial() => {}
-            answer => return answer,
+            result => return result,
         }
     }
 }

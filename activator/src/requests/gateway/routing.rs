@@ -1,4 +1,4 @@
-//! Shell: the route of a request: the service that it is for, and the revision that serves it.
+//! Shell: the route of a request: the service that it is for, and the Revision that serves it.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -38,7 +38,7 @@ impl RequestForwarder {
         if head.method == Method::CONNECT {
             return Err(ProxyRequestError::ConnectMethod);
         }
-        // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
+        // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
         if let Some(probe) = platform_probe::parse_probe(&head)
             .filter(|_| entrypoint.traffic_origin() == TrafficOrigin::Internal)
         {
@@ -92,7 +92,7 @@ impl RequestForwarder {
                 let host = host();
                 let local = host::cluster_local_service(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
-                    // A revision's own Service is routed here too, while it has no pod.
+                    // A Revision's own Service is routed here too, while it has no pod.
                     self.routes
                         .service_by_name(&name)
                         .or_else(|| self.routes.service_for_revision(&name))
@@ -108,7 +108,7 @@ impl RequestForwarder {
         })
     }
 
-    /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
+    /// Service whose Revisions serve the request: the one that was found, or the one of the tag that a header chooses.
     fn select_tag(
         &self,
         service_match: &ServiceMatch,
@@ -140,13 +140,13 @@ impl RequestForwarder {
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
         let has_ready_pod = probe == PlatformProbe::Queue && has_ready_pod().unwrap_or(false);
-        let answer = probe.respond(ProbeHealth {
-            is_shutting_down: self.reconnect_clients.is_cancelled(),
+        let probe_response = probe.respond(ProbeHealth {
+            is_shutting_down: self.reconnect_clients.is_set(),
             has_ready_pod,
         });
-        let mut response = Response::new(ClientResponseBody::from_text(answer.text));
-        *response.status_mut() = answer.status;
-        answer.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
+        let mut response = Response::new(ClientResponseBody::from_text(probe_response.text));
+        *response.status_mut() = probe_response.status;
+        probe_response.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
         response
     }
 }

@@ -1,4 +1,4 @@
-//! Shell: one request's stay in the wait queue of a revision.
+//! Shell: the entry of one request in the wait queue of a Revision.
 
 use std::{sync::Arc, time::Instant};
 
@@ -8,14 +8,15 @@ use super::{ActivatorRevision, PodPermit, send_permits};
 use crate::{
     clock::{now_ns, random_u64},
     request_error::ProxyRequestError,
-    revisions::wait_queue::QueueTicket,
+    revisions::wait_queue::ArrivalNumber,
 };
 
-/// Stay of one request in a revision's queue, until a pod has received it. Dropping it leaves the queue.
+/// Entry of one request in a Revision's queue, until a pod has received the request. Dropping it leaves the queue.
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
-    ticket: Option<QueueTicket>,
+    /// Place in the order of arrival, from the first time that it asks for a pod.
+    arrival: Option<ArrivalNumber>,
     bytes: usize,
     /// Start of the time for which it counts as waiting; `None`: it does not count as waiting.
     waiting_since: Option<Instant>,
@@ -24,19 +25,19 @@ pub struct QueueEntry {
 impl QueueEntry {
     /// Creates the entry of a request that holds `bytes` bytes while it waits.
     pub(super) fn new(revision: Arc<ActivatorRevision>, bytes: usize) -> Self {
-        Self { revision, ticket: None, bytes, waiting_since: None }
+        Self { revision, arrival: None, bytes, waiting_since: None }
     }
 
-    /// Waits for room at a pod and returns its permit. Returns at once if a pod has room.
+    /// Waits for capacity at a pod and returns the permit. Returns at once if a pod has capacity.
     pub async fn acquire_permit(&mut self) -> Result<PodPermit, ProxyRequestError> {
         let permit_rx = {
             let mut state = self.revision.lock_state();
             state.prepare_request(&self.revision);
             let active = state.ensure_active(self.revision.context.queue_bounds);
-            // A request that was refused by a pod comes back here: it keeps its turn, and so its position in the queue.
-            let ticket = *self.ticket.get_or_insert_with(|| {
+            // A request that was refused by a pod comes back here, and keeps its place in the order of arrival.
+            let arrival = *self.arrival.get_or_insert_with(|| {
                 active.queue_entries += 1;
-                active.wait_queue.issue_ticket()
+                active.wait_queue.assign_arrival_number()
             });
             if let Some(key) = active.wait_queue.admit(random_u64()) {
                 let permit = self.revision.grant_permit(active, key);
@@ -46,10 +47,10 @@ impl QueueEntry {
             let (waiter, permit_rx) = oneshot::channel();
             active
                 .wait_queue
-                .enqueue(ticket, self.bytes, waiter)
+                .enqueue(arrival, self.bytes, waiter)
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = active.wait_queue.waiting_count();
-            // One that waits for the second time is still counted from the first.
+            // A request that waits a second time is still counted from the first.
             let is_first = self.waiting_since.is_none();
             if is_first {
                 self.waiting_since = Some(Instant::now());
@@ -95,12 +96,12 @@ impl QueueEntry {
 
 impl Drop for QueueEntry {
     fn drop(&mut self) {
-        let Some(ticket) = self.ticket else { return };
+        let Some(arrival) = self.arrival else { return };
         let (waiter, permits) = {
             let mut state = self.revision.lock_state();
             let waiter = state.active.as_mut().and_then(|active| {
                 active.queue_entries -= 1;
-                active.wait_queue.remove_waiter(ticket)
+                active.wait_queue.remove_waiter(arrival)
             });
             let dispatched = waiter
                 .as_ref()

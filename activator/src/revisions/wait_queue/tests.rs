@@ -53,8 +53,8 @@ impl<W> SoleHolderQueueFixture<W> {
         dispatched
     }
 
-    fn issue_ticket(&mut self) -> QueueTicket {
-        self.wait_queue.issue_ticket()
+    fn assign_arrival_number(&mut self) -> ArrivalNumber {
+        self.wait_queue.assign_arrival_number()
     }
 
     fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
@@ -65,15 +65,15 @@ impl<W> SoleHolderQueueFixture<W> {
 
     fn enqueue(
         &mut self,
-        ticket: QueueTicket,
+        arrival: ArrivalNumber,
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
-        self.wait_queue.enqueue(ticket, bytes, waiter)
+        self.wait_queue.enqueue(arrival, bytes, waiter)
     }
 
-    fn remove_waiter(&mut self, ticket: QueueTicket) -> Option<W> {
-        self.wait_queue.remove_waiter(ticket)
+    fn remove_waiter(&mut self, arrival: ArrivalNumber) -> Option<W> {
+        self.wait_queue.remove_waiter(arrival)
     }
 
     fn on_routes(
@@ -119,11 +119,11 @@ impl<W> SoleHolderQueueFixture<W> {
     }
 }
 
-fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> QueueTicket {
-    let ticket = queue.issue_ticket();
+fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> ArrivalNumber {
+    let arrival = queue.assign_arrival_number();
     assert_eq!(queue.admit(0), None);
-    queue.enqueue(ticket, 1, name).expect("room in the line");
-    ticket
+    queue.enqueue(arrival, 1, name).expect("below the bounds");
+    arrival
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_higher_limit_lets_go_at_once() {
 #[test]
 fn the_queue_is_bounded_by_requests_and_by_bytes() {
     let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
-    let [one, two, three] = [(); 3].map(|()| queue.issue_ticket());
+    let [one, two, three] = [(); 3].map(|()| queue.assign_arrival_number());
     assert_eq!(queue.enqueue(one, 6, ()), Ok(()));
     assert_eq!(queue.enqueue(two, 5, ()), Err(WaitQueueFull));
     assert_eq!(queue.enqueue(two, 4, ()), Ok(()));
@@ -170,8 +170,8 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
     assert_eq!(queue.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| queue.admit(0).is_some()).count();
     let enqueue = |queue: &mut SoleHolderQueueFixture<()>| {
-        let ticket = queue.issue_ticket();
-        queue.enqueue(ticket, 0, ()).is_ok()
+        let arrival = queue.assign_arrival_number();
+        queue.enqueue(arrival, 0, ()).is_ok()
     };
     assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
     assert!(queue.pause_pod(pod(1)), "who refuses for a moment still counts");
@@ -192,12 +192,12 @@ fn a_removed_waiter_is_not_dispatched() {
 fn a_request_that_was_refused_keeps_its_turn() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     assert_eq!(queue.on_routes([pod(1)], 1, || 0), []);
-    let first = queue.issue_ticket();
+    let first = queue.assign_arrival_number();
     assert_eq!(queue.admit(0), Some(pod(1)));
     enqueue_request(&mut queue, 2);
     assert!(queue.pause_pod(pod(1)));
     assert_eq!(queue.on_request_done(pod(1), || 0), []);
-    queue.enqueue(first, 1, 1).expect("room in the line");
+    queue.enqueue(first, 1, 1).expect("below the bounds");
     assert_eq!(queue.on_pod_retry(pod(1), || 0), [(1, pod(1))]);
 }
 
@@ -249,8 +249,8 @@ fn ops() -> impl Strategy<Value = Vec<WaitQueueOpCase>> {
 /// Model of a shell's requests, to be compared with the queue's state.
 #[derive(Debug, Default)]
 struct WaitQueueModel {
-    waiting: Vec<(QueueTicket, u32)>,
-    in_flight: Vec<(QueueTicket, u32, PodEndpointKey)>,
+    waiting: Vec<(ArrivalNumber, u32)>,
+    in_flight: Vec<(ArrivalNumber, u32, PodEndpointKey)>,
     ended: Vec<u32>,
     ready: BTreeSet<u8>,
     refusing: BTreeSet<u8>,
@@ -261,25 +261,25 @@ struct WaitQueueModel {
 impl WaitQueueModel {
     fn on_dispatched(&mut self, all: Vec<DispatchedRequest<u32>>) {
         for (name, pod) in all {
-            let (ticket, first) = self.waiting.remove(0);
-            assert_eq!(name, first, "first come, first served, and nobody twice");
-            self.in_flight.push((ticket, name, pod));
+            let (arrival, first) = self.waiting.remove(0);
+            assert_eq!(name, first, "in order of arrival, and none twice");
+            self.in_flight.push((arrival, name, pod));
         }
     }
 
     fn admit_or_enqueue(
         &mut self,
         queue: &mut SoleHolderQueueFixture<u32>,
-        ticket: QueueTicket,
+        arrival: ArrivalNumber,
         name: u32,
         random: u64,
     ) {
         if let Some(pod) = queue.admit(random) {
-            assert!(self.waiting.is_empty(), "nobody overtakes the line");
-            self.in_flight.push((ticket, name, pod));
-        } else if queue.enqueue(ticket, 7, name).is_ok() {
-            let at = self.waiting.partition_point(|(other, _)| *other < ticket);
-            self.waiting.insert(at, (ticket, name));
+            assert!(self.waiting.is_empty(), "no request overtakes those that wait");
+            self.in_flight.push((arrival, name, pod));
+        } else if queue.enqueue(arrival, 7, name).is_ok() {
+            let at = self.waiting.partition_point(|(other, _)| *other < arrival);
+            self.waiting.insert(at, (arrival, name));
         } else {
             let of_pods = self.ready.len() * usize::try_from(self.limit).unwrap_or(0) * 10;
             assert!(self.waiting.len() >= 5 + of_pods, "refused only when full");
@@ -296,12 +296,12 @@ impl WaitQueueModel {
         match op {
             WaitQueueOpCase::Request => {
                 self.requests += 1;
-                let ticket = queue.issue_ticket();
-                self.admit_or_enqueue(queue, ticket, self.requests, random());
+                let arrival = queue.assign_arrival_number();
+                self.admit_or_enqueue(queue, arrival, self.requests, random());
             }
             WaitQueueOpCase::Leave(at) if !self.waiting.is_empty() => {
-                let (ticket, name) = self.waiting.remove(at % self.waiting.len());
-                assert_eq!(queue.remove_waiter(ticket), Some(name));
+                let (arrival, name) = self.waiting.remove(at % self.waiting.len());
+                assert_eq!(queue.remove_waiter(arrival), Some(name));
                 self.ended.push(name);
             }
             WaitQueueOpCase::Done(at) if !self.in_flight.is_empty() => {
@@ -310,12 +310,12 @@ impl WaitQueueModel {
                 self.on_dispatched(queue.on_request_done(pod, random));
             }
             WaitQueueOpCase::Refused(at) if !self.in_flight.is_empty() => {
-                let (ticket, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
+                let (arrival, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
                 if queue.pause_pod(pod) {
                     self.refusing.insert(last_octet(pod));
                 }
                 self.on_dispatched(queue.on_request_done(pod, &mut random));
-                self.admit_or_enqueue(queue, ticket, name, random());
+                self.admit_or_enqueue(queue, arrival, name, random());
             }
             WaitQueueOpCase::Retry(last) => {
                 self.refusing.remove(&last);
@@ -331,7 +331,7 @@ impl WaitQueueModel {
         }
     }
 
-    /// Room at the pods that take requests; `None`: unlimited room.
+    /// Capacity of the open pods; `None`: no hard limit.
     fn free_slots(&self) -> Option<usize> {
         let open: Vec<_> = self.ready.difference(&self.refusing).collect();
         if open.is_empty() {
@@ -351,9 +351,9 @@ fn last_octet(pod: PodEndpointKey) -> u8 {
 }
 
 proptest! {
-    /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
+    /// Under any order of events every request is waiting, in flight or ended, and none waits while a pod has capacity.
     #[test]
-    fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
+    fn no_request_is_lost_or_dispatched_twice(ops in ops(), seed in any::<u64>()) {
         let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
         let (mut model, mut state) = (WaitQueueModel::default(), seed);
         for op in ops {
@@ -380,7 +380,7 @@ proptest! {
             *used.entry(pod).or_default() += 1;
         }
         prop_assert!(used.values().all(|&count| count <= limit));
-        let room = usize::from(pods) * usize::try_from(limit).expect("small");
-        prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(room)).expect("small"));
+        let capacity = usize::from(pods) * usize::try_from(limit).expect("small");
+        prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(capacity)).expect("small"));
     }
 }

@@ -562,7 +562,7 @@ impl SimSlotCluster {
     }
 }
 
-/// The table of the new activator lists only itself, while another one still owns the revision by an older table.
+/// The table of the new activator lists only itself, while another one still owns the Revision by an older table.
 #[test]
 fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     let mut cluster = SimSlotCluster::new(1, 1, 1);
@@ -588,7 +588,7 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     assert_eq!(
         (cluster.in_use(), cluster.waiting()),
         ([("p".into(), 1)].into(), 0),
-        "it gets its turn"
+        "it gets the free slot"
     );
 }
 

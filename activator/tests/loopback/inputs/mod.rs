@@ -17,10 +17,10 @@ pub(crate) struct ComparedResponse {
 }
 
 /// Parses a response as it was read from its connection.
-pub(crate) fn parse_response(answer: &[u8]) -> ComparedResponse {
-    let answer = String::from_utf8_lossy(answer).into_owned();
-    let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+pub(crate) fn parse_response(response: &[u8]) -> ComparedResponse {
+    let response = String::from_utf8_lossy(response).into_owned();
+    let response = response.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&response);
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let mut lines = head.lines();
     let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
     let fields = compared_fields(lines.filter_map(|line| Some(line.split_once(':')?.0)));

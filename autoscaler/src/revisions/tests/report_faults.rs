@@ -299,7 +299,7 @@ impl<'a> SimReporters<'a> {
 
     fn open_stream(&mut self, sender: usize) {
         let role =
-            if sender == ACTIVATOR { ComponentRole::Activator } else { ComponentRole::Agent };
+            if sender == ACTIVATOR { ClientComponent::Activator } else { ClientComponent::Agent };
         let name = ["a", "b", "line"][sender].to_owned();
         let subscriber = ComponentReplica { role, node: name.clone(), name };
         self.streams[sender] = Some(self.revisions.open_stream(self.now, subscriber));

@@ -200,7 +200,7 @@ impl FakeDns {
 }
 
 fn agent(name: &str) -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Agent, name: name.into(), node: name.into() }
+    ComponentReplica { role: ClientComponent::Agent, name: name.into(), node: name.into() }
 }
 
 fn fixed(all: &[SocketAddr]) -> String {

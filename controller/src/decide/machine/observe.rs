@@ -165,10 +165,8 @@ impl ControllerStateMachine {
                     // After a restart, the shares that an earlier leader wrote are the starting point.
                     let previous = previous.unwrap_or_else(|| observed.clone());
                     // The writer reports a write error only once, so the present one is kept.
-                    let RouteState { allocations: allotted, blocked_reason: blocked, .. } =
-                        previous.clone();
-                    let route =
-                        RouteState { allocations: allotted, blocked_reason: blocked, ..observed };
+                    let RouteState { allocations, blocked_reason, .. } = previous.clone();
+                    let route = RouteState { allocations, blocked_reason, ..observed };
                     // The leader's values are newer than what it wrote; other replicas follow the object.
                     app.route = Some(match cluster.is_leader {
                         true => RouteState {

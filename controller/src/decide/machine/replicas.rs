@@ -1,7 +1,7 @@
 //! Pure: pods of Rouse's own components: activators to route to, agents to wait for, addresses of replicas.
 
 use common::wire::{
-    ActivatorEntry, ComponentRole, NamespacedName, RouteChange, RouteKey, ServerComponent,
+    ActivatorEntry, ClientComponent, NamespacedName, RouteChange, RouteKey, ServerComponent,
     ServerReplicas,
 };
 use serde_json::Value;
@@ -30,13 +30,13 @@ impl ControllerStateMachine {
         }
         match object.and_then(observe::read_component_pod) {
             Some(ComponentPod::Activator(activator, standing)) => {
-                let reporter = reporters::reporter_id(ComponentRole::Activator, &activator.name);
+                let reporter = reporters::reporter_id(ClientComponent::Activator, &activator.name);
                 self.cluster.pods.reporters.expect_reporter(&reporter, &name.name);
                 self.observe_activator(activator, standing);
             }
             Some(ComponentPod::Agent { node }) => {
                 self.cluster.pods.reporters.expect_reporter(
-                    &reporters::reporter_id(ComponentRole::Agent, &node),
+                    &reporters::reporter_id(ClientComponent::Agent, &node),
                     &name.name,
                 );
             }

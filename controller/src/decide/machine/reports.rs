@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::{ComponentReplica, ComponentRole, NamespacedName, PodObservation};
+use common::wire::{ClientComponent, ComponentReplica, NamespacedName, PodObservation};
 use tracing::warn;
 
 use super::ControllerStateMachine;
@@ -66,7 +66,7 @@ impl ControllerStateMachine {
         let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
         unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
-        if reporter.role == ComponentRole::Agent
+        if reporter.role == ClientComponent::Agent
             && self.cluster.settings.platform == PlatformKind::Local
         {
             let remembered = self.cluster.apps.values().flat_map(|app| app.pods());

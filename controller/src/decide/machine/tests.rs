@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use common::{
     local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase as NodePhase},
-    wire::{ComponentRole, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
+    wire::{ClientComponent, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
 };
 
 use super::*;
@@ -186,11 +186,11 @@ pub(super) fn hello() -> NamespacedName {
 }
 
 pub(super) fn agent() -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() }
+    ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() }
 }
 
 pub(super) fn activator() -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Activator, name: "n1".into(), node: "n1".into() }
+    ComponentReplica { role: ClientComponent::Activator, name: "n1".into(), node: "n1".into() }
 }
 
 pub(crate) fn pod_seen(uid: &str) -> PodObservation {

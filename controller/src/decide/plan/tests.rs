@@ -4,7 +4,7 @@ use common::{
     local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase, PodRunStatus},
     outbox::{Outbox, OutboxBatch},
     wire::{
-        ComponentReplica, ComponentRole, ConnectionPath, PodObservation, RevisionActivity,
+        ClientComponent, ComponentReplica, ConnectionPath, PodObservation, RevisionActivity,
         RouteKey, ScaleDecision,
     },
 };
@@ -67,7 +67,7 @@ fn name(app: u8) -> NamespacedName {
 }
 
 fn subscriber(index: u8) -> ComponentReplica {
-    let role = if index == 0 { ComponentRole::Agent } else { ComponentRole::Activator };
+    let role = if index == 0 { ClientComponent::Agent } else { ClientComponent::Activator };
     ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
 

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, task};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use common::wire::{
-    ComponentRole, RouteChange, RouteItem,
+    ClientComponent, RouteChange, RouteItem,
     raw::{self, routes_server},
 };
 use futures::{Stream, StreamExt as _, stream};
@@ -38,8 +38,8 @@ const GRPC_PREFIX_BYTES: usize = 5;
 /// the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
-    role: ComponentRole,
-    encode: impl Fn(RouteChange, ComponentRole) -> Option<RouteChange>,
+    role: ClientComponent,
+    encode: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.changes.iter().map(|(key, change)| {
@@ -172,7 +172,7 @@ mod tests {
             (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
         };
         let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
-        let pieces = encode_batch(&batch, ComponentRole::Agent, |change, _| Some(change));
+        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
         let mut items = 0;
         for piece in pieces.iter() {

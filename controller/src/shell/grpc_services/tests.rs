@@ -48,7 +48,7 @@ fn socket_endpoint(folder: &tempfile::TempDir) -> String {
 
 fn new_link(
     endpoint: &str,
-    role: ComponentRole,
+    role: ClientComponent,
     shutdown: &CancellationToken,
 ) -> Arc<ComponentLink> {
     let subscriber = ComponentReplica { role, name: "n1".into(), node: "n1".into() };
@@ -112,14 +112,14 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
 
-    let agent = new_link(&endpoint, ComponentRole::Agent, &shutdown);
+    let agent = new_link(&endpoint, ClientComponent::Agent, &shutdown);
     let mut table = watch_route_table(Arc::clone(&agent));
     let view = wait_until(&mut table, |view| {
         view.table.services.contains_key(&NamespacedName::new("default", "hello"))
     })
     .await;
     assert!(view.table.revisions.values().all(|it| it.policy.is_none()));
-    let autoscaler = new_link(&endpoint, ComponentRole::Autoscaler, &shutdown);
+    let autoscaler = new_link(&endpoint, ClientComponent::Autoscaler, &shutdown);
     let mut policies = watch_route_table(Arc::clone(&autoscaler));
     let view = wait_until(&mut policies, |view| !view.table.revisions.is_empty()).await;
     assert!(view.table.revisions.values().all(|it| it.policy.is_some()));
@@ -178,7 +178,7 @@ async fn a_reporter_that_disconnected_is_not_waited_for() {
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
     let stopped = CancellationToken::new();
-    let agent = new_link(&endpoint, ComponentRole::Agent, &stopped);
+    let agent = new_link(&endpoint, ClientComponent::Agent, &stopped);
     tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
     while shared.with_machine(|machine| machine.cluster().pods.reporters.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -213,12 +213,12 @@ fn each_component_gets_the_settings_that_concern_it() {
         Some(RouteChange::Settings(it)) => Some(it),
         _ => None,
     };
-    assert_eq!(limited(&both, ComponentRole::Activator), Some(both.clone()));
+    assert_eq!(limited(&both, ClientComponent::Activator), Some(both.clone()));
     let level = wire::GlobalSettings { log_levels: levels, ..defaults.clone() };
-    assert_eq!(limited(&both, ComponentRole::Agent), Some(level.clone()));
-    assert_eq!(limited(&both, ComponentRole::Autoscaler), Some(level));
+    assert_eq!(limited(&both, ClientComponent::Agent), Some(level.clone()));
+    assert_eq!(limited(&both, ClientComponent::Autoscaler), Some(level));
     assert_eq!(
-        limited(&wire::GlobalSettings { request_log, ..defaults }, ComponentRole::Agent),
+        limited(&wire::GlobalSettings { request_log, ..defaults }, ClientComponent::Agent),
         None
     );
 }

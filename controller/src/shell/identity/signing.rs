@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::tls::peer::{CertificateIdentity, CertificateRole};
+use common::{component::Component, tls::peer::CertificateIdentity};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -118,10 +118,8 @@ impl CertificateSigner {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match identity.role {
             // No other component opens streams to these; activators accept each other's client certificates.
-            CertificateRole::Agent | CertificateRole::Activator => {
-                vec![ExtendedKeyUsagePurpose::ClientAuth]
-            }
-            CertificateRole::Controller | CertificateRole::Autoscaler => {
+            Component::Agent | Component::Activator => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Component::Controller | Component::Autoscaler => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
         };

@@ -8,16 +8,14 @@ use std::{
 };
 
 use common::{
+    component::Component,
     enrollment,
     link::{ComponentLink, PodReportKey, ReplicaResolver},
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    tls::{
-        TlsCredentials,
-        peer::{CertificateIdentity as Who, CertificateRole},
-    },
+    tls::{TlsCredentials, peer::CertificateIdentity as Who},
     wire::{
-        ComponentReplica, ComponentRole, PodReportItem, ScaleItem, ServerComponent,
+        ClientComponent, ComponentReplica, PodReportItem, ScaleItem, ServerComponent,
         raw::{
             self, identity_client::IdentityClient, pods_client::PodsClient,
             routes_client::RoutesClient, scale_client::ScaleClient,
@@ -97,7 +95,7 @@ impl authority_store::AuthorityStore for FakeIdentityCluster {
 }
 
 fn controller_identity(pod: &str) -> Who {
-    Who::new(CertificateRole::Controller, "n1", pod, "c0").expect("an identity")
+    Who::new(Component::Controller, "n1", pod, "c0").expect("an identity")
 }
 
 fn authority_manager(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<AuthorityManager> {
@@ -144,7 +142,7 @@ impl IdentityFixture {
 
     fn replica_resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
         ReplicaResolver::with_credentials(
-            CertificateRole::Controller,
+            Component::Controller,
             &format!("https://{}", self.address),
             Some(credentials),
         )
@@ -200,7 +198,7 @@ fn certificate_request() -> (KeyPair, Vec<u8>) {
     (key, der)
 }
 
-fn subscriber(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
+fn subscriber(role: ClientComponent, name: &str, node: &str) -> ComponentReplica {
     ComponentReplica { role, name: name.into(), node: node.into() }
 }
 
@@ -225,8 +223,8 @@ async fn decide_error(channel: Channel, subscriber: ComponentReplica) -> Option<
 async fn each_component_may_do_its_own_work() {
     let fixture = IdentityFixture::new().await;
     let (agent, activator) = (
-        subscriber(ComponentRole::Agent, "n1", "n1"),
-        subscriber(ComponentRole::Activator, "activator-1", ""),
+        subscriber(ClientComponent::Agent, "n1", "n1"),
+        subscriber(ClientComponent::Activator, "activator-1", ""),
     );
     let removed = PodReportItem::Removed("p".into());
     let credentials = fixture.component_credentials("agent-n1").await;
@@ -238,7 +236,7 @@ async fn each_component_may_do_its_own_work() {
     let items = vec![PodReportItem::Sender(activator), PodReportItem::DrainAck("p".into())];
     assert_eq!(report_error(fixture.dial(&credentials).await, items).await, None);
     let credentials = fixture.component_credentials("autoscaler").await;
-    let autoscaler = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
+    let autoscaler = subscriber(ClientComponent::Autoscaler, "autoscaler-1", "");
     assert_eq!(decide_error(fixture.dial(&credentials).await, autoscaler).await, None);
 }
 
@@ -249,33 +247,36 @@ async fn no_component_may_do_anothers_work() {
     let credentials = fixture.component_credentials("agent-n1").await;
     // An agent as that of another node; as an activator; as an autoscaler.
     assert_eq!(
-        watch_error(fixture.dial(&credentials).await, subscriber(ComponentRole::Agent, "n2", "n2"))
-            .await,
-        denied
-    );
-    let other = vec![PodReportItem::Sender(subscriber(ComponentRole::Agent, "n2", "n2"))];
-    assert_eq!(report_error(fixture.dial(&credentials).await, other).await, denied);
-    let other = subscriber(ComponentRole::Activator, "activator-1", "n1");
-    assert_eq!(watch_error(fixture.dial(&credentials).await, other).await, denied);
-    assert_eq!(
-        decide_error(
+        watch_error(
             fixture.dial(&credentials).await,
-            subscriber(ComponentRole::Agent, "n1", "n1")
+            subscriber(ClientComponent::Agent, "n2", "n2")
         )
         .await,
         denied
     );
-    let other = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
+    let other = vec![PodReportItem::Sender(subscriber(ClientComponent::Agent, "n2", "n2"))];
+    assert_eq!(report_error(fixture.dial(&credentials).await, other).await, denied);
+    let other = subscriber(ClientComponent::Activator, "activator-1", "n1");
+    assert_eq!(watch_error(fixture.dial(&credentials).await, other).await, denied);
+    assert_eq!(
+        decide_error(
+            fixture.dial(&credentials).await,
+            subscriber(ClientComponent::Agent, "n1", "n1")
+        )
+        .await,
+        denied
+    );
+    let other = subscriber(ClientComponent::Autoscaler, "autoscaler-1", "");
     assert_eq!(decide_error(fixture.dial(&credentials).await, other).await, denied);
     // An activator that reports pods.
     let credentials = fixture.component_credentials("activator").await;
-    let sender = PodReportItem::Sender(subscriber(ComponentRole::Activator, "activator-1", "n1"));
+    let sender = PodReportItem::Sender(subscriber(ClientComponent::Activator, "activator-1", "n1"));
     let items = vec![sender, PodReportItem::Removed("p".into())];
     assert_eq!(report_error(fixture.dial(&credentials).await, items).await, denied);
     // An autoscaler that reports at all.
     let credentials = fixture.component_credentials("autoscaler").await;
     let items =
-        vec![PodReportItem::Sender(subscriber(ComponentRole::Autoscaler, "autoscaler-1", ""))];
+        vec![PodReportItem::Sender(subscriber(ClientComponent::Autoscaler, "autoscaler-1", ""))];
     assert_eq!(report_error(fixture.dial(&credentials).await, items).await, denied);
 }
 
@@ -283,7 +284,7 @@ async fn no_component_may_do_anothers_work() {
 async fn without_a_certificate_only_a_certificate_can_be_requested() {
     let fixture = IdentityFixture::new().await;
     let (agent, refused) =
-        (subscriber(ComponentRole::Agent, "n1", "n1"), Some(Code::Unauthenticated));
+        (subscriber(ClientComponent::Agent, "n1", "n1"), Some(Code::Unauthenticated));
     assert_eq!(watch_error(fixture.dial_without_certificate().await, agent.clone()).await, refused);
     let items = vec![PodReportItem::Sender(agent.clone())];
     assert_eq!(report_error(fixture.dial_without_certificate().await, items).await, refused);
@@ -365,12 +366,12 @@ async fn an_agent_enrols_subscribes_and_reports() {
     tokio::spawn(enrollment::keep_enrolled(credentials, Arc::clone(&finder), files, stop.clone()));
     let link = ComponentLink::with_resolver(
         Arc::clone(&finder),
-        subscriber(ComponentRole::Agent, "n1", "n1"),
+        subscriber(ClientComponent::Agent, "n1", "n1"),
         stop.clone(),
     );
     let reports = Arc::new(ComponentLink::with_resolver(
         finder.clone(),
-        subscriber(ComponentRole::Agent, "n1", "n1"),
+        subscriber(ClientComponent::Agent, "n1", "n1"),
         stop,
     ));
     let link = link.with_listed_replicas(ServerComponent::Controller, finder);

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use common::tls::peer::{CertificateIdentity, CertificateRole};
+use common::{component::Component, tls::peer::CertificateIdentity};
 
 /// Audience that a token must have. One for the API server, or for any other audience, is refused.
 pub const AUDIENCE: &str = "rouse";
 
 /// Service accounts of Rouse's own pods, with the component of each.
-const SERVICE_ACCOUNTS: [(&str, CertificateRole); 3] = [
-    ("rouse-agent", CertificateRole::Agent),
-    ("activator", CertificateRole::Activator),
-    ("autoscaler", CertificateRole::Autoscaler),
+const SERVICE_ACCOUNTS: [(&str, Component); 3] = [
+    ("rouse-agent", Component::Agent),
+    ("activator", Component::Activator),
+    ("autoscaler", Component::Autoscaler),
 ];
 
 /// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).

@@ -4,7 +4,7 @@ use common::{
     local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{
-        ComponentReplica, ComponentRole, ConnectionPath as Way, PodObservation, RevisionActivity,
+        ClientComponent, ComponentReplica, ConnectionPath as Way, PodObservation, RevisionActivity,
         ScaleDecision,
     },
 };
@@ -105,7 +105,7 @@ fn decide_one_pod(shared: &ControllerRuntime) {
 
 fn ready_pod_report(uid: &str) -> ControllerEvent {
     let subscriber =
-        ComponentReplica { role: ComponentRole::Agent, name: "n".into(), node: "n".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n".into(), node: "n".into() };
     let observation = PodObservation {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),

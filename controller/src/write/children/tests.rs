@@ -453,9 +453,9 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
 
 #[test]
 fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
-    let unallotted = PlaceholderSpec { activator_port: None, ..ROUTE };
+    let without_port = PlaceholderSpec { activator_port: None, ..ROUTE };
     let mut all = [1, 2, 3].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
-    assert_eq!(slices::route_name_slices(&unallotted, &all, 0), []);
+    assert_eq!(slices::route_name_slices(&without_port, &all, 0), []);
     all[0].terminating = true;
     all[1].ready = false;
     let slices = slices::route_name_slices(&ROUTE, &all, 2);

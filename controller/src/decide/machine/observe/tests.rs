@@ -8,7 +8,7 @@ use std::{
 use common::{
     outbox::Outbox,
     wire::{
-        ComponentReplica, ComponentRole, ConnectionPath, GatewayRules, NamespacedName,
+        ClientComponent, ComponentReplica, ConnectionPath, GatewayRules, NamespacedName,
         PodObservation, RevisionActivity, RouteChange, RouteTable, RouteTag, ScaleDecision,
         TagRouting,
     },
@@ -471,7 +471,7 @@ impl FakeApiServer {
                 ..ready_observation()
             };
             let agent = ComponentReplica {
-                role: ComponentRole::Agent,
+                role: ClientComponent::Agent,
                 name: "n1".into(),
                 node: "n1".into(),
             };
@@ -987,7 +987,7 @@ fn nothing_is_left_of_a_deleted_service() {
 /// Reports the only pod, as an agent on `node` does; returns the number of refused reports.
 fn sees(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     let agent =
-        ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
+        ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() };
     let observation = PodObservation { uid: uid.into(), ..ready_observation() };
     api_server.other_replica = None;
     api_server
@@ -1022,7 +1022,7 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
     assert_eq!(sees(&mut api_server, "n1", &uid), 0);
     assert_eq!(phases(&api_server), [Ready]);
     let attacker =
-        ComponentReplica { role: ComponentRole::Agent, name: "n2".into(), node: "n2".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
     let now = api_server.now;
     let withdrawal = ControllerEvent::PodReportWithdrawn(attacker.clone(), uid);
     assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
@@ -1694,7 +1694,7 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
     let (_, uid) = pods(&api_server).remove(0);
     api_server.decide("hello-00001", 0);
     let on_n1 =
-        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     api_server.step(ControllerEvent::PodReported(
         on_n1,
         PodObservation { uid, drained: true, ..ready_observation() },

@@ -223,7 +223,7 @@ fn with_a_least_number_the_old_revision_goes_last() {
 fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     let mut api_server = FakeApiServer::new();
     let subscriber = |name: &str| ComponentReplica {
-        role: ComponentRole::Activator,
+        role: ClientComponent::Activator,
         name: name.into(),
         node: "n1".into(),
     };

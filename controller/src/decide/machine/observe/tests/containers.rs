@@ -179,7 +179,7 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
         let uid =
             api_server.objects[&(ResourceKind::Pod, only(&api_server))]["metadata"]["uid"].clone();
         let agent =
-            ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+            ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
         let waits = PodObservation {
             uid: uid.as_str().expect("a uid").into(),
             ready: false,

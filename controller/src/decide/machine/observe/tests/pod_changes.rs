@@ -68,7 +68,7 @@ fn another_leads(api_server: &mut FakeApiServer, decided: Option<u32>) {
 }
 
 fn agent() -> ComponentReplica {
-    ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() }
+    ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() }
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
 fn outcome(object: &Value) -> String {
     let (mut machine, orders) = applied(object);
     let agent =
-        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+        ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     for order in &orders {
         let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
         machine

@@ -1,4 +1,4 @@
-//! Shell: upgraded connections, WebSocket for example.
+//! Shell: upgraded connections (RFC 9110 §7.8), for example of WebSocket.
 
 use std::{
     error::Error,
@@ -29,8 +29,9 @@ use crate::{
 /// Copies bytes both ways until both ends have closed, a timeout of the request is over, or the activator stops.
 ///
 /// Knative ends upgraded connections by `timeoutSeconds` too, and by the other timeouts even while bytes pass. Here
-/// bytes that pass count as a response does.
-pub async fn run_tunnel(
+/// bytes that pass count as bytes of a response: the first ones end the response start timeout, and all of them restart
+/// the idle timeout.
+pub async fn relay_upgraded_connection(
     client: OnUpgrade,
     mut pod: UpgradedPodStream,
     permit: Arc<PodPermit>,
@@ -38,30 +39,30 @@ pub async fn run_tunnel(
     stop: CancellationToken,
 ) {
     // Bytes that the pod has sent behind its head count as its first ones.
-    let heard = Arc::new(TunnelActivity::new(!pod.buffered.is_empty()));
-    let carry = async {
-        // The client's side is complete only when its library has sent the head of the response.
-        let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&heard));
+    let activity = Arc::new(UpgradeActivity::new(!pod.buffered.is_empty()));
+    let relay = async {
+        // hyper completes the client's upgrade only after it has sent the head of the response.
+        let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&activity));
         client.write_all(&pod.buffered).await?;
-        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&heard));
-        let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
-        debug!(pod = %permit.pod.uid, ?carried, "upgraded connection ended");
+        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&activity));
+        let byte_counts = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
+        debug!(pod = %permit.pod.uid, carried = ?byte_counts, "upgraded connection ended");
         Ok::<_, Box<dyn Error + Send + Sync>>(())
     };
     tokio::select! {
-        ended = carry => if let Err(error) = ended {
+        ended = relay => if let Err(error) = ended {
             debug!(pod = %permit.pod.uid, %error, "upgraded connection broke");
         },
-        () = heard.wait_timeout(&timer) => {
+        () = activity.wait_timeout(&timer) => {
             info!(pod = %permit.pod.uid, "upgraded connection ended: request timeout");
         }
         () = stop.cancelled() => {}
     }
 }
 
-/// Time at which either end sent something last.
+/// Time of the last bytes from the client or the pod.
 #[derive(Debug)]
-struct TunnelActivity {
+struct UpgradeActivity {
     started_at: Instant,
     /// Time of the last bytes, in ms after `started_at`.
     last_activity_ms: AtomicU64,
@@ -69,18 +70,18 @@ struct TunnelActivity {
     has_activity: AtomicBool,
 }
 
-impl TunnelActivity {
-    fn new(is_any: bool) -> Self {
+impl UpgradeActivity {
+    fn new(has_activity: bool) -> Self {
         Self {
             started_at: Instant::now(),
             last_activity_ms: AtomicU64::new(0),
-            has_activity: AtomicBool::new(is_any),
+            has_activity: AtomicBool::new(has_activity),
         }
     }
 
     fn record(&self) {
-        let since = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_activity_ms.store(since, Ordering::Relaxed);
+        let elapsed_ms = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_activity_ms.store(elapsed_ms, Ordering::Relaxed);
         self.has_activity.store(true, Ordering::Relaxed);
     }
 
@@ -105,7 +106,7 @@ impl TunnelActivity {
 
 /// One end of the connection, which registers the bytes read from it.
 #[derive(Debug)]
-struct ActivityTrackedIo<T>(T, Arc<TunnelActivity>);
+struct ActivityTrackedIo<T>(T, Arc<UpgradeActivity>);
 
 impl<T: AsyncRead + Unpin> AsyncRead for ActivityTrackedIo<T> {
     fn poll_read(
