@@ -39,7 +39,7 @@ pub(super) struct HousekeepingTimes {
     next_addresses: Instant,
     /// Time at which entries of closed listeners are deleted next.
     next_listener_cleanup: Instant,
-    /// The kernel's count of listeners without room, as it was when closed entries were last deleted.
+    /// The kernel's count of listeners that did not fit in the map, when closed entries were last deleted.
     listen_full_seen: u64,
 }
 
@@ -58,9 +58,10 @@ impl Agent {
         let gauge = |word| i64::try_from(maps.control_word(word)).unwrap_or(i64::MAX);
         let pods = self.pods.counts();
         metrics.set_pod_counts(pods.by_state());
-        let crowded = (pods.crowded > 0)
-            .then(|| format!("{} without room: {}", pods.crowded, Incompatibility::Crowded));
-        self.handles.not_ready.set("pods", crowded);
+        let without_slot = (pods.without_slot > 0).then(|| {
+            format!("{} without a pod slot: {}", pods.without_slot, Incompatibility::NoFreePodSlot)
+        });
+        self.handles.not_ready.set("pods", without_slot);
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));

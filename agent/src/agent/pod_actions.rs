@@ -80,7 +80,7 @@ impl Agent {
             self.forget_pod(&uid);
         }
         let Some((slot, is_new_slot)) = self.registry.allocate_slot(facts.cookie) else {
-            queue.push_back(PodTrackerEvent::Crowded(uid));
+            queue.push_back(PodTrackerEvent::NoFreePodSlot(uid));
             return;
         };
         // The row's previous pod is counted first, or its last requests would be lost with the row's content.

@@ -60,7 +60,7 @@ struct TrackedPod {
     /// Reason for which the pod has no namespace of its own.
     namespace_missing: Option<Incompatibility>,
     is_registered: bool,
-    /// Time of the next attempt to register the pod, if the maps had no room for it.
+    /// Time of the next attempt to register the pod, if no pod slot was free.
     register_retry_at: Option<Instant>,
     kernel_state: PodKernelState,
     /// Result of the newest inspection of its namespace; `None`: not inspected yet.
@@ -112,7 +112,7 @@ impl PodTracker {
             PodTrackerEvent::Registered(uid) => {
                 self.with_pod(&uid, |pod| pod.handle_registered(now, &mut out))
             }
-            PodTrackerEvent::Crowded(uid) => self.with_pod(&uid, |pod| {
+            PodTrackerEvent::NoFreePodSlot(uid) => self.with_pod(&uid, |pod| {
                 pod.register_retry_at = Some(now + REGISTER_RETRY_PERIOD);
                 pod.report(now, &mut out);
             }),
@@ -181,14 +181,14 @@ impl PodTracker {
         self.pods.values().all(settled)
     }
 
-    /// Returns the numbers of pods that are named, listen, are ready, and found no room.
+    /// Returns the numbers of pods that are named, listen, are ready, and have no pod slot.
     pub fn counts(&self) -> PodStateCounts {
         let count = |is: fn(&TrackedPod) -> bool| self.pods.values().filter(|pod| is(pod)).count();
         PodStateCounts {
             in_table: self.pods.len(),
             listening: count(TrackedPod::is_listening),
             ready: count(|pod| pod.readiness.is_ready()),
-            crowded: count(|pod| pod.register_retry_at.is_some()),
+            without_slot: count(|pod| pod.register_retry_at.is_some()),
         }
     }
 
@@ -241,8 +241,8 @@ pub struct PodStateCounts {
     pub listening: usize,
     /// Pods that are ready for requests.
     pub ready: usize,
-    /// Pods without room in the kernel's maps.
-    pub crowded: usize,
+    /// Pods for which no pod slot is free.
+    pub without_slot: usize,
 }
 
 impl PodStateCounts {
@@ -252,7 +252,7 @@ impl PodStateCounts {
             ("named", self.in_table),
             ("listening", self.listening),
             ("ready", self.ready),
-            ("crowded", self.crowded),
+            ("crowded", self.without_slot),
         ]
     }
 }

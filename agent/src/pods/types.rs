@@ -72,8 +72,8 @@ pub enum PodTrackerEvent {
     NamespaceMissing(String, Incompatibility),
     /// The kernel's maps hold the pod: its listeners are seen from now on.
     Registered(String),
-    /// The kernel's maps have no room for the pod.
-    Crowded(String),
+    /// No pod slot is free for the pod: the maps count as many pods as they can.
+    NoFreePodSlot(String),
     /// The maps were read for this pod.
     KernelStateRead(String, PodKernelState),
     /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).

@@ -776,7 +776,7 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
 }
 
 #[test]
-fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
+fn a_pod_without_a_slot_reports_it_and_is_registered_again() {
     let now = Instant::now();
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
@@ -784,19 +784,19 @@ fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
     assert!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())).contains(&register)
     );
-    let observed = reports(pods.step(now, PodTrackerEvent::Crowded("a".into())));
+    let observed = reports(pods.step(now, PodTrackerEvent::NoFreePodSlot("a".into())));
     assert_eq!(
         (observed[0].ready, &*observed[0].not_ready_reason),
-        (false, &*Incompatibility::Crowded.to_string())
+        (false, &*Incompatibility::NoFreePodSlot.to_string())
     );
-    assert_eq!(pods.counts().crowded, 1);
+    assert_eq!(pods.counts().without_slot, 1);
     let next = pods.next_wake().expect("it tries again");
     assert!(next > now && pods.step(next, PodTrackerEvent::Tick).contains(&register));
     assert!(!pods.step(next, PodTrackerEvent::Tick).contains(&register), "once for each pause");
     pods.step(next, PodTrackerEvent::Registered("a".into()));
     let observed = reports(read_kernel_state(&mut pods, next, listening_state(1)));
     assert_eq!(
-        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().crowded),
+        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().without_slot),
         (true, "", 0)
     );
 }
