@@ -28,7 +28,7 @@ use crate::{
     connections::{
         audit::scan::GaugeAuditor,
         deadlines::task::OverdueRequestTask,
-        idle_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
+        stale_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
     },
     kernel::{
         map_op::BackendTarget,

@@ -46,7 +46,7 @@ use tracing::info;
 use crate::{
     agent::{Agent, AgentHandles},
     config::AgentConfig,
-    connections::idle_connections::close::StaleConnectionCloser,
+    connections::stale_connections::close::StaleConnectionCloser,
     kernel::{
         netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
     },
@@ -80,7 +80,7 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
     ),
     (
         "NET_ADMIN",
-        "ends kept connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
+        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
     ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];

@@ -162,13 +162,13 @@ impl AgentMetrics {
         registry.register("listeners_beyond", help, self.listeners_beyond.clone());
         let help = "Services that find no room in the kernel's maps";
         registry.register("services_refused", help, self.services_refused.clone());
-        let help = "Kept connections ended to move them";
+        let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
-        let help = "Times that a kept connection was to be ended and turned out to be in use";
+        let help = "Stale connections not closed, because they were in use again";
         registry.register("connections_spared", help, self.connections_spared.clone());
-        let help = "Idle keep-alive connections to pods that new connections no longer choose";
+        let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
-        let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
+        let help = "1 where stale connections are closed under their locks (Linux 6.5), 0 elsewhere";
         registry.register("ends_locked", help, self.closes_locked.clone());
         let help = "Connections ended because a request took longer than timeoutSeconds";
         registry.register("deadlines_ended", help, self.overdue_closed.clone());

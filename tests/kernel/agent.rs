@@ -88,7 +88,7 @@ fn run_client() {
 }
 
 /// Serves HTTP on port 8080 between the lines `listen` and `close`: it answers 200 after `good`, 503 after `bad`, and
-/// nothing after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them.
+/// nothing after `keep`. `say TEXT` writes the escaped text to open connections; `drop` closes them.
 fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Agent;
 use crate::connections::{
-    deadlines::task::DeadlineScanResults, idle_connections::KNOWN_SCAN_PERIOD,
+    deadlines::task::DeadlineScanResults, stale_connections::KNOWN_SCAN_PERIOD,
 };
 
 /// Period in which everything is read again.

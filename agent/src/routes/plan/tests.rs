@@ -693,7 +693,7 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     assert_eq!(fixture.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
     let phases = fixture.planner.table().pod_phases(|it| *it == at);
-    assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its kept connections stay");
+    assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its open connections stay");
 }
 
 #[test]

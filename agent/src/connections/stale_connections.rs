@@ -3,7 +3,7 @@
 //! Routing happens at connect, so a client that keeps a connection keeps its pod. When new connections no longer choose
 //! an address (rollout, split, limit, sleep, drain), its idle connections are closed on the client's side. So the
 //! client's pool notices before it uses them again. Busy connections are left alone. The client's side cannot tell a
-//! response that pauses from one that has ended, so the pod is asked (`idle_connections/pod_query`).
+//! response that pauses from one that has ended, so the pod is asked (`stale_connections/pod_query`).
 
 use std::{
     collections::BTreeMap,
