@@ -70,7 +70,7 @@ use crate::{
 /// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
 ///
 /// `tests/kernel/agent.rs` runs every agent with exactly these. Not needed are `DAC_OVERRIDE` (user 0 owns all files it
-/// touches) and `KILL` (the canary is its own child). Neither is `NET_RAW` (it opens TCP, UDP and netlink sockets
+/// touches), `KILL` (the self-test's process is its own child) and `NET_RAW` (it opens TCP, UDP and netlink sockets
 /// only).
 pub const CAPABILITIES: [(&str, &str); 3] = [
     (
@@ -80,7 +80,8 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
     ),
     (
         "NET_ADMIN",
-        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
+        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' \
+         (SOCK_DESTROY)",
     ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];

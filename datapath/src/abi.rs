@@ -123,13 +123,13 @@ pub const EVENTS_BYTES: u32 = 65_536;
 pub const ACTIVATORS_V4: u32 = 0;
 /// Service number of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
-/// Service number of the canary: its mode is `Canary`, and frontend [`CANARY`] maps to it.
-pub const CANARY_SERVICE: u32 = 2;
+/// Service id of the self-test: its mode is `SelfTest`, and [`SELF_TEST_FRONTEND`] maps to it.
+pub const SELF_TEST_SERVICE: u32 = 2;
 /// First service number for frontends of the RouteTable.
 pub const FIRST_SERVICE: u32 = 3;
 
-/// Frontend of the canary: 192.0.0.8, the IPv4 dummy address (RFC 7600), at which no host can listen; port 1.
-pub const CANARY: FrontendKey = FrontendKey {
+/// Frontend of the self-test: 192.0.0.8, the IPv4 dummy address (RFC 7600), at which no host can listen; port 1.
+pub const SELF_TEST_FRONTEND: FrontendKey = FrontendKey {
     address: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 192, 0, 0, 8],
     port_be: 1u16.to_be(),
     protocol: 6,
@@ -138,8 +138,8 @@ pub const CANARY: FrontendKey = FrontendKey {
 
 /// Index in `CONTROL`: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `Canary`.
-pub const CONTROL_CANARY: u32 = 1;
+/// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
+pub const CONTROL_SELF_TEST: u32 = 1;
 /// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
 pub const CONTROL_UNTRACKED: u32 = 2;
 /// Index in `CONTROL`: connects sent to the activator because no local pick was listening.

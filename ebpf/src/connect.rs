@@ -198,9 +198,9 @@ fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReaso
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
         RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
-        RoutingMode::Canary => {
+        RoutingMode::SelfTest => {
             verify_unchanged(key, read)?;
-            increment_control(abi::CONTROL_CANARY);
+            increment_control(abi::CONTROL_SELF_TEST);
             Err(NoRewriteReason::Refuse)
         }
     }

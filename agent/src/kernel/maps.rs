@@ -222,7 +222,7 @@ impl KernelMaps {
         let mut table = KernelRoutes::default();
         for entry in self.frontends.iter() {
             let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
-            // The canary's frontend is no service's, and no plan may remove it.
+            // The self-test's frontend belongs to no service, and no plan may remove it.
             if service_id < abi::FIRST_SERVICE {
                 continue;
             }
@@ -360,12 +360,13 @@ impl KernelMaps {
         }
     }
 
-    /// Makes the canary's address answer as [`crate::kernel::programs`] expects.
-    pub fn set_canary(&mut self) -> Result<(), KernelMapError> {
-        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Canary };
+    /// Writes the frontend of the self-test, whose connects the programs count and refuse.
+    pub fn write_self_test_frontend(&mut self) -> Result<(), KernelMapError> {
+        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::SelfTest };
         // The state before the frontend: a connect must never find an address without a state.
-        self.write_op(&MapOp::State { service_id: abi::CANARY_SERVICE, state })?;
-        self.write_op(&MapOp::Frontend { key: abi::CANARY, service_id: abi::CANARY_SERVICE })
+        self.write_op(&MapOp::State { service_id: abi::SELF_TEST_SERVICE, state })?;
+        let key = abi::SELF_TEST_FRONTEND;
+        self.write_op(&MapOp::Frontend { key, service_id: abi::SELF_TEST_SERVICE })
     }
 
     /// Removes one entry of listeners that are known to be closed.

@@ -319,7 +319,7 @@ impl PodFinder {
         let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
         match self.inotify.get_ref().0.add_watch(dir, mask) {
             Ok(watch) => drop(self.directory_watches.insert(watch, dir.to_owned())),
-            // Removed before it was seen, as the canary's cgroup often is.
+            // Removed before it was seen, as the self-test's cgroup often is.
             Err(nix::Error::ENOENT) if self.is_below_root(dir) => {
                 debug!(dir = %dir.display(), "directory of pods has gone")
             }

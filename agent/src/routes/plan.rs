@@ -454,8 +454,8 @@ impl RoutePlanner {
         let is_new_list = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
         let new_services = steps.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
-        // `lists` has the activators' two besides the frontends, and the map has the canary's frontend: two more, one
-        // less.
+        // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
+        // contains the frontend of the self-test, so `lists` may have one entry less.
         let frontends = self.lists.len() + new_services;
         let frontends_max = abi::FRONTENDS_MAX as usize + 1;
         if frontends > frontends_max {
