@@ -238,7 +238,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         metrics,
         not_ready,
         prestop_hooks,
-        tunnel_drain: config.tunnel_drain(),
+        upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);

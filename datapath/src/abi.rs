@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_is_overdue_with_the_request_that_opened_it() {
+    fn an_upgraded_connection_is_overdue_with_the_request_that_opened_it() {
         let mut conn = open_connection();
         feed_request(&mut conn, UPGRADE);
         feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");

@@ -49,7 +49,7 @@ pub struct PodTracker {
     /// True if a controller is connected: a pod that it does not name as draining is then not draining.
     controller_connected: bool,
     /// Time that a draining pod waits for its upgraded connections.
-    tunnel_drain: Duration,
+    upgraded_drain_time: Duration,
 }
 
 #[derive(Debug)]
@@ -74,9 +74,9 @@ struct TrackedPod {
 }
 
 impl PodTracker {
-    /// Starts without pods. `tunnel_drain` is the time that a draining pod waits for its upgraded connections.
-    pub fn new(tunnel_drain: Duration) -> Self {
-        Self { pods: BTreeMap::new(), controller_connected: false, tunnel_drain }
+    /// Starts without pods. `upgraded_drain_time` is the time that a draining pod waits for its upgraded connections.
+    pub fn new(upgraded_drain_time: Duration) -> Self {
+        Self { pods: BTreeMap::new(), controller_connected: false, upgraded_drain_time }
     }
 
     /// Sets the flag that a controller is connected.
@@ -117,7 +117,7 @@ impl PodTracker {
                 pod.report(now, &mut out);
             }),
             PodTrackerEvent::KernelStateRead(uid, read) => {
-                let (informed, patience) = (self.controller_connected, self.tunnel_drain);
+                let (informed, patience) = (self.controller_connected, self.upgraded_drain_time);
                 self.with_pod(&uid, |pod| {
                     pod.handle_kernel_state(now, read, informed, patience, &mut out)
                 });
