@@ -29,7 +29,7 @@ use crate::kernel::{
 /// Error of a kernel map.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelMapError {
-    /// A pin is missing, or is a map of another kind.
+    /// A pin is missing, or is a map of another type.
     #[error("cannot open map {name} in {}", pins.display())]
     Open {
         /// Name of the map.
@@ -38,8 +38,27 @@ pub enum KernelMapError {
         pins: PathBuf,
         source: Box<MapError>,
     },
+    /// A pin is missing, or the pinned map cannot be used.
+    #[error("cannot {attempt} pinned map {}", path.display())]
+    Pin {
+        /// Verb of the failed operation.
+        attempt: &'static str,
+        /// Path of the pin.
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// A pinned map has keys or values of another size.
+    #[error("keys and values of pinned map {} have {found:?} bytes instead of {wanted:?}", path.display())]
+    Layout {
+        /// Path of the pin.
+        path: PathBuf,
+        /// Bytes of a key and of a value in the map.
+        found: [u32; 2],
+        /// Bytes of a key and of a value that this version reads.
+        wanted: [u32; 2],
+    },
     /// A map's memory cannot be mapped into the agent.
-    #[error("cannot map the memory of {name}")]
+    #[error("cannot map the memory of map {name}")]
     Mmap {
         /// Name of the map.
         name: &'static str,
@@ -646,19 +665,24 @@ fn open_map(pins: &Path, name: &'static str) -> Result<MapData, KernelMapError> 
 }
 
 fn open_pinned(pins: &Path, name: &'static str) -> Result<OwnedFd, KernelMapError> {
-    sys::open_pin(&pins.join(name)).map_err(|source| KernelMapError::Mmap { name, source })
+    let path = pins.join(name);
+    sys::open_pin(&path).map_err(|source| pin_error("open", &path, source))
 }
 
 fn capacity(pins: &Path, name: &'static str) -> Result<usize, KernelMapError> {
     let map = open_pinned(pins, name)?;
-    let shape =
-        sys::map_shape(map.as_fd()).map_err(|source| KernelMapError::Mmap { name, source })?;
+    let shape = sys::map_shape(map.as_fd())
+        .map_err(|source| pin_error("read the shape of", &pins.join(name), source))?;
     Ok(shape[3] as usize)
 }
 
 fn map_words(pins: &Path, name: &'static str, count: usize) -> Result<SharedWords, KernelMapError> {
     let map = open_pinned(pins, name)?;
     SharedWords::map(map.as_fd(), count).map_err(|source| KernelMapError::Mmap { name, source })
+}
+
+fn pin_error(attempt: &'static str, path: &Path, source: io::Error) -> KernelMapError {
+    KernelMapError::Pin { attempt, path: path.to_owned(), source }
 }
 
 fn open_error(pins: &Path, name: &'static str, source: MapError) -> KernelMapError {
@@ -684,4 +708,15 @@ fn write_error(
 
 fn read_error(name: &'static str, source: MapError) -> KernelMapError {
     KernelMapError::Read { name, source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_missing_pin_names_its_path() {
+        let error = KernelMaps::open(Path::new("/no/such/folder")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot open pinned map /no/such/folder/COUNTERS");
+    }
 }
