@@ -1,10 +1,10 @@
 //! Agent of one node: finds the node's pods, writes the RouteTable into the kernel's maps, and reports the pods' state.
 //!
-//! Floors, from the ground up. A module imports modules of its own floor and of lower ones.
+//! Modules by layer, lowest first. A module imports modules of its own layer and of lower ones.
 //!
-//! | room | subject |
+//! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | the ground floor, for all |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base layer: used by all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |

@@ -58,13 +58,13 @@ pub(crate) struct AgentMetrics {
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,
-    /// Connects whose first packet got no answer within a second.
+    /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,
-    /// Listeners for which `LISTEN` had no room.
+    /// Listeners that did not fit in the full map `LISTEN`.
     pub(crate) listeners_unseen: Gauge,
     /// Listeners beyond the bound for one namespace, which are not followed.
     pub(crate) listeners_beyond: Gauge,
-    /// Services that find no room in the kernel's maps.
+    /// Services that do not fit in the kernel's maps.
     pub(crate) services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
@@ -152,15 +152,15 @@ impl AgentMetrics {
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
         let help = "Connects whose bookkeeping failed";
         registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator for want of a listener";
+        let help = "Connects that went to the activator because no local listener was open";
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
-        let help = "Listeners for which the kernel had no room";
+        let help = "Listeners that did not fit in the kernel's map";
         registry.register("listeners_unseen", help, self.listeners_unseen.clone());
         let help = "Listeners beyond those of one network namespace that are followed";
         registry.register("listeners_beyond", help, self.listeners_beyond.clone());
-        let help = "Services that find no room in the kernel's maps";
+        let help = "Services that do not fit in the kernel's maps";
         registry.register("services_refused", help, self.services_refused.clone());
         let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
@@ -172,9 +172,9 @@ impl AgentMetrics {
         registry.register("ends_locked", help, self.closes_locked.clone());
         let help = "Connections ended because a request took longer than timeoutSeconds";
         registry.register("deadlines_ended", help, self.overdue_closed.clone());
-        let help = "Looks into pods for requests that take longer than timeoutSeconds";
+        let help = "Scans of pods for requests that take longer than timeoutSeconds";
         registry.register("deadlines_looks", help, self.deadline_scans.clone());
-        let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
+        let help = "1 where the kernel permits to find and close such connections, 0 elsewhere";
         registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
         let help = "Comparisons of a pod's gauges with its sockets, by result";
         registry.register("audit_looks", help, self.audit_scans.clone());

@@ -190,7 +190,7 @@ impl LocalKubelet {
                     Err(_) => return shutdown.cancelled().await,
                 },
                 Some(report) = self.inbox.recv() => self.step_pod(&report.uid, report.event, report.resource),
-                // A status is taken only when there is room for it: until then a newer one may replace it.
+                // A status is taken only when the channel has a free place: until then a newer one may replace it.
                 slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop()) {
                     (Ok(slot), Some(status)) => slot.send(status),
                     _ => return shutdown.cancelled().await,

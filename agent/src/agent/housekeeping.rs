@@ -24,8 +24,8 @@ use crate::{
 const ADDRESS_PERIOD: Duration = Duration::from_secs(10);
 /// Period in which entries of closed listeners are deleted.
 const LISTENER_CLEANUP_PERIOD: Duration = Duration::from_secs(60);
-/// Not-ready reason once the kernel had no room for a listener, until [`LISTENER_CLEANUP_PERIOD`] passes without
-/// another one.
+/// Not-ready reason once a listener did not fit in the map, until [`LISTENER_CLEANUP_PERIOD`] passes without another
+/// one.
 const LISTEN_FULL_REASON: &str =
     "map LISTEN is full: listeners that opened within the last minute were not seen";
 /// Time after the first table at which namespaces that no pod claims are forgotten: they belong to pods that ended
@@ -113,7 +113,7 @@ impl Agent {
         self.handles.not_ready.set("addresses", failure);
     }
 
-    /// Deletes entries of closed listeners of all pods, as the map's room is bounded.
+    /// Deletes entries of closed listeners of all pods, as the map's capacity is bounded.
     fn delete_closed_listeners_if_due(&mut self, now: Instant) {
         if now < self.housekeeping.next_listener_cleanup {
             return;

@@ -47,7 +47,7 @@ impl Agent {
             }
             PodTrackerAction::CountUpgraded(uid) => self.count_upgraded(uid),
             PodTrackerAction::StartProbe(attempt) => self.start_probe(attempt),
-            PodTrackerAction::AnswerPreStop(uid) => {
+            PodTrackerAction::AllowStop(uid) => {
                 info!(uid, "the kubelet may stop the pod");
                 self.handles.prestop_hooks.release(&uid);
             }

@@ -160,7 +160,7 @@ pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     for _ in 0..TRIES {
         match bpf(BPF_PROG_LOAD, &mut attr).map(owned_fd) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
-            answer => return answer.is_ok(),
+            result => return result.is_ok(),
         }
     }
     false

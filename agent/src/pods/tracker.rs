@@ -39,7 +39,7 @@ const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
 /// Age from which a pod without a listener is inspected less often.
 const LATE_AFTER: Duration = Duration::from_secs(60);
 
-/// Period in which registration is tried again for a pod that found no room in the kernel's maps.
+/// Period in which registration is tried again for a pod for which no pod slot was free.
 const REGISTER_RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
@@ -99,7 +99,7 @@ impl PodTracker {
             }
             PodTrackerEvent::ProcessesEnded(uid) => {
                 // Without a process nothing is in flight, and the preStop request needs no response.
-                self.with_pod(&uid, |pod| pod.prestop.is_answered = true);
+                self.with_pod(&uid, |pod| pod.prestop.has_response = true);
                 self.forget_if_done(&uid, &mut out);
             }
             PodTrackerEvent::NamespaceFound(uid, facts) => {

@@ -105,8 +105,8 @@ pub enum PodTrackerAction {
     CountUpgraded(String),
     /// Make one attempt of the pod's readiness probe.
     StartProbe(PodProbeAttempt),
-    /// Answer the preStop request: the kubelet may stop the pod.
-    AnswerPreStop(String),
+    /// Respond to the preStop request: the kubelet may stop the pod.
+    AllowStop(String),
     /// End the pod's exclusion: a container was restarted, and the pod continues.
     EndExclusion(String),
     /// Report this state of the pod.

@@ -395,7 +395,7 @@ impl RoutePlanner {
                     DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
                 self.push_update(target, fallback, &mut fallbacks);
             }
-            // If its addresses find no room either, its connects pass unchanged.
+            // If these lists do not fit either, its connects pass unchanged.
             let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
         for &key in &draft.unwanted_frontends {
@@ -543,7 +543,7 @@ impl RoutePlanner {
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
     fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<u32, u64>) {
         for (key, service_number) in draft.frontend_owners {
-            // A frontend without a list found no room.
+            // A frontend without a list did not fit.
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
                 list.owner = service_number;
                 self.frontend_claims.remove(&(key, service_number));

@@ -492,7 +492,7 @@ fn idle_state() -> PodKernelState {
 }
 
 fn released(actions: &[PodTrackerAction]) -> usize {
-    actions.iter().filter(|action| **action == PodTrackerAction::AnswerPreStop("a".into())).count()
+    actions.iter().filter(|action| **action == PodTrackerAction::AllowStop("a".into())).count()
 }
 
 #[test]
