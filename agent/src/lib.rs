@@ -4,7 +4,7 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base layer: used by all others |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -105,7 +105,7 @@ pub enum AgentError {
     #[error("cannot wait for the kernel's events")]
     Events(#[source] io::Error),
     /// The search for pods cannot start.
-    #[error("cannot start looking for pods")]
+    #[error("cannot start the search for pods")]
     PodFinder(#[source] io::Error),
     /// The admin pages cannot be served.
     #[error(transparent)]
@@ -145,11 +145,11 @@ fn shutdown_after_prestop(
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            // The token was cancelled for another reason: there is nothing left to wait for.
+            // The agent has ended for another reason.
             () = ended.cancelled() => return,
         }
-        info!("agent ends once no pod is waited for");
-        prestop_hooks.wait_until_all_answered().await;
+        info!("agent ends once no preStop request waits");
+        prestop_hooks.wait_until_none_open().await;
         ended.cancel();
     });
     end
@@ -174,8 +174,8 @@ impl AgentStreams {
         let routes_link = link(&controllers)
             .with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers))
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
-        let following = Arc::clone(&routes);
-        tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
+        let inbox = Arc::clone(&routes);
+        tasks.spawn(async move { inbox.receive_batches(Arc::new(routes_link)).await });
         let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
         tasks.spawn(route_stream::report_pods(
             Arc::new(link(&controllers)),
@@ -197,8 +197,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let prestop_hooks = PreStopHooks::default();
     let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
     let tasks = TaskTracker::new();
-    let shown = SharedRevisionTotals::default();
-    let (metrics, registry) = admin::metrics_registry(shown.clone());
+    let exported_totals = SharedRevisionTotals::default();
+    let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let not_ready = NotReadyReasons::default();
     not_ready.set("programs", Some("not in force yet".to_owned()));
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
@@ -226,7 +226,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
-    let revision_totals = RevisionTotalsStore::resume(&maps, shown);
+    let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
         maps,
         probe_marks,
@@ -249,7 +249,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();
-    // Their last writes, such as reports of pods, are waited for.
+    // The tasks complete their last writes, such as reports of pods.
     tasks.close();
     tasks.wait().await;
     ended

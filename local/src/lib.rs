@@ -1,7 +1,7 @@
 //! The local node: images, pods, network and DNS on one machine.
 //!
-//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the pods of a node spec running inside it. A pod is a
-//! network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
+//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the pods of a node spec running inside it. A pod is
+//! a network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
 //!
 //! ```text
 //! node spec ─▶ kubelet ─▶ pods (state machine) ─▶ net, images, runtime ─▶ process

@@ -52,7 +52,7 @@ impl HousekeepingTimes {
 }
 
 impl Agent {
-    /// Updates metrics and not-ready reasons, and deletes entries that nothing needs any more.
+    /// Updates metrics and not-ready reasons, and deletes map entries that are no longer needed.
     pub(super) fn housekeep(&mut self, now: Instant) {
         let (maps, metrics) = (&self.handles.maps, &self.handles.metrics);
         let gauge = |word| i64::try_from(maps.control_word(word)).unwrap_or(i64::MAX);
@@ -84,13 +84,13 @@ impl Agent {
         self.routes.retry_unfinished();
         self.update_node_addresses(now);
         self.delete_closed_listeners_if_due(now);
-        let claimed =
+        let orphans_due =
             self.routes.first_table_at().is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
-        if claimed {
+        if orphans_due {
             self.release_orphans();
         }
-        // Before that time, a pod of the previous version may just not be registered here yet.
-        if self.handles.maps.fold_previous(claimed) && self.routes.first_table_at().is_some() {
+        // Before `ORPHANS_AFTER`, a pod of the previous version may not be registered here yet.
+        if self.handles.maps.fold_previous(orphans_due) && self.routes.first_table_at().is_some() {
             self.advance_stage(ProgramTakeoverStage::OldIdle);
         }
     }
@@ -108,7 +108,7 @@ impl Agent {
         let failure =
             self.handles.maps.set_node_addresses(&addresses).err().map(|error| error_chain(&error));
         if let Some(error) = &failure {
-            warn!(error, "cannot tell the kernel the node's own addresses");
+            warn!(error, "cannot write the node's own addresses to the map");
         }
         self.handles.not_ready.set("addresses", failure);
     }
@@ -141,10 +141,10 @@ impl Agent {
 
     /// Advances the takeover from another version's eBPF programs. The stage never decreases.
     pub(super) fn advance_stage(&self, stage: ProgramTakeoverStage) {
-        self.handles.takeover_stage.send_if_modified(|now| {
-            let further = *now < stage;
-            *now = stage.max(*now);
-            further
+        self.handles.takeover_stage.send_if_modified(|current| {
+            let is_later = *current < stage;
+            *current = stage.max(*current);
+            is_later
         });
     }
 

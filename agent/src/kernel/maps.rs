@@ -179,15 +179,16 @@ impl KernelMaps {
     /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. `all` also
     /// drops pods of the previous version that are not registered here.
     pub fn fold_previous(&mut self, all: bool) -> bool {
-        let settled =
+        let is_folded =
             self.previous.as_mut().is_none_or(|old| old.fold_idle(&self.counter_rows, all));
-        if settled {
+        if is_folded {
             self.previous = None;
         }
-        settled
+        is_folded
     }
 
-    /// Applies map operations in their order. After an error, read the table back and plan again.
+    /// Applies map operations one after the other. After an error, call [`read_routes`](Self::read_routes) and plan
+    /// again.
     pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), KernelMapError> {
         ops.iter().try_for_each(|op| self.write_op(op))
     }
@@ -236,7 +237,7 @@ impl KernelMaps {
         row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
     }
 
-    /// Reads the kernel's present routing state, for planning after a restart.
+    /// Reads the routing state of the maps, for the plan after a restart or a failed write.
     pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
         let mut table = KernelRoutes::default();
         for entry in self.frontends.iter() {
@@ -527,7 +528,7 @@ pub struct KernelEventRing(RingBuf<MapData>);
 
 impl std::fmt::Debug for KernelEventRing {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Events")
+        out.write_str("KernelEventRing")
     }
 }
 

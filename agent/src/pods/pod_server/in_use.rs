@@ -3,9 +3,8 @@
 //! The query is a list of addresses, one a line: the client's ends of connections to this pod. The response has one
 //! line for each known connection: `busy ADDRESS` if a message is under way, `idle ADDRESS` if none is.
 //! `no-request ADDRESS` means that no request is under way, but perhaps a frame of HTTP/2. Opaque connections have no
-//! line. A client's node
-//! sees when bytes pass, not what they mean: a response that pauses looks to it like one that has ended. The eBPF
-//! programs on the pod's node follow the messages.
+//! line. A client's node sees when bytes pass, and not which message they belong to. A response that pauses looks to it
+//! like one that has ended. The eBPF programs on the pod's node follow the messages.
 //!
 //! Any client that reaches the pod may send a query. It learns only if a connection that it can name is in use.
 

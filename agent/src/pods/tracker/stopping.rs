@@ -124,11 +124,11 @@ impl TrackedPod {
     pub(super) fn update_restart(
         &mut self,
         now: Instant,
-        is_informed: bool,
+        is_connected: bool,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let Some(prestop_since) =
-            self.prestop.since.filter(|_| is_informed && self.drain.since.is_none())
+            self.prestop.since.filter(|_| is_connected && self.drain.since.is_none())
         else {
             return;
         };
