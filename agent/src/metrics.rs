@@ -168,7 +168,7 @@ impl AgentMetrics {
         registry.register("connections_spared", help, self.connections_spared.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
-        let help = "1 where stale connections are closed under their locks (Linux 6.5), 0 elsewhere";
+        let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
         registry.register("ends_locked", help, self.closes_locked.clone());
         let help = "Connections ended because a request took longer than timeoutSeconds";
         registry.register("deadlines_ended", help, self.overdue_closed.clone());

@@ -255,7 +255,11 @@ impl LocalKubelet {
             let uid = pod_spec.uid.clone();
             info!(pod = pod_spec.name, uid, revision = %pod_spec.revision, "pod spec received");
             if let Err(error) = lifecycle::create_folders(&self.shared, &pod_spec) {
-                warn!(uid, error = &error as &dyn std::error::Error, "cannot create the folders of the pod");
+                warn!(
+                    uid,
+                    error = &error as &dyn std::error::Error,
+                    "cannot create the folders of the pod"
+                );
             }
             let managed_pod = ManagedPod::new(pod_spec);
             // Written before anything is started: a crash afterwards leaves a pod that can be adopted.

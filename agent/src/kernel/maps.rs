@@ -48,7 +48,7 @@ pub enum KernelMapError {
         source: io::Error,
     },
     /// A pinned map has keys or values of another size.
-    #[error("keys and values of pinned map {} have {found:?} bytes instead of {wanted:?}", path.display())]
+    #[error("pinned map {} has keys and values of {found:?} bytes, not {wanted:?}", path.display())]
     Layout {
         /// Path of the pin.
         path: PathBuf,
