@@ -30,9 +30,9 @@ mod tests {
     fn a_not_ready_reason_shows_until_it_is_removed() {
         let not_ready = NotReadyReasons::default();
         let admin = pages(Registry::default(), not_ready.clone());
-        not_ready.set("canary", Some("connect was not redirected".into()));
-        assert_eq!((admin.not_ready_reasons)(), ["canary: connect was not redirected"]);
-        not_ready.set("canary", None);
+        not_ready.set("kernel", Some("connect was not redirected".into()));
+        assert_eq!((admin.not_ready_reasons)(), ["kernel: connect was not redirected"]);
+        not_ready.set("kernel", None);
         assert!((admin.not_ready_reasons)().is_empty());
     }
 }

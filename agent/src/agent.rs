@@ -28,7 +28,7 @@ use crate::{
     connections::{
         audit::scan::GaugeAuditor,
         deadlines::task::OverdueRequestTask,
-        idle_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
+        stale_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
     },
     kernel::{
         map_op::BackendTarget,
@@ -81,7 +81,7 @@ pub(crate) struct AgentHandles {
     /// Kubelets that wait in preStop until their pods are drained.
     pub(crate) prestop_hooks: PreStopHooks,
     /// Time that a draining pod waits for its upgraded connections.
-    pub(crate) tunnel_drain: Duration,
+    pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
     pub(crate) takeover_stage: watch::Sender<ProgramTakeoverStage>,
 }
@@ -137,7 +137,7 @@ impl Agent {
                 handles.maps.conns(),
                 metrics.clone(),
             ),
-            pods: PodTracker::new(handles.tunnel_drain),
+            pods: PodTracker::new(handles.upgraded_drain_time),
             registry: PodRegistry::resume(slots_by_cookie),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),

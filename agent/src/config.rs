@@ -145,7 +145,7 @@ impl AgentConfig {
     }
 
     /// Returns the time that a draining pod waits for its upgraded connections.
-    pub fn tunnel_drain(&self) -> Duration {
+    pub fn upgraded_drain_time(&self) -> Duration {
         Duration::from_millis(self.tunnel_drain_ms)
     }
 

@@ -5,10 +5,10 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`idle_connections`] | stale connections of this node's clients, which are closed while they are idle |
+//! | [`stale_connections`] | stale connections of this node's clients, which are closed while they are idle |
 //! | [`deadlines`] | overdue requests of this node's pods, whose connections are closed |
 //! | [`audit`] | drift of pods' gauges from their sockets, which is corrected |
 
 pub(crate) mod audit;
 pub(crate) mod deadlines;
-pub(crate) mod idle_connections;
+pub(crate) mod stale_connections;

@@ -44,8 +44,8 @@ pub enum Incompatibility {
     HostNetwork,
     /// Rules in the pod's namespace redirect connections, as for a mesh's sidecar.
     Redirected,
-    /// The kernel's maps have no room for another pod of the node.
-    Crowded,
+    /// No pod slot is free: the maps count as many pods of the node as they can.
+    NoFreePodSlot,
 }
 
 impl fmt::Display for Incompatibility {
@@ -66,7 +66,7 @@ impl fmt::Display for Incompatibility {
                 "its network namespace redirects connections, as the sidecar of a mesh does: what comes through there is \
                  not counted; keep the sidecar off this service"
             ),
-            Self::Crowded => write!(
+            Self::NoFreePodSlot => write!(
                 out,
                 "its node runs more pods of services than the {} that Rouse counts there: it gets ready when another has \
                  gone; spread services over more nodes",

@@ -2,7 +2,7 @@
 //!
 //! A module belongs here if it loads eBPF programs, reads or writes their maps, or finds the cgroups that they are
 //! attached to. The forms of the maps' content are here too. No module decides about a route, a pod or a connection:
-//! those decisions stand on higher floors.
+//! those decisions belong to higher layers.
 //!
 //! | module | subject |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | [`locked_close`] | close of connections under their sockets' locks |
 //! | [`features`], `btf` | features of the verifier; offsets of the fields of the kernel's sockets |
 //! | [`cgroups`], `cgroup_search` | pure: layouts of the pods' cgroups; the layout of this node |
-//! | [`sys`] | system calls that no library offers: the only file with `unsafe` |
+//! | [`sys`] | system calls that no dependency offers: the only file with `unsafe` |
 
 mod btf;
 pub(crate) mod cgroup_search;

@@ -1,10 +1,10 @@
 //! Agent of one node: finds the node's pods, writes the RouteTable into the kernel's maps, and reports the pods' state.
 //!
-//! Floors, from the ground up. A module imports modules of its own floor and of lower ones.
+//! Modules by layer, lowest first. A module imports modules of its own layer and of lower ones.
 //!
-//! | room | subject |
+//! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | the ground floor, for all |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -49,7 +49,7 @@ use tracing::info;
 use crate::{
     agent::{Agent, AgentHandles},
     config::AgentConfig,
-    connections::idle_connections::close::StaleConnectionCloser,
+    connections::stale_connections::close::StaleConnectionCloser,
     kernel::{
         netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
     },
@@ -73,7 +73,7 @@ use crate::{
 /// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
 ///
 /// `tests/kernel/agent.rs` runs every agent with exactly these. Not needed are `DAC_OVERRIDE` (user 0 owns all files it
-/// touches) and `KILL` (the canary is its own child). Neither is `NET_RAW` (it opens TCP, UDP and netlink sockets
+/// touches), `KILL` (the self-test's process is its own child) and `NET_RAW` (it opens TCP, UDP and netlink sockets
 /// only).
 pub const CAPABILITIES: [(&str, &str); 3] = [
     (
@@ -83,7 +83,8 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
     ),
     (
         "NET_ADMIN",
-        "ends kept connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
+        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' \
+         (SOCK_DESTROY)",
     ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];
@@ -107,7 +108,7 @@ pub enum AgentError {
     #[error("cannot wait for the kernel's events")]
     Events(#[source] io::Error),
     /// The search for pods cannot start.
-    #[error("cannot start looking for pods")]
+    #[error("cannot start the search for pods")]
     PodFinder(#[source] io::Error),
     /// The admin pages cannot be served.
     #[error(transparent)]
@@ -147,11 +148,11 @@ fn shutdown_after_prestop(
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            // The token was cancelled for another reason: there is nothing left to wait for.
+            // The agent has ended for another reason.
             () = ended.cancelled() => return,
         }
-        info!("agent ends once no pod is waited for");
-        prestop_hooks.wait_until_all_answered().await;
+        info!("agent ends once no preStop request waits");
+        prestop_hooks.wait_until_none_open().await;
         ended.cancel();
     });
     end
@@ -176,8 +177,8 @@ impl AgentStreams {
         let routes_link = link(&controllers)
             .with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers))
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
-        let following = Arc::clone(&routes);
-        tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
+        let inbox = Arc::clone(&routes);
+        tasks.spawn(async move { inbox.receive_batches(Arc::new(routes_link)).await });
         let (reports, reports_ready) = (Outbox::new(), OnceSignal::new());
         tasks.spawn(route_stream::report_pods(
             Arc::new(link(&controllers)),
@@ -199,8 +200,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let prestop_hooks = PreStopHooks::default();
     let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
     let tasks = TaskTracker::new();
-    let shown = SharedRevisionTotals::default();
-    let (metrics, registry) = admin::metrics_registry(shown.clone());
+    let exported_totals = SharedRevisionTotals::default();
+    let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let not_ready = NotReadyReasons::default();
     not_ready.set("programs", Some("not in force yet".to_owned()));
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
@@ -228,7 +229,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
-    let revision_totals = RevisionTotalsStore::resume(&maps, shown);
+    let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
         maps,
         probe_marks,
@@ -240,7 +241,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         metrics,
         not_ready,
         prestop_hooks,
-        tunnel_drain: config.tunnel_drain(),
+        upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
@@ -251,7 +252,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();
-    // Their last writes, such as reports of pods, are waited for.
+    // The tasks complete their last writes, such as reports of pods.
     tasks.close();
     tasks.wait().await;
     ended

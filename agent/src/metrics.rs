@@ -58,13 +58,13 @@ pub(crate) struct AgentMetrics {
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,
-    /// Connects whose first packet got no answer within a second.
+    /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,
-    /// Listeners for which `LISTEN` had no room.
+    /// Listeners that did not fit in the full map `LISTEN`.
     pub(crate) listeners_unseen: Gauge,
     /// Listeners beyond the bound for one namespace, which are not followed.
     pub(crate) listeners_beyond: Gauge,
-    /// Services that find no room in the kernel's maps.
+    /// Services that do not fit in the kernel's maps.
     pub(crate) services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
@@ -152,29 +152,29 @@ impl AgentMetrics {
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
         let help = "Connects whose bookkeeping failed";
         registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator for want of a listener";
+        let help = "Connects that went to the activator because no local listener was open";
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
-        let help = "Listeners for which the kernel had no room";
+        let help = "Listeners that did not fit in the kernel's map";
         registry.register("listeners_unseen", help, self.listeners_unseen.clone());
         let help = "Listeners beyond those of one network namespace that are followed";
         registry.register("listeners_beyond", help, self.listeners_beyond.clone());
-        let help = "Services that find no room in the kernel's maps";
+        let help = "Services that do not fit in the kernel's maps";
         registry.register("services_refused", help, self.services_refused.clone());
-        let help = "Kept connections ended to move them";
+        let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
-        let help = "Times that a kept connection was to be ended and turned out to be in use";
+        let help = "Stale connections not closed, because they were in use again";
         registry.register("connections_spared", help, self.connections_spared.clone());
-        let help = "Idle keep-alive connections to pods that new connections no longer choose";
+        let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
-        let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
+        let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
         registry.register("ends_locked", help, self.closes_locked.clone());
         let help = "Connections ended because a request took longer than timeoutSeconds";
         registry.register("deadlines_ended", help, self.overdue_closed.clone());
-        let help = "Looks into pods for requests that take longer than timeoutSeconds";
+        let help = "Scans of pods for requests that take longer than timeoutSeconds";
         registry.register("deadlines_looks", help, self.deadline_scans.clone());
-        let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
+        let help = "1 where the kernel permits to find and close such connections, 0 elsewhere";
         registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
         let help = "Comparisons of a pod's gauges with its sockets, by result";
         registry.register("audit_looks", help, self.audit_scans.clone());
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn metric_names_carry_units() {
         let (metrics, registry) = AgentMetrics::new();
-        let counts = PodStateCounts { in_table: 3, listening: 2, ready: 1, crowded: 0 };
+        let counts = PodStateCounts { in_table: 3, listening: 2, ready: 1, without_slot: 0 };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));

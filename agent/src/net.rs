@@ -1,7 +1,7 @@
 //! Shell: sockets, addresses and rules of a network namespace, and connects to pods of other nodes.
 //!
 //! A module belongs here if it asks the kernel's network stack: by netlink, by `/proc/net`, or by a connect. It knows
-//! neither the eBPF programs nor the pods of this node, so it imports modules of the ground floor and this room only.
+//! neither the eBPF programs nor the pods of this node, so it imports modules of the base layer and of `net` only.
 //!
 //! | module | subject |
 //! |---|---|

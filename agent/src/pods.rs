@@ -1,7 +1,7 @@
 //! Shell: the pods of this node: search, registration, readiness and end.
 //!
-//! A module belongs here if it finds a pod, decides about its state, or answers in its network namespace. Scans of many
-//! sockets for one purpose belong to `connections/`.
+//! A module belongs here if it finds a pod, decides about its state, or serves requests in its network namespace.
+//! Scans of many sockets for one purpose belong to `connections/`.
 //!
 //! | module | subject |
 //! |---|---|

@@ -69,8 +69,8 @@ pub enum EnrollmentError {
     /// The controller refused to sign.
     #[error("the controller signs nothing for us")]
     Refused(#[source] Box<Status>),
-    /// The controller did not answer in time.
-    #[error("the controller did not answer")]
+    /// The controller did not respond in time.
+    #[error("the controller did not respond")]
     Timeout,
     /// The received certificate or authorities cannot be used.
     #[error(transparent)]
@@ -176,18 +176,18 @@ impl EnrollmentTask {
         let channel = self.controllers.dial_without_certificate().await?;
         let response =
             timeout(REQUEST_TIMEOUT, async { IdentityClient::new(channel).issue(request).await });
-        let answer = response.await.map_err(|_elapsed| EnrollmentError::Timeout)?;
-        let reply =
-            answer.map_err(|status| EnrollmentError::Refused(Box::new(status)))?.into_inner();
+        let response = response.await.map_err(|_elapsed| EnrollmentError::Timeout)?;
+        let response =
+            response.map_err(|status| EnrollmentError::Refused(Box::new(status)))?.into_inner();
         // The new authorities are trusted before the certificate is presented: peers may have theirs from the new one
         // already.
         self.controller_authorities =
-            reply.authorities.into_iter().map(CertificateDer::from).collect();
+            response.authorities.into_iter().map(CertificateDer::from).collect();
         self.reload_authorities().await?;
-        let chain = reply.chain.into_iter().map(CertificateDer::from).collect();
+        let chain = response.chain.into_iter().map(CertificateDer::from).collect();
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         let identity = self.credentials.set_certificate(chain, key)?;
-        let end = UNIX_EPOCH + Duration::from_millis(reply.not_after_ms);
+        let end = UNIX_EPOCH + Duration::from_millis(response.not_after_ms);
         let lifetime = end.duration_since(SystemTime::now()).unwrap_or_default();
         info!(%identity, ?lifetime, "certificate received");
         Ok(lifetime)

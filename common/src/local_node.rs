@@ -1,6 +1,6 @@
-//! Pure: pods that the controller orders from the local node, and the status that the node reports.
+//! Pure: pods that the controller wants on the local node, and the status that the node reports.
 //!
-//! On Kubernetes the API server takes this role; the local node receives whole orders pod by pod.
+//! On Kubernetes, pods and their status are objects of the API server.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub struct LocalNodeSpec {
 /// Status of one pod on the local node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodRunStatus {
-    /// Uid of the [`LocalPodSpec`] that this status answers.
+    /// Uid of the [`LocalPodSpec`] that this status is of.
     pub uid: String,
     /// Current phase of the pod.
     pub phase: PodRunPhase,

@@ -58,7 +58,7 @@ pub async fn run_probe(
     };
     match timeout(patience, probe).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(format!("no answer from {address} within {patience:?}")),
+        Err(_elapsed) => Err(format!("no response from {address} within {patience:?}")),
     }
 }
 
@@ -129,13 +129,13 @@ impl<W: ProbeConnector> HttpProbe<'_, W> {
         let mut exchange = pin!(sender.send_request(self.build_request()?));
         // `connection` moves the bytes and may end in the same poll in which the response is ready. So its end is no
         // failure: the exchange still has the response.
-        let answer = tokio::select! {
-            answer = &mut exchange => answer,
+        let response = tokio::select! {
+            response = &mut exchange => response,
             _ended = connection => exchange.await,
         };
-        let answer = answer.map_err(failed)?;
+        let response = response.map_err(failed)?;
         // Redirects count as success and are not followed.
-        match answer.status().as_u16() {
+        match response.status().as_u16() {
             200..=399 => Ok(()),
             status => Err(format!("GET {} answered {status}", self.path)),
         }
@@ -201,8 +201,8 @@ async fn probe_grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> 
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
     let path = http::uri::PathAndQuery::from_static("/grpc.health.v1.Health/Check");
     let request = tonic::Request::new(HealthRequest { service: service.to_owned() });
-    let answer = client.unary(request, path, codec).await;
-    match answer.map_err(|status| failed(&status))?.into_inner().status {
+    let response = client.unary(request, path, codec).await;
+    match response.map_err(|status| failed(&status))?.into_inner().status {
         SERVING => Ok(()),
         other => Err(format!("health check at {at} answered status {other}, not SERVING")),
     }
@@ -239,8 +239,8 @@ mod tests {
         ProbeHandler::Http { path: path.into(), headers, host: String::new(), https: false }
     }
 
-    /// Serves one connection with `answer` and returns the request head that it received.
-    async fn serve_once(answer: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
+    /// Serves one connection with `response` and returns the request head that it received.
+    async fn serve_once(response: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
         let request = tokio::spawn(async move {
@@ -249,7 +249,7 @@ mod tests {
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(stream.read_u8().await.expect("a head"));
             }
-            stream.write_all(answer.as_bytes()).await.expect("it reads");
+            stream.write_all(response.as_bytes()).await.expect("it reads");
             String::from_utf8(head).expect("text")
         });
         (at, request)
@@ -306,7 +306,7 @@ mod tests {
         let patience = Duration::from_millis(20);
         assert_eq!(
             run_probe(&http("/", &[]), at, patience, &PlainConnectorFixture).await,
-            Err(format!("no answer from {at} within 20ms"))
+            Err(format!("no response from {at} within 20ms"))
         );
     }
 

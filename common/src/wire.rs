@@ -328,7 +328,7 @@ impl ScalePolicyPool {
         if let Some(shared) = self.0.iter().find(|shared| **shared == policy) {
             return Arc::clone(shared);
         }
-        // The pool itself holds one count of each: policies that no Revision uses make room first.
+        // The pool itself holds one count of each: policies that no Revision uses are dropped first.
         if self.0.len() == Self::CAPACITY {
             self.0.retain(|shared| Arc::strong_count(shared) > 1);
         }

@@ -92,7 +92,7 @@ pub mod maps {
 pub const FRONTENDS_MAX: u32 = 32_768;
 /// Most service numbers: one for each frontend, the two activator lists, and some in quarantine.
 pub const SERVICES_MAX: u32 = 40_960;
-/// Most backend numbers in lists, including extents in quarantine. It has room for each backend in two lists, such as
+/// Most backend numbers in lists, including extents in quarantine. Each backend fits in two lists, such as
 /// those of a Route and of one tag, each once in force and once in quarantine.
 pub const SLOTS_MAX: u32 = 131_072;
 /// Most different backends of all lists.
@@ -102,13 +102,13 @@ pub const PODS_MAX: u32 = 1_024;
 /// Most pairs of namespace and port with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
 /// Most entries in `LISTEN` of one namespace, so that none fills the map alone. The serving port is always entered as
-/// well, so 963 namespaces have room. Further listeners of a pod are not needed.
+/// well, so 963 namespaces fit. Further listeners of a pod are not needed.
 pub const LISTEN_PER_NAMESPACE: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
-/// Most known addresses of the node itself. Probes of the kubelet from an address without room are counted as requests.
+/// Most known addresses of the node itself. Probes of the kubelet from further addresses are counted as requests.
 pub const NODE_MAX: u32 = 1_024;
 /// Most connections to close in one walk over a namespace's sockets.
 pub const ENDING_MAX: u32 = 4_096;
@@ -123,13 +123,13 @@ pub const EVENTS_BYTES: u32 = 65_536;
 pub const ACTIVATORS_V4: u32 = 0;
 /// Service number of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
-/// Service number of the canary: its mode is `Canary`, and frontend [`CANARY`] maps to it.
-pub const CANARY_SERVICE: u32 = 2;
+/// Service id of the self-test: its mode is `SelfTest`, and [`SELF_TEST_FRONTEND`] maps to it.
+pub const SELF_TEST_SERVICE: u32 = 2;
 /// First service number for frontends of the RouteTable.
 pub const FIRST_SERVICE: u32 = 3;
 
-/// Frontend of the canary: 192.0.0.8, the IPv4 dummy address (RFC 7600), at which no host can listen; port 1.
-pub const CANARY: FrontendKey = FrontendKey {
+/// Frontend of the self-test: 192.0.0.8, the IPv4 dummy address (RFC 7600), at which no host can listen; port 1.
+pub const SELF_TEST_FRONTEND: FrontendKey = FrontendKey {
     address: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 192, 0, 0, 8],
     port_be: 1u16.to_be(),
     protocol: 6,
@@ -138,15 +138,15 @@ pub const CANARY: FrontendKey = FrontendKey {
 
 /// Index in `CONTROL`: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `Canary`.
-pub const CONTROL_CANARY: u32 = 1;
+/// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
+pub const CONTROL_SELF_TEST: u32 = 1;
 /// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
 pub const CONTROL_UNTRACKED: u32 = 2;
 /// Index in `CONTROL`: connects sent to the activator because no local pick was listening.
 pub const CONTROL_FALLBACK: u32 = 3;
 /// Index in `CONTROL`: listeners that found `LISTEN` full.
 pub const CONTROL_LISTEN_FULL: u32 = 4;
-/// Index in `CONTROL`: connects that got no answer within TCP's first retransmission timeout.
+/// Index in `CONTROL`: connects that got no response within TCP's first retransmission timeout.
 pub const CONTROL_UNANSWERED: u32 = 5;
 /// Index in `CONTROL`: listeners beyond the [`LISTEN_PER_NAMESPACE`] ports of their namespace.
 pub const CONTROL_LISTEN_OVER_QUOTA: u32 = 6;
@@ -190,15 +190,15 @@ pub struct BackendValue {
     pub generation: u64,
     /// Open connections from this node. Only the kernel writes it while the number is in use.
     pub open_connections: u64,
-    /// Time at which a connect last got no answer within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
+    /// Time at which a connect last got no response within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
     pub unanswered_ns: u64,
     /// Padding to a cache line, so that gauges of neighbours do not share one.
     pub spare: u64,
 }
 const _: () = assert!(size_of::<BackendValue>() == 64);
 
-/// Time for which connects prefer other backends after one got no answer. Kubernetes calls a node lost after 40 s; a
-/// late answer or a lost packet must not cost a pod more than this.
+/// Time for which connects prefer other backends after one got no response. Kubernetes calls a node lost after 40 s; a
+/// late response or a lost packet must not cost a pod more than this.
 pub const AVOID_UNANSWERED_NS: u64 = 10_000_000_000;
 
 /// Namespace and port of a listener: key of `LISTEN`.
@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_is_overdue_with_the_request_that_opened_it() {
+    fn an_upgraded_connection_is_overdue_with_the_request_that_opened_it() {
         let mut conn = open_connection();
         feed_request(&mut conn, UPGRADE);
         feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");

@@ -54,13 +54,13 @@ pub struct Http2Connection {
     highest_stream: u32,
     /// Requests in flight on the connection.
     pub requests_in_flight: u32,
-    /// Requests among these for which the table had no room.
+    /// Requests among these that did not fit in the table.
     untracked: u32,
     /// Literal statuses and gRPC outcomes of the server so far, as bits: see [`hpack_status`].
     hpack_seen: u32,
     /// First stream that a GOAWAY excludes; 0: none has to be ended.
     goaway_first_excluded: u32,
-    /// Latest ended stream among those without room in the table.
+    /// Latest ended stream among those that did not fit in the table.
     last_untracked_ended: u32,
     /// First stream that the server does not process since its GOAWAY; 0: it processes all.
     first_unprocessed: u32,
@@ -309,7 +309,7 @@ impl Http2Connection {
         }
     }
 
-    /// Returns true if a stream that ends and is not in the table is one without room there. Ends one of those.
+    /// Returns true if a stream that ends and is not in the table did not fit there. Ends one of those.
     ///
     /// Servers often send RST_STREAM after the end of a response (RFC 9113 §8.1): the same stream does not end twice.
     #[inline(always)]

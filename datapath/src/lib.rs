@@ -11,7 +11,8 @@
 //! | [`h2`] | eBPF programs, unit tests | HTTP/2 frames and streams |
 //! | [`opaque_estimate`] | eBPF programs, unit tests | opaque estimate of requests |
 //!
-//! Floors, from the ground up: `words`; `opaque_estimate` and `h1`; `h2` and `abi`; `load_balancing`.
+//! Layers, lowest first: `words`, `load_balancing` and `opaque_estimate`; `h1`; `h2` and `abi`. A module imports from
+//! its own layer and from lower ones.
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
 

@@ -24,7 +24,7 @@ pub enum RoutingMode {
     /// Refuses the connect with ECONNREFUSED.
     Refuse = 3,
     /// Counts the connect and refuses it: a proof that the programs are in force.
-    Canary = 4,
+    SelfTest = 4,
 }
 
 impl RoutingMode {
@@ -35,7 +35,7 @@ impl RoutingMode {
             1 => Self::PickBackend,
             2 => Self::Activator,
             3 => Self::Refuse,
-            4 => Self::Canary,
+            4 => Self::SelfTest,
             _ => Self::Pass,
         }
     }
@@ -219,7 +219,7 @@ mod tests {
         RoutingMode::PickBackend,
         RoutingMode::Activator,
         RoutingMode::Refuse,
-        RoutingMode::Canary,
+        RoutingMode::SelfTest,
     ];
 
     fn load(open: u64, in_flight: Option<u64>) -> BackendLoad {

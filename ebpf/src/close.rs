@@ -52,16 +52,16 @@ pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
     }
     // SAFETY: a live socket of the context, of whatever state.
     let cookie = unsafe { bpf_get_socket_cookie(socket) };
-    let Some(ending) = ENDING.get_ptr_mut(&cookie) else { return CONTINUE_WALK };
+    let Some(entry) = ENDING.get_ptr_mut(&cookie) else { return CONTINUE_WALK };
     // SAFETY: a map value stays in place while the program runs; the agent changes the map only after the walk.
-    let wanted = unsafe { *ending };
+    let request = unsafe { *entry };
     // The walk may visit a socket twice; the first visit decides.
-    if wanted.result == abi::CLOSE_NOT_FOUND {
-        let ended =
-            is_unused(socket, &wanted).is_ok_and(|unused| unused) && destroy_socket(socket) == 0;
-        let verdict = if ended { abi::CLOSE_DONE } else { abi::CLOSE_SKIPPED };
+    if request.result == abi::CLOSE_NOT_FOUND {
+        let is_closed =
+            is_unused(socket, &request).is_ok_and(|unused| unused) && destroy_socket(socket) == 0;
+        let verdict = if is_closed { abi::CLOSE_DONE } else { abi::CLOSE_SKIPPED };
         // SAFETY: a map value stays in place while the program runs.
-        unsafe { (*ending).result = verdict };
+        unsafe { (*entry).result = verdict };
     }
     CONTINUE_WALK
 }
@@ -76,18 +76,18 @@ pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
 /// segment begins with the response's bytes. Times do not distinguish the two where the previous response, the request
 /// and its acknowledgement fall into one tick.
 #[inline(always)]
-fn is_unused(socket: *mut c_void, wanted: &CloseRequest) -> Result<bool, c_long> {
-    let at = socket_fields();
-    if read_field::<u8>(socket, at.state)? != TCP_ESTABLISHED {
+fn is_unused(socket: *mut c_void, request: &CloseRequest) -> Result<bool, c_long> {
+    let fields = socket_fields();
+    if read_field::<u8>(socket, fields.state)? != TCP_ESTABLISHED {
         return Ok(false);
     }
-    let expected = read_field::<u32>(socket, at.rcv_nxt)?;
-    Ok(read_field::<u32>(socket, at.write_seq)? == read_field::<u32>(socket, at.snd_una)?
-        && read_field::<u64>(socket, at.bytes_acked)? == wanted.bytes_acked
-        && read_field::<u64>(socket, at.bytes_received)? == wanted.bytes_received
-        && read_field::<u32>(socket, at.copied_seq)? == expected
-        && read_field::<u32>(socket, at.snd_wl1)? != expected
-        && read_field::<u32>(socket, at.backlog)? == 0)
+    let expected = read_field::<u32>(socket, fields.rcv_nxt)?;
+    Ok(read_field::<u32>(socket, fields.write_seq)? == read_field::<u32>(socket, fields.snd_una)?
+        && read_field::<u64>(socket, fields.bytes_acked)? == request.bytes_acked
+        && read_field::<u64>(socket, fields.bytes_received)? == request.bytes_received
+        && read_field::<u32>(socket, fields.copied_seq)? == expected
+        && read_field::<u32>(socket, fields.snd_wl1)? != expected
+        && read_field::<u32>(socket, fields.backlog)? == 0)
 }
 
 /// Returns the field offsets that the agent has set.
@@ -99,13 +99,13 @@ fn socket_fields() -> SockFieldOffsets {
 
 /// Reads one field of the socket. Rust has no CO-RE: the offset is data, so a helper must read.
 #[inline(always)]
-fn read_field<T: Copy>(socket: *mut c_void, at: u16) -> Result<T, c_long> {
-    let mut found = MaybeUninit::<T>::uninit();
-    let from = socket.cast::<u8>().wrapping_add(usize::from(at)).cast_const().cast();
+fn read_field<T: Copy>(socket: *mut c_void, offset: u16) -> Result<T, c_long> {
+    let mut value = MaybeUninit::<T>::uninit();
+    let addr = socket.cast::<u8>().wrapping_add(usize::from(offset)).cast_const().cast();
     // SAFETY: writes as many bytes as `found` has, whatever `from` is; only integers are read.
-    match unsafe { bpf_probe_read_kernel(found.as_mut_ptr().cast(), size_of::<T>() as u32, from) } {
+    match unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, addr) } {
         // SAFETY: the helper has filled it.
-        0 => Ok(unsafe { found.assume_init() }),
+        0 => Ok(unsafe { value.assume_init() }),
         error => Err(error),
     }
 }

@@ -198,9 +198,9 @@ fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReaso
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
         RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
-        RoutingMode::Canary => {
+        RoutingMode::SelfTest => {
             verify_unchanged(key, read)?;
-            increment_control(abi::CONTROL_CANARY);
+            increment_control(abi::CONTROL_SELF_TEST);
             Err(NoRewriteReason::Refuse)
         }
     }
@@ -235,13 +235,13 @@ fn choose_activator(
 fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
     let service = service_number(key).ok_or(NoRewriteReason::Changed)?;
     let state = read_word(&SVC_STATE, before.service).ok_or(NoRewriteReason::Changed)?;
-    let mut now = ServiceReading { service, state, info: 0, activator_list: 0 };
+    let mut current = ServiceReading { service, state, info: 0, activator_list: 0 };
     if before.info != 0 {
-        now.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
+        current.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
         let activators = ActivatorFallback::unpack(before.info).activators;
-        now.activator_list = read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
+        current.activator_list = read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
-    if before.is_unchanged(&now) { Ok(()) } else { Err(NoRewriteReason::Changed) }
+    if before.is_unchanged(&current) { Ok(()) } else { Err(NoRewriteReason::Changed) }
 }
 
 /// Returns the service number of a frontend.
@@ -305,10 +305,10 @@ fn pick_listening_pod(list: &SvcState) -> Option<BackendPick> {
     if list.count == 1 {
         return backend_at(list.offset).filter(is_listening);
     }
-    for turn in 1..=MAX_PICKS {
+    for attempt in 1..=MAX_PICKS {
         let (better, other) = pick_two(list)?;
         // `pick_two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
-        if turn < MAX_PICKS && is_recently_unanswered(&better) {
+        if attempt < MAX_PICKS && is_recently_unanswered(&better) {
             continue;
         }
         if is_listening(&better) {
@@ -360,8 +360,8 @@ fn backend_load(pick: &BackendPick) -> BackendLoad {
 #[inline(always)]
 fn is_recently_unanswered(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; a single word.
-    let at = unsafe { (*pick.value).unanswered_ns };
-    at != 0 && monotonic_ns().wrapping_sub(at) < abi::AVOID_UNANSWERED_NS
+    let unanswered_ns = unsafe { (*pick.value).unanswered_ns };
+    unanswered_ns != 0 && monotonic_ns().wrapping_sub(unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
 /// Returns true if a pod of this node has a listener; for pods of other nodes the RouteTable is trusted.

@@ -114,13 +114,13 @@ pub fn open_connection(
             ptr::read_volatile(&raw const (*ops).snd_nxt),
         )
     };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     conn.http.h1.open(rcv_nxt, snd_nxt);
     conn.http.flags =
         abi::HTTP_AWAITS_FIRST_REQUEST | if is_suspect { abi::HTTP_MAYBE_PROBE } else { 0 };
     conn.http.protocol = abi::PROTOCOL_HTTP1;
-    conn.http.last_client_packet_ns = at;
+    conn.http.last_client_packet_ns = now_ns;
     conn.http.requests_in_flight = 0;
     conn.pending = [PendingSegment::default(); abi::PENDING_SEGMENTS_MAX];
     conn.http.events = 0;
@@ -141,7 +141,7 @@ pub fn open_connection(
             atomic_add(&raw mut (*pod).awaiting_first_request, 1);
             // The kubelet probes every second; its connections must not make an idle pod look active.
             if !is_suspect {
-                (*pod).last_activity_ns = at;
+                (*pod).last_activity_ns = now_ns;
             }
         }
     }
@@ -153,9 +153,9 @@ pub fn read_first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
     let Some(seq) = packet::first_payload_seq(ops) else { return };
     let key =
         BufferedSegmentKey { remote: remote_address(ops), remote_port: remote_port(ops), seq };
-    let Some(kept) = KEPT.get_ptr(key) else { return };
+    let Some(buffered) = KEPT.get_ptr(key) else { return };
     // SAFETY: a live map value and a live context; single words.
-    let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
+    let (len, syn, flags) = unsafe { ((*buffered).len, (*buffered).syn, (*ops).skb_tcp_flags) };
     // Without fast open, data of a SYN is dropped, and the packet at hand is another one.
     if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
         return;
@@ -232,9 +232,9 @@ fn has_probe_user_agent(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
         return false;
     }
     let bytes = head.cast::<u8>();
-    kubelet_probe::is_kubelet_probe(len, |at| {
+    kubelet_probe::is_kubelet_probe(len, |offset| {
         // SAFETY: the search ends 24 bytes before `HEAD` does.
-        u64::from_le(unsafe { ptr::read_unaligned(bytes.add(at).cast::<u64>()) })
+        u64::from_le(unsafe { ptr::read_unaligned(bytes.add(offset).cast::<u64>()) })
     })
 }
 
@@ -414,13 +414,13 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
         && segment_bytes::list_pending(conn, PendingSegment { seq: segment.seq, len: segment.len })
     {
         // Another CPU may have filled the gap before this segment was noted; then no later packet would read it.
-        let late = if conn.http.protocol == abi::PROTOCOL_HTTP1 {
+        let program = if conn.http.protocol == abi::PROTOCOL_HTTP1 {
             PROGRAM_LATE
         } else {
             PROGRAM_LATE_HTTP2
         };
         // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = INGRESS.tail_call(ctx, late) };
+        unsafe { _ = INGRESS.tail_call(ctx, program) };
         return PASS;
     }
     // No room: the bytes are lost, and boundaries with them.
@@ -475,7 +475,7 @@ fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
     let streams =
         if conn.http.protocol == abi::PROTOCOL_HTTP2 { STREAMS.get(socket) } else { None };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     match conn.http.protocol {
         abi::PROTOCOL_HTTP1 => {
@@ -485,20 +485,20 @@ fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
             conn.http.events |= h1.after_response_seek();
             let status = h1.tx.status;
             conn.http.events |= h1.close(in_order);
-            let happened = take_events(conn);
-            rows.count_http1(conn, happened, status, at);
+            let events = take_events(conn);
+            rows.count_http1(conn, events, status, now_ns);
             rows.add_bytes(conn);
         }
         abi::PROTOCOL_HTTP2 => {
             if let Some(streams) = streams {
-                let cut = streams.close();
-                rows.count_aborted(conn, cut, at);
+                let aborted = streams.close();
+                rows.count_aborted(conn, aborted, now_ns);
                 rows.add_bytes_until(conn, streams.rx.next, streams.tx.next);
             }
         }
         _ => {
-            let cut = u32::from(conn.http.opaque_estimate.close());
-            rows.count_aborted(conn, cut, at);
+            let aborted = u32::from(conn.http.opaque_estimate.close());
+            rows.count_aborted(conn, aborted, now_ns);
             rows.add_bytes(conn);
         }
     }
@@ -509,12 +509,12 @@ fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
 #[inline(always)]
 fn switch_to_opaque(conn: &mut ServerSocket) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     let was_known = conn.http.protocol != abi::PROTOCOL_OPAQUE;
     if was_known {
-        let open = conn.http.requests_in_flight;
-        rows.count_aborted(conn, open, at);
+        let in_flight = conn.http.requests_in_flight;
+        rows.count_aborted(conn, in_flight, now_ns);
         opaque::begin_estimate(conn, 0);
     }
     unlock(conn);
@@ -577,9 +577,9 @@ fn arrival_ns(conn: &mut ServerSocket, first: bool) -> u64 {
         // SAFETY: a word of a live map value.
         return unsafe { ptr::read_volatile(&raw const conn.http.last_client_packet_ns) };
     }
-    let at = monotonic_ns();
-    conn.http.last_client_packet_ns = at;
-    at
+    let now_ns = monotonic_ns();
+    conn.http.last_client_packet_ns = now_ns;
+    now_ns
 }
 
 /// Returns and clears the events since the last call. Call with the lock held.
@@ -588,9 +588,9 @@ fn take_events(conn: &mut ServerSocket) -> Http1Events {
     // SAFETY: a word of a live map value. Volatile: a value read from memory is unknown to the verifier. It then
     // follows one path from here, instead of one for each path that came here.
     unsafe {
-        let happened = ptr::read_volatile(&raw const conn.http.events);
+        let events = ptr::read_volatile(&raw const conn.http.events);
         ptr::write_volatile(&raw mut conn.http.events, 0);
-        happened
+        events
     }
 }
 
@@ -632,17 +632,17 @@ pub fn remote_port(ops: *mut bpf_sock_ops) -> u32 {
 #[inline(always)]
 pub fn remote_address(ops: *mut bpf_sock_ops) -> [u32; 4] {
     // SAFETY: a live context; each word is read by itself and always, as the verifier requires.
-    let (six, four, words) = unsafe {
-        let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
-        let four = ptr::read_volatile(&raw const (*ops).remote_ip4);
+    let (is_ipv6, ipv4, words) = unsafe {
+        let is_ipv6 = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
+        let ipv4 = ptr::read_volatile(&raw const (*ops).remote_ip4);
         let words = [
             ptr::read_volatile(&raw const (*ops).remote_ip6[0]),
             ptr::read_volatile(&raw const (*ops).remote_ip6[1]),
             ptr::read_volatile(&raw const (*ops).remote_ip6[2]),
             ptr::read_volatile(&raw const (*ops).remote_ip6[3]),
         ];
-        (six, four, words)
+        (is_ipv6, ipv4, words)
     };
     // An IPv6 socket with an IPv4 peer has a mapped address already, in the form that `packet::sender` gives.
-    if six { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, four] }
+    if is_ipv6 { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, ipv4] }
 }

@@ -181,7 +181,7 @@ pub fn ports(ctx: SkLookupContext) -> u32 {
     sk_lookup::assign_activator_listener(&ctx)
 }
 
-/// Closes stale connections; written out, since the library has no macro for iterator programs.
+/// Closes stale connections; written out, since `aya-ebpf` has no macro for iterator programs.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/tcp")]
 pub extern "C" fn end(ctx: *mut close::TcpIterContext) -> i32 {

@@ -106,7 +106,7 @@ pub static OLD_CONNS: SocketStorage<
 
 /// Socket storage (5.2; in connect and bind programs since 5.9).
 ///
-/// The library's own type lacks `BPF_F_CLONE`, and contexts other than `bpf_sock_addr`. The fields only put their types
+/// The type of `aya-ebpf` lacks `BPF_F_CLONE`, and contexts other than `bpf_sock_addr`. The fields only put their types
 /// into BTF, where the loader reads them.
 #[repr(C)]
 pub struct SocketStorage<T, const FLAGS: usize> {

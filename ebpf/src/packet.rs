@@ -85,8 +85,8 @@ pub fn parse_segment(skb: *mut __sk_buff) -> Option<PacketSegment> {
 #[inline(always)]
 pub fn sent_ns(skb: *mut __sk_buff) -> u64 {
     // SAFETY: a live context; a single word.
-    let at = unsafe { ptr::read_volatile(&raw const (*skb).tstamp) };
-    if at == 0 { monotonic_ns() } else { at }
+    let timestamp_ns = unsafe { ptr::read_volatile(&raw const (*skb).tstamp) };
+    if timestamp_ns == 0 { monotonic_ns() } else { timestamp_ns }
 }
 
 /// Flag of a connection's first packet, in the form that sock_ops has.
@@ -155,7 +155,7 @@ pub fn parse_sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     // SAFETY: inside the linear part, checked above.
     unsafe {
         let port = u16::from_be(ptr::read_unaligned(tcp.cast::<u16>()));
-        let word = |at: usize| ptr::read_unaligned(data.add(at).cast::<u32>());
+        let word = |offset: usize| ptr::read_unaligned(data.add(offset).cast::<u32>());
         let address = if ptr::read(data) >> 4 == IPV4 {
             [0, 0, load_balancing::IPV4_MAPPED_WORD, word(12)]
         } else {

@@ -28,10 +28,10 @@ pub fn assign_activator_listener(ctx: &SkLookupContext) -> u32 {
     let lookup = ctx.lookup;
     let [first, last] = abi::ACTIVATOR_PORTS;
     let port = read!(lookup, local_port);
-    let ours = port >= u32::from(first) && port <= u32::from(last);
-    if ours && read!(lookup, protocol) == TCP {
+    let is_service_port = port >= u32::from(first) && port <= u32::from(last);
+    if is_service_port && read!(lookup, protocol) == TCP {
         // If there is none, the kernel looks for a listener of that port as usual.
-        let _nobody = maps::PORTS.redirect_sk_lookup(ctx, local_address(lookup), 0);
+        let _no_listener = maps::PORTS.redirect_sk_lookup(ctx, local_address(lookup), 0);
     }
     PASS
 }
@@ -41,13 +41,13 @@ pub fn assign_activator_listener(ctx: &SkLookupContext) -> u32 {
 fn local_address(lookup: *const bpf_sk_lookup) -> [u32; 4] {
     // All words are read in any case (those of the other family are 0). Otherwise the compiler would merge the last
     // reads of two branches into one, through a pointer moved inside the context, which the verifier refuses.
-    let four = read!(lookup, local_ip4);
-    let six = [
+    let ipv4 = read!(lookup, local_ip4);
+    let ipv6 = [
         read!(lookup, local_ip6[0]),
         read!(lookup, local_ip6[1]),
         read!(lookup, local_ip6[2]),
         read!(lookup, local_ip6[3]),
     ];
-    let is_four = read!(lookup, family) == AF_INET;
-    if is_four { [0, 0, load_balancing::IPV4_MAPPED_WORD, four] } else { six }
+    let is_ipv4 = read!(lookup, family) == AF_INET;
+    if is_ipv4 { [0, 0, load_balancing::IPV4_MAPPED_WORD, ipv4] } else { ipv6 }
 }

@@ -108,24 +108,24 @@ fn handle_retransmit(ops: *mut bpf_sock_ops) {
 fn handle_listen(ops: *mut bpf_sock_ops) {
     let Some(conn) = identified_socket(ops) else { return };
     conn.pod_slot = 0;
-    let found = match listen_entry(&listen_key(ops, conn)) {
-        Ok(found) => found,
-        Err(why) => return increment_control(why),
+    let entry = match listen_entry(&listen_key(ops, conn)) {
+        Ok(entry) => entry,
+        Err(control_word) => return increment_control(control_word),
     };
     enable_callbacks(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
     // SAFETY: a live map value; single words.
     unsafe {
-        (*found).listening_since_ns = monotonic_ns();
+        (*entry).listening_since_ns = monotonic_ns();
         if is_loopback(&local_address(ops)) {
             conn.flags = abi::CONN_LOOPBACK;
-            atomic_add32(&raw mut (*found).loopback, 1);
+            atomic_add32(&raw mut (*entry).loopback, 1);
         } else {
             if conn.flags & abi::CONN_WIDENED != 0 {
-                atomic_add32(&raw mut (*found).widened, 1);
+                atomic_add32(&raw mut (*entry).widened, 1);
             }
             conn.flags = conn.flags & abi::CONN_WIDENED | abi::CONN_LISTENS;
-            (*found).families |= served_families(ops);
-            atomic_add32(&raw mut (*found).reachable, 1);
+            (*entry).families |= served_families(ops);
+            atomic_add32(&raw mut (*entry).reachable, 1);
         }
     }
     send_event(abi::EVENT_LISTEN, local_port(ops), conn.netns_cookie);
@@ -169,8 +169,8 @@ fn handle_established(ops: *mut bpf_sock_ops) {
 #[inline(always)]
 fn is_counted_by_previous_abi(ops: *mut bpf_sock_ops) -> bool {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    let have = unsafe { ptr::read_volatile(&HAVE_OLD) } != 0;
-    have && OLD_CONNS.get(socket(ops)).is_some_and(|old| old.pod_slot != 0)
+    let has_previous = unsafe { ptr::read_volatile(&HAVE_OLD) } != 0;
+    has_previous && OLD_CONNS.get(socket(ops)).is_some_and(|old| old.pod_slot != 0)
 }
 
 /// Returns true if the client has an address of the node itself, as the kubelet has.
@@ -294,24 +294,24 @@ fn handle_state_change(ops: *mut bpf_sock_ops) {
 /// Removes a listener from the entry of its namespace and port, and reports it.
 #[inline(always)]
 fn handle_listener_close(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
-    const LESS: u32 = 1u32.wrapping_neg();
+    const MINUS_ONE: u32 = 1u32.wrapping_neg();
     let counted = conn.flags & (abi::CONN_LISTENS | abi::CONN_LOOPBACK) != 0;
     if !counted {
         return;
     }
-    let Ok(found) = listen_entry(&listen_key(ops, conn)) else { return };
+    let Ok(entry) = listen_entry(&listen_key(ops, conn)) else { return };
     // SAFETY: a live map value; single words.
     unsafe {
         if conn.flags & abi::CONN_LOOPBACK != 0 {
-            atomic_add32(&raw mut (*found).loopback, LESS);
+            atomic_add32(&raw mut (*entry).loopback, MINUS_ONE);
         } else {
-            atomic_add32(&raw mut (*found).reachable, LESS);
+            atomic_add32(&raw mut (*entry).reachable, MINUS_ONE);
             if conn.flags & abi::CONN_WIDENED != 0 {
-                atomic_add32(&raw mut (*found).widened, LESS);
+                atomic_add32(&raw mut (*entry).widened, MINUS_ONE);
             }
         }
-        if (*found).reachable == 0 {
-            (*found).families = 0;
+        if (*entry).reachable == 0 {
+            (*entry).families = 0;
         }
     }
     conn.flags &= abi::CONN_WIDENED;
@@ -341,10 +341,10 @@ fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
 
 /// Requests further events of this socket: state changes, or retransmissions.
 #[inline(always)]
-fn enable_callbacks(ops: *mut bpf_sock_ops, more: u32) {
+fn enable_callbacks(ops: *mut bpf_sock_ops, added_flags: u32) {
     // SAFETY: a live context. Flags that other programs have set are kept.
     unsafe {
-        let flags = (*ops).bpf_sock_ops_cb_flags | more;
+        let flags = (*ops).bpf_sock_ops_cb_flags | added_flags;
         bpf_sock_ops_cb_flags_set(ops, flags as i32);
     }
 }
@@ -374,16 +374,16 @@ fn socket(ops: *mut bpf_sock_ops) -> *mut c_void {
 fn local_address(ops: *mut bpf_sock_ops) -> [u32; 4] {
     // SAFETY: a live context; each word is read by itself and always. The compiler turns a choice between two words
     // into a choice between two pointers into the context, which the verifier refuses.
-    let (six, four, words) = unsafe {
-        let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
-        let four = ptr::read_volatile(&raw const (*ops).local_ip4);
+    let (is_ipv6, ipv4, words) = unsafe {
+        let is_ipv6 = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
+        let ipv4 = ptr::read_volatile(&raw const (*ops).local_ip4);
         let words = [
             ptr::read_volatile(&raw const (*ops).local_ip6[0]),
             ptr::read_volatile(&raw const (*ops).local_ip6[1]),
             ptr::read_volatile(&raw const (*ops).local_ip6[2]),
             ptr::read_volatile(&raw const (*ops).local_ip6[3]),
         ];
-        (six, four, words)
+        (is_ipv6, ipv4, words)
     };
-    if six { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, four] }
+    if is_ipv6 { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, ipv4] }
 }

@@ -1,4 +1,4 @@
-//! Pure: OCI runtime spec of a container, from its order and its image's configuration.
+//! Pure: OCI runtime spec of a container, from its pod spec and its image's configuration.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ const DEFAULT_CAPABILITIES: [&str; 12] = [
     "SETUID",
     "SYS_CHROOT",
 ];
-/// Search path for commands, unless image or order sets `PATH`.
+/// Search path for commands, unless image or container sets `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Files below /proc and /sys that reveal or change the machine, hidden from containers: docker's list.
 const MASKED_PATHS: [&str; 8] = [
@@ -46,13 +46,13 @@ const MASKED_PATHS: [&str; 8] = [
 const READ_ONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Reason that an order cannot become a container: in Kubernetes, `CreateContainerConfigError`.
+/// Reason that a container of a pod spec cannot be created: in Kubernetes, `CreateContainerConfigError`.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BundleError {
     /// Neither container nor image names a command.
     #[error("neither the container nor its image says what to run: set command")]
     NoCommand,
-    /// The user or group of image or order is not in the image's files.
+    /// The user or group of image or container is not in the image's files.
     #[error(
         "user {0:?} is not in the image's /etc/passwd or /etc/group: set runAsUser to a number"
     )]
@@ -60,7 +60,7 @@ pub enum BundleError {
     /// `runAsNonRoot` forbids the image's user, root.
     #[error("runAsNonRoot is set and the image runs as root: set runAsUser")]
     RunsAsRoot,
-    /// The order uses a feature that the local node does not have.
+    /// The pod spec uses a feature that the local node does not have.
     #[error("{0} is not available on the local node")]
     Unsupported(String),
     /// A resource limit or request is not a quantity.
@@ -77,7 +77,7 @@ pub enum BundleError {
 /// Facts about a container that are not in its spec.
 #[derive(Clone, Debug)]
 pub struct BundleContext<'a> {
-    /// Uid of the pod, from the order.
+    /// Uid of the pod.
     pub uid: &'a str,
     /// Name of the pod, without its namespace.
     pub pod: &'a str,

@@ -55,22 +55,22 @@ pub enum DnsError {
     Serve {
         /// Address and port it listened on.
         address: SocketAddr,
-        /// Error of the DNS library.
+        /// Error of `hickory-server`.
         #[source]
         source: NetError,
     },
 }
 
-/// Serves the names in `orders` on `address`, over UDP and TCP, until `shutdown`.
+/// Serves the names in `node_spec` on `address`, over UDP and TCP, until `shutdown`.
 pub async fn serve(
     address: SocketAddr,
-    orders: watch::Receiver<LocalNodeSpec>,
+    node_spec: watch::Receiver<LocalNodeSpec>,
     shutdown: CancellationToken,
 ) -> Result<(), DnsError> {
     let listen = |source| DnsError::Listen { address, source };
     let udp = UdpSocket::bind(address).await.map_err(listen)?;
     let tcp = TcpListener::bind(udp.local_addr().map_err(listen)?).await.map_err(listen)?;
-    let mut server = Server::new(DnsHandler { orders });
+    let mut server = Server::new(DnsHandler { node_spec });
     server.register_socket(udp);
     server.register_listener(tcp, TCP_IDLE, TCP_RESPONSE_BUFFER);
     shutdown.cancelled().await;
@@ -86,9 +86,9 @@ pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
     )
 }
 
-/// Request handler; reads the names of the newest orders for each question.
+/// Request handler; reads the names of the newest node spec for each question.
 struct DnsHandler {
-    orders: watch::Receiver<LocalNodeSpec>,
+    node_spec: watch::Receiver<LocalNodeSpec>,
 }
 
 #[async_trait::async_trait]
@@ -132,9 +132,9 @@ impl DnsHandler {
         let Ok(info) = request.request_info() else {
             return (ResponseCode::FormErr, Vec::new());
         };
-        let orders = self.orders.borrow();
+        let node_spec = self.node_spec.borrow();
         let question = DnsName::from(info.query.name());
-        match lookup_name(&orders.dns_names, &question.to_ascii()) {
+        match lookup_name(&node_spec.dns_names, &question.to_ascii()) {
             DnsLookup::Addresses(addresses) => {
                 (ResponseCode::NoError, records(&question, info.query.query_type(), addresses))
             }
@@ -179,8 +179,8 @@ mod tests {
     /// Starts a server on a free port of loopback that knows `hello.default`.
     async fn server() -> (SocketAddr, watch::Sender<LocalNodeSpec>, CancellationToken) {
         let hello = (NamespacedName::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
-        let orders = LocalNodeSpec { dns_names: [hello].into(), ..LocalNodeSpec::default() };
-        let (send, receive) = watch::channel(orders);
+        let node_spec = LocalNodeSpec { dns_names: [hello].into(), ..LocalNodeSpec::default() };
+        let (send, receive) = watch::channel(node_spec);
         let address = free_address().await;
         let stop = CancellationToken::new();
         tokio::spawn(serve(address, receive, stop.clone()));
@@ -228,7 +228,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_follow_the_names() {
-        let (server, orders, _stop) = server().await;
+        let (server, node_spec, _stop) = server().await;
         let hello = "hello.default.svc.cluster.local.";
         let answer = query_udp(server, hello, RecordType::A).await;
         assert_eq!(addresses(&answer), [IpAddr::from([10, 96, 0, 5])]);
@@ -236,14 +236,14 @@ mod tests {
         assert_eq!(other_family.metadata.response_code, ResponseCode::NoError);
         assert_eq!(addresses(&other_family), [] as [IpAddr; 0]);
 
-        orders.send_modify(|orders| orders.dns_names.clear());
+        node_spec.send_modify(|node_spec| node_spec.dns_names.clear());
         let response = query_udp(server, hello, RecordType::A).await;
         assert_eq!(response.metadata.response_code, ResponseCode::NXDomain);
     }
 
     #[tokio::test]
     async fn tcp_answers_and_garbage_is_ignored() {
-        let (server, _orders, _stop) = server().await;
+        let (server, _node_spec, _stop) = server().await;
         query_udp(server, "hello.default.svc.cluster.local.", RecordType::A).await;
         let junk = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         junk.send_to(&[0xff; 40], server).await.expect("sent");

@@ -1,4 +1,5 @@
-//! Shell: the kubelet: drives every pod's state machine with orders and events, carries out actions, reports statuses.
+//! Shell: the kubelet: drives every pod's state machine with pod specs and events, carries out actions, and reports
+//! statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,10 +50,10 @@ pub(crate) struct KubeletResources {
     pub(crate) runtime: OciRuntime,
 }
 
-/// An order and its containers, prepared once and shared by the pod's tasks.
+/// Pod spec and its containers, prepared once and shared by the pod's tasks.
 #[derive(Debug)]
-struct PreparedOrder {
-    order: LocalPodSpec,
+struct PreparedPod {
+    pod_spec: LocalPodSpec,
     /// Init containers, then main containers; indexes of containers refer to this list.
     containers: Vec<Container>,
 }
@@ -109,8 +110,8 @@ impl LocalKubelet {
 
     /// Restores one pod: its network if published, and each container whose process still runs.
     fn adopt_pod(&mut self, saved: SavedPod) {
-        let uid = saved.order.uid.clone();
-        let mut managed_pod = ManagedPod::new(saved.order);
+        let uid = saved.pod_spec.uid.clone();
+        let mut managed_pod = ManagedPod::new(saved.pod_spec);
         let network = self.shared.layout.pod_namespace(&uid);
         if let Some(address) = saved.address.filter(|_| net::is_published(&network)) {
             managed_pod.address = Some(address);
@@ -152,22 +153,22 @@ impl LocalKubelet {
             }
         }
         let running = managed_pod.processes.iter().flatten().count();
-        info!(pod = managed_pod.prepared.order.name, uid, running, "pod adopted");
+        info!(pod = managed_pod.prepared.pod_spec.name, uid, running, "pod adopted");
         self.pods.insert(uid.clone(), managed_pod);
         self.step_pod(&uid, PodEvent::Begin, EventResource::None);
     }
 
-    /// Carries out orders until `shutdown`. Pods keep running: the next node process adopts them.
+    /// Runs the pods of the node spec until `shutdown`. Then pods keep running: the next node process adopts them.
     pub(crate) async fn serve(
         mut self,
-        mut orders: watch::Receiver<LocalNodeSpec>,
+        mut node_spec: watch::Receiver<LocalNodeSpec>,
         statuses: mpsc::Sender<PodRunStatus>,
         shutdown: CancellationToken,
     ) {
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
-        // Orders that were there before this receiver count as a change too.
-        if !orders.borrow().pods.is_empty() {
-            orders.mark_changed();
+        // Pod specs that were there before this receiver count as a change too.
+        if !node_spec.borrow().pods.is_empty() {
+            node_spec.mark_changed();
         }
         loop {
             // The timer is set again in each round, since every step may change the earliest due time.
@@ -180,16 +181,16 @@ impl LocalKubelet {
             };
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                changed = orders.changed() => match changed {
+                changed = node_spec.changed() => match changed {
                     Ok(()) => {
-                        let (removed, new) = self.diff_orders(&orders.borrow_and_update());
-                        self.apply_orders(removed, new);
+                        let (removed, new) = self.diff_pods(&node_spec.borrow_and_update());
+                        self.apply_pod_changes(removed, new);
                     }
                     // The controller in this process has ended; pods keep running for the next process.
                     Err(_) => return shutdown.cancelled().await,
                 },
                 Some(report) = self.inbox.recv() => self.step_pod(&report.uid, report.event, report.resource),
-                // A status is taken only when there is room for it: until then a newer one may replace it.
+                // A status is taken only when the channel has a free place: until then a newer one may replace it.
                 slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop()) {
                     (Ok(slot), Some(status)) => slot.send(status),
                     _ => return shutdown.cancelled().await,
@@ -216,11 +217,11 @@ impl LocalKubelet {
 
     /// Returns the log folders of all pods there are.
     fn log_folders(&self) -> BTreeSet<PathBuf> {
-        let orders = self.pods.values().map(|managed_pod| &managed_pod.prepared.order);
-        let folder = |order: &LocalPodSpec| {
-            self.shared.layout.pod_logs(&order.revision.namespace, &order.name)
+        let pod_specs = self.pods.values().map(|managed_pod| &managed_pod.prepared.pod_spec);
+        let folder = |pod_spec: &LocalPodSpec| {
+            self.shared.layout.pod_logs(&pod_spec.revision.namespace, &pod_spec.name)
         };
-        orders.map(folder).collect()
+        pod_specs.map(folder).collect()
     }
 
     /// Passes the time to every pod that is due.
@@ -232,10 +233,10 @@ impl LocalKubelet {
         }
     }
 
-    /// Compares orders with pods: returns pods to stop and pods to begin. Names in the orders are for the DNS server.
-    fn diff_orders(&self, orders: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
-        let (removed, new) = work_queue::key_difference(&self.pods, &orders.pods);
-        // A pod that stops already needs no second event at each change of the orders.
+    /// Compares the node spec with the pods there are: returns uids of pods to stop, and specs of pods to start.
+    fn diff_pods(&self, node_spec: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
+        let (removed, new) = work_queue::key_difference(&self.pods, &node_spec.pods);
+        // A pod that stops already needs no second event at each change of the node spec.
         let is_active = |uid: &&String| {
             self.pods
                 .get(*uid)
@@ -245,18 +246,22 @@ impl LocalKubelet {
         (removed.collect(), new.into_iter().cloned().collect())
     }
 
-    /// Begins pods that are newly ordered, and stops those that are no longer ordered.
-    fn apply_orders(&mut self, removed: Vec<String>, new: Vec<LocalPodSpec>) {
+    /// Stops the pods in `removed`, and starts those in `new`.
+    fn apply_pod_changes(&mut self, removed: Vec<String>, new: Vec<LocalPodSpec>) {
         for uid in removed {
             self.step_pod(&uid, PodEvent::Stop, EventResource::None);
         }
-        for order in new {
-            let uid = order.uid.clone();
-            info!(pod = order.name, uid, revision = %order.revision, "pod ordered");
-            if let Err(error) = lifecycle::create_folders(&self.shared, &order) {
-                warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
+        for pod_spec in new {
+            let uid = pod_spec.uid.clone();
+            info!(pod = pod_spec.name, uid, revision = %pod_spec.revision, "pod spec received");
+            if let Err(error) = lifecycle::create_folders(&self.shared, &pod_spec) {
+                warn!(
+                    uid,
+                    error = &error as &dyn std::error::Error,
+                    "cannot create the folders of the pod"
+                );
             }
-            let managed_pod = ManagedPod::new(order);
+            let managed_pod = ManagedPod::new(pod_spec);
             // Written before anything is started: a crash afterwards leaves a pod that can be adopted.
             saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
             self.pods.insert(uid.clone(), managed_pod);
@@ -279,11 +284,11 @@ impl LocalKubelet {
         if must_be_saved || restarts != managed_pod.restart_counts() {
             saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
         }
-        self.due_ticks.set(&managed_pod.prepared.order.uid, now, managed_pod.pod.next_tick_at());
+        self.due_ticks.set(&managed_pod.prepared.pod_spec.uid, now, managed_pod.pod.next_tick_at());
         let status = managed_pod.status();
         if managed_pod.reported_status.as_ref() != Some(&status) {
             managed_pod.reported_status = Some(status.clone());
-            log_status(&managed_pod.prepared.order, &status);
+            log_status(&managed_pod.prepared.pod_spec, &status);
             self.outbox.push(status.uid.clone(), status);
         }
         let removed = managed_pod.pod.phase() == PodRunPhase::Removed;
@@ -319,7 +324,7 @@ impl LocalKubelet {
                     attempt: managed_pod.pod.restarts(index),
                     addresses: managed_pod.pod.addresses().to_vec(),
                     image,
-                    ordered_at: managed_pod.ordered_at,
+                    received_at: managed_pod.received_at,
                 };
                 self.spawn_container(uid.to_owned(), prepared, request);
             }
@@ -333,7 +338,7 @@ impl LocalKubelet {
             PodAction::Kill(index) => {
                 let name = &prepared.containers[index].name;
                 warn!(
-                    pod = prepared.order.name,
+                    pod = prepared.pod_spec.name,
                     uid,
                     container = name,
                     "killed after its grace period"
@@ -351,7 +356,7 @@ impl LocalKubelet {
     fn spawn_container(
         &self,
         uid: String,
-        prepared: Arc<PreparedOrder>,
+        prepared: Arc<PreparedPod>,
         request: lifecycle::ContainerStartRequest,
     ) {
         let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
@@ -414,7 +419,7 @@ impl LocalKubelet {
 /// Pulls or finds the image of a container.
 async fn pull_image(
     resources: Arc<KubeletResources>,
-    prepared: Arc<PreparedOrder>,
+    prepared: Arc<PreparedPod>,
     index: usize,
 ) -> (PodEvent, EventResource) {
     let container = &prepared.containers[index];
@@ -445,15 +450,15 @@ async fn pull_image(
 }
 
 /// Logs a pod's new status, one line per change.
-fn log_status(order: &LocalPodSpec, status: &PodRunStatus) {
+fn log_status(pod_spec: &LocalPodSpec, status: &PodRunStatus) {
     let states: Vec<String> = status
         .containers
         .iter()
         .map(|container| format!("{}: {:?}", container.name, container.state))
         .collect();
     info!(
-        pod = order.name,
-        uid = order.uid,
+        pod = pod_spec.name,
+        uid = pod_spec.uid,
         phase = ?status.phase,
         containers = states.join("; "),
         "pod changed"

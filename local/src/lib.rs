@@ -1,12 +1,12 @@
 //! The local node: images, pods, network and DNS on one machine.
 //!
-//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a
-//! network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
+//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the pods of a node spec running inside it. A pod is
+//! a network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
 //!
 //! ```text
-//! Orders ─▶ kubelet ─▶ pods (state machine) ─▶ net, images, runtime ─▶ process
-//!              ▲                                                       │
-//!              └──────────────────── pidfd, when it ends ──────────────┘
+//! node spec ─▶ kubelet ─▶ pods (state machine) ─▶ net, images, runtime ─▶ process
+//!                 ▲                                                       │
+//!                 └──────────────────── pidfd, when it ends ──────────────┘
 //! ```
 //!
 //! Everything that a restart needs is on disk or in the kernel, so pods outlive the process that runs this.
@@ -71,17 +71,17 @@ pub enum LocalNodeError {
     #[error("cannot become the parent of the pods' processes")]
     Subreaper(#[source] nix::Error),
     /// The node's cgroup for runtimes could not be opened.
-    #[error("cannot open the node's cgroup: run Node::create first")]
+    #[error("cannot open the node's cgroup: run NodeManager::create first")]
     Node(#[source] std::io::Error),
 }
 
-/// Keeps the ordered pods running and serves DNS, until `shutdown`.
+/// Keeps the pods of the node spec running and serves DNS, until `shutdown`.
 ///
-/// Pods found running are adopted. Those without an order are stopped, but only once the first orders have arrived. At
-/// shutdown the pods keep running; [`NodeManager::destroy`] ends them.
+/// Pods found running are adopted. Once the first node spec has arrived, those that it does not contain are stopped.
+/// At shutdown the pods keep running; [`NodeManager::destroy`] ends them.
 pub async fn run(
     config: LocalNodeConfig,
-    orders: watch::Receiver<LocalNodeSpec>,
+    node_spec: watch::Receiver<LocalNodeSpec>,
     statuses: mpsc::Sender<PodRunStatus>,
     shutdown: CancellationToken,
 ) -> Result<(), LocalNodeError> {
@@ -99,15 +99,15 @@ pub async fn run(
     let puller = images::ImagePuller::new(config.host_network, config.credentials);
     let images = images::ImageStore::new(layout.images(), config.images, puller);
     info!(node = layout.name(), runtime = runtime.name(), pods = saved.len(), "running pods");
-    let dns = dns::serve((layout::DNS_ADDRESS, 53).into(), orders.clone(), shutdown.clone());
+    let dns = dns::serve((layout::DNS_ADDRESS, 53).into(), node_spec.clone(), shutdown.clone());
     let dns = tokio::spawn(async move {
         if let Err(error) = dns.await {
-            error!(error = &error as &dyn std::error::Error, "names are not answered");
+            error!(error = &error as &dyn std::error::Error, "the DNS server has ended");
         }
     });
     let shared = kubelet::KubeletResources { layout, mounts, images, networks, runtime };
     let kubelet = kubelet::LocalKubelet::adopt_pods(Arc::new(shared), saved);
-    kubelet.serve(orders, statuses, shutdown).await;
+    kubelet.serve(node_spec, statuses, shutdown).await;
     let _ = dns.await;
     Ok(())
 }

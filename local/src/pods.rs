@@ -54,7 +54,7 @@ struct PodContainer {
     last_exit_message: String,
     crash_backoff: Backoff,
     pull_backoff: Backoff,
-    /// True once SIGTERM was ordered, which happens once per pod.
+    /// True once the action to send SIGTERM was returned, which happens once.
     termination_sent: bool,
 }
 
@@ -70,7 +70,8 @@ enum PodNetworkState {
 /// Lifecycle of the pod as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PodLifecycle {
-    Ordered,
+    /// The node spec contains the pod.
+    Desired,
     Stopping { deadline: Instant, killed: bool },
     Removing,
     Gone,
@@ -106,7 +107,7 @@ impl PodStateMachine {
         Self {
             restart,
             grace: grace.unwrap_or(DEFAULT_GRACE_PERIOD),
-            lifecycle: PodLifecycle::Ordered,
+            lifecycle: PodLifecycle::Desired,
             network: PodNetworkState::Wanted,
             containers: plans.into_iter().map(container).collect(),
             has_started: false,
@@ -178,7 +179,7 @@ impl PodStateMachine {
         }
         // Results that arrive while the pod stops are recorded too: `continue_stop` waits for work under way.
         match self.lifecycle {
-            PodLifecycle::Ordered => self.start_due_work(now),
+            PodLifecycle::Desired => self.start_due_work(now),
             PodLifecycle::Stopping { .. } => self.continue_stop(now),
             PodLifecycle::Removing | PodLifecycle::Gone => Vec::new(),
         }
@@ -188,7 +189,7 @@ impl PodStateMachine {
     pub fn next_tick_at(&self) -> Option<Instant> {
         let mut due = Vec::new();
         match self.lifecycle {
-            PodLifecycle::Ordered => {}
+            PodLifecycle::Desired => {}
             // After SIGKILL only exits move the pod on; another timer would change nothing.
             PodLifecycle::Stopping { deadline, killed } => return (!killed).then_some(deadline),
             PodLifecycle::Removing | PodLifecycle::Gone => return None,
@@ -212,8 +213,8 @@ impl PodStateMachine {
         match self.lifecycle {
             PodLifecycle::Stopping { .. } | PodLifecycle::Removing => PodRunPhase::Terminating,
             PodLifecycle::Gone => PodRunPhase::Removed,
-            PodLifecycle::Ordered if self.has_started => PodRunPhase::Running,
-            PodLifecycle::Ordered => PodRunPhase::Pending,
+            PodLifecycle::Desired if self.has_started => PodRunPhase::Running,
+            PodLifecycle::Desired => PodRunPhase::Pending,
         }
     }
 
@@ -241,7 +242,7 @@ impl PodStateMachine {
     pub fn is_ready(&self) -> bool {
         let mut stay =
             self.containers.iter().filter(|container| container.plan.role != ContainerRole::Init);
-        self.lifecycle == PodLifecycle::Ordered
+        self.lifecycle == PodLifecycle::Desired
             && stay.all(|container| container.satisfies_probes(|probed| probed.ready))
     }
 
@@ -337,7 +338,7 @@ impl PodStateMachine {
         reason: String,
         message: String,
     ) {
-        let stopping = self.lifecycle != PodLifecycle::Ordered;
+        let stopping = self.lifecycle != PodLifecycle::Desired;
         let never = self.restart == RestartPolicy::Never;
         self.update_container(index, |container| {
             container.last_exit = Some(128);
@@ -356,7 +357,7 @@ impl PodStateMachine {
     }
 
     fn handle_exit(&mut self, now: Instant, index: usize, exit: ContainerExit) {
-        let ordered = self.lifecycle == PodLifecycle::Ordered;
+        let is_desired = self.lifecycle == PodLifecycle::Desired;
         let restart = self.restart;
         self.update_container(index, |container| {
             container.last_exit = Some(exit.code);
@@ -370,7 +371,7 @@ impl PodStateMachine {
                 }
             };
             // A pod that stops starts nothing again.
-            if !(ordered && restarts) {
+            if !(is_desired && restarts) {
                 container.stage = ContainerStage::Ended(exit);
                 return;
             }
@@ -383,7 +384,7 @@ impl PodStateMachine {
     }
 
     fn begin_stop(&mut self, now: Instant) {
-        if self.lifecycle == PodLifecycle::Ordered {
+        if self.lifecycle == PodLifecycle::Desired {
             self.lifecycle = PodLifecycle::Stopping { deadline: now + self.grace, killed: false };
         }
     }

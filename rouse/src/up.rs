@@ -221,8 +221,8 @@ impl RunningComponents {
         args: &NodeUpArgs,
         host_handles: &mut HostHandles,
     ) -> Result<()> {
-        // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
-        let (orders_tx, orders_rx) = watch::channel(LocalNodeSpec::default());
+        // Only the latest node spec matters, so a watch channel may skip older ones; each status counts.
+        let (node_spec_tx, node_spec_rx) = watch::channel(LocalNodeSpec::default());
         let (statuses_tx, statuses_rx) = mpsc::channel(STATUS_CHANNEL_CAPACITY);
         let config = controller::ControllerConfig {
             node: layout.name().to_owned(),
@@ -232,7 +232,7 @@ impl RunningComponents {
             ..controller::ControllerConfig::default()
         };
         let node = controller::shell::local_node::LocalNodeChannels {
-            orders: orders_tx,
+            orders: node_spec_tx,
             statuses: statuses_rx,
         };
         let shutdown = self.shutdown.clone();
@@ -252,7 +252,7 @@ impl RunningComponents {
         };
         let shutdown = self.shutdown.clone();
         self.spawn_component("pods", async {
-            Ok(local::run(config, orders_rx, statuses_tx, shutdown).await?)
+            Ok(local::run(config, node_spec_rx, statuses_tx, shutdown).await?)
         });
         Ok(())
     }

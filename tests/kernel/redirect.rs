@@ -363,29 +363,29 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
 }
 
 #[test]
-fn the_canary_is_seen() {
+fn the_self_test_is_seen() {
     let mut fixture = KernelFixture::new();
     let programs = fixture.programs.take().unwrap();
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
-    // Without the links no program sees the canary's connect, and the canary reports that.
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
+    // Without the links no program sees the connect of the self-test, which reports that.
     std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
-    let missing = programs.verify_by_canary(&mut fixture.maps).unwrap_err().to_string();
-    assert!(missing.contains("connect went by"), "{missing}");
+    let missing = programs.verify_by_self_test(&mut fixture.maps).unwrap_err().to_string();
+    assert!(missing.contains("connect was not seen"), "{missing}");
     std::fs::create_dir(programs.pins().join("links")).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 10);
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
 #[test]
 fn the_programs_follow_cgroups_that_were_recreated() {
     let mut fixture = KernelFixture::new();
     let programs = fixture.programs.as_ref().expect("the fixture loaded them");
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     fixture.recreate_cgroups();
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(programs.keep_attached().unwrap(), 0);
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
 /// Upgrade like the one in [`crate::request_counts`], for connects.
@@ -426,7 +426,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
         reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
     assert_eq!(total, 2_000, "{reply}");
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
     programs.retire_previous().unwrap();
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
     fixture.programs = Some(programs);
@@ -470,7 +470,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20");
-    programs.verify_by_canary(&mut fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
 /// Attaches the same programs under the next version number beside the fixture's, which act as the earlier version.
@@ -593,7 +593,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
         fixture.maps.apply(&[MapOp::State { service_id: service, state }]).unwrap();
     }
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(EPERM));
-    fixture.programs.as_ref().unwrap().verify_by_canary(&mut fixture.maps).unwrap();
+    fixture.programs.as_ref().unwrap().verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
 #[test]

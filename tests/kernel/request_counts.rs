@@ -638,7 +638,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let pod = datapath::abi::PodValue { slot, port: SERVING_PORT, flags: 0 };
     case.fixture.maps.register(case.pod.cookie, pod).unwrap();
     programs.take_over().unwrap();
-    programs.verify_by_canary(&mut case.fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut case.fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     load.into_iter().for_each(|client| client.join().unwrap());
 

@@ -85,7 +85,7 @@ fn the_log_tells_the_same_count_as_the_kernel() {
 fn all_programs_are_in_force_side_by_side() {
     let mut fixture = KernelFixture::new();
     let programs = fixture.programs.as_ref().expect("the fixture loaded them");
-    programs.verify_by_canary(&mut fixture.maps).expect("it is seen");
+    programs.verify_by_self_test(&mut fixture.maps).expect("it is seen");
     println!("verifier: {} programs loaded together", programs.verified_instructions().len());
 }
 

@@ -24,8 +24,8 @@ use crate::{
 const ADDRESS_PERIOD: Duration = Duration::from_secs(10);
 /// Period in which entries of closed listeners are deleted.
 const LISTENER_CLEANUP_PERIOD: Duration = Duration::from_secs(60);
-/// Not-ready reason once the kernel had no room for a listener, until [`LISTENER_CLEANUP_PERIOD`] passes without
-/// another one.
+/// Not-ready reason once a listener did not fit in the map, until [`LISTENER_CLEANUP_PERIOD`] passes without another
+/// one.
 const LISTEN_FULL_REASON: &str =
     "map LISTEN is full: listeners that opened within the last minute were not seen";
 /// Time after the first table at which namespaces that no pod claims are forgotten: they belong to pods that ended
@@ -39,7 +39,7 @@ pub(super) struct HousekeepingTimes {
     next_addresses: Instant,
     /// Time at which entries of closed listeners are deleted next.
     next_listener_cleanup: Instant,
-    /// The kernel's count of listeners without room, as it was when closed entries were last deleted.
+    /// The kernel's count of listeners that did not fit in the map, when closed entries were last deleted.
     listen_full_seen: u64,
 }
 
@@ -52,15 +52,16 @@ impl HousekeepingTimes {
 }
 
 impl Agent {
-    /// Updates metrics and not-ready reasons, and deletes entries that nothing needs any more.
+    /// Updates metrics and not-ready reasons, and deletes map entries that are no longer needed.
     pub(super) fn housekeep(&mut self, now: Instant) {
         let (maps, metrics) = (&self.handles.maps, &self.handles.metrics);
         let gauge = |word| i64::try_from(maps.control_word(word)).unwrap_or(i64::MAX);
         let pods = self.pods.counts();
         metrics.set_pod_counts(pods.by_state());
-        let crowded = (pods.crowded > 0)
-            .then(|| format!("{} without room: {}", pods.crowded, Incompatibility::Crowded));
-        self.handles.not_ready.set("pods", crowded);
+        let without_slot = (pods.without_slot > 0).then(|| {
+            format!("{} without a pod slot: {}", pods.without_slot, Incompatibility::NoFreePodSlot)
+        });
+        self.handles.not_ready.set("pods", without_slot);
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
@@ -83,13 +84,13 @@ impl Agent {
         self.routes.retry_unfinished();
         self.update_node_addresses(now);
         self.delete_closed_listeners_if_due(now);
-        let claimed =
+        let orphans_due =
             self.routes.first_table_at().is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
-        if claimed {
+        if orphans_due {
             self.release_orphans();
         }
-        // Before that time, a pod of the previous version may just not be registered here yet.
-        if self.handles.maps.fold_previous(claimed) && self.routes.first_table_at().is_some() {
+        // Before `ORPHANS_AFTER`, a pod of the previous version may not be registered here yet.
+        if self.handles.maps.fold_previous(orphans_due) && self.routes.first_table_at().is_some() {
             self.advance_stage(ProgramTakeoverStage::OldIdle);
         }
     }
@@ -107,12 +108,12 @@ impl Agent {
         let failure =
             self.handles.maps.set_node_addresses(&addresses).err().map(|error| error_chain(&error));
         if let Some(error) = &failure {
-            warn!(error, "cannot tell the kernel the node's own addresses");
+            warn!(error, "cannot write the node's own addresses to the map");
         }
         self.handles.not_ready.set("addresses", failure);
     }
 
-    /// Deletes entries of closed listeners of all pods, as the map's room is bounded.
+    /// Deletes entries of closed listeners of all pods, as the map's capacity is bounded.
     fn delete_closed_listeners_if_due(&mut self, now: Instant) {
         if now < self.housekeeping.next_listener_cleanup {
             return;
@@ -140,10 +141,10 @@ impl Agent {
 
     /// Advances the takeover from another version's eBPF programs. The stage never decreases.
     pub(super) fn advance_stage(&self, stage: ProgramTakeoverStage) {
-        self.handles.takeover_stage.send_if_modified(|now| {
-            let further = *now < stage;
-            *now = stage.max(*now);
-            further
+        self.handles.takeover_stage.send_if_modified(|current| {
+            let is_later = *current < stage;
+            *current = stage.max(*current);
+            is_later
         });
     }
 

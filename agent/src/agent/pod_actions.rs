@@ -47,7 +47,7 @@ impl Agent {
             }
             PodTrackerAction::CountUpgraded(uid) => self.count_upgraded(uid),
             PodTrackerAction::StartProbe(attempt) => self.start_probe(attempt),
-            PodTrackerAction::AnswerPreStop(uid) => {
+            PodTrackerAction::AllowStop(uid) => {
                 info!(uid, "the kubelet may stop the pod");
                 self.handles.prestop_hooks.release(&uid);
             }
@@ -80,7 +80,7 @@ impl Agent {
             self.forget_pod(&uid);
         }
         let Some((slot, is_new_slot)) = self.registry.allocate_slot(facts.cookie) else {
-            queue.push_back(PodTrackerEvent::Crowded(uid));
+            queue.push_back(PodTrackerEvent::NoFreePodSlot(uid));
             return;
         };
         // The row's previous pod is counted first, or its last requests would be lost with the row's content.

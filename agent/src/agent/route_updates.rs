@@ -16,8 +16,9 @@ use crate::{
     routes::plan::{MapCapacityError, MapPlan},
 };
 
-/// Progress of one plan: its writes, and lists that remain.
+/// Progress of one plan.
 struct MapPlanProgress {
+    /// Number of map operations.
     writes: usize,
     /// True if lists of the previous table are still in force.
     is_partial: bool,
@@ -70,7 +71,7 @@ impl Agent {
         if self.routes.first_table_at().is_none() {
             return;
         }
-        // Before the write: a failure leaves the planner due, and `housekeep` asks for another write.
+        // Before the write: after a failure the planner keeps its changes, and `housekeep` requests another write.
         self.routes.clear_dirty();
         let begun = Instant::now();
         match self.write_plan() {
@@ -102,7 +103,7 @@ impl Agent {
             let kernel = self.handles.maps.read_routes().map_err(|error| error_chain(&error))?;
             self.routes.restart(kernel, monotonic_ns());
         }
-        let plan = self.routes.plan(monotonic_ns()).map_err(|too_big| too_big.to_string())?;
+        let plan = self.routes.plan(monotonic_ns()).map_err(|error| error.to_string())?;
         // Before the writes: a pod that becomes a target again must not lose connections that these writes bring.
         self.stale_connections.update_addresses(&plan, self.routes.table());
         if let Err(error) = self.handles.maps.apply(&plan.ops) {

@@ -1,26 +1,26 @@
-//! Shell: the part of the loop that reads everything again: events are hints.
+//! Shell: the part of the loop that reads the kernel's maps in a fixed period, because events may be lost.
 
 use std::time::{Duration, Instant};
 
 use super::Agent;
 use crate::connections::{
-    deadlines::task::DeadlineScanResults, idle_connections::KNOWN_SCAN_PERIOD,
+    deadlines::task::DeadlineScanResults, stale_connections::KNOWN_SCAN_PERIOD,
 };
 
-/// Period in which everything is read again.
+/// Period in which the state of all pods is read.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 /// Period in which draining pods are read, so that the end of the draining is noticed soon.
 const DRAINING_SWEEP_PERIOD: Duration = Duration::from_millis(100);
 
 impl Agent {
-    /// Reads what is due: everything once a second, draining pods more often.
+    /// Reads the state of pods that are due: all pods once a second, draining pods more often.
     pub(super) fn sweep(&mut self) {
         let now = Instant::now();
         let draining = self.pods.draining_uids();
         self.stale_connections.start_due_round(now);
-        let some_left = self.stale_connections.has_known_connections();
-        let moving = some_left || self.stale_connections.is_urgent(now);
-        let often = moving || !draining.is_empty();
+        let has_known = self.stale_connections.has_known_connections();
+        let is_closing = has_known || self.stale_connections.is_urgent(now);
+        let is_frequent = is_closing || !draining.is_empty();
         if now >= self.next_full_sweep {
             self.next_full_sweep = now + SWEEP_PERIOD;
             self.stale_connections.update_phases(now, self.routes.table());
@@ -34,8 +34,9 @@ impl Agent {
             draining.iter().for_each(|uid| self.read_pod(uid));
         }
         self.overdue_requests.start_due_round(|uid| Some(self.registry.get(uid)?.cookie));
-        let soon = now + if some_left { KNOWN_SCAN_PERIOD } else { DRAINING_SWEEP_PERIOD };
-        self.next_sweep = if often { self.next_full_sweep.min(soon) } else { self.next_full_sweep };
+        let soon = now + if has_known { KNOWN_SCAN_PERIOD } else { DRAINING_SWEEP_PERIOD };
+        self.next_sweep =
+            if is_frequent { self.next_full_sweep.min(soon) } else { self.next_full_sweep };
         self.advance_next_sweep();
     }
 

@@ -1,9 +1,9 @@
 //! Pure: audit of a pod's gauges against its sockets: drift, and its correction.
 //!
 //! The eBPF programs add to and subtract from the gauges, so an error stays. Each socket stores what it counts for, so
-//! all of them together give the right values. But to list them takes time, in which they change, so a difference
-//! proves nothing by itself. So a scan lists the sockets twice and reads the gauges before, between and after. A gauge
-//! is judged only if nothing changed meanwhile. Drift is a difference that `SCANS_TO_CONFIRM` scans in a row find.
+//! all of them together give the right values. A list of them takes time, in which they change. One difference proves
+//! nothing, so a scan lists the sockets twice and reads the gauges before, between and after. A gauge is judged only if
+//! nothing changed meanwhile. Drift is a difference that `SCANS_TO_CONFIRM` scans in a row find.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,17 +56,17 @@ impl AuditScan {
     /// Returns the difference of the sockets from each gauge; `None` if the sockets or the gauge changed.
     fn differences(&self) -> [Option<i64>; GAUGE_COUNT] {
         PodGauge::ALL.map(|gauge| {
-            let at = gauge as usize;
+            let index = gauge as usize;
             let [before, between, after] = self.readings;
-            let stood = before.values[at] == between.values[at]
-                && between.values[at] == after.values[at]
+            let is_unchanged = before.values[index] == between.values[index]
+                && between.values[index] == after.values[index]
                 // A request that began and ended between two readings leaves the gauge unchanged; only the totals show
                 // it.
                 && (gauge != PodGauge::InFlight
                     || before.totals == between.totals && between.totals == after.totals);
             let [first, second] = self.sockets.each_ref().map(|all| socket_shares(all, gauge));
             let level: i64 = first.values().sum();
-            (stood && first == second).then(|| level - before.values[at])
+            (is_unchanged && first == second).then(|| level - before.values[index])
         })
     }
 }
@@ -116,13 +116,13 @@ impl GaugeAudit {
     pub(crate) fn set_pods(&mut self, now_ns: u64, pods: &BTreeMap<String, GaugeValues>) {
         self.pods.retain(|uid, _| pods.contains_key(uid));
         for (uid, levels) in pods {
-            let rests = *levels == GaugeValues::default();
+            let is_idle = *levels == GaugeValues::default();
             let new_audit = || PodAudit {
                 scanned_ns: now_ns,
                 next_scan_ns: now_ns + nanos(SCAN_PERIOD),
                 ..PodAudit::default()
             };
-            self.pods.entry(uid.clone()).or_insert_with(new_audit).is_idle = rests;
+            self.pods.entry(uid.clone()).or_insert_with(new_audit).is_idle = is_idle;
         }
     }
 

@@ -124,7 +124,7 @@ impl PodDeadline {
 
 /// Returns true if a request that began at `began_ns` has reached its timeout.
 pub(crate) fn is_overdue(now_ns: u64, timeout: Duration, began_ns: u64) -> bool {
-    // A stamp of another CPU may be ahead of this clock, so the difference has a floor.
+    // A stamp of another CPU may be ahead of this clock, so the difference stops at 0.
     now_ns.saturating_sub(began_ns) >= nanos(timeout)
 }
 

@@ -1,6 +1,6 @@
 //! Pure: offsets of fields of the running kernel's structures, read from the kernel's own description (BTF).
 //!
-//! The library reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
+//! Aya reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
 
 use datapath::abi::{self, SockFieldOffsets, SocketBit};
 

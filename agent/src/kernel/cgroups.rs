@@ -297,7 +297,7 @@ mod tests {
             "user.slice/my-podx.slice",
             "pod.slice",
             "init.scope",
-            "rouse-canary-7",
+            "rouse-self-test-7",
         ] {
             assert_eq!(read(path).1, None, "{path}");
         }

@@ -1,6 +1,7 @@
 //! Shell: features of this kernel's verifier, detected by loading programs of a few instructions.
 //!
-//! A version proves little: distributions port helpers back to older kernels, and leave some out of newer ones.
+//! The kernel's version does not show them: distributions backport helpers to older kernels, and leave some out of
+//! newer ones.
 
 use datapath::abi::SocketBit;
 
@@ -31,7 +32,7 @@ const FRAME_POINTER: u8 = 10;
 /// Offset of `sk` in `struct bpf_sock_addr`.
 const SK_OFFSET: i16 = 64;
 
-/// Helpers that the eBPF programs can do without, each by a fallback.
+/// Features of the verifier for which the eBPF programs have fallbacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifierFeatures {
     /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
@@ -47,7 +48,7 @@ pub struct VerifierFeatures {
 }
 
 impl VerifierFeatures {
-    /// No helper at all, as on the oldest kernel.
+    /// None of the features, as on the oldest kernel.
     pub const NONE: Self = Self {
         set_retval: false,
         sock_ops_netns_cookie: false,
@@ -60,7 +61,7 @@ impl VerifierFeatures {
         let first_argument = BpfInstruction::mov_imm(1, -1);
         let socket = BpfInstruction::load_u64(1, 1, SK_OFFSET);
         // Arguments of a read of eight bytes from address 0 to the stack.
-        let nowhere = [
+        let probe_read = [
             BpfInstruction::mov_reg(1, FRAME_POINTER),
             BpfInstruction::add_imm(1, -8),
             BpfInstruction::mov_imm(2, 8),
@@ -81,7 +82,7 @@ impl VerifierFeatures {
                 &[socket],
                 SKC_TO_MPTCP_SOCK,
             ),
-            v6_only: accepts_helper(PROG_SOCK_OPS, 0, &nowhere, PROBE_READ_KERNEL)
+            v6_only: accepts_helper(PROG_SOCK_OPS, 0, &probe_read, PROBE_READ_KERNEL)
                 .then(find_v6_only_bit)
                 .flatten()
                 .unwrap_or_default(),

@@ -36,7 +36,7 @@ pub enum LockedCloseError {
     /// The kernel has no BTF, or in an unknown format.
     #[error("cannot read the kernel's types from {}", btf::FILE)]
     Types(#[source] io::Error),
-    /// The library cannot read the kernel's BTF.
+    /// Aya cannot read the kernel's BTF.
     #[error("cannot read the kernel's types")]
     Btf(#[from] BtfError),
     /// The kernel is older than 6.5, or built without the function.
@@ -81,8 +81,8 @@ impl LockedCloseSupport {
         })
     }
 
-    /// Returns a copy of the object with the call of this kernel's function in its reserved place. The library cannot
-    /// link kernel functions yet.
+    /// Returns a copy of the object with the call of this kernel's function in its reserved place. Aya cannot link
+    /// kernel functions yet.
     pub(crate) fn patch_object(&self, object: &[u8]) -> Result<AlignedObject, LockedCloseError> {
         let mut filled = AlignedObject::copy(object);
         let placeholder = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);

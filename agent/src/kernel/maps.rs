@@ -29,7 +29,7 @@ use crate::kernel::{
 /// Error of a kernel map.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelMapError {
-    /// A pin is missing, or is a map of another kind.
+    /// A pin is missing, or is a map of another type.
     #[error("cannot open map {name} in {}", pins.display())]
     Open {
         /// Name of the map.
@@ -38,8 +38,27 @@ pub enum KernelMapError {
         pins: PathBuf,
         source: Box<MapError>,
     },
+    /// A pin is missing, or the pinned map cannot be used.
+    #[error("cannot {attempt} pinned map {}", path.display())]
+    Pin {
+        /// Verb of the failed operation.
+        attempt: &'static str,
+        /// Path of the pin.
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// A pinned map has keys or values of another size.
+    #[error("pinned map {} has keys and values of {found:?} bytes, not {wanted:?}", path.display())]
+    Layout {
+        /// Path of the pin.
+        path: PathBuf,
+        /// Bytes of a key and of a value in the map.
+        found: [u32; 2],
+        /// Bytes of a key and of a value that this version reads.
+        wanted: [u32; 2],
+    },
     /// A map's memory cannot be mapped into the agent.
-    #[error("cannot map the memory of {name}")]
+    #[error("cannot map the memory of map {name}")]
     Mmap {
         /// Name of the map.
         name: &'static str,
@@ -160,15 +179,16 @@ impl KernelMaps {
     /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. `all` also
     /// drops pods of the previous version that are not registered here.
     pub fn fold_previous(&mut self, all: bool) -> bool {
-        let settled =
+        let is_folded =
             self.previous.as_mut().is_none_or(|old| old.fold_idle(&self.counter_rows, all));
-        if settled {
+        if is_folded {
             self.previous = None;
         }
-        settled
+        is_folded
     }
 
-    /// Applies map operations in their order. After an error, read the table back and plan again.
+    /// Applies map operations one after the other. After an error, call [`read_routes`](Self::read_routes) and plan
+    /// again.
     pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), KernelMapError> {
         ops.iter().try_for_each(|op| self.write_op(op))
     }
@@ -217,12 +237,12 @@ impl KernelMaps {
         row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
     }
 
-    /// Reads the kernel's present routing state, for planning after a restart.
+    /// Reads the routing state of the maps, for the plan after a restart or a failed write.
     pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
         let mut table = KernelRoutes::default();
         for entry in self.frontends.iter() {
             let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
-            // The canary's frontend is no service's, and no plan may remove it.
+            // The self-test's frontend belongs to no service, and no plan may remove it.
             if service_id < abi::FIRST_SERVICE {
                 continue;
             }
@@ -360,12 +380,13 @@ impl KernelMaps {
         }
     }
 
-    /// Makes the canary's address answer as [`crate::kernel::programs`] expects.
-    pub fn set_canary(&mut self) -> Result<(), KernelMapError> {
-        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Canary };
+    /// Writes the frontend of the self-test, whose connects the programs count and refuse.
+    pub fn write_self_test_frontend(&mut self) -> Result<(), KernelMapError> {
+        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::SelfTest };
         // The state before the frontend: a connect must never find an address without a state.
-        self.write_op(&MapOp::State { service_id: abi::CANARY_SERVICE, state })?;
-        self.write_op(&MapOp::Frontend { key: abi::CANARY, service_id: abi::CANARY_SERVICE })
+        self.write_op(&MapOp::State { service_id: abi::SELF_TEST_SERVICE, state })?;
+        let key = abi::SELF_TEST_FRONTEND;
+        self.write_op(&MapOp::Frontend { key, service_id: abi::SELF_TEST_SERVICE })
     }
 
     /// Removes one entry of listeners that are known to be closed.
@@ -507,7 +528,7 @@ pub struct KernelEventRing(RingBuf<MapData>);
 
 impl std::fmt::Debug for KernelEventRing {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Events")
+        out.write_str("KernelEventRing")
     }
 }
 
@@ -645,19 +666,24 @@ fn open_map(pins: &Path, name: &'static str) -> Result<MapData, KernelMapError> 
 }
 
 fn open_pinned(pins: &Path, name: &'static str) -> Result<OwnedFd, KernelMapError> {
-    sys::open_pin(&pins.join(name)).map_err(|source| KernelMapError::Mmap { name, source })
+    let path = pins.join(name);
+    sys::open_pin(&path).map_err(|source| pin_error("open", &path, source))
 }
 
 fn capacity(pins: &Path, name: &'static str) -> Result<usize, KernelMapError> {
     let map = open_pinned(pins, name)?;
-    let shape =
-        sys::map_shape(map.as_fd()).map_err(|source| KernelMapError::Mmap { name, source })?;
+    let shape = sys::map_shape(map.as_fd())
+        .map_err(|source| pin_error("read the shape of", &pins.join(name), source))?;
     Ok(shape[3] as usize)
 }
 
 fn map_words(pins: &Path, name: &'static str, count: usize) -> Result<SharedWords, KernelMapError> {
     let map = open_pinned(pins, name)?;
     SharedWords::map(map.as_fd(), count).map_err(|source| KernelMapError::Mmap { name, source })
+}
+
+fn pin_error(attempt: &'static str, path: &Path, source: io::Error) -> KernelMapError {
+    KernelMapError::Pin { attempt, path: path.to_owned(), source }
 }
 
 fn open_error(pins: &Path, name: &'static str, source: MapError) -> KernelMapError {
@@ -683,4 +709,15 @@ fn write_error(
 
 fn read_error(name: &'static str, source: MapError) -> KernelMapError {
     KernelMapError::Read { name, source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_missing_pin_names_its_path() {
+        let error = KernelMaps::open(Path::new("/no/such/folder")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot open pinned map /no/such/folder/COUNTERS");
+    }
 }

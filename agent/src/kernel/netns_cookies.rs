@@ -88,13 +88,13 @@ impl NetnsCookies {
         let mut maps = KernelMaps::open(&self.pins).map_err(io::Error::other)?;
         // The listener is recognized by its port, its age and loopback: the time is read before it can exist.
         let began_ns = monotonic_ns();
-        let canary = sys::CanaryProcess::start(cgroup, Some(netns))?;
-        let report = canary.report();
+        let process = sys::SelfTestProcess::start(cgroup, Some(netns))?;
+        let report = process.report();
         if report.enter_errno != 0 {
             return Err(io::Error::from_raw_os_error(report.enter_errno));
         }
         let listeners = maps.listen_entries().map_err(io::Error::other)?;
-        drop(canary);
+        drop(process);
         let [cookie] = listening_namespaces(&listeners, report.port, began_ns)[..] else {
             // Another process has just begun to listen on the same port of its own namespace: a later call succeeds.
             return Err(io::ErrorKind::WouldBlock.into());

@@ -26,8 +26,8 @@ use crate::{
 
 /// Period in which the attachments are verified: a cgroup that was removed and made again has lost its programs.
 const VERIFY_PERIOD: Duration = Duration::from_secs(1);
-/// Period in which a canary proves that the programs work.
-const CANARY_PERIOD: Duration = Duration::from_secs(30);
+/// Period in which a self-test proves that the programs work.
+const SELF_TEST_PERIOD: Duration = Duration::from_secs(30);
 /// Period in which a named but missing cgroup is looked up at start.
 const CGROUP_POLL_PERIOD: Duration = Duration::from_millis(20);
 /// Period in which a cgroup without a given name is searched: a search reads the whole hierarchy.
@@ -66,7 +66,7 @@ pub(crate) async fn start(
             KernelEventRing::open(&pins)?,
         );
         let locked_closer = programs.take_locked_closer();
-        // The watch has maps of its own: its canary runs on another thread than the loop's writes.
+        // The supervisor has maps of its own: its self-test runs on another thread than the loop's writes.
         let kernel = ProgramSupervisor {
             programs,
             maps: KernelMaps::open(&pins)?,
@@ -130,28 +130,28 @@ impl ProgramSupervisor {
         metrics: AgentMetrics,
         shutdown: CancellationToken,
     ) {
-        let mut next_canary = Instant::now();
+        let mut next_self_test = Instant::now();
         loop {
-            let due = Instant::now() >= next_canary;
+            let due = Instant::now() >= next_self_test;
             let now = *stage.borrow_and_update();
             // Blocking calls: the programs move into the job and come back with its result.
             let check = spawn_blocking(move || {
                 self.advance_takeover(now);
-                let canary_result = self.verify_programs(due);
-                (self, canary_result)
+                let self_test_result = self.verify_programs(due);
+                (self, self_test_result)
             });
-            let canary_result;
-            (self, canary_result) = match check.await {
+            let self_test_result;
+            (self, self_test_result) = match check.await {
                 Ok(checked) => checked,
                 Err(error) => return error!(%error, "the watch over the eBPF programs has ended"),
             };
             if due {
                 metrics.set_foreign_programs(&self.foreign_programs);
             }
-            if let Some(failure) = canary_result {
-                // A failed canary is sent again at the next look.
-                next_canary =
-                    Instant::now() + if failure.is_some() { VERIFY_PERIOD } else { CANARY_PERIOD };
+            if let Some(failure) = self_test_result {
+                // A self-test that failed runs again at the next check.
+                let period = if failure.is_some() { VERIFY_PERIOD } else { SELF_TEST_PERIOD };
+                next_self_test = Instant::now() + period;
                 not_ready.set("kernel", failure);
             }
             tokio::select! {
@@ -185,10 +185,10 @@ impl ProgramSupervisor {
         }
     }
 
-    /// Attaches programs that were lost and, if due, sends a canary. Returns the canary's failure; the outer `None`
-    /// means that none was sent.
-    #[expect(clippy::option_option, reason = "not asked is not the same as no trouble")]
-    fn verify_programs(&mut self, canary_due: bool) -> Option<Option<String>> {
+    /// Attaches programs that were lost and, if due, runs the self-test. Returns the failure of the self-test; the
+    /// outer `None` means that it did not run.
+    #[expect(clippy::option_option, reason = "a self-test that did not run has not succeeded")]
+    fn verify_programs(&mut self, self_test_due: bool) -> Option<Option<String>> {
         let attached = self.programs.keep_attached();
         match &attached {
             Ok(0) => {}
@@ -205,16 +205,16 @@ impl ProgramSupervisor {
         }
         // Programs that were just attached again are proven at once.
         let lost = attached.is_ok_and(|count| count > 0);
-        if !canary_due && !lost {
+        if !self_test_due && !lost {
             return None;
         }
         self.programs.remove_outlived_pins();
         self.programs.find_kubelet();
         self.log_foreign_programs();
-        let result = self.programs.verify_by_canary(&mut self.maps);
+        let result = self.programs.verify_by_self_test(&mut self.maps);
         let failure = result.err().map(|error| error_chain(&error));
         if let Some(failure) = &failure {
-            error!(trouble = failure, "canary failed");
+            error!(trouble = failure, "self-test failed");
         }
         Some(failure)
     }

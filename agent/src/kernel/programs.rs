@@ -109,11 +109,11 @@ pub enum EbpfProgramsError {
     #[error(transparent)]
     Maps(#[from] tables::KernelMapError),
     /// The programs are attached, and yet do not see events in the cgroup.
-    #[error("the canary in {} was not seen: {what}", cgroup.display())]
-    Canary {
-        /// Cgroup in which the canary ran.
+    #[error("the self-test in {} failed: {what}", cgroup.display())]
+    SelfTest {
+        /// Cgroup in which the self-test ran.
         cgroup: PathBuf,
-        /// Event of the canary that was not seen.
+        /// Step of the self-test that failed.
         what: String,
     },
 }
@@ -235,8 +235,8 @@ impl EbpfPrograms {
         for (name, array, index) in TAIL_CALLS {
             set_tail_call(&mut programs.ebpf, name, array, index)?;
         }
-        // Before the attach: the first canary needs its address.
-        KernelMaps::open(&pins)?.set_canary()?;
+        // Before the attach: the first self-test needs its frontend.
+        KernelMaps::open(&pins)?.write_self_test_frontend()?;
         programs.attach_or_replace(programs.wanted_programs())?;
         programs.mark_kubelet();
         if let Some(pins) = &programs.previous_pins {
@@ -521,34 +521,34 @@ impl EbpfPrograms {
         Ok(act(fd.as_fd()))
     }
 
-    /// Proves that the programs see events below the pods' cgroup: a process there connects to the canary's address and
-    /// listens. Takes a few milliseconds; blocks.
-    pub fn verify_by_canary(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+    /// Proves that the programs see events below the pods' cgroup: a process there connects to the frontend of the
+    /// self-test and listens. Takes a few milliseconds; blocks.
+    pub fn verify_by_self_test(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
         if self.follows_previous {
-            // The other version's programs see the canary, and count it in their own maps.
+            // The other version's programs see the self-test, and count it in their own maps.
             return Ok(());
         }
-        let cgroup = self.paths.pods.join(format!("rouse-canary-{}", std::process::id()));
+        let cgroup = self.paths.pods.join(format!("rouse-self-test-{}", std::process::id()));
         make_folder(&cgroup)?;
-        let result = self.run_canary(&cgroup, maps);
-        // The canary has just been waited for. A busy folder is removed at the next call, before it is made again.
+        let result = self.run_self_test(&cgroup, maps);
+        // The process has just been waited for. A busy folder is removed at the next call, before it is made again.
         if let Err(error) = fs::remove_dir(&cgroup) {
-            warn!(cgroup = %cgroup.display(), %error, "cannot remove the canary's cgroup");
+            warn!(cgroup = %cgroup.display(), %error, "cannot remove the self-test's cgroup");
         }
         result
     }
 
-    fn run_canary(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
-        let failed = |what: String| EbpfProgramsError::Canary { cgroup: cgroup.to_owned(), what };
-        let (before, began_ns) = (maps.control_word(abi::CONTROL_CANARY), monotonic_ns());
-        let canary = sys::CanaryProcess::start(cgroup, None)
+    fn run_self_test(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+        let failed = |what: String| EbpfProgramsError::SelfTest { cgroup: cgroup.to_owned(), what };
+        let (before, began_ns) = (maps.control_word(abi::CONTROL_SELF_TEST), monotonic_ns());
+        let process = sys::SelfTestProcess::start(cgroup, None)
             .map_err(|e| failed(format!("it did not run: {e}")))?;
-        let report = canary.report();
-        let connects_seen = maps.control_word(abi::CONTROL_CANARY).wrapping_sub(before);
+        let report = process.report();
+        let connects_seen = maps.control_word(abi::CONTROL_SELF_TEST).wrapping_sub(before);
         if connects_seen < u64::from(report.connects) {
-            let mut what = format!("its connect went by (errno {})", report.connect_errno);
+            let mut what = format!("its connect was not seen (errno {})", report.connect_errno);
             if connects_seen > 0 {
-                what = "its IPv6 connect went by".into();
+                what = "its IPv6 connect was not seen".into();
             }
             if report.enter_errno != 0 {
                 let entering = io::Error::from_raw_os_error(report.enter_errno);
@@ -571,10 +571,10 @@ impl EbpfPrograms {
         let cookie = cookie.unwrap_or_default();
         let listener = maps.listener(cookie, report.port)?;
         // Dropped first: a close after the removal would leave an entry with a count below zero.
-        drop(canary);
+        drop(process);
         maps.delete_listener(cookie, report.port)?;
         if listener.loopback == 0 {
-            return Err(failed(format!("its listen on port {} went by", report.port)));
+            return Err(failed(format!("its listen on port {} was not seen", report.port)));
         }
         Ok(())
     }

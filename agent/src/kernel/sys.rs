@@ -1,4 +1,4 @@
-//! Shell: the agent's own system calls: bpf(2) commands that the library lacks, memory shared with maps, the canary's
+//! Shell: the agent's own system calls: bpf(2) commands that Aya lacks, memory shared with maps, the self-test's
 //! fork.
 //!
 //! The only file of this crate with `unsafe`.
@@ -160,7 +160,7 @@ pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     for _ in 0..TRIES {
         match bpf(BPF_PROG_LOAD, &mut attr).map(owned_fd) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
-            answer => return answer.is_ok(),
+            result => return result.is_ok(),
         }
     }
     false
@@ -374,10 +374,10 @@ pub(crate) fn register_readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<Async
     Ok(registered?)
 }
 
-/// Results of the canary's system calls.
+/// Results of the self-test's system calls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CanaryReport {
+pub struct SelfTestReport {
     /// Errno of its IPv4 connect, which should fail.
     pub connect_errno: i32,
     /// Errno of its listen; 0 if it listens.
@@ -395,28 +395,28 @@ pub struct CanaryReport {
 
 /// A process that runs in a given cgroup, makes the calls that the eBPF programs should see, and listens until dropped.
 #[derive(Debug)]
-pub struct CanaryProcess {
+pub struct SelfTestProcess {
     pid: libc::pid_t,
-    report: CanaryReport,
+    report: SelfTestReport,
 }
 
-impl CanaryProcess {
-    /// Runs a canary in `cgroup`, and in the network namespace `netns` or the agent's own.
+impl SelfTestProcess {
+    /// Starts the process in `cgroup`, and in the network namespace `netns` or the agent's own.
     pub fn start(cgroup: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         use std::io::Read as _;
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?;
         let (mut from, into) = io::pipe()?;
         let parent = std::process::id();
         let netns = netns.map(|netns| netns.as_raw_fd());
-        // SAFETY: the child calls only async-signal-safe functions (`canary` below) before it exits.
+        // SAFETY: the child calls only async-signal-safe functions (`run_self_test` below) before it exits.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => return Err(io::Error::last_os_error()),
-            // SAFETY: in the child; see `canary`.
-            0 => unsafe { run_canary(parent, procs.as_raw_fd(), netns, into.as_raw_fd()) },
+            // SAFETY: in the child; see `run_self_test`.
+            0 => unsafe { run_self_test(parent, procs.as_raw_fd(), netns, into.as_raw_fd()) },
             _ => {}
         }
-        let mut canary = Self { pid, report: CanaryReport::default() };
+        let mut process = Self { pid, report: SelfTestReport::default() };
         // The child has its own copy. With this one closed, a child that dies early ends the read below.
         drop(into);
         let mut bytes = [0; REPORT_BYTES];
@@ -426,7 +426,7 @@ impl CanaryProcess {
         };
         let mut cookie = [0; 8];
         cookie.copy_from_slice(&bytes[16..24]);
-        canary.report = CanaryReport {
+        process.report = SelfTestReport {
             connect_errno: half(0),
             listen_errno: half(4),
             enter_errno: half(8),
@@ -434,16 +434,16 @@ impl CanaryProcess {
             cookie: u64::from_ne_bytes(cookie),
             port: u16::from_ne_bytes([bytes[24], bytes[25]]),
         };
-        Ok(canary)
+        Ok(process)
     }
 
-    /// Returns the results of the canary's system calls.
-    pub fn report(&self) -> CanaryReport {
+    /// Returns the results of the self-test's system calls.
+    pub fn report(&self) -> SelfTestReport {
         self.report
     }
 }
 
-impl Drop for CanaryProcess {
+impl Drop for SelfTestProcess {
     fn drop(&mut self) {
         // SAFETY: our own child, not waited for yet, so the number is still its own.
         unsafe {
@@ -453,7 +453,7 @@ impl Drop for CanaryProcess {
     }
 }
 
-const REPORT_BYTES: usize = size_of::<CanaryReport>();
+const REPORT_BYTES: usize = size_of::<SelfTestReport>();
 
 /// Closes every descriptor but these two. A child that outlives its parent for a moment would otherwise keep the
 /// parent's ports bound, and the next agent could not listen on them. Since 5.9; before, all stay open.
@@ -476,15 +476,15 @@ unsafe fn close_all_but(one: i32, other: i32) {
     close(high + 1, u32::MAX);
 }
 
-/// Runs the canary: enters the namespace and the cgroup, connects to [`datapath::abi::CANARY`] in both families,
-/// listens on loopback, reports, and waits for the kill.
+/// Runs the self-test: enters the namespace and the cgroup, connects to [`datapath::abi::SELF_TEST_FRONTEND`] in both
+/// families, listens on loopback, reports, and waits for the kill.
 ///
 /// # Safety
 ///
 /// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
-unsafe fn run_canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
+unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
     const PATIENCE_S: u32 = 10;
-    let mut report = CanaryReport::default();
+    let mut report = SelfTestReport::default();
     // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.
     unsafe {
         if let Some(netns) = netns
@@ -504,7 +504,7 @@ unsafe fn run_canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32
             report.enter_errno = *libc::__errno_location();
         }
         let client = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        let key = datapath::abi::CANARY;
+        let key = datapath::abi::SELF_TEST_FRONTEND;
         let octets = [key.address[12], key.address[13], key.address[14], key.address[15]];
         let to = ipv4(octets, key.port_be);
         let length = size_of_val(&to) as libc::socklen_t;

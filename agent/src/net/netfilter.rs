@@ -10,8 +10,8 @@ use crate::incompatible;
 /// Names of iptables' tables in a namespace, for each family.
 const TABLE_NAMES_FILES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-/// Timeout of an answer of netfilter, in ms.
-const ANSWER_TIMEOUT_MS: u16 = 500;
+/// Timeout of a response of netfilter, in ms.
+const RESPONSE_TIMEOUT_MS: u16 = 500;
 
 // From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h.
 const NEW_CHAIN: u16 = 10 << 8 | 3;
@@ -32,18 +32,18 @@ fn has_nat_chain() -> io::Result<bool> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    // Written by hand, as the library has no nf_tables messages: struct nlmsghdr first.
-    let mut question = Vec::with_capacity(HEADER + NFGENMSG);
-    question.extend(((HEADER + NFGENMSG) as u32).to_ne_bytes());
-    question.extend(GET_CHAIN.to_ne_bytes());
-    question.extend(REQUEST_DUMP.to_ne_bytes());
+    // Written by hand, as `netlink-packet-core` has no nf_tables messages: struct nlmsghdr first.
+    let mut request = Vec::with_capacity(HEADER + NFGENMSG);
+    request.extend(((HEADER + NFGENMSG) as u32).to_ne_bytes());
+    request.extend(GET_CHAIN.to_ne_bytes());
+    request.extend(REQUEST_DUMP.to_ne_bytes());
     // Sequence number and port; then struct nfgenmsg for any family.
-    question.extend([0; 8 + NFGENMSG]);
-    socket.send(&question, 0)?;
+    request.extend([0; 8 + NFGENMSG]);
+    socket.send(&request, 0)?;
     let mut buffer = Vec::with_capacity(64 * 1024);
     loop {
         let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ready, PollTimeout::from(ANSWER_TIMEOUT_MS))? == 0 {
+        if poll(&mut ready, PollTimeout::from(RESPONSE_TIMEOUT_MS))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
         buffer.clear();
@@ -56,7 +56,7 @@ fn has_nat_chain() -> io::Result<bool> {
     }
 }
 
-/// Result of one datagram of answers.
+/// Result of one datagram of responses.
 #[derive(Debug, PartialEq, Eq)]
 enum ChainDumpState {
     /// No chain of type nat yet: further datagrams follow.

@@ -1,4 +1,4 @@
-//! Shell: one netlink request and all its answers, in the network namespace of the calling thread.
+//! Shell: one netlink request and all its responses, in the network namespace of the calling thread.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -9,8 +9,8 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Timeout of an answer in ms. The kernel answers by itself, so a later answer will not come.
-const ANSWER_TIMEOUT_MS: u16 = 2_000;
+/// Timeout of a response in ms. The kernel responds by itself, so a later response will not come.
+const RESPONSE_TIMEOUT_MS: u16 = 2_000;
 
 /// Size of one read in bytes. The kernel fills dumps up to 32 KiB.
 const READ_BYTES: usize = 64 * 1024;
@@ -35,23 +35,23 @@ impl NetlinkSocket {
         &self.socket
     }
 
-    /// Requests a dump and passes each answer to `each`.
-    pub(crate) fn dump<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
+    /// Requests a dump and passes each response to `each`.
+    pub(crate) fn dump<T>(&self, request: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
-        self.send(question, NLM_F_REQUEST | NLM_F_DUMP)?;
-        self.receive_answers(&mut each)
+        self.send(request, NLM_F_REQUEST | NLM_F_DUMP)?;
+        self.receive_responses(&mut each)
     }
 
-    /// Requests one object and passes the answer to `each`. Returns an error if there is no such object.
-    pub(crate) fn get<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
+    /// Requests one object and passes the response to `each`. Returns an error if there is no such object.
+    pub(crate) fn get<T>(&self, request: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
-        // Acknowledged, so that the end of the answer is known.
-        self.send(question, NLM_F_REQUEST | NLM_F_ACK)?;
-        self.receive_answers(&mut each)
+        // Acknowledged, so that the end of the response is known.
+        self.send(request, NLM_F_REQUEST | NLM_F_ACK)?;
+        self.receive_responses(&mut each)
     }
 
     /// Sends a command and waits for its acknowledgement.
@@ -60,7 +60,7 @@ impl NetlinkSocket {
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
         self.send(command, NLM_F_REQUEST | NLM_F_ACK)?;
-        self.receive_answers(&mut |_: T| ())
+        self.receive_responses(&mut |_: T| ())
     }
 
     fn send<T>(&self, payload: T, flags: u16) -> io::Result<()>
@@ -75,7 +75,7 @@ impl NetlinkSocket {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    fn receive_answers<T: NetlinkDeserializable>(
+    fn receive_responses<T: NetlinkDeserializable>(
         &self,
         each: &mut impl FnMut(T),
     ) -> io::Result<()> {
@@ -92,14 +92,14 @@ impl NetlinkSocket {
 
     fn wait_readable(&self) -> io::Result<()> {
         let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::from(ANSWER_TIMEOUT_MS))? {
+        match poll(&mut ready, PollTimeout::from(RESPONSE_TIMEOUT_MS))? {
             0 => Err(io::ErrorKind::TimedOut.into()),
             _ => Ok(()),
         }
     }
 }
 
-/// Handles one datagram of answers. Returns true if it was the last.
+/// Handles one datagram of responses. Returns true if it was the last.
 fn handle_datagram<T: NetlinkDeserializable>(
     mut bytes: &[u8],
     each: &mut impl FnMut(T),
@@ -111,7 +111,7 @@ fn handle_datagram<T: NetlinkDeserializable>(
         let length = (message.header.length as usize).next_multiple_of(4).max(4);
         bytes = bytes.get(length..).unwrap_or_default();
         match message.payload {
-            NetlinkPayload::InnerMessage(answer) => each(answer),
+            NetlinkPayload::InnerMessage(response) => each(response),
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) if error.code.is_none() => return Ok(true),
             NetlinkPayload::Error(error) => return Err(error.to_io()),

@@ -139,8 +139,8 @@ impl SockDiag {
         let states = StateFlags::ESTABLISHED;
         let request =
             request(connection.family, states, ExtensionFlags::INFO, connection.exact_id());
-        self.netlink.get(SockDiagMessage::InetRequest(request), |answer| {
-            if let SockDiagMessage::InetResponse(socket) = answer {
+        self.netlink.get(SockDiagMessage::InetRequest(request), |response| {
+            if let SockDiagMessage::InetResponse(socket) = response {
                 found = Some((socket.header.state, tcp_activity(&socket)));
             }
         })?;
@@ -151,9 +151,9 @@ impl SockDiag {
     /// like if not.
     pub fn can_destroy(&self) -> io::Result<()> {
         // Port 0 names no connection: `NotFound` proves that the kernel handles the request.
-        let nobody = SocketId::new_v4();
+        let none = SocketId::new_v4();
         let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
-        let request = SockDiagMessage::InetRequest(request(AF_INET, states, extensions, nobody));
+        let request = SockDiagMessage::InetRequest(request(AF_INET, states, extensions, none));
         match self.netlink.command(SockDiagDestroy::new(request)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
@@ -178,8 +178,8 @@ impl SockDiag {
         mut each: impl FnMut(InetResponse),
     ) -> io::Result<()> {
         for request in requests_for_both_families(&states, &extensions) {
-            self.netlink.dump(SockDiagMessage::InetRequest(request), |answer| {
-                if let SockDiagMessage::InetResponse(socket) = answer {
+            self.netlink.dump(SockDiagMessage::InetRequest(request), |response| {
+                if let SockDiagMessage::InetResponse(socket) = response {
                     each(*socket);
                 }
             })?;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_for_support_closes_no_connection() {
+    fn the_check_for_support_closes_none() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("bound");
         let mut client = TcpStream::connect(at).expect("connects");

@@ -92,11 +92,11 @@ pub struct FinderConfig {
     pub namespaces: Option<PathBuf>,
     /// Source of the cookies of namespaces.
     pub cookies: NetnsCookies,
-    /// State that the pod servers answer from; `None`: no pod servers.
+    /// State that the pod servers respond from; `None`: no pod servers.
     pub pod_servers: Option<PodServerDeps>,
 }
 
-/// State that the pod servers answer from.
+/// State that the pod servers respond from.
 #[derive(Clone, Debug)]
 pub struct PodServerDeps {
     /// PreStop requests, and the pods that may stop.
@@ -152,7 +152,7 @@ async fn run(
     }
 }
 
-/// Adapter: the library's type implements only `AsFd`, and tokio needs `AsRawFd`.
+/// Adapter: `Inotify` of `nix` implements only `AsFd`, and tokio needs `AsRawFd`.
 struct InotifyFd(Inotify);
 
 impl AsFd for InotifyFd {
@@ -319,7 +319,7 @@ impl PodFinder {
         let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
         match self.inotify.get_ref().0.add_watch(dir, mask) {
             Ok(watch) => drop(self.directory_watches.insert(watch, dir.to_owned())),
-            // Removed before it was seen, as the canary's cgroup often is.
+            // Removed before it was seen, as the self-test's cgroup often is.
             Err(nix::Error::ENOENT) if self.is_below_root(dir) => {
                 debug!(dir = %dir.display(), "directory of pods has gone")
             }
@@ -493,7 +493,7 @@ impl PodFinder {
                     ..facts
                 }),
                 Err(error) => {
-                    debug!(uid, error = %common::link::error_chain(&error), "namespace gave no answer");
+                    debug!(uid, error = %common::link::error_chain(&error), "cannot inspect namespace");
                     Err(MissingNamespace::NotReady)
                 }
             },
@@ -591,7 +591,7 @@ impl PodFinder {
         match namespace.has_cookie(cookie, &self.config.cookies) {
             Ok(is_it) => is_it.then_some(namespace),
             Err(error) => {
-                debug!(uid, error = %common::link::error_chain(&error), "namespace gave no answer");
+                debug!(uid, error = %common::link::error_chain(&error), "cannot inspect namespace");
                 None
             }
         }
@@ -645,7 +645,7 @@ mod tests {
         fs::create_dir_all(root.join("poda")).expect("a folder");
         fs::write(root.join("poda/cgroup.procs"), std::process::id().to_string()).expect("a file");
         commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
-        let event = events.recv().await.expect("an answer");
+        let event = events.recv().await.expect("an event");
         assert!(
             matches!(event, PodTrackerEvent::NamespaceMissing(uid, Incompatibility::HostNetwork) if uid == "a")
         );
@@ -690,7 +690,7 @@ mod tests {
         commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");
         commands.send(FinderCommand::Inspect("a".into(), 7)).await.expect("it runs");
-        let event = events.recv().await.expect("an answer");
+        let event = events.recv().await.expect("an event");
         assert!(
             matches!(event, PodTrackerEvent::Inspected(uid, sockets, _) if uid == "a" && sockets.listeners.is_empty())
         );

@@ -1,4 +1,4 @@
-//! Shell: queue of commands to the finder, whose channel has bounded room.
+//! Shell: queue of commands to the finder, whose channel is bounded.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::pods::finder::FinderCommand;
 
-/// Commands to the finder in their order. The loop never waits for room in the channel.
+/// Commands to the finder, first in, first out. The loop never waits for the channel.
 #[derive(Debug)]
 pub(crate) struct FinderQueue {
     backlog: VecDeque<FinderCommand>,
@@ -29,7 +29,7 @@ impl FinderQueue {
         self.backlog.push_back(command);
     }
 
-    /// Sends the finder as many commands as its channel has room for.
+    /// Sends the finder as many commands as its channel takes.
     pub(crate) fn flush(&mut self) {
         while let Some(command) = self.backlog.pop_front() {
             if let Err(full) = self.commands.try_send(command) {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn commands_wait_in_order_for_room() {
+    async fn commands_that_do_not_fit_wait_in_their_order() {
         let (send, mut receive) = tokio::sync::mpsc::channel(2);
         let mut queue = FinderQueue::new(send);
         for uid in ["a", "b", "c"] {

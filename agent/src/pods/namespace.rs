@@ -165,11 +165,11 @@ pub(crate) fn inode(path: &Path) -> io::Result<u64> {
 
 /// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order.
 fn list_addresses(netlink: &NetlinkSocket) -> io::Result<Vec<IpAddr>> {
-    let mut question = AddressMessage::default();
-    question.header.family = AddressFamily::Unspec;
+    let mut request = AddressMessage::default();
+    request.header.family = AddressFamily::Unspec;
     let mut addresses = Vec::new();
-    netlink.dump(RouteNetlinkMessage::GetAddress(question), |answer| {
-        if let RouteNetlinkMessage::NewAddress(message) = answer {
+    netlink.dump(RouteNetlinkMessage::GetAddress(request), |response| {
+        if let RouteNetlinkMessage::NewAddress(message) = response {
             addresses.extend(global_address(&message));
         }
     })?;

@@ -84,7 +84,7 @@ impl PodServers {
         tokio::spawn(async move {
             let uid = state.uid.clone();
             if let Err(error) = serve(listener, state).await {
-                warn!(uid, %error, "cannot answer in the pod's namespace");
+                warn!(uid, %error, "cannot serve in the pod's namespace");
             }
         });
         Ok(PodServer { cookie, _stop: stop.drop_guard() })
@@ -125,7 +125,7 @@ fn open_listener() -> io::Result<TcpListener> {
 
 fn open_ipv6_socket() -> nix::Result<OwnedFd> {
     let socket = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // As the standard library does: a port that was closed a moment ago can be opened again.
+    // As Rust's standard library does: a port that was closed a moment ago can be opened again.
     setsockopt(&socket, ReuseAddr, &true)?;
     setsockopt(&socket, Ipv6V6Only, &false)?;
     let at = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, POD_SERVER_PORT, 0, 0);

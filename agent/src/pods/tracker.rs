@@ -39,7 +39,7 @@ const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
 /// Age from which a pod without a listener is inspected less often.
 const LATE_AFTER: Duration = Duration::from_secs(60);
 
-/// Period in which registration is tried again for a pod that found no room in the kernel's maps.
+/// Period in which registration is tried again for a pod for which no pod slot was free.
 const REGISTER_RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
@@ -49,18 +49,19 @@ pub struct PodTracker {
     /// True if a controller is connected: a pod that it does not name as draining is then not draining.
     controller_connected: bool,
     /// Time that a draining pod waits for its upgraded connections.
-    tunnel_drain: Duration,
+    upgraded_drain_time: Duration,
 }
 
 #[derive(Debug)]
 struct TrackedPod {
     pod: wire::PodEntry,
     tracked_since: Instant,
+    /// Facts of the pod's namespace; `None`: not found yet.
     facts: Option<NamespaceFacts>,
     /// Reason for which the pod has no namespace of its own.
     namespace_missing: Option<Incompatibility>,
     is_registered: bool,
-    /// Time of the next attempt to register the pod, if the maps had no room for it.
+    /// Time of the next attempt to register the pod, if no pod slot was free.
     register_retry_at: Option<Instant>,
     kernel_state: PodKernelState,
     /// Result of the newest inspection of its namespace; `None`: not inspected yet.
@@ -74,14 +75,14 @@ struct TrackedPod {
 }
 
 impl PodTracker {
-    /// Starts without pods. `tunnel_drain` is the time that a draining pod waits for its upgraded connections.
-    pub fn new(tunnel_drain: Duration) -> Self {
-        Self { pods: BTreeMap::new(), controller_connected: false, tunnel_drain }
+    /// Starts without pods. `upgraded_drain_time` is the time that a draining pod waits for its upgraded connections.
+    pub fn new(upgraded_drain_time: Duration) -> Self {
+        Self { pods: BTreeMap::new(), controller_connected: false, upgraded_drain_time }
     }
 
     /// Sets the flag that a controller is connected.
-    pub fn set_controller_connected(&mut self, informed: bool) {
-        self.controller_connected = informed;
+    pub fn set_controller_connected(&mut self, is_connected: bool) {
+        self.controller_connected = is_connected;
     }
 
     /// Handles one event. Returns the actions to perform.
@@ -99,7 +100,7 @@ impl PodTracker {
             }
             PodTrackerEvent::ProcessesEnded(uid) => {
                 // Without a process nothing is in flight, and the preStop request needs no response.
-                self.with_pod(&uid, |pod| pod.prestop.is_answered = true);
+                self.with_pod(&uid, |pod| pod.prestop.has_response = true);
                 self.forget_if_done(&uid, &mut out);
             }
             PodTrackerEvent::NamespaceFound(uid, facts) => {
@@ -112,14 +113,15 @@ impl PodTracker {
             PodTrackerEvent::Registered(uid) => {
                 self.with_pod(&uid, |pod| pod.handle_registered(now, &mut out))
             }
-            PodTrackerEvent::Crowded(uid) => self.with_pod(&uid, |pod| {
+            PodTrackerEvent::NoFreePodSlot(uid) => self.with_pod(&uid, |pod| {
                 pod.register_retry_at = Some(now + REGISTER_RETRY_PERIOD);
                 pod.report(now, &mut out);
             }),
-            PodTrackerEvent::KernelStateRead(uid, read) => {
-                let (informed, patience) = (self.controller_connected, self.tunnel_drain);
+            PodTrackerEvent::KernelStateRead(uid, state) => {
+                let (is_connected, drain_limit) =
+                    (self.controller_connected, self.upgraded_drain_time);
                 self.with_pod(&uid, |pod| {
-                    pod.handle_kernel_state(now, read, informed, patience, &mut out)
+                    pod.handle_kernel_state(now, state, is_connected, drain_limit, &mut out)
                 });
                 self.forget_if_done(&uid, &mut out);
             }
@@ -156,13 +158,13 @@ impl PodTracker {
         self.pods.get(uid).map(|tracked| &tracked.pod)
     }
 
-    /// Returns the pods that wait for their last requests, and are therefore read more often.
+    /// Returns the pods that drain or wait to stop, and are therefore read more often.
     pub fn draining_uids(&self) -> Vec<String> {
-        let leaves = |pod: &&TrackedPod| pod.drain.since.is_some() || pod.is_waiting_to_stop();
-        self.pods.values().filter(leaves).map(TrackedPod::uid).collect()
+        let is_draining = |pod: &&TrackedPod| pod.drain.since.is_some() || pod.is_waiting_to_stop();
+        self.pods.values().filter(is_draining).map(TrackedPod::uid).collect()
     }
 
-    /// Returns true if the kubelet stops the pod, whatever the RouteTable states of it.
+    /// Returns true if the kubelet has sent a preStop request for the pod, whatever its phase in the RouteTable is.
     pub fn is_stopping(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.prestop.since.is_some())
     }
@@ -176,19 +178,19 @@ impl PodTracker {
     /// Returns true if every pod that the RouteTable names as ready is ready here. A new agent reports only then, or
     /// after a while. Otherwise serving pods would leave the table while it still searches for them.
     pub fn has_caught_up(&self) -> bool {
-        let settled =
+        let is_caught_up =
             |pod: &TrackedPod| pod.pod.phase != RoutingPhase::Ready || pod.readiness.is_ready();
-        self.pods.values().all(settled)
+        self.pods.values().all(is_caught_up)
     }
 
-    /// Returns the numbers of pods that are named, listen, are ready, and found no room.
+    /// Returns the numbers of pods that are named, listen, are ready, and have no pod slot.
     pub fn counts(&self) -> PodStateCounts {
         let count = |is: fn(&TrackedPod) -> bool| self.pods.values().filter(|pod| is(pod)).count();
         PodStateCounts {
             in_table: self.pods.len(),
             listening: count(TrackedPod::is_listening),
             ready: count(|pod| pod.readiness.is_ready()),
-            crowded: count(|pod| pod.register_retry_at.is_some()),
+            without_slot: count(|pod| pod.register_retry_at.is_some()),
         }
     }
 
@@ -241,8 +243,8 @@ pub struct PodStateCounts {
     pub listening: usize,
     /// Pods that are ready for requests.
     pub ready: usize,
-    /// Pods without room in the kernel's maps.
-    pub crowded: usize,
+    /// Pods for which no pod slot is free.
+    pub without_slot: usize,
 }
 
 impl PodStateCounts {
@@ -252,7 +254,7 @@ impl PodStateCounts {
             ("named", self.in_table),
             ("listening", self.listening),
             ("ready", self.ready),
-            ("crowded", self.crowded),
+            ("crowded", self.without_slot),
         ]
     }
 }
@@ -286,7 +288,7 @@ impl TrackedPod {
         let old = mem::replace(&mut self.pod, pod);
         // A snapshot may name a pod that an earlier table had dropped.
         self.drain.is_route_removed = false;
-        // Another port or probe makes a new pod of it: what is known of the old port proves nothing.
+        // After a change of port or probe, the state of the old port does not apply to the new one.
         if old.probe != self.pod.probe || old.port != self.pod.port {
             self.readiness = ReadinessMachine::new(self.pod.probe.clone());
             self.is_registered = false;
@@ -337,26 +339,26 @@ impl TrackedPod {
     fn handle_kernel_state(
         &mut self,
         now: Instant,
-        read: PodKernelState,
-        informed: bool,
-        patience: Duration,
+        state: PodKernelState,
+        is_connected: bool,
+        drain_limit: Duration,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let was_listening = self.is_listening();
-        let before = mem::replace(&mut self.kernel_state, read);
-        let opened = before.listeners == 0 && read.listeners > 0;
+        let before = mem::replace(&mut self.kernel_state, state);
+        let opened = before.listeners == 0 && state.listeners > 0;
         // An inspection may have found this listener before; then it is not a new one.
         if opened && !was_listening {
-            self.listening_since_ns = read.listener_opened_ns;
+            self.listening_since_ns = state.listener_opened_ns;
             self.handle_reopened(now, out);
         }
-        let closed = before.listeners > 0 && read.listeners == 0;
+        let closed = before.listeners > 0 && state.listeners == 0;
         if closed && self.sockets.take().is_some() {
             // The newest inspection is older than the close: only another one can find other listeners.
             self.request_inspection(now, out);
         }
-        self.update_drained(now, patience, out);
-        self.update_restart(now, informed, out);
+        self.update_drained(now, drain_limit, out);
+        self.update_restart(now, is_connected, out);
         self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
@@ -390,8 +392,8 @@ impl TrackedPod {
         self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
-    /// Returns true if the pod needs inspections: the kernel reports its own listeners, but not those that opened
-    /// earlier.
+    /// Returns true if the pod needs inspections. The eBPF programs report listeners that open after the registration,
+    /// and not those that opened earlier.
     fn needs_inspection(&self) -> bool {
         self.is_registered && self.kernel_state.listeners == 0
     }
@@ -426,12 +428,13 @@ impl TrackedPod {
     }
 
     fn report(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
-        // Requests in flight change all the time: a report for them alone waits for its turn.
+        // Requests in flight change all the time: a report for them alone waits for `IN_FLIGHT_REPORT_PERIOD`.
         let observation = self.to_report();
         if let Some((at, old)) = &self.last_report {
-            let early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
-            let minor = PodObservation { in_flight: old.in_flight, ..observation.clone() } == *old;
-            if *old == observation || (minor && early) {
+            let is_early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
+            let differs_in_flight_only =
+                PodObservation { in_flight: old.in_flight, ..observation.clone() } == *old;
+            if *old == observation || (differs_in_flight_only && is_early) {
                 return;
             }
         }

@@ -72,8 +72,8 @@ pub enum PodTrackerEvent {
     NamespaceMissing(String, Incompatibility),
     /// The kernel's maps hold the pod: its listeners are seen from now on.
     Registered(String),
-    /// The kernel's maps have no room for the pod.
-    Crowded(String),
+    /// No pod slot is free for the pod: the maps count as many pods as they can.
+    NoFreePodSlot(String),
     /// The maps were read for this pod.
     KernelStateRead(String, PodKernelState),
     /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).
@@ -105,8 +105,8 @@ pub enum PodTrackerAction {
     CountUpgraded(String),
     /// Make one attempt of the pod's readiness probe.
     StartProbe(PodProbeAttempt),
-    /// Answer the preStop request: the kubelet may stop the pod.
-    AnswerPreStop(String),
+    /// Respond to the preStop request: the kubelet may stop the pod.
+    AllowStop(String),
     /// End the pod's exclusion: a container was restarted, and the pod continues.
     EndExclusion(String),
     /// Report this state of the pod.

@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((routes.version(), routes.first_table_at()), (8, Some(now)));
         assert!(routes.is_dirty());
         routes.clear_dirty();
-        routes.plan(0).expect("room for nothing");
+        routes.plan(0).expect("an empty table fits");
         routes.retry_unfinished();
         assert!(!routes.is_dirty(), "all of it was written");
     }

@@ -41,21 +41,14 @@ const FIRST_BACKEND: u32 = 1;
      use fewer services, or fewer pods behind them"
 )]
 pub struct MapCapacityError {
-    /// Name of the map without room.
+    /// Name of the full map.
     pub map: &'static str,
     /// Number of entries that are needed at once.
     pub wanted: usize,
     /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
     pub free: usize,
-    /// Number of entries in quarantine. If they are enough, the same plan succeeds later.
+    /// Number of entries in quarantine; of `SLOTS`, in all extents together.
     pub quarantined: usize,
-}
-
-impl MapCapacityError {
-    /// Returns true if the change may fit once every quarantine is over.
-    fn may_fit_later(&self) -> bool {
-        self.wanted <= self.free + self.quarantined
-    }
 }
 
 /// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
@@ -386,10 +379,12 @@ impl RoutePlanner {
             std::mem::take(&mut draft.service_updates)
         {
             let targets: Vec<_> = updates.iter().map(|it| (it.target, it.next.info)).collect();
+            let counts: Vec<u32> = updates.iter().map(|it| it.next.backends.len() as u32).collect();
             let Err(error) = self.switch_lists(updates, &mut ops, &mut freed) else { continue };
             let since = self.unfit_services.get(&service_number).copied().unwrap_or(now_ns);
             unfit.insert(service_number, since);
-            if error.may_fit_later() && now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS {
+            let is_recent = now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS;
+            if is_recent && self.fits_after_quarantine(&error, &counts) {
                 plan.is_partial = true;
                 continue;
             }
@@ -400,7 +395,7 @@ impl RoutePlanner {
                     DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
                 self.push_update(target, fallback, &mut fallbacks);
             }
-            // If its addresses find no room either, its connects pass unchanged.
+            // If these lists do not fit either, its connects pass unchanged.
             let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
         for &key in &draft.unwanted_frontends {
@@ -414,6 +409,15 @@ impl RoutePlanner {
         self.commit_draft(draft, unfit);
         ops.finish(&mut plan);
         Ok(plan)
+    }
+
+    /// Returns true if a change that fails with `error` fits once every quarantine is over. `counts` are the lengths of
+    /// its lists.
+    fn fits_after_quarantine(&self, error: &MapCapacityError, counts: &[u32]) -> bool {
+        if error.map == abi::maps::SLOTS {
+            return self.list_entry_pool.fits_after_quarantine(counts);
+        }
+        error.wanted <= error.free + error.quarantined
     }
 
     /// Allocates what the steps need and switches their lists, or changes nothing at all.
@@ -454,8 +458,8 @@ impl RoutePlanner {
         let is_new_list = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
         let new_services = steps.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
-        // `lists` has the activators' two besides the frontends, and the map has the canary's frontend: two more, one
-        // less.
+        // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
+        // contains the frontend of the self-test, so `lists` may have one entry less.
         let frontends = self.lists.len() + new_services;
         let frontends_max = abi::FRONTENDS_MAX as usize + 1;
         if frontends > frontends_max {
@@ -539,7 +543,7 @@ impl RoutePlanner {
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
     fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<u32, u64>) {
         for (key, service_number) in draft.frontend_owners {
-            // A frontend without a list found no room.
+            // A frontend without a list did not fit.
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
                 list.owner = service_number;
                 self.frontend_claims.remove(&(key, service_number));

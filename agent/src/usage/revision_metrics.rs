@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(exported, rest(&want));
     }
 
-    /// Moves `le` behind the other labels: the library writes it before or behind them.
+    /// Moves `le` behind the other labels: `prometheus-client` writes it before or behind them.
     fn in_le_order(line: String) -> String {
         line.replace("\",}", "\"}")
     }

@@ -28,7 +28,7 @@ pub(crate) type SharedRevisionTotals = Arc<Mutex<RevisionTotals>>;
 #[derive(Debug)]
 pub(crate) struct RevisionTotalsStore {
     totals: SharedRevisionTotals,
-    /// Maps of stored totals; `None` if the kernel has no room for them. Then totals start at zero with each agent.
+    /// Maps of stored totals; `None` if the kernel cannot create them. Then totals start at zero with each agent.
     stored: Option<StoredTotals>,
 }
 

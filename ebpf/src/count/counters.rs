@@ -57,45 +57,45 @@ impl PodCounterRows {
     pub(super) fn count_http1(
         &self,
         conn: &mut ServerSocket,
-        happened: Http1Events,
+        events: Http1Events,
         status: u16,
-        at: u64,
+        now_ns: u64,
     ) -> bool {
-        if happened == 0 {
+        if events == 0 {
             return false;
         }
-        let missed = happened & h1::MISSED != 0;
-        let started = missed || happened & h1::STARTED != 0;
-        let finished = missed || happened & h1::FINISHED != 0;
-        let cut = happened & h1::ABORTED != 0;
+        let missed = events & h1::MISSED != 0;
+        let started = missed || events & h1::STARTED != 0;
+        let finished = missed || events & h1::FINISHED != 0;
+        let aborted = events & h1::ABORTED != 0;
         if finished {
             // The request may have begun on another CPU after the clock was read here; the difference must not wrap.
-            let took = if missed { 0 } else { at.saturating_sub(conn.http.request_started_ns) };
+            let took = if missed { 0 } else { now_ns.saturating_sub(conn.http.request_started_ns) };
             self.count_response(status_class(status), took);
         }
         // Before a request that begins with the same segment sets it again.
-        if finished || cut {
+        if finished || aborted {
             conn.http.requests_in_flight = 0;
         }
-        if cut {
+        if aborted {
             // SAFETY: a live map value.
             add_to_row(unsafe { &raw mut (*self.responses).aborted }, 1);
         }
-        self.add_requests(u64::from(started), u64::from(finished || cut), at);
+        self.add_requests(u64::from(started), u64::from(finished || aborted), now_ns);
         self.add_bytes(conn);
         if started && !missed {
             conn.http.requests_in_flight = 1;
         }
         // SAFETY: a live map value; single words.
         unsafe {
-            if happened & h1::STRAY != 0 {
+            if events & h1::STRAY != 0 {
                 atomic_add(&raw mut (*self.pod).stray_responses, 1);
             }
-            if happened & h1::DESYNC != 0 {
+            if events & h1::DESYNC != 0 {
                 atomic_add(&raw mut (*self.pod).desynced_connections, 1);
             }
         }
-        started && self.record_request_start(conn, at)
+        started && self.record_request_start(conn, now_ns)
     }
 
     /// Counts a change of HTTP/2; returns true in the cases in which [`count_http1`](Self::count_http1) does.
@@ -104,7 +104,7 @@ impl PodCounterRows {
         &self,
         conn: &mut ServerSocket,
         change: &h2::StreamChange,
-        at: u64,
+        now_ns: u64,
     ) -> bool {
         let ended = change.answered.wrapping_add(change.aborted);
         if change.started == 0 && ended == 0 {
@@ -125,29 +125,29 @@ impl PodCounterRows {
             // SAFETY: a live map value.
             add_to_row(unsafe { &raw mut (*self.responses).aborted }, u64::from(change.aborted));
         }
-        self.add_requests(u64::from(change.started), u64::from(ended), at);
+        self.add_requests(u64::from(change.started), u64::from(ended), now_ns);
         conn.http.requests_in_flight =
             conn.http.requests_in_flight.wrapping_add(change.started).wrapping_sub(ended);
-        change.started > 0 && self.record_request_start(conn, at)
+        change.started > 0 && self.record_request_start(conn, now_ns)
     }
 
     /// Counts requests that ended without a complete response.
     #[inline(always)]
-    pub(super) fn count_aborted(&self, conn: &mut ServerSocket, cut: u32, at: u64) {
+    pub(super) fn count_aborted(&self, conn: &mut ServerSocket, cut: u32, now_ns: u64) {
         let change = h2::StreamChange { aborted: cut, ..h2::StreamChange::default() };
-        self.count_http2(conn, &change, at);
+        self.count_http2(conn, &change, now_ns);
     }
 
     /// Moves the end of a request that was already counted as ended to a later time.
     #[inline(always)]
-    pub(super) fn extend_last_request(&self, by_ns: u64, at: u64) {
+    pub(super) fn extend_last_request(&self, by_ns: u64, now_ns: u64) {
         // Readers retry while `write_begin` and `write_end` differ, so that they never take half a change.
         // SAFETY: a live map value; single words.
         unsafe {
             add_to_row(&raw mut (*self.counters).write_begin, 1);
             add_to_row(&raw mut (*self.counters).finished_sum_ns, by_ns);
             add_to_row(&raw mut (*self.counters).write_end, 1);
-            (*self.pod).last_activity_ns = at;
+            (*self.pod).last_activity_ns = now_ns;
         }
     }
 
@@ -161,9 +161,9 @@ impl PodCounterRows {
     /// Adds the bytes up to these sequence numbers only if their distance comes near to where it would wrap.
     #[inline(always)]
     pub(super) fn add_bytes_before_wrap(&self, conn: &mut ServerSocket, received: u32, sent: u32) {
-        let came = received.wrapping_sub(conn.http.counted_rx_seq);
-        let went = sent.wrapping_sub(conn.http.counted_tx_seq);
-        if (came | went) >> 30 != 0 {
+        let received_bytes = received.wrapping_sub(conn.http.counted_rx_seq);
+        let sent_bytes = sent.wrapping_sub(conn.http.counted_tx_seq);
+        if (received_bytes | sent_bytes) >> 30 != 0 {
             self.add_bytes_until(conn, received, sent);
         }
     }
@@ -173,10 +173,10 @@ impl PodCounterRows {
     pub(super) fn add_bytes_until(&self, conn: &mut ServerSocket, received: u32, sent: u32) {
         // SAFETY: a live map value.
         unsafe {
-            let came = received.wrapping_sub(conn.http.counted_rx_seq);
-            add_to_row(&raw mut (*self.responses).received, u64::from(came));
-            let went = sent.wrapping_sub(conn.http.counted_tx_seq);
-            add_to_row(&raw mut (*self.responses).sent, u64::from(went));
+            let received_bytes = received.wrapping_sub(conn.http.counted_rx_seq);
+            add_to_row(&raw mut (*self.responses).received, u64::from(received_bytes));
+            let sent_bytes = sent.wrapping_sub(conn.http.counted_tx_seq);
+            add_to_row(&raw mut (*self.responses).sent, u64::from(sent_bytes));
         }
         conn.http.counted_rx_seq = received;
         conn.http.counted_tx_seq = sent;
@@ -190,19 +190,19 @@ impl PodCounterRows {
 
     /// Adds to the numbers and time sums of requests that began and ended.
     #[inline(always)]
-    fn add_requests(&self, started: u64, ended: u64, at: u64) {
+    fn add_requests(&self, started: u64, ended: u64, now_ns: u64) {
         // SAFETY: live map values; single words.
         unsafe {
             // Readers retry while `write_begin` and `write_end` differ, so that they never take half a change.
             add_to_row(&raw mut (*self.counters).write_begin, 1);
             if ended > 0 {
                 add_to_row(&raw mut (*self.counters).finished, ended);
-                add_to_row(&raw mut (*self.counters).finished_sum_ns, at.wrapping_mul(ended));
-                (*self.pod).last_activity_ns = at;
+                add_to_row(&raw mut (*self.counters).finished_sum_ns, now_ns.wrapping_mul(ended));
+                (*self.pod).last_activity_ns = now_ns;
             }
             if started > 0 {
                 add_to_row(&raw mut (*self.counters).started, started);
-                add_to_row(&raw mut (*self.counters).started_sum_ns, at.wrapping_mul(started));
+                add_to_row(&raw mut (*self.counters).started_sum_ns, now_ns.wrapping_mul(started));
             }
             add_to_row(&raw mut (*self.counters).write_end, 1);
             if started != ended {
@@ -213,23 +213,23 @@ impl PodCounterRows {
 
     /// Records the begin of a request on this connection. Returns true if the agent's threshold is exceeded.
     #[inline(always)]
-    fn record_request_start(&self, conn: &mut ServerSocket, at: u64) -> bool {
-        conn.http.request_started_ns = at;
+    fn record_request_start(&self, conn: &mut ServerSocket, now_ns: u64) -> bool {
+        conn.http.request_started_ns = now_ns;
         // SAFETY: a live map value; single words.
         unsafe {
             if conn.http.flags & abi::HTTP_AWAITS_FIRST_REQUEST != 0 {
                 conn.http.flags &= !abi::HTTP_AWAITS_FIRST_REQUEST;
                 atomic_add(&raw mut (*self.pod).awaiting_first_request, MINUS_ONE);
             }
-            let is_news = load_balancing::should_raise_growth_event(
+            let exceeds_threshold = load_balancing::should_raise_growth_event(
                 (*self.pod).event_threshold,
                 (*self.pod).in_flight,
             );
             // Cleared with the event: further requests need none until the agent sets it again.
-            if is_news {
+            if exceeds_threshold {
                 (*self.pod).event_threshold = 0;
             }
-            is_news
+            exceeds_threshold
         }
     }
 

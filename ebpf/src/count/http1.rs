@@ -74,8 +74,8 @@ pub(super) fn read_pending<const WORDS: usize>(
     read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
 ) -> bool {
     let next = conn.http.h1.rx.next;
-    let Some(late) = segment_bytes::next_pending(conn, sender, next) else { return false };
-    let Some(source) = segment_bytes::buffered_part(sender, late, next) else {
+    let Some(pending) = segment_bytes::next_pending(conn, sender, next) else { return false };
+    let Some(source) = segment_bytes::buffered_part(sender, pending, next) else {
         // The buffer is an LRU map, and other connections have evicted this segment.
         desync(conn, true);
         return false;
@@ -113,28 +113,28 @@ fn read_requests_window<const WORDS: usize>(
     read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
 ) -> SegmentReadEnd {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
-    let have = begin_unlocked_read(draft, &conn.http.h1.rx, &source);
-    if have > 0 {
-        read(draft, have, slow);
+    let loaded_len = begin_unlocked_read(draft, &conn.http.h1.rx, &source);
+    if loaded_len > 0 {
+        read(draft, loaded_len, slow);
     }
     // `read` may have written the draft through the map, which the compiler cannot see.
     let draft = black_box(draft);
-    let at = arrival_ns(conn, !slow);
+    let now_ns = arrival_ns(conn, !slow);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if have > 0 {
+    if loaded_len > 0 {
         conn.http.events |= h1.commit_request_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
     let seek = encode_seek(h1.rx.seek(source.seq, source.len));
     conn.http.events |= h1.after_request_seek();
-    let happened = take_events(conn);
-    let is_first = rows.count_http1(conn, happened, 0, at);
+    let events = take_events(conn);
+    let is_first = rows.count_http1(conn, events, 0, now_ns);
     // The first byte shows if the connection is TLS, whose handshake records are no requests.
-    if happened & h1::OPAQUE != 0 {
+    if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, draft.window[0].to_le() as u8);
     }
-    finish_read(conn, rows, socket, happened, is_first, seek)
+    finish_read(conn, rows, socket, events, is_first, seek)
 }
 
 /// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`read_requests_window`].
@@ -150,33 +150,33 @@ fn read_responses_window(
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.response_read) };
     let source = SegmentBytes::from_packet(skb, segment);
-    let have = begin_unlocked_read(draft, &conn.http.h1.tx, &source);
-    if have > 0 {
-        draft.read(have, false, slow);
+    let loaded_len = begin_unlocked_read(draft, &conn.http.h1.tx, &source);
+    if loaded_len > 0 {
+        draft.read(loaded_len, false, slow);
     }
-    let at = packet::sent_ns(skb);
+    let sent_ns = packet::sent_ns(skb);
     // Asked before the lock: no helper may be called while it is held.
     let is_missed = has_unseen_request(conn, skb);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if have > 0 {
+    if loaded_len > 0 {
         conn.http.events |= h1.commit_response_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
     let seek = encode_seek(h1.tx.seek(source.seq, source.len));
     conn.http.events |= h1.after_response_seek();
     let status = h1.tx.status;
-    let mut happened = take_events(conn);
+    let mut events = take_events(conn);
     // A response without a request: if the socket has read bytes that we have not, its request was among them.
-    if happened & h1::STRAY != 0 && is_missed {
-        happened = happened & !h1::STRAY | h1::MISSED;
-        happened |= conn.http.h1.desync_requests();
+    if events & h1::STRAY != 0 && is_missed {
+        events = events & !h1::STRAY | h1::MISSED;
+        events |= conn.http.h1.desync_requests();
     }
-    let is_first = rows.count_http1(conn, happened, status, at);
-    if happened & h1::OPAQUE != 0 {
+    let is_first = rows.count_http1(conn, events, status, sent_ns);
+    if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, 0);
     }
-    finish_read(conn, rows, socket(skb), happened, is_first, seek)
+    finish_read(conn, rows, socket(skb), events, is_first, seek)
 }
 
 /// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.
@@ -186,14 +186,14 @@ fn read_responses_window(
 #[inline(always)]
 fn begin_unlocked_read<const WORDS: usize>(
     draft: &mut UnlockedRead<WORDS>,
-    side: &h1::Http1Direction,
+    direction: &h1::Http1Direction,
     source: &SegmentBytes,
 ) -> u32 {
-    let have = match draft.begin(side, source.seq, source.len) {
+    let loaded_len = match draft.begin(direction, source.seq, source.len) {
         Some(offset) => source.load(offset, &mut draft.window),
         None => 0,
     };
-    black_box(have)
+    black_box(loaded_len)
 }
 
 /// Releases the lock, and returns how the reading ended, from the events and the place where it would continue.
@@ -202,7 +202,7 @@ fn finish_read(
     conn: &mut ServerSocket,
     rows: PodCounterRows,
     socket: *mut c_void,
-    happened: h1::Http1Events,
+    events: h1::Http1Events,
     is_first: bool,
     seek: u32,
 ) -> SegmentReadEnd {
@@ -214,7 +214,7 @@ fn finish_read(
     if is_first {
         rows.send_growth_event();
     }
-    if happened & h1::OPAQUE != 0 || is_http2 {
+    if events & h1::OPAQUE != 0 || is_http2 {
         return switch_protocol(conn, socket, is_http2);
     }
     match seek {
@@ -368,11 +368,11 @@ fn jump_to_more(
 #[inline(always)]
 pub(super) fn desync(conn: &mut ServerSocket, requests: bool) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     let h1 = &mut conn.http.h1;
     conn.http.events |= if requests { h1.desync_requests() } else { h1.desync_responses() };
-    let happened = take_events(conn);
-    rows.count_http1(conn, happened, 0, at);
+    let events = take_events(conn);
+    rows.count_http1(conn, events, 0, now_ns);
     unlock(conn);
 }

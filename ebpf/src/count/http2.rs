@@ -36,8 +36,8 @@ const STEP_ROUNDS: usize = 2;
 #[inline(always)]
 pub(super) fn switch_to_http2(conn: &mut ServerSocket, socket: *mut c_void) -> bool {
     // If two CPUs create the storage at once, one call is refused, and finds the other's.
-    let made = STREAMS.get_or_zero(socket);
-    let Some(streams) = made.or_else(|| STREAMS.get(socket)) else { return false };
+    let created = STREAMS.get_or_zero(socket);
+    let Some(streams) = created.or_else(|| STREAMS.get(socket)) else { return false };
     lock(conn);
     if conn.http.protocol == abi::PROTOCOL_HTTP1 {
         let h1 = &conn.http.h1;
@@ -178,8 +178,8 @@ fn read_pending(
     sender: SegmentSender,
 ) -> bool {
     let next = streams.rx.next;
-    let Some(late) = segment_bytes::next_pending(conn, sender, next) else { return false };
-    let Some(source) = segment_bytes::buffered_part(sender, late, next) else {
+    let Some(pending) = segment_bytes::next_pending(conn, sender, next) else { return false };
+    let Some(source) = segment_bytes::buffered_part(sender, pending, next) else {
         // The buffer is an LRU map, and other connections have evicted this segment.
         desync_requests(conn, streams);
         return false;
@@ -211,35 +211,35 @@ fn read_frames(
 ) -> SegmentReadEnd {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
     let mut window = [0_u64; h2::PEEK_WORDS];
-    let at = if requests {
+    let packet_ns = if requests {
         arrival_ns(conn, rounds == FIRST_RUN_FRAMES)
     } else {
         packet::sent_ns(source.skb)
     };
-    let side = if requests { &streams.rx } else { &streams.tx };
-    let (mut have, mut from) = match side.peek_offset(source.seq, source.len) {
+    let direction = if requests { &streams.rx } else { &streams.tx };
+    let (mut loaded_len, mut loaded_seq) = match direction.peek_offset(source.seq, source.len) {
         Some(offset) => (source.load_peek(offset, &mut window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
     // Half words in memory: whether anything was copied or not, the verifier follows one path.
-    (have, from) = (black_box(have), black_box(from));
+    (loaded_len, loaded_seq) = (black_box(loaded_len), black_box(loaded_seq));
     let mut round = 0;
     while round < rounds {
         lock(conn);
         let streams = black_box(&mut *streams);
-        let side = if requests { &mut streams.rx } else { &mut streams.tx };
+        let direction = if requests { &mut streams.rx } else { &mut streams.tx };
         // The bytes were copied before the lock was taken; they count only if the direction still reads there.
-        if have > 0 && side.is_reading_at(from) {
-            side.read(&window, have);
+        if loaded_len > 0 && direction.is_reading_at(loaded_seq) {
+            direction.read(&window, loaded_len);
         }
-        let side = if requests { &mut streams.rx } else { &mut streams.tx };
-        let seek = encode_seek(side.seek(source.seq, source.len));
-        let ended = side.take_ended_frame();
-        let next = side.next;
+        let direction = if requests { &mut streams.rx } else { &mut streams.tx };
+        let seek = encode_seek(direction.seek(source.seq, source.len));
+        let ended = direction.take_ended_frame();
+        let next = direction.next;
         let streams = black_box(&mut *streams);
-        streams.apply_frame(ended, requests, at);
+        streams.apply_frame(ended, requests, packet_ns);
         let change = &black_box(&mut *streams).change;
-        let is_first = rows.count_http2(conn, change, at);
+        let is_first = rows.count_http2(conn, change, packet_ns);
         let answered = change.answered;
         let is_foreign = streams.is_not_http2();
         let (received, sent) = (streams.rx.next, streams.tx.next);
@@ -260,9 +260,9 @@ fn read_frames(
             SEEK_GAP => return SegmentReadEnd::Gap,
             SEEK_DONE => return SegmentReadEnd::Done,
             offset => {
-                from = next;
-                have = source.load_peek(offset, &mut window);
-                if have == 0 {
+                loaded_seq = next;
+                loaded_len = source.load_peek(offset, &mut window);
+                if loaded_len == 0 {
                     return SegmentReadEnd::Budget;
                 }
             }
@@ -280,10 +280,10 @@ fn abort_goaway_streams(conn: &mut ServerSocket, streams: &mut h2::Http2Connecti
         return;
     }
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
-    let cut = streams.abort_goaway_streams();
-    rows.count_aborted(conn, cut, at);
+    let aborted = streams.abort_goaway_streams();
+    rows.count_aborted(conn, aborted, now_ns);
     unlock(conn);
 }
 
@@ -359,9 +359,9 @@ fn resync_requests(
     source: SegmentBytes,
 ) {
     let mut window = [0_u64; h2::PEEK_WORDS];
-    let have = source.load_peek(0, &mut window);
+    let loaded_len = source.load_peek(0, &mut window);
     lock(conn);
-    streams.resync_requests(&window, have, source.seq, source.len);
+    streams.resync_requests(&window, loaded_len, source.seq, source.len);
     unlock(conn);
 }
 
@@ -381,12 +381,12 @@ pub(super) fn desync_requests(conn: &mut ServerSocket, streams: &mut h2::Http2Co
 #[inline(always)]
 fn desync(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     let was_known = conn.http.protocol == abi::PROTOCOL_HTTP2;
     if was_known {
-        let cut = streams.close();
-        rows.count_aborted(conn, cut, at);
+        let aborted = streams.close();
+        rows.count_aborted(conn, aborted, now_ns);
         rows.add_bytes_until(conn, streams.rx.next, streams.tx.next);
         opaque::begin_estimate(conn, 0);
     }

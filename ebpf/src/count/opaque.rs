@@ -40,13 +40,13 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return PASS };
     let first =
         if conn.http.opaque_estimate.needs_first_byte() { first_byte(skb, &segment) } else { 0 };
-    let at = monotonic_ns();
+    let now_ns = monotonic_ns();
     lock(conn);
     let is_first = if has_new_bytes(&mut conn.http.h1.rx, &segment)
         && conn.http.opaque_estimate.handle_client_bytes(first)
     {
         let change = h2::StreamChange { started: 1, ..h2::StreamChange::default() };
-        rows.count_http2(conn, &change, at)
+        rows.count_http2(conn, &change, now_ns)
     } else {
         false
     };
@@ -65,21 +65,21 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(segment) = packet::parse_segment(skb) else { return PASS };
     let Some(conn) = connection_of(skb) else { return PASS };
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return PASS };
-    let at = packet::sent_ns(skb);
+    let sent_ns = packet::sent_ns(skb);
     lock(conn);
     if has_new_bytes(&mut conn.http.h1.tx, &segment) {
-        let sent = conn.http.opaque_estimate.handle_server_bytes(at);
+        let sent = conn.http.opaque_estimate.handle_server_bytes(sent_ns);
         if sent.ended {
-            let took_ns = at.saturating_sub(conn.http.request_started_ns);
+            let took_ns = sent_ns.saturating_sub(conn.http.request_started_ns);
             let change = h2::StreamChange {
                 answered: 1,
                 duration_ns: took_ns,
                 ..h2::StreamChange::default()
             };
-            rows.count_http2(conn, &change, at);
+            rows.count_http2(conn, &change, sent_ns);
         }
         if sent.extended_ns > 0 {
-            rows.extend_last_request(sent.extended_ns, at);
+            rows.extend_last_request(sent.extended_ns, sent_ns);
         }
     }
     rows.add_bytes(conn);
@@ -92,10 +92,10 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 
 /// Returns true if a segment brings bytes that have not been seen in this direction.
 #[inline(always)]
-fn has_new_bytes(side: &mut h1::Http1Direction, segment: &PacketSegment) -> bool {
-    let before = side.next;
-    let seek = side.seek(segment.seq, segment.len);
-    seek == SeekResult::Done && side.next != before
+fn has_new_bytes(direction: &mut h1::Http1Direction, segment: &PacketSegment) -> bool {
+    let before = direction.next;
+    let seek = direction.seek(segment.seq, segment.len);
+    seek == SeekResult::Done && direction.next != before
 }
 
 /// Returns the first byte of a segment; 0 if there is none.

@@ -96,20 +96,20 @@ pub(super) fn buffer_segment(skb: *mut __sk_buff, segment: &PacketSegment) -> bo
 /// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn buffer_part(skb: *mut __sk_buff, at: u32) -> u32 {
+extern "C" fn buffer_part(skb: *mut __sk_buff, offset: u32) -> u32 {
     let Some(segment) = packet::parse_segment(skb) else { return 0 };
-    u32::from(buffer_part_at(skb, &segment, at))
+    u32::from(buffer_part_at(skb, &segment, offset))
 }
 
 /// Buffers the part at this offset of a segment under its sender and sequence number.
 #[inline(always)]
-fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, at: u32) -> bool {
+fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, offset: u32) -> bool {
     let Some((remote, remote_port)) = packet::parse_sender(skb) else { return false };
-    let left = segment.len.wrapping_sub(at);
-    let key = BufferedSegmentKey { remote, remote_port, seq: segment.seq.wrapping_add(at) };
-    if let Some(there) = KEPT.get_ptr(key) {
+    let left = segment.len.wrapping_sub(offset);
+    let key = BufferedSegmentKey { remote, remote_port, seq: segment.seq.wrapping_add(offset) };
+    if let Some(existing) = KEPT.get_ptr(key) {
         // SAFETY: a live map value; single words.
-        let (known, syn) = unsafe { ((*there).len, (*there).syn) };
+        let (known, syn) = unsafe { ((*existing).len, (*existing).syn) };
         // A retransmission in smaller pieces must not shorten the known segment.
         if known >= left && syn == u32::from(segment.syn) {
             return true;
@@ -119,41 +119,41 @@ fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, at: u32) -> bool
     if KEPT.insert(key, blank, 0).is_err() {
         return false;
     }
-    let Some(kept) = KEPT.get_ptr_mut(key) else { return false };
+    let Some(buffered) = KEPT.get_ptr_mut(key) else { return false };
     // Only now: before 6.8 the verifier soon loses the bounds that it has learnt.
     let Some(len) = packet::nonzero_at_most(left, PART_BYTES) else { return false };
     // SAFETY: a live map value with room for `SEGMENT_PART_BYTES`, which `len` does not exceed.
     unsafe {
-        let bytes = (&raw mut (*kept).bytes).cast::<c_void>();
-        let from = segment.offset.wrapping_add(at);
-        if bpf_skb_load_bytes(skb.cast(), from, bytes, len) != 0 {
+        let bytes = (&raw mut (*buffered).bytes).cast::<c_void>();
+        let packet_offset = segment.offset.wrapping_add(offset);
+        if bpf_skb_load_bytes(skb.cast(), packet_offset, bytes, len) != 0 {
             return false;
         }
-        (*kept).len = left;
-        (*kept).syn = u32::from(segment.syn);
+        (*buffered).len = left;
+        (*buffered).syn = u32::from(segment.syn);
     }
     true
 }
 
 /// Lists a buffered segment in the connection's storage. Returns true if there was room.
 #[inline(always)]
-pub(super) fn list_pending(conn: &mut ServerSocket, late: PendingSegment) -> bool {
+pub(super) fn list_pending(conn: &mut ServerSocket, segment: PendingSegment) -> bool {
     lock(conn);
     let mut place = abi::PENDING_SEGMENTS_MAX;
     let mut index = 0;
     while index < abi::PENDING_SEGMENTS_MAX {
-        let there = conn.pending[index];
+        let listed = conn.pending[index];
         // The same segment again, or a free place.
-        if there.len == 0 || there.seq == late.seq {
+        if listed.len == 0 || listed.seq == segment.seq {
             place = index;
         }
         index += 1;
     }
     let found = place < abi::PENDING_SEGMENTS_MAX;
     if found {
-        let there = &mut conn.pending[place & (abi::PENDING_SEGMENTS_MAX - 1)];
-        if there.len < late.len || there.seq != late.seq {
-            *there = late;
+        let listed = &mut conn.pending[place & (abi::PENDING_SEGMENTS_MAX - 1)];
+        if listed.len < segment.len || listed.seq != segment.seq {
+            *listed = segment;
         }
     }
     unlock(conn);
@@ -185,13 +185,13 @@ pub(super) fn next_pending(
     lock(conn);
     let mut index = 0;
     while index < abi::PENDING_SEGMENTS_MAX {
-        let late = &mut conn.pending[index];
-        let behind = next.wrapping_sub(late.seq) as i32;
-        if behind >= 0 && late.len > 0 {
-            if behind as u32 >= late.len {
-                late.len = 0;
+        let listed = &mut conn.pending[index];
+        let behind = next.wrapping_sub(listed.seq) as i32;
+        if behind >= 0 && listed.len > 0 {
+            if behind as u32 >= listed.len {
+                listed.len = 0;
             } else {
-                due = *late;
+                due = *listed;
             }
         }
         index += 1;
@@ -205,22 +205,22 @@ pub(super) fn next_pending(
 /// It came before its connection was established, but not with the packet that established it; or too many were listed.
 #[inline(always)]
 fn find_unlisted((remote, remote_port): SegmentSender, next: u32) -> Option<PendingSegment> {
-    let kept = KEPT.get_ptr(BufferedSegmentKey { remote, remote_port, seq: next })?;
+    let buffered = KEPT.get_ptr(BufferedSegmentKey { remote, remote_port, seq: next })?;
     // SAFETY: a live map value; a single word.
-    Some(PendingSegment { seq: next, len: unsafe { (*kept).len } })
+    Some(PendingSegment { seq: next, len: unsafe { (*buffered).len } })
 }
 
 /// Returns the part of a buffered segment that has the byte at `next`.
 #[inline(always)]
 pub(super) fn buffered_part(
     (remote, remote_port): SegmentSender,
-    late: PendingSegment,
+    pending: PendingSegment,
     next: u32,
 ) -> Option<SegmentBytes> {
-    let at = next.wrapping_sub(late.seq) / PART_BYTES * PART_BYTES;
-    let seq = late.seq.wrapping_add(at);
+    let part_offset = next.wrapping_sub(pending.seq) / PART_BYTES * PART_BYTES;
+    let seq = pending.seq.wrapping_add(part_offset);
     let kept = KEPT.get_ptr(BufferedSegmentKey { remote, remote_port, seq })?;
-    let left = late.len.wrapping_sub(at);
+    let left = pending.len.wrapping_sub(part_offset);
     let len = if left > PART_BYTES { PART_BYTES } else { left };
     // In memory, where the verifier forgets the values: it then follows one path.
     let part = *black_box(&PendingSegment { seq, len });

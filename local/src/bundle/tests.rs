@@ -71,7 +71,7 @@ fn command_and_args_replace_the_image_s_as_in_kubernetes() {
 }
 
 #[test]
-fn the_order_s_environment_wins_over_the_image_s() {
+fn the_environment_of_the_container_wins_over_that_of_the_image() {
     let container = json!({ "name": "web", "command": ["/c"], "env": [
         { "name": "PORT", "value": "8080" },
         { "name": "URL", "value": "http://$(IP):$(PORT)" },

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
-use super::{EventResource, KubeletResources, PreparedOrder};
+use super::{EventResource, KubeletResources, PreparedPod};
 use crate::addresses::PodAddress;
 use crate::bundle::{self, BundleContext, BundleError};
 use crate::cgroups::{CgroupError, ContainerCgroup};
@@ -65,14 +65,14 @@ pub(super) fn error_chain(error: &dyn Error) -> String {
     common::link::error_chain(error).replace('\n', " ")
 }
 
-/// Parameters of one start, in addition to the order.
+/// Parameters of one start, in addition to the pod spec.
 #[derive(Debug)]
 pub(super) struct ContainerStartRequest {
     pub(super) index: usize,
     pub(super) attempt: u32,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) image: UnpackedImage,
-    pub(super) ordered_at: Instant,
+    pub(super) received_at: Instant,
 }
 
 /// Returns the runtime's container ID for one run of a container.
@@ -81,11 +81,14 @@ pub(super) fn container_id(uid: &str, container: &str, attempt: u32) -> String {
 }
 
 /// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
-pub(super) fn create_folders(resources: &KubeletResources, order: &LocalPodSpec) -> io::Result<()> {
+pub(super) fn create_folders(
+    resources: &KubeletResources,
+    pod_spec: &LocalPodSpec,
+) -> io::Result<()> {
     let layout = &resources.layout;
-    fs::create_dir_all(layout.pod_cgroup(&resources.mounts.v2, &order.uid))?;
-    fs::create_dir_all(layout.pod(&order.uid))?;
-    fs::create_dir_all(layout.pod_logs(&order.revision.namespace, &order.name))
+    fs::create_dir_all(layout.pod_cgroup(&resources.mounts.v2, &pod_spec.uid))?;
+    fs::create_dir_all(layout.pod(&pod_spec.uid))?;
+    fs::create_dir_all(layout.pod_logs(&pod_spec.revision.namespace, &pod_spec.name))
 }
 
 /// Takes a network made ahead and publishes its namespace for the pod.
@@ -116,14 +119,14 @@ pub(super) async fn create_network(
 /// Starts one container and reports the result as an event.
 pub(super) async fn start_container(
     resources: &Arc<KubeletResources>,
-    prepared: &Arc<PreparedOrder>,
+    prepared: &Arc<PreparedPod>,
     request: ContainerStartRequest,
 ) -> (PodEvent, EventResource) {
-    let (index, ordered) = (request.index, request.ordered_at);
+    let (index, received_at) = (request.index, request.received_at);
     let begin = Instant::now();
     // Here, not on the runtime's threads: they see another /sys/fs/cgroup, and not the mount of the pod's namespace.
     let created = create_cgroup(resources, prepared, index).and_then(|cgroup| {
-        let network = net::open_namespace(&resources.layout.pod_namespace(&prepared.order.uid))?;
+        let network = net::open_namespace(&resources.layout.pod_namespace(&prepared.pod_spec.uid))?;
         Ok((cgroup, network))
     });
     let prepare = {
@@ -132,7 +135,7 @@ pub(super) async fn start_container(
     };
     match resources.runtime.run_container(prepare).await {
         Ok(launched) => {
-            log_start(resources, prepared, index, &launched, ordered, begin);
+            log_start(resources, prepared, index, &launched, received_at, begin);
             (PodEvent::Started { index }, EventResource::Process(Arc::new(launched.pidfd)))
         }
         Err(error) => {
@@ -144,23 +147,23 @@ pub(super) async fn start_container(
 
 fn log_start(
     resources: &KubeletResources,
-    prepared: &PreparedOrder,
+    prepared: &PreparedPod,
     index: usize,
     launched: &LaunchedContainer,
-    ordered: Instant,
+    received_at: Instant,
     begin: Instant,
 ) {
     let micros = |duration: Duration| duration.as_micros() as u64;
     info!(
-        pod = prepared.order.name,
-        uid = prepared.order.uid,
+        pod = prepared.pod_spec.name,
+        uid = prepared.pod_spec.uid,
         container = prepared.containers[index].name,
         pid = launched.process.pid,
         runtime = resources.runtime.name(),
         mount_us = micros(launched.mount_time),
         runtime_us = micros(launched.runtime_time),
         start_us = micros(begin.elapsed()),
-        since_order_us = micros(ordered.elapsed()),
+        since_order_us = micros(received_at.elapsed()),
         "container started"
     );
 }
@@ -168,14 +171,14 @@ fn log_start(
 /// Creates a container's cgroup with its limits.
 fn create_cgroup(
     resources: &KubeletResources,
-    prepared: &PreparedOrder,
+    prepared: &PreparedPod,
     index: usize,
 ) -> Result<ContainerCgroup, ContainerStartError> {
     let container = &prepared.containers[index];
     let limits = bundle::parse_limits(container)?;
     let result = resources.mounts.create_container(
         &resources.layout,
-        &prepared.order.uid,
+        &prepared.pod_spec.uid,
         &container.name,
         limits,
     );
@@ -185,25 +188,25 @@ fn create_cgroup(
 /// Writes all files that a container needs; runs on a thread of the runtime.
 fn prepare_bundle(
     resources: &KubeletResources,
-    prepared: &PreparedOrder,
+    prepared: &PreparedPod,
     request: &ContainerStartRequest,
     (container_cgroup, network_namespace): (ContainerCgroup, OwnedFd),
 ) -> Result<ContainerLaunch, ContainerStartError> {
-    let (order, container) = (&prepared.order, &prepared.containers[request.index]);
-    let (layout, uid) = (&resources.layout, order.uid.as_str());
+    let (pod_spec, container) = (&prepared.pod_spec, &prepared.containers[request.index]);
+    let (layout, uid) = (&resources.layout, pod_spec.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
     let etc = layout.pod(uid);
     fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
-    let namespace = &order.revision.namespace;
-    write_file(&etc.join("hosts"), &bundle::hosts_file(&order.name, &request.addresses))?;
+    let namespace = &pod_spec.revision.namespace;
+    write_file(&etc.join("hosts"), &bundle::hosts_file(&pod_spec.name, &request.addresses))?;
     write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;
-    write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&order.name)))?;
+    write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&pod_spec.name)))?;
     let termination_log = bundle.join("termination-log");
     write_file(&termination_log, "")?;
     // The container may run as any user, and the kubelet too lets each of them write the message.
     let anyone = fs::Permissions::from_mode(0o666);
     fs::set_permissions(&termination_log, anyone).map_err(file_error(&termination_log))?;
-    let volumes = volume_folders(resources, order)?;
+    let volumes = volume_folders(resources, pod_spec)?;
     let read = |name: &str| fs::read_to_string(request.image.rootfs.join(name)).unwrap_or_default();
     let (passwd, group) = (read("etc/passwd"), read("etc/group"));
     let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
@@ -212,9 +215,9 @@ fn prepare_bundle(
     let network = PathBuf::from(network);
     let context = BundleContext {
         uid,
-        pod: &order.name,
+        pod: &pod_spec.name,
         namespace,
-        labels: &order.labels,
+        labels: &pod_spec.labels,
         addresses: &request.addresses,
         network: &network,
         rootfs: &bundle.join("rootfs"),
@@ -226,11 +229,11 @@ fn prepare_bundle(
         group: &group,
     };
     let config = request.image.config.config().as_ref();
-    let spec = bundle::build_spec(&order.spec, container, config, &context)?;
+    let spec = bundle::build_spec(&pod_spec.spec, container, config, &context)?;
     let text =
         serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
     write_file(&bundle.join("config.json"), &text)?;
-    let log = layout.log(namespace, &order.name, &container.name);
+    let log = layout.log(namespace, &pod_spec.name, &container.name);
     record_log_start(&bundle, &log)?;
     let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
     Ok(ContainerLaunch {
@@ -262,9 +265,9 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
 /// Returns the folders behind a pod's volumes, and creates those of `emptyDir`.
 fn volume_folders(
     resources: &KubeletResources,
-    order: &LocalPodSpec,
+    pod_spec: &LocalPodSpec,
 ) -> Result<std::collections::BTreeMap<String, PathBuf>, ContainerStartError> {
-    let folder = resources.layout.pod_data(&order.uid).join("volumes");
+    let folder = resources.layout.pod_data(&pod_spec.uid).join("volumes");
     let source = |volume: &Volume| -> Result<(String, PathBuf), ContainerStartError> {
         if let Some(host) = &volume.host_path {
             return Ok((volume.name.clone(), PathBuf::from(&host.path)));
@@ -279,7 +282,7 @@ fn volume_folders(
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(file_error(&path))?;
         Ok((volume.name.clone(), path))
     };
-    order.spec.volumes.iter().flatten().map(source).collect()
+    pod_spec.spec.volumes.iter().flatten().map(source).collect()
 }
 
 fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {

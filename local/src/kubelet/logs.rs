@@ -44,7 +44,7 @@ fn rotate_log(log: &Path) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(begin))?;
     let mut rotated = File::create(log.with_extension("log.1"))?;
     let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MAX_LOG_BYTES), &mut rotated);
-    // Truncated even if the copy fails for lack of room: the log must not grow forever.
+    // Truncated even if the copy fails because the disk is full: the log must not grow without limit.
     file.set_len(0)?;
     copied.map(drop)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use common::local_node::{LocalPodSpec, PodRunStatus};
 use k8s_openapi::api::core::v1::Container;
 
-use super::{EventResource, PreparedOrder, SavedPod, saved_state};
+use super::{EventResource, PreparedPod, SavedPod, saved_state};
 use crate::addresses::PodAddress;
 use crate::images::UnpackedImage;
 use crate::pods::{
@@ -18,8 +18,8 @@ use crate::sys;
 /// One pod: its state machine, and the resources that the machine does not know.
 pub(super) struct ManagedPod {
     pub(super) pod: PodStateMachine,
-    pub(super) prepared: Arc<PreparedOrder>,
-    pub(super) ordered_at: Instant,
+    pub(super) prepared: Arc<PreparedPod>,
+    pub(super) received_at: Instant,
     pub(super) address: Option<PodAddress>,
     pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
     pub(super) images: Vec<Option<UnpackedImage>>,
@@ -27,9 +27,9 @@ pub(super) struct ManagedPod {
 }
 
 impl ManagedPod {
-    /// Builds the state machine of an order from its pod spec; no process is started.
-    pub(super) fn new(order: LocalPodSpec) -> Self {
-        let spec = &order.spec;
+    /// Builds the state machine of a pod from its spec; no process is started.
+    pub(super) fn new(pod_spec: LocalPodSpec) -> Self {
+        let spec = &pod_spec.spec;
         let restart = match spec.restart_policy.as_deref() {
             Some("Never") => RestartPolicy::Never,
             Some("OnFailure") => RestartPolicy::OnFailure,
@@ -45,7 +45,7 @@ impl ManagedPod {
             spec.init_containers.iter().flatten().map(|container| (container, init(container)));
         let containers =
             inits.chain(spec.containers.iter().map(|container| (container, ContainerRole::Main)));
-        let readiness = order.kubelet_probes;
+        let readiness = pod_spec.kubelet_probes;
         let plans = containers.clone().map(|(container, role)| ContainerPlan {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
@@ -57,11 +57,11 @@ impl ManagedPod {
         let containers: Vec<Container> =
             containers.map(|(container, _)| container.clone()).collect();
         let count = containers.len();
-        let prepared = Arc::new(PreparedOrder { order, containers });
+        let prepared = Arc::new(PreparedPod { pod_spec, containers });
         Self {
             pod,
             prepared,
-            ordered_at: Instant::now(),
+            received_at: Instant::now(),
             address: None,
             processes: vec![None; count],
             images: vec![None; count],
@@ -97,7 +97,7 @@ impl ManagedPod {
         };
         let containers = (0..self.prepared.containers.len()).map(save_container);
         SavedPod {
-            order: self.prepared.order.clone(),
+            pod_spec: self.prepared.pod_spec.clone(),
             address: self.address,
             containers: containers.collect(),
         }
@@ -106,7 +106,7 @@ impl ManagedPod {
     /// Returns the status to be reported to the controller.
     pub(super) fn status(&self) -> PodRunStatus {
         PodRunStatus {
-            uid: self.prepared.order.uid.clone(),
+            uid: self.prepared.pod_spec.uid.clone(),
             phase: self.pod.phase(),
             addresses: self.pod.addresses().to_vec(),
             containers: self.pod.container_statuses(),

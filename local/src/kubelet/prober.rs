@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::probe_spec::{ContainerProbes, ProbeAction, ProbeSpec, ProbeStreak};
-use super::{EventResource, KubeletResources, PodEventReport, PreparedOrder, lifecycle};
+use super::{EventResource, KubeletResources, PodEventReport, PreparedPod, lifecycle};
 use crate::pods::{PodEvent, ProbeResults};
 use crate::runtime::ExecRequest;
 use crate::{net, sys};
@@ -44,13 +44,14 @@ pub(super) struct ContainerRun {
 /// Probes one run of a container until its process has ended; stops it when startup or liveness probe fails.
 pub(super) async fn probe_container(
     resources: Arc<KubeletResources>,
-    prepared: Arc<PreparedOrder>,
+    prepared: Arc<PreparedPod>,
     reports: mpsc::Sender<PodEventReport>,
     run: ContainerRun,
 ) {
     let started_at = Instant::now();
-    let (pod, container) = (&prepared.order.name, &prepared.containers[run.index]);
-    let probes = match ContainerProbes::from_container(container, prepared.order.kubelet_probes) {
+    let (pod_spec, container) = (&prepared.pod_spec, &prepared.containers[run.index]);
+    let pod = &pod_spec.name;
+    let probes = match ContainerProbes::from_container(container, pod_spec.kubelet_probes) {
         Ok(probes) => probes,
         // As on Kubernetes, such a container counts as not started or not ready, and is never stopped for it.
         Err(error) => {
@@ -83,7 +84,7 @@ pub(super) async fn probe_container(
     prober.report_results(ProbeResults::default()).await;
     let grace = prober.terminate_container(&failed);
     if timeout(grace, watched.readable()).await.is_err() {
-        let (uid, container) = (&prepared.order.uid, &container.name);
+        let (uid, container) = (&prepared.pod_spec.uid, &container.name);
         warn!(pod, uid, container, "killed after its grace period");
         resources.mounts.kill_container(&resources.layout, uid, container);
     }
@@ -99,7 +100,7 @@ struct ProbeFailure<'a> {
 /// Runs the probes of one run of a container.
 struct ContainerProber<'a> {
     shared: &'a Arc<KubeletResources>,
-    prepared: &'a Arc<PreparedOrder>,
+    prepared: &'a Arc<PreparedPod>,
     reports: mpsc::Sender<PodEventReport>,
     run: &'a ContainerRun,
     ip: IpAddr,
@@ -151,7 +152,7 @@ impl ContainerProber<'_> {
             }
             results.ready = outcome.is_ok();
             let error = outcome.err().unwrap_or_default();
-            let (pod, container) = (&self.prepared.order.name, self.container_name());
+            let (pod, container) = (&self.prepared.pod_spec.name, self.container_name());
             info!(pod, container, ready = results.ready, trouble = error, "readiness probed");
             self.report_results(results).await;
         }
@@ -163,7 +164,7 @@ impl ContainerProber<'_> {
 
     /// Reports probe results to the kubelet.
     async fn report_results(&self, results: ProbeResults) {
-        let uid = self.prepared.order.uid.clone();
+        let uid = self.prepared.pod_spec.uid.clone();
         let event =
             PodEvent::ProbesChanged { index: self.run.index, attempt: self.run.attempt, results };
         // The channel is closed once the kubelet has ended; the report is not needed then.
@@ -175,13 +176,13 @@ impl ContainerProber<'_> {
     fn terminate_container(&self, failed: &ProbeFailure<'_>) -> Duration {
         let ProbeFailure { kind, spec, error } = failed;
         let (pod, uid, name) =
-            (&self.prepared.order.name, &self.prepared.order.uid, self.container_name());
+            (&self.prepared.pod_spec.name, &self.prepared.pod_spec.uid, self.container_name());
         info!(pod, uid, container = name, kind, trouble = error, "container restarted");
         let message_file = self.shared.layout.bundle(uid, name).join("termination-log");
         // The status shows this file as the termination message; without it, only the detail is missing.
         let _ = std::fs::write(message_file, format!("{kind} probe failed: {error}"));
         let _gone = sys::pidfd_signal(self.run.pidfd.as_fd(), libc::SIGTERM);
-        let pods = self.prepared.order.spec.termination_grace_period_seconds;
+        let pods = self.prepared.pod_spec.spec.termination_grace_period_seconds;
         let grace = spec.grace_period_s.or(pods).unwrap_or(DEFAULT_GRACE_PERIOD_S);
         Duration::from_secs(u64::try_from(grace).unwrap_or(0))
     }
@@ -191,7 +192,7 @@ impl ContainerProber<'_> {
         match &spec.action {
             ProbeAction::Exec(command) => self.run_exec_probe(command, spec.timeout).await,
             ProbeAction::Network { handler, port } => {
-                let namespace = self.shared.layout.pod_namespace(&self.prepared.order.uid);
+                let namespace = self.shared.layout.pod_namespace(&self.prepared.pod_spec.uid);
                 let address = SocketAddr::new(self.ip, *port);
                 probe::run_probe(
                     handler,
@@ -206,7 +207,7 @@ impl ContainerProber<'_> {
 
     /// Runs a probe's command inside the container.
     async fn run_exec_probe(&self, command: &[String], timeout: Duration) -> Result<(), String> {
-        let (layout, uid) = (&self.shared.layout, &self.prepared.order.uid);
+        let (layout, uid) = (&self.shared.layout, &self.prepared.pod_spec.uid);
         let cgroup = self.shared.mounts.open_container(layout, uid, self.container_name());
         let exec = ExecRequest {
             id: lifecycle::container_id(uid, self.container_name(), self.run.attempt),

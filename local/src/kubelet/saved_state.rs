@@ -16,7 +16,7 @@ use crate::layout::NodeLayout;
 /// State of one pod when it was last saved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedPod {
-    pub(crate) order: LocalPodSpec,
+    pub(crate) pod_spec: LocalPodSpec,
     pub(crate) address: Option<PodAddress>,
     pub(crate) containers: Vec<SavedContainer>,
 }
@@ -50,18 +50,18 @@ struct SavedPodFile {
 
 /// Writes a pod's state atomically: to a second file that is then renamed.
 pub(crate) fn save_pod(layout: &NodeLayout, saved: &SavedPod) {
-    let order = saved.order.clone();
-    let path = layout.pod_state(&order.uid);
+    let pod_spec = saved.pod_spec.clone();
+    let path = layout.pod_state(&pod_spec.uid);
     let text = SavedPodFile {
-        uid: order.uid,
-        name: order.name,
-        namespace: order.revision.namespace.into(),
-        revision: order.revision.name.into(),
-        labels: order.labels,
+        uid: pod_spec.uid,
+        name: pod_spec.name,
+        namespace: pod_spec.revision.namespace.into(),
+        revision: pod_spec.revision.name.into(),
+        labels: pod_spec.labels,
         address: saved.address.map(PodAddress::v4),
         containers: saved.containers.clone(),
-        kubelet_probes: order.kubelet_probes,
-        spec: order.spec,
+        kubelet_probes: pod_spec.kubelet_probes,
+        spec: pod_spec.spec,
     };
     let temporary = path.with_extension("half");
     let written = serde_json::to_vec(&text).map_err(std::io::Error::from);
@@ -86,12 +86,12 @@ fn load_pod(layout: &NodeLayout, uid: &str) -> Option<SavedPod> {
     let text: SavedPodFile = match serde_json::from_slice(&bytes) {
         Ok(text) => text,
         Err(error) => {
-            // Without a state the pod is not adopted; the order, if there still is one, makes it again.
+            // Without a state the pod is not adopted. If the node spec still contains the pod, it is created again.
             warn!(path = %path.display(), %error, "pod state not understood");
             return None;
         }
     };
-    let order = LocalPodSpec {
+    let pod_spec = LocalPodSpec {
         uid: text.uid,
         name: text.name,
         revision: NamespacedName::new(text.namespace, text.revision),
@@ -100,5 +100,5 @@ fn load_pod(layout: &NodeLayout, uid: &str) -> Option<SavedPod> {
         kubelet_probes: text.kubelet_probes,
     };
     let address = text.address.and_then(PodAddress::from_v4);
-    Some(SavedPod { order, address, containers: text.containers })
+    Some(SavedPod { pod_spec, address, containers: text.containers })
 }

@@ -2,23 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Compares existing pods with ordered ones: returns uids without an order, and orders without a pod.
+/// Compares the keys of two maps: returns keys that only `current` has, and values of keys that only `desired` has.
 ///
-/// Both maps are walked once, side by side. An order with a pod costs one comparison; its content is not compared.
-pub(super) fn key_difference<'a, K: Ord, H, W>(
-    current: &'a BTreeMap<K, H>,
-    desired: &'a BTreeMap<K, W>,
-) -> (Vec<&'a K>, Vec<&'a W>) {
+/// Both maps are walked once, side by side. A key of both costs one comparison; values are not compared.
+pub(super) fn key_difference<'a, K: Ord, C, D>(
+    current: &'a BTreeMap<K, C>,
+    desired: &'a BTreeMap<K, D>,
+) -> (Vec<&'a K>, Vec<&'a D>) {
     let (mut current, mut desired) = (current.keys().peekable(), desired.iter().peekable());
     let (mut removed, mut new) = (Vec::new(), Vec::new());
     loop {
         match (current.peek(), desired.peek()) {
             (None, None) => return (removed, new),
             (Some(_), None) => removed.extend(current.next()),
-            (None, Some(_)) => new.extend(desired.next().map(|(_, order)| order)),
-            (Some(managed_pod), Some((uid, _))) => match managed_pod.cmp(uid) {
+            (None, Some(_)) => new.extend(desired.next().map(|(_, value)| value)),
+            (Some(key), Some((desired_key, _))) => match key.cmp(desired_key) {
                 std::cmp::Ordering::Less => removed.extend(current.next()),
-                std::cmp::Ordering::Greater => new.extend(desired.next().map(|(_, order)| order)),
+                std::cmp::Ordering::Greater => new.extend(desired.next().map(|(_, value)| value)),
                 std::cmp::Ordering::Equal => {
                     current.next();
                     desired.next();

@@ -13,7 +13,7 @@ pub enum RestartPolicy {
     Never,
 }
 
-/// Role of a container in the order of starts and stops.
+/// Role of a container in the sequence of starts and stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerRole {
     /// Init container: runs to its end before the next one starts.
@@ -31,7 +31,7 @@ pub struct ContainerPlan {
     pub name: String,
     /// Image reference as the spec writes it.
     pub image: String,
-    /// Role in the order of starts and stops.
+    /// Role in the sequence of starts and stops.
     pub role: ContainerRole,
     /// True if the node's probes decide that it has started and is ready; otherwise its running process shows both.
     pub is_probed: bool,
@@ -60,7 +60,7 @@ pub struct ContainerExit {
 /// Event for a pod's state machine. `index` is that of a container, init containers first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodEvent {
-    /// The pod was ordered, or found again after a restart of the node.
+    /// The node spec contains the pod, or it was found again after a restart of the node.
     Begin,
     /// The network is ready, with these addresses.
     NetworkReady(Vec<IpAddr>),
@@ -113,7 +113,7 @@ pub enum PodEvent {
         /// Exit code, reason and message.
         exit: ContainerExit,
     },
-    /// The pod is no longer ordered.
+    /// The node spec no longer contains the pod.
     Stop,
     /// Everything of the pod is removed from the node.
     Removed,

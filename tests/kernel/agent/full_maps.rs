@@ -56,11 +56,11 @@ fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
     fixture.start_pod();
     fixture.send_to_pod("listen");
     let pod = fixture
-        .wait_pod("without room", |pod| pod.not_ready_reason.contains("more pods of services"));
+        .wait_pod("without slot", |pod| pod.not_ready_reason.contains("more pods of services"));
     assert!(!pod.ready, "what is not counted gets no request");
     fixture.wait_metric("rouse_agent_pods{state=\"crowded\"}", 1);
     let page = fixture.get_page("n", ADMIN, "/readyz");
-    assert!(page.contains("pods: 1 without room: its node runs more pods"), "{page}");
+    assert!(page.contains("pods: 1 without a pod slot: its node runs more pods"), "{page}");
     let pod = fixture.wait_pod("served", |pod| pod.ready);
     assert_eq!(pod.not_ready_reason, "");
 }

@@ -5,18 +5,19 @@
 
 use std::{
     collections::BTreeMap,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::atomic::Ordering::Relaxed,
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use common::wire::RequestTotals;
+use common::{link::error_chain, wire::RequestTotals};
 use datapath::abi::{self, maps};
 use tracing::{info, warn};
 
 use super::{
     COUNTER_WORDS, CounterRows, KernelMapError, RESPONSE_WORDS, STATE_WORDS, capacity, map_words,
-    open_hash_map, write_error,
+    open_hash_map, open_pinned, pin_error, write_error,
 };
 use crate::kernel::sys;
 
@@ -35,8 +36,10 @@ impl PreviousCounters {
     /// programs count new connections as usual.
     pub(super) fn open(pins: &Path) -> Option<Self> {
         let opened = Self::try_open(pins);
-        let opened = opened
-            .inspect_err(|error| warn!(pins = %pins.display(), %error, "cannot read the counts of the version before"));
+        let opened = opened.inspect_err(|error| {
+            let error = error_chain(error);
+            warn!(pins = %pins.display(), %error, "cannot read the counts of the version before");
+        });
         opened.ok()
     }
 
@@ -50,13 +53,13 @@ impl PreviousCounters {
             (maps::RESPONSES, 4, size(size_of::<abi::ResponseCounters>())),
         ];
         for (name, key, value) in wanted {
-            let map = super::open_pinned(pins, name)?;
-            let shape = sys::map_shape(std::os::fd::AsFd::as_fd(&map));
-            let [_, key_found, value_found, _] =
-                shape.map_err(|source| KernelMapError::Mmap { name, source })?;
-            if (key_found, value_found) != (key, value) {
-                let source = std::io::ErrorKind::InvalidData.into();
-                return Err(KernelMapError::Mmap { name, source });
+            let map = open_pinned(pins, name)?;
+            let path = pins.join(name);
+            let [_, key_found, value_found, _] = sys::map_shape(map.as_fd())
+                .map_err(|source| pin_error("read the shape of", &path, source))?;
+            let (found, wanted) = ([key_found, value_found], [key, value]);
+            if found != wanted {
+                return Err(KernelMapError::Layout { path, found, wanted });
             }
         }
         let rows = capacity(pins, maps::COUNTERS)?;

@@ -10,7 +10,7 @@ use aya::maps::{HashMap, MapData};
 use common::wire::{self, NamespacedName};
 use datapath::abi;
 
-use super::{KernelMapError, ignore_missing, open_hash_map, read_error, write_error};
+use super::{KernelMapError, ignore_missing, open_hash_map, pin_error, read_error, write_error};
 use crate::kernel::{
     sys,
     totals_row::{TotalsRow, WORDS},
@@ -97,19 +97,19 @@ impl StoredTotals {
 
 /// Pins a hash map of this shape (key, value, entries) under this name, if it is missing.
 fn ensure_hash_map(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(), KernelMapError> {
-    let share = |source| KernelMapError::Mmap { name, source };
     let pin = pins.join(name);
+    let create_error = |source| pin_error("create", &pin, source);
     let pinned_shape = sys::open_pin(&pin).and_then(|map| sys::map_shape(map.as_fd())).ok();
     if pinned_shape.is_some_and(|pinned_shape| pinned_shape[1..] == shape) {
         return Ok(());
     }
     // Another version of the agent may have used another shape, whose entries cannot be read as this one.
     if pinned_shape.is_some() {
-        std::fs::remove_file(&pin).map_err(share)?;
+        std::fs::remove_file(&pin).map_err(|source| pin_error("remove", &pin, source))?;
     }
     let [key, value, entries] = shape;
-    let map = sys::create_hash_map(key, value, entries).map_err(share)?;
-    sys::pin(map.as_fd(), &pin).map_err(share)
+    let map = sys::create_hash_map(key, value, entries).map_err(create_error)?;
+    sys::pin(map.as_fd(), &pin).map_err(create_error)
 }
 
 fn encode_name(name: &NamespacedName) -> RevisionKeyBytes {

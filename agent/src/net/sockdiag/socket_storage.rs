@@ -1,7 +1,7 @@
 //! Shell: the eBPF programs' storage of each connection, read by sock_diag (5.7).
 //!
-//! The library knows neither the attributes of the request nor those of the answer, so they are defined here
-//! (`linux/inet_diag.h`, `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
+//! `netlink-packet-sock-diag` knows neither the attributes of the request nor those of the response. They are defined
+//! here (`linux/inet_diag.h`, `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
 
 use std::{
     io,
@@ -64,10 +64,10 @@ impl SockDiag {
         let attribute = storage_request(map);
         for request in requests_for_both_families(states, &ExtensionFlags::empty()) {
             let attribute = attribute.clone();
-            let question =
+            let message =
                 SocketStorageMessage { inner: SockDiagMessage::InetRequest(request), attribute };
-            self.netlink.dump(question, |answer| {
-                if let SockDiagMessage::InetResponse(socket) = answer.inner {
+            self.netlink.dump(message, |response| {
+                if let SockDiagMessage::InetResponse(socket) = response.inner {
                     each(connection(&socket), stored_value(&socket));
                 }
             })?;
@@ -76,7 +76,7 @@ impl SockDiag {
     }
 }
 
-/// A request with an attribute, or an answer.
+/// Request with an attribute, or response.
 #[derive(Clone, Debug)]
 struct SocketStorageMessage {
     inner: SockDiagMessage,
@@ -98,7 +98,7 @@ fn emit_attribute(attribute: &DefaultNla) -> Vec<u8> {
     bytes
 }
 
-/// Returns the value in an answer, if there is one.
+/// Returns the value in a response, if there is one.
 fn stored_value(socket: &InetResponse) -> Option<Vec<u8>> {
     let stored = socket.nlas.iter().find(|it| is_kind(it.kind(), STORAGES))?;
     let mut bytes = vec![0; stored.value_len()];
@@ -112,7 +112,7 @@ fn find_attribute(bytes: &[u8], kind: u16) -> Option<NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).map_while(Result::ok).find(|it| is_kind(it.kind(), kind))
 }
 
-/// Compares kinds without the flag of nested attributes, which the library leaves in some kinds.
+/// Compares kinds without the flag of nested attributes, which the netlink crates leave in some kinds.
 fn is_kind(attribute_type: u16, kind: u16) -> bool {
     attribute_type & NLA_TYPE_MASK == kind
 }

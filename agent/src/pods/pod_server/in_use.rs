@@ -1,10 +1,10 @@
 //! Shell: `POST /in-use`, by which the agent of a client's node learns which of the client's connections are in use.
 //!
-//! The query is a list of addresses, one a line: the client's ends of connections to this pod. The answer has one line
-//! for each known connection: `busy ADDRESS` if a message is under way, `idle ADDRESS` if none is. `no-request ADDRESS`
-//! means that no request is under way, but perhaps a frame of HTTP/2. Opaque connections have no line. A client's node
-//! sees when bytes pass, not what they mean: a response that pauses looks to it like one that has ended. The eBPF
-//! programs on the pod's node follow the messages.
+//! The query is a list of addresses, one a line: the client's ends of connections to this pod. The response has one
+//! line for each known connection: `busy ADDRESS` if a message is under way, `idle ADDRESS` if none is.
+//! `no-request ADDRESS` means that no request is under way, but perhaps a frame of HTTP/2. Opaque connections have no
+//! line. A client's node sees when bytes pass, and not which message they belong to. A response that pauses looks to it
+//! like one that has ended. The eBPF programs on the pod's node follow the messages.
 //!
 //! Any client that reaches the pod may send a query. It learns only if a connection that it can name is in use.
 
@@ -32,50 +32,50 @@ use crate::{
 
 /// Path of the query on the pod server.
 pub(crate) const PATH: &str = "/in-use";
-/// Highest number of bytes of a query or an answer.
+/// Highest number of bytes of a query or a response.
 pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
 /// Highest number of addresses in one query. A line has at most 47 bytes of address, a word of 11, and a line end.
 pub(crate) const QUERY_ADDRESSES_MAX: usize = 1_000;
 /// Pause after each scan, so that constant queries cost little.
 const SCAN_PAUSE: Duration = Duration::from_millis(5);
 
-/// Writes a query as it is sent.
+/// Encodes a query.
 pub(crate) fn encode_query(clients: &[SocketAddr]) -> String {
     clients.iter().map(|at| format!("{at}\n")).collect()
 }
 
-/// Reads a query as it was received.
-fn parse_query(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
-    question.lines().map(str::parse).collect()
+/// Parses a query.
+fn parse_query(query: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
+    query.lines().map(str::parse).collect()
 }
 
-/// First word of a connection's line in an answer.
+/// First word of a connection's line in a response.
 const USE_WORDS: [(ConnectionActivity, &str); 3] = [
     (ConnectionActivity::MessageInFlight, "busy"),
     (ConnectionActivity::Idle, "idle"),
     (ConnectionActivity::NoRequestInFlight, "no-request"),
 ];
 
-fn encode_answer(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActivity)>) -> String {
+fn encode_response(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActivity)>) -> String {
     let word =
         |activity| USE_WORDS.iter().find(|(it, _)| *it == activity).map_or("", |(_, word)| word);
     in_use.into_iter().map(|(at, activity)| format!("{} {at}\n", word(activity))).collect()
 }
 
-/// Reads an answer: the use of each client's connection that is known. `None` if it is malformed.
-pub(crate) fn parse_answer(answer: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
+/// Parses a response: the use of each client's connection that is known. `None` if it is malformed.
+pub(crate) fn parse_response(response: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
     let line = |line: &str| {
         let (said, at) = line.split_once(' ')?;
         let (activity, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
         Some((at.parse().ok()?, activity))
     };
-    answer.lines().map(line).collect()
+    response.lines().map(line).collect()
 }
 
 /// Lookup of the use of a pod's connections. Cheap to clone.
 ///
-/// One scan runs at a time. Queries that arrive meanwhile wait for the next scan, which answers all of them. So each
-/// node has its answer after two scans, however many send queries.
+/// One scan runs at a time. Queries that arrive meanwhile wait for the next scan, which is for all of them. So each
+/// node has its response after two scans, however many send queries.
 #[derive(Clone, Debug)]
 pub(super) struct InUseLookup {
     /// Sock_diag socket in the pod's namespace.
@@ -121,7 +121,7 @@ impl InUseLookup {
     }
 }
 
-/// Answers a query after the next scan.
+/// Responds to a query after the next scan.
 pub(super) async fn handle_in_use(State(state): State<PodServerState>, query: String) -> Response {
     let clients = match parse_query(&query) {
         Ok(clients) => clients,
@@ -134,10 +134,10 @@ pub(super) async fn handle_in_use(State(state): State<PodServerState>, query: St
         Some(Ok(all)) => {
             // Only the addresses of the query: a client learns nothing of other clients' connections.
             let queried = all.iter().filter(|(client, _)| clients.contains(client));
-            encode_answer(queried.map(|(client, activity)| (*client, *activity))).into_response()
+            encode_response(queried.map(|(client, activity)| (*client, *activity))).into_response()
         }
         other => {
-            warn!(uid = state.uid, ?other, "cannot look which connections are in use");
+            warn!(uid = state.uid, ?other, "cannot read which connections are in use");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -162,16 +162,16 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_parsed_as_it_was_encoded_or_not_at_all() {
+    fn a_response_is_parsed_as_it_was_encoded_or_not_at_all() {
         let all = BTreeMap::from([
             (at("10.0.0.1:80"), ConnectionActivity::MessageInFlight),
             (at("[fd00::1]:65535"), ConnectionActivity::Idle),
             (at("[fd00::1]:1"), ConnectionActivity::NoRequestInFlight),
         ]);
-        assert_eq!(parse_answer(&encode_answer(all.clone())), Some(all));
-        assert_eq!(parse_answer(""), Some(BTreeMap::new()));
+        assert_eq!(parse_response(&encode_response(all.clone())), Some(all));
+        assert_eq!(parse_response(""), Some(BTreeMap::new()));
         for bad in ["10.0.0.1:80", "busy", "busy 10.0.0.1", "lazy 10.0.0.1:80", "<html>"] {
-            assert_eq!(parse_answer(bad), None, "{bad:?}");
+            assert_eq!(parse_response(bad), None, "{bad:?}");
         }
     }
 
@@ -183,7 +183,7 @@ mod tests {
         let queries: Vec<_> = (0..100)
             .map(|_| {
                 let lookup = lookup.clone();
-                tokio::spawn(async move { lookup.next_result().await.expect("an answer") })
+                tokio::spawn(async move { lookup.next_result().await.expect("a result") })
             })
             .collect();
         tokio::task::yield_now().await;
@@ -193,15 +193,15 @@ mod tests {
             results.push(queries.await.expect("no panic"));
         }
         assert!(results.iter().all(|it| Arc::ptr_eq(it, &results[0])), "one look");
-        let later = lookup.next_result().await.expect("an answer");
+        let later = lookup.next_result().await.expect("a result");
         assert!(!Arc::ptr_eq(&later, &results[0]), "another one");
     }
 
     #[test]
-    fn the_longest_answer_fits() {
+    fn the_longest_response_fits() {
         let longest = at("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
         assert!(
-            encode_answer(std::iter::repeat_n(
+            encode_response(std::iter::repeat_n(
                 (longest, ConnectionActivity::NoRequestInFlight),
                 QUERY_ADDRESSES_MAX
             ))

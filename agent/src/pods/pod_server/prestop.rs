@@ -58,7 +58,7 @@ impl PreStopHooks {
     }
 
     /// Waits until every preStop request has its response.
-    pub async fn wait_until_all_answered(&self) {
+    pub async fn wait_until_none_open(&self) {
         let mut open = self.0.open_requests.subscribe();
         // The channel is never closed, as `self` holds its sender.
         let _none = open.wait_for(|open| *open == 0).await;
@@ -138,11 +138,11 @@ mod tests {
     #[tokio::test]
     async fn a_stopping_agent_waits_for_the_last_answer() {
         let drains = PreStopHooks::default();
-        drains.wait_until_all_answered().await;
+        drains.wait_until_none_open().await;
         let questions = [drains.track_request(), drains.track_request()];
         let waiting = tokio::spawn({
             let drains = drains.clone();
-            async move { drains.wait_until_all_answered().await }
+            async move { drains.wait_until_none_open().await }
         });
         let mut left = questions.into_iter();
         drop(left.next());

@@ -87,8 +87,8 @@ impl TrackedPod {
         let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
         let in_namespace =
             self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
-        let crowded = self.register_retry_at.map(|_| Incompatibility::Crowded);
-        in_namespace.or(crowded).or_else(|| redirects.then_some(Incompatibility::Redirected))
+        let no_free_slot = self.register_retry_at.map(|_| Incompatibility::NoFreePodSlot);
+        in_namespace.or(no_free_slot).or_else(|| redirects.then_some(Incompatibility::Redirected))
     }
 
     /// Returns the reason for which an inspected pod does not serve; empty before an inspection.

@@ -53,7 +53,7 @@ pub(super) struct PodPreStop {
     /// Time of the request, since which the kubelet waits to stop the pod.
     pub(super) since: Option<Instant>,
     /// True if the request has got its response.
-    pub(super) is_answered: bool,
+    pub(super) has_response: bool,
     /// True if the pod's first listener has opened since the request.
     is_reopened: bool,
 }
@@ -91,8 +91,8 @@ impl TrackedPod {
         let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
         self.drain.is_drained = is_quiet && self.drain.since.is_some_and(is_long_ago);
         if is_quiet && self.is_waiting_to_stop() && draining_since.is_some_and(is_long_ago) {
-            self.prestop.is_answered = true;
-            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+            self.prestop.has_response = true;
+            out.push(PodTrackerAction::AllowStop(self.uid()));
         }
     }
 
@@ -118,24 +118,24 @@ impl TrackedPod {
         in_flight.saturating_sub(counted.map_or(0, |(_, count)| count))
     }
 
-    /// Handles a container's restart. The kubelet may restart it without waiting for requests that it may never answer,
+    /// Handles a container's restart. The kubelet may restart it without waiting for requests that may never end,
     /// and the pod returns to service afterwards. Without a controller nothing happens here, because the pod may as
     /// well be one that stops.
     pub(super) fn update_restart(
         &mut self,
         now: Instant,
-        is_informed: bool,
+        is_connected: bool,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let Some(prestop_since) =
-            self.prestop.since.filter(|_| is_informed && self.drain.since.is_none())
+            self.prestop.since.filter(|_| is_connected && self.drain.since.is_none())
         else {
             return;
         };
         let since = now.saturating_duration_since(prestop_since);
         if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
-            self.prestop.is_answered = true;
-            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+            self.prestop.has_response = true;
+            out.push(PodTrackerAction::AllowStop(self.uid()));
         }
         // Reopened: the new container listens. Otherwise the serving container never closed, and another one restarted.
         let is_over = (self.prestop.is_reopened && since >= DRAINING_ROUTE_TIMEOUT)
@@ -151,8 +151,8 @@ impl TrackedPod {
             self.prestop.since = Some(now);
             self.prestop.is_reopened = false;
         }
-        if self.prestop.is_answered {
-            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+        if self.prestop.has_response {
+            out.push(PodTrackerAction::AllowStop(self.uid()));
         }
         // Reports the pod as not ready: no new request may come from here on.
         self.report(now, out);
@@ -174,7 +174,7 @@ impl TrackedPod {
     /// Ends the restart: the container that the preStop request was for runs again.
     fn end_restart(&mut self, out: &mut Vec<PodTrackerAction>) {
         let was_asked = self.prestop.since.take().is_some();
-        if mem::take(&mut self.prestop.is_answered) || was_asked {
+        if mem::take(&mut self.prestop.has_response) || was_asked {
             out.push(PodTrackerAction::EndExclusion(self.uid()));
         }
     }
@@ -186,6 +186,6 @@ impl TrackedPod {
     }
 
     pub(super) fn is_waiting_to_stop(&self) -> bool {
-        self.prestop.since.is_some() && !self.prestop.is_answered
+        self.prestop.since.is_some() && !self.prestop.has_response
     }
 }

@@ -61,7 +61,7 @@ fn sockets(listeners: &[&str]) -> NamespaceSockets {
 /// Returns a pod that was named, found and registered; its namespace holds no listener.
 fn registered_listening(pod: wire::PodEntry, now: Instant) -> PodTracker {
     let uid = pod.uid.clone();
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     for event in [
         PodTrackerEvent::RouteUpdated(Box::new(pod)),
         PodTrackerEvent::NamespaceFound(uid.clone(), facts()),
@@ -74,7 +74,7 @@ fn registered_listening(pod: wire::PodEntry, now: Instant) -> PodTracker {
 }
 
 /// Time that a draining pod waits for upgraded connections in these tests.
-const TUNNEL_DRAIN: Duration = Duration::from_secs(60);
+const UPGRADED_DRAIN_TIME: Duration = Duration::from_secs(60);
 
 fn read_kernel_state(
     pods: &mut PodTracker,
@@ -119,7 +119,7 @@ fn ready() -> PodObservation {
 #[test]
 fn a_pod_is_searched_registered_inspected_and_reported() {
     let now = Instant::now();
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     let unknown = PodObservation { address: None, not_ready_reason: String::new(), ..idle() };
     assert_eq!(
         pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen)))),
@@ -238,7 +238,7 @@ fn the_probe_is_tried_at_the_pods_own_address() {
 #[test]
 fn a_probe_waits_for_the_address() {
     let now = Instant::now();
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Tcp))));
     let actions = read_kernel_state(&mut pods, now, listening_state(1));
     assert!(
@@ -304,7 +304,7 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
 }
 
 #[test]
-fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() {
+fn a_draining_pod_waits_for_upgraded_connections_a_set_time_and_for_requests_longer() {
     let now = Instant::now();
     let mut pods = registered_listening(
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) },
@@ -317,10 +317,11 @@ fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() 
         idle,
         ..listening_state(1)
     };
-    let early = read_kernel_state(&mut pods, now + TUNNEL_DRAIN - SECOND, reading(2, 30 * SECOND));
+    let early =
+        read_kernel_state(&mut pods, now + UPGRADED_DRAIN_TIME - SECOND, reading(2, 30 * SECOND));
     assert!(!early.contains(&count), "{early:?}");
 
-    let due = now + TUNNEL_DRAIN;
+    let due = now + UPGRADED_DRAIN_TIME;
     assert!(read_kernel_state(&mut pods, due, reading(2, 60 * SECOND)).contains(&count));
     let again = read_kernel_state(&mut pods, due + SECOND / 4, reading(2, 60 * SECOND));
     assert!(!again.contains(&count), "one look a second");
@@ -341,7 +342,7 @@ fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() 
     let ended = reading(2, SECOND / 2);
     assert!(
         !drained(read_kernel_state(&mut pods, later, ended)),
-        "one has ended: perhaps a tunnel"
+        "one has ended: perhaps an upgraded connection"
     );
     assert!(
         drained(read_kernel_state(&mut pods, later, reading(2, 60 * SECOND))),
@@ -420,7 +421,7 @@ fn not_ready_reasons_name_what_to_do() {
         (&[], "nothing listens on port 8080 yet"),
     ];
     for (listeners, reason) in cases {
-        let mut pods = PodTracker::new(TUNNEL_DRAIN);
+        let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
         let now = Instant::now();
         pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
         let observed =
@@ -491,7 +492,7 @@ fn idle_state() -> PodKernelState {
 }
 
 fn released(actions: &[PodTrackerAction]) -> usize {
-    actions.iter().filter(|action| **action == PodTrackerAction::AnswerPreStop("a".into())).count()
+    actions.iter().filter(|action| **action == PodTrackerAction::AllowStop("a".into())).count()
 }
 
 #[test]
@@ -733,7 +734,7 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
         Some((true, ""))
     );
     // In an IPv6-only cluster it is the other way round.
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let alone = NamespaceFacts { addresses: vec![ip("fd00::5")], ..facts() };
     pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), alone));
@@ -755,7 +756,7 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     let odd = NamespaceFacts { incompatibility: Some(sandbox), ..facts() };
     let observed = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), odd)));
     assert_eq!(observed[0].not_ready_reason, sandbox.to_string());
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let observed = reports(
         pods.step(now, PodTrackerEvent::NamespaceMissing("a".into(), Incompatibility::HostNetwork)),
@@ -776,27 +777,27 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
 }
 
 #[test]
-fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
+fn a_pod_without_a_slot_reports_it_and_is_registered_again() {
     let now = Instant::now();
-    let mut pods = PodTracker::new(TUNNEL_DRAIN);
+    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let register = PodTrackerAction::Register("a".into(), facts());
     assert!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())).contains(&register)
     );
-    let observed = reports(pods.step(now, PodTrackerEvent::Crowded("a".into())));
+    let observed = reports(pods.step(now, PodTrackerEvent::NoFreePodSlot("a".into())));
     assert_eq!(
         (observed[0].ready, &*observed[0].not_ready_reason),
-        (false, &*Incompatibility::Crowded.to_string())
+        (false, &*Incompatibility::NoFreePodSlot.to_string())
     );
-    assert_eq!(pods.counts().crowded, 1);
+    assert_eq!(pods.counts().without_slot, 1);
     let next = pods.next_wake().expect("it tries again");
     assert!(next > now && pods.step(next, PodTrackerEvent::Tick).contains(&register));
     assert!(!pods.step(next, PodTrackerEvent::Tick).contains(&register), "once for each pause");
     pods.step(next, PodTrackerEvent::Registered("a".into()));
     let observed = reports(read_kernel_state(&mut pods, next, listening_state(1)));
     assert_eq!(
-        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().crowded),
+        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().without_slot),
         (true, "", 0)
     );
 }

@@ -58,7 +58,7 @@ impl KernelIdPool {
 }
 
 /// Pool of runs of `SLOTS`: best fit, with adjacent free runs joined.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ExtentPool {
     by_offset: BTreeMap<u32, u32>,
     by_length: BTreeSet<(u32, u32)>,
@@ -152,6 +152,17 @@ impl ExtentPool {
             self.quarantined.pop_front();
             self.merge_free(offset, count);
         }
+    }
+
+    /// Returns true if extents of these lengths fit once every quarantine is over.
+    pub(super) fn fits_after_quarantine(&self, counts: &[u32]) -> bool {
+        let wanted: usize = counts.iter().map(|&count| count as usize).sum();
+        if wanted > self.free_count + self.quarantined_count() {
+            return false;
+        }
+        let mut later = self.clone();
+        later.release_expired(u64::MAX);
+        counts.iter().all(|&count| later.allocate(count).is_some())
     }
 
     /// Returns the error for `count` entries that do not fit.

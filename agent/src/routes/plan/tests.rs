@@ -542,6 +542,28 @@ fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_
     assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
 }
 
+#[test]
+fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
+    let mut pool = ExtentPool::new(40);
+    pool.reserve(0, 40);
+    // Ten entries in two runs of five.
+    pool.quarantine(0, 5, 0);
+    pool.quarantine(10, 5, 0);
+    assert!(pool.fits_after_quarantine(&[5, 5]));
+    assert!(!pool.fits_after_quarantine(&[10]));
+    assert_eq!(pool.allocate(5), None, "the check has freed nothing");
+    // One run of fifteen.
+    pool.quarantine(5, 5, 0);
+    assert!(pool.fits_after_quarantine(&[10, 5]) && !pool.fits_after_quarantine(&[10, 6]));
+
+    // A run in quarantine that joins two free ones.
+    let mut pool = ExtentPool::new(30);
+    pool.reserve(10, 10);
+    pool.quarantine(10, 10, 0);
+    assert_eq!(pool.capacity_error(30).free, 10);
+    assert!(pool.fits_after_quarantine(&[30]));
+}
+
 /// One change of the simulation.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
@@ -693,7 +715,7 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     assert_eq!(fixture.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
     let phases = fixture.planner.table().pod_phases(|it| *it == at);
-    assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its kept connections stay");
+    assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its open connections stay");
 }
 
 #[test]

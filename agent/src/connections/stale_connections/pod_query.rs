@@ -1,4 +1,4 @@
-//! Shell: queries to pods: which of their clients' connections are in use.
+//! Shell: queries to pods for the connections of clients that are in use.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -12,16 +12,16 @@ use tracing::debug;
 
 use crate::pods::{namespace::POD_SERVER_PORT, pod_server::in_use as page};
 
-/// Timeout of a pod's answer. Without an answer nothing is known of the pod's connections, and a later round asks
+/// Timeout of a pod's response. Without one nothing is known of the pod's connections, and a later round sends a query
 /// again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connection by both its addresses, the client's first.
 pub(super) type ClientPodAddresses = (SocketAddr, SocketAddr);
 
-/// Asks the pods, and returns the use of each connection that they report.
+/// Sends queries to the pods, and returns the use of each connection that they report.
 ///
-/// If no agent answers in a pod's namespace, or a policy drops the query, its connections are missing in the result.
+/// If no agent responds in a pod's namespace, or a policy drops the query, its connections are missing in the result.
 pub(super) async fn query_in_use(
     connections: impl IntoIterator<Item = ClientPodAddresses>,
 ) -> BTreeMap<ClientPodAddresses, ConnectionActivity> {
@@ -37,15 +37,15 @@ pub(super) async fn query_in_use(
         }
     }
     let mut activities = BTreeMap::new();
-    while let Some(answered) = queries.join_next().await {
-        match answered {
+    while let Some(result) = queries.join_next().await {
+        match result {
             Ok((pod, Ok(clients))) => {
                 activities.extend(
                     clients.into_iter().map(|(client, activity)| ((client, pod), activity)),
                 );
             }
-            Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not say what is in use"),
-            Err(panic) => debug!(%panic, "asking a pod failed"),
+            Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not report its connections"),
+            Err(panic) => debug!(%panic, "the query of a pod failed"),
         }
     }
     activities
@@ -78,16 +78,16 @@ async fn send_query(
         let response = requests.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status();
         if status != StatusCode::OK {
-            return Err(io::Error::other(format!("answer {status}")));
+            return Err(io::Error::other(format!("status {status}")));
         }
         let body = Limited::new(response.into_body(), page::BODY_BYTES_MAX).collect().await;
         let bytes = body.map_err(io::Error::other)?.to_bytes();
         let text = str::from_utf8(&bytes).map_err(io::Error::other)?;
-        page::parse_answer(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        page::parse_response(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     };
     // A connection that ends before the response is an error, and must not wait for the timeout.
     tokio::select! {
-        answer = exchange => answer,
+        response = exchange => response,
         ended = connection => {
             ended.map_err(io::Error::other)?;
             Err(io::ErrorKind::UnexpectedEof.into())
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_known_of_a_pod_that_does_not_answer() {
+    async fn nothing_is_known_of_a_pod_that_does_not_respond() {
         // No process listens there.
         let connections = [4_711, 4_712].map(|port| {
             let client = SocketAddr::from(([127, 0, 0, 1], port));

@@ -3,7 +3,7 @@
 //! Routing happens at connect, so a client that keeps a connection keeps its pod. When new connections no longer choose
 //! an address (rollout, split, limit, sleep, drain), its idle connections are closed on the client's side. So the
 //! client's pool notices before it uses them again. Busy connections are left alone. The client's side cannot tell a
-//! response that pauses from one that has ended, so the pod is asked (`idle_connections/pod_query`).
+//! response that pauses from one that has ended, so the pod is asked (`stale_connections/pod_query`).
 
 use std::{
     collections::BTreeMap,
@@ -196,7 +196,7 @@ pub(crate) fn is_due(
 /// Returns true if a connection that is due may be closed. `reported_activity` is the pod's report of its use, if the
 /// pod gave one.
 ///
-/// A pod that is too busy to answer, or out of the agent's reach, may be in the middle of a response that pauses.
+/// A pod that is too busy to respond, or out of the agent's reach, may be in the middle of a response that pauses.
 /// Without a report such a connection stays open while the pod exists.
 pub(crate) fn may_close(
     draining: &BTreeMap<SocketAddr, DrainingAddress>,
@@ -401,7 +401,7 @@ mod tests {
         let first = TcpActivity { since_received: None, ..answered(IDLE_TIME * 30) };
         assert!(!is_idle(first, IDLE_TIME), "its first request has no answer yet");
         let unused = |ago| TcpActivity { has_sent: false, since_received: None, ..answered(ago) };
-        assert!(is_idle(unused(IDLE_TIME), SHORT_IDLE_TIME), "nobody needed it");
+        assert!(is_idle(unused(IDLE_TIME), SHORT_IDLE_TIME), "no client has used it");
         assert!(
             !is_idle(unused(SHORT_IDLE_TIME), SHORT_IDLE_TIME),
             "it may have been opened for a request"
