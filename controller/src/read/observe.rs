@@ -410,14 +410,14 @@ pub fn node_zone(object: &Value) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ComponentPod {
     /// An activator, with its readiness for requests.
-    Activator(ActivatorEntry, ActivatorReadiness),
+    Activator { entry: ActivatorEntry, readiness: ActivatorReadiness },
     /// The agent of one node.
     Agent {
         /// Name of the node that the agent runs on.
         node: String,
     },
     /// A replica of the controller or the autoscaler.
-    Replica(ServerComponent, ServerReplica),
+    Replica { component: ServerComponent, replica: ServerReplica },
 }
 
 /// Port at which controllers accept streams.
@@ -433,19 +433,18 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
     if revision_name_of(object).is_some() || ended {
         return None;
     }
-    let replica = |part, port| {
+    let replica = |component, port| {
         // A replica that is being deleted takes no new streams, so it has no address any more.
         let address = pod_addresses(status).first().copied().filter(|_| !is_terminating(object))?;
         let address = SocketAddr::new(address, port);
-        Some(ComponentPod::Replica(
-            part,
-            ServerReplica { name: object_name(object).name.into(), address },
-        ))
+        Some(ComponentPod::Replica {
+            component,
+            replica: ServerReplica { name: object_name(object).name.into(), address },
+        })
     };
     match label(object, "app")? {
-        "activator" => {
-            read_activator(object).map(|(it, standing)| ComponentPod::Activator(it, standing))
-        }
+        "activator" => read_activator(object)
+            .map(|(entry, readiness)| ComponentPod::Activator { entry, readiness }),
         "rouse-agent" => {
             let node = non_empty_text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
             Some(ComponentPod::Agent { node: node.into() })
@@ -458,21 +457,21 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
 
 fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
     let status = &object["status"];
-    let activator = ActivatorEntry {
+    let entry = ActivatorEntry {
         name: object_name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
         addresses: pod_addresses(status),
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
-    let standing = match kubelet_readiness(status) {
+    let readiness = match kubelet_readiness(status) {
         _ if is_terminating(object) => ActivatorReadiness::Terminating,
         KubeletReadiness::Ready => ActivatorReadiness::Ready,
         KubeletReadiness::NotYetReady | KubeletReadiness::NoLongerReady => {
             ActivatorReadiness::NotReady
         }
     };
-    Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
+    (!entry.addresses.is_empty()).then_some((entry, readiness))
 }
 
 /// Returns the names of the pods that an EndpointSlice lists.

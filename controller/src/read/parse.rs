@@ -51,9 +51,9 @@ const MAX_NAME_BYTES: usize = 57;
 #[derive(Clone, Debug, PartialEq)]
 pub enum ManifestDocument {
     /// A service to run, by its name.
-    Service(NamespacedName, ServiceManifest),
+    Service { name: NamespacedName, manifest: ServiceManifest },
     /// A document that cannot be used: its name, as far as it is readable, and the reason.
-    Refused(Option<NamespacedName>, String),
+    Refused { name: Option<NamespacedName>, reason: String },
 }
 
 /// Parses every document of a file.
@@ -63,13 +63,17 @@ pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<Manifes
         match Value::deserialize(document) {
             Ok(Value::Null) => {}
             Ok(value) => out.push(match service_manifest(&value, config) {
-                Ok((name, manifest)) => ManifestDocument::Service(name, manifest),
-                Err(problems) => {
-                    ManifestDocument::Refused(document_name(&value), problems_line(&problems))
-                }
+                Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
+                Err(problems) => ManifestDocument::Refused {
+                    name: document_name(&value),
+                    reason: problems_line(&problems),
+                },
             }),
             Err(error) => {
-                out.push(ManifestDocument::Refused(None, format!("not readable as YAML: {error}")));
+                out.push(ManifestDocument::Refused {
+                    name: None,
+                    reason: format!("not readable as YAML: {error}"),
+                });
                 // The parser cannot find the next document after a syntax error.
                 break;
             }

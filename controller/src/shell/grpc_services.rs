@@ -126,10 +126,10 @@ impl ControllerGrpc {
                 now = all.active_name(),
                 "another autoscaler's decisions count"
             );
-            self.shared.step(ControllerEvent::ReplicaChosen(
-                ServerComponent::Autoscaler,
-                all.active_name().map(str::to_owned),
-            ));
+            self.shared.step(ControllerEvent::ReplicaChosen {
+                component: ServerComponent::Autoscaler,
+                replica: all.active_name().map(str::to_owned),
+            });
         }
     }
 
@@ -234,32 +234,39 @@ struct PodReportStream {
 impl PodReportStream {
     fn new(border: &ControllerGrpc, sender: ComponentReplica) -> Self {
         let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
-        border.shared.step(ControllerEvent::ReportStreamBegin(sender.clone(), stream_id));
+        border.shared.step(ControllerEvent::ReportStreamBegin {
+            reporter: sender.clone(),
+            stream: stream_id,
+        });
         Self { shared: Arc::clone(&border.shared), sender, stream_id }
     }
 
     /// Turns one item of a PodReport into an event and steps the machine.
     fn handle_item(&self, item: PodReportItem) {
-        let (subscriber, stream) = (self.sender.clone(), self.stream_id);
+        let (reporter, stream) = (self.sender.clone(), self.stream_id);
         self.shared.step(match item {
             PodReportItem::Observed(observation) => {
-                ControllerEvent::PodReported(subscriber, observation)
+                ControllerEvent::PodReported { reporter, observation }
             }
-            PodReportItem::Removed(uid) => ControllerEvent::PodReportWithdrawn(subscriber, uid),
-            PodReportItem::DrainAck(uid) => ControllerEvent::DrainAcked(subscriber, stream, uid),
-            PodReportItem::DrainAckRemoved(uid) => {
-                ControllerEvent::DrainAckWithdrawn(subscriber, stream, uid)
+            PodReportItem::Removed(pod_uid) => {
+                ControllerEvent::PodReportWithdrawn { reporter, pod_uid }
+            }
+            PodReportItem::DrainAck(pod_uid) => {
+                ControllerEvent::DrainAcked { reporter, stream, pod_uid }
+            }
+            PodReportItem::DrainAckRemoved(pod_uid) => {
+                ControllerEvent::DrainAckWithdrawn { reporter, stream, pod_uid }
             }
             PodReportItem::RoutedServicesAnnounced => {
-                ControllerEvent::RoutedServicesBegin(subscriber, stream)
+                ControllerEvent::RoutedServicesBegin { reporter, stream }
             }
-            PodReportItem::RoutedService(name) => {
-                ControllerEvent::ServiceRouted(subscriber, stream, name, true)
+            PodReportItem::RoutedService(service) => {
+                ControllerEvent::ServiceRouted { reporter, stream, service }
             }
-            PodReportItem::RoutedServiceRemoved(name) => {
-                ControllerEvent::ServiceRouted(subscriber, stream, name, false)
+            PodReportItem::RoutedServiceRemoved(service) => {
+                ControllerEvent::ServiceNoLongerRouted { reporter, stream, service }
             }
-            PodReportItem::Synced => ControllerEvent::ReportStreamSynced(subscriber, stream),
+            PodReportItem::Synced => ControllerEvent::ReportStreamSynced { reporter, stream },
             // Versions compare within one stream only, so the cluster state cannot use them. `Sender` has created this
             // reporter.
             PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
@@ -269,7 +276,10 @@ impl PodReportStream {
 
 impl Drop for PodReportStream {
     fn drop(&mut self) {
-        self.shared.step(ControllerEvent::ReportStreamEnd(self.sender.clone(), self.stream_id));
+        self.shared.step(ControllerEvent::ReportStreamEnd {
+            reporter: self.sender.clone(),
+            stream: self.stream_id,
+        });
     }
 }
 

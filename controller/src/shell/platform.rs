@@ -289,15 +289,15 @@ impl KubernetesPlatform {
     fn apply_watch_update(&self, update: WatchUpdate) {
         match update {
             WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),
-            WatchUpdate::Object(resource, name, observed, object) => {
+            WatchUpdate::Object { resource, name, observed, object } => {
                 // The machine comes first: the writer compares the observed state with what the machine now wants. The
                 // kinds that this condition leaves out are only written, and concern the cache alone.
                 if list_position(resource).is_some() || needs_hpa(resource, &object) {
-                    self.runtime.step(ControllerEvent::ObjectObserved(
+                    self.runtime.step(ControllerEvent::ObjectObserved {
                         resource,
-                        name.clone(),
-                        Some(object),
-                    ));
+                        name: name.clone(),
+                        object: Some(object),
+                    });
                 }
                 self.writer.handle_observed(resource, &name, observed);
                 match resource {
@@ -306,7 +306,7 @@ impl KubernetesPlatform {
                     _ => {}
                 }
             }
-            WatchUpdate::Deleted(resource, name) => {
+            WatchUpdate::Deleted { resource, name } => {
                 self.writer.handle_deleted(resource, &name);
                 self.apply_deletion(resource, name);
             }
@@ -321,7 +321,7 @@ impl KubernetesPlatform {
 
     fn apply_deletion(&self, resource: ResourceKind, name: NamespacedName) {
         if list_position(resource).is_some() || resource == ResourceKind::PodAutoscaler {
-            self.runtime.step(ControllerEvent::ObjectObserved(resource, name, None));
+            self.runtime.step(ControllerEvent::ObjectObserved { resource, name, object: None });
         }
         if resource == ResourceKind::ConfigMap {
             self.apply_log_level();

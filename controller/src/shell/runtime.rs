@@ -257,11 +257,17 @@ impl ControllerRuntime {
             // The resolver calls again when it has an answer.
             DigestStatus::Unknown | DigestStatus::Pending => {}
             DigestStatus::Failed(reason) => {
-                self.step(ControllerEvent::DigestsResolved(revision.clone(), Err(reason)))
+                self.step(ControllerEvent::DigestsResolved {
+                    revision: revision.clone(),
+                    resolution: Err(reason),
+                })
             }
             DigestStatus::Resolved(digests) => {
                 resolver.forget(revision);
-                self.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
+                self.step(ControllerEvent::DigestsResolved {
+                    revision: revision.clone(),
+                    resolution: Ok(digests),
+                });
             }
         }
     }
@@ -389,7 +395,7 @@ impl DesiredStateSource for ControllerRuntime {
             None => self.lock_failed_writes().remove(key),
         };
         if is_new {
-            self.step(ControllerEvent::WriteErrorChanged(key.clone(), error));
+            self.step(ControllerEvent::WriteErrorChanged { key: key.clone(), error });
         }
     }
 
@@ -429,7 +435,12 @@ impl DesiredStateSource for ControllerRuntime {
                 message,
             });
         }
-        self.step(ControllerEvent::ChildrenMissing(app.clone(), owner.0, owner.1, error));
+        self.step(ControllerEvent::ChildrenMissing {
+            app: app.clone(),
+            owner_resource: owner.0,
+            owner: owner.1,
+            error,
+        });
     }
 
     fn written_repeatedly(&self, key: &ObjectPartKey, body: &Value, writes: u32) {
@@ -554,11 +565,11 @@ mod tests {
             },
             "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}},
         });
-        shared.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Configuration,
-            service_name.clone(),
-            Some(Box::new(configuration)),
-        ));
+        shared.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Configuration,
+            name: service_name.clone(),
+            object: Some(Box::new(configuration)),
+        });
         let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
         let [event_type, kind, name, message] = not_made.await.expect("within ten seconds");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);

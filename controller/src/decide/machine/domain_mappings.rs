@@ -98,7 +98,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         if let Some(owner) = target.and_then(|it| self.cluster.app_of_route_name(&it)) {
-            self.reconcile_app(&owner, None, false, now);
+            self.reconcile_app(&owner, now);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use common::wire::NamespacedName;
 use tracing::info;
 
-use super::{ControllerStateMachine, allocate};
+use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
     model::world::{
@@ -47,7 +47,7 @@ impl ControllerStateMachine {
         }
         self.update_owner_exceptions(&name, previous.as_ref(), Some(&app));
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, previous.as_ref(), true, now);
+        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
     }
 
     fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
@@ -78,7 +78,7 @@ impl ControllerStateMachine {
             service.manifest_error = Some(reason.into());
         }
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, previous.as_ref(), true, now);
+        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
     }
 
     pub(super) fn delete_app(&mut self, name: &NamespacedName, now: UnixMillis) {
@@ -91,7 +91,7 @@ impl ControllerStateMachine {
         }
         info!(service = %name, "service deleted");
         // After the plan: until it has removed the routes, no other app may get the addresses.
-        self.reconcile_app(name, Some(&previous), true, now);
+        self.reconcile_changed_app(name, Some(&previous), ObjectsToStore::All, now);
         allocate::release_app(name, &previous, &mut self.cluster);
     }
 }

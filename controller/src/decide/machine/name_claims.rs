@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use common::wire::NamespacedName;
 
-use super::{ControllerStateMachine, allocate};
+use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
     model::{
@@ -105,7 +105,7 @@ impl ControllerStateMachine {
             self.cluster.apps.insert(name.clone(), app);
         }
         for (name, previous) in routes {
-            self.reconcile_app(&name, Some(&previous), true, now);
+            self.reconcile_changed_app(&name, Some(&previous), ObjectsToStore::All, now);
             let app = self.cluster.apps.get(&name);
             let keys = app
                 .map(|app| crate::decide::part_keys::route_name_keys(&name, app))

@@ -9,7 +9,7 @@ use common::{
 use serde_json::Value;
 use tracing::info;
 
-use super::{ControllerStateMachine, allocate, write_keys::BlockingCause};
+use super::{ControllerStateMachine, ObjectsToStore, allocate, write_keys::BlockingCause};
 use crate::{
     decide::part_keys,
     model::{
@@ -99,7 +99,7 @@ impl ControllerStateMachine {
         }
         self.update_owner_exceptions(&name, Some(&previous), Some(&app));
         self.cluster.apps.insert(name.clone(), app);
-        self.reconcile_app(&name, Some(&previous), true, now);
+        self.reconcile_changed_app(&name, Some(&previous), ObjectsToStore::All, now);
         true
     }
 
@@ -187,7 +187,7 @@ impl ControllerStateMachine {
             }
         });
         for other in named {
-            self.reconcile_app(&other, None, false, now);
+            self.reconcile_app(&other, now);
         }
     }
 
@@ -371,7 +371,7 @@ impl ControllerStateMachine {
                     store_pod(app, &revision, pod, cluster.is_leader, now);
                 });
                 if !planned && !is_same_status {
-                    self.reconcile_app(&owner, None, false, now);
+                    self.reconcile_app(&owner, now);
                 }
                 self.apply_unplaced_reports(&uid, now);
             }
@@ -425,7 +425,7 @@ impl ControllerStateMachine {
             return;
         }
         for app in self.apps_on_node(name) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
         self.update_node_activators(name);
     }
@@ -466,7 +466,7 @@ impl ControllerStateMachine {
             // The app has no field for it, but its routes and URLs depend on it.
             self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
             if !planned {
-                self.reconcile_app(&owner_app, None, false, now);
+                self.reconcile_app(&owner_app, now);
             }
         }
     }
@@ -508,7 +508,7 @@ impl ControllerStateMachine {
                 app.revisions.iter_mut().for_each(keep_running_scale);
             });
             if !planned {
-                self.reconcile_app(&name, None, false, now);
+                self.reconcile_app(&name, now);
             }
             // Another leader may have left anything unwritten, so every object is checked.
             if let Some(app) = self.cluster.apps.get(&name) {

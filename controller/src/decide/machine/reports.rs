@@ -101,24 +101,32 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Handles a drain acknowledgement, or its withdrawal.
     pub(super) fn handle_drain_ack(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
         uid: &str,
-        avoids: bool,
         now: UnixMillis,
     ) {
-        let (reporters, reporter) = (&mut self.cluster.pods.reporters, reporter_key(reporter));
-        if avoids {
-            reporters.acknowledge(&reporter, stream, uid);
-        } else {
-            reporters.withdraw(&reporter, stream, uid);
-        }
+        self.cluster.pods.reporters.acknowledge(&reporter_key(reporter), stream, uid);
+        self.reconcile_app_of_draining_pod(uid, now);
+    }
+
+    pub(super) fn handle_drain_ack_withdrawn(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        uid: &str,
+        now: UnixMillis,
+    ) {
+        self.cluster.pods.reporters.withdraw(&reporter_key(reporter), stream, uid);
+        self.reconcile_app_of_draining_pod(uid, now);
+    }
+
+    fn reconcile_app_of_draining_pod(&mut self, uid: &str, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(uid).cloned() else { return };
         if self.draining_apps.contains(&app) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
     }
 
@@ -127,27 +135,31 @@ impl ControllerStateMachine {
         self.cluster.pods.reporters.begin_routed_services(&reporter_key(reporter), stream);
     }
 
-    /// Records that the activator routes the service to some Revision, or no longer does.
+    /// Records that the activator routes the service to some Revision.
     pub(super) fn handle_service_routed(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
         name: &NamespacedName,
-        is_routed: bool,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.set_service_routed(
-            &reporter_key(reporter),
-            stream,
-            name,
-            is_routed,
-        );
+        self.cluster.pods.reporters.add_routed_service(&reporter_key(reporter), stream, name);
         let Some(app) = self.cluster.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
-        if is_routed && self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
-            self.reconcile_app(&app, None, false, now);
+        if self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
+            self.reconcile_app(&app, now);
         }
+    }
+
+    /// Records that the activator no longer routes the service to any Revision. A ready Route stays ready.
+    pub(super) fn handle_service_not_routed(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        name: &NamespacedName,
+    ) {
+        self.cluster.pods.reporters.remove_routed_service(&reporter_key(reporter), stream, name);
     }
 
     pub(super) fn handle_pod_report(
@@ -233,7 +245,7 @@ impl ControllerStateMachine {
             || old_addresses.is_some()
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
         if !is_same_readiness || (idle && self.draining_apps.contains(&app)) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
     }
 
@@ -262,7 +274,7 @@ impl ControllerStateMachine {
         let remembered =
             pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
         if was_reported || remembered.is_some() {
-            self.reconcile_app(&name, None, false, now);
+            self.reconcile_app(&name, now);
         }
     }
 
@@ -288,7 +300,7 @@ impl ControllerStateMachine {
 
     pub(super) fn reconcile_draining_apps(&mut self, now: UnixMillis) {
         for name in self.draining_apps.clone() {
-            self.reconcile_app(&name, None, false, now);
+            self.reconcile_app(&name, now);
         }
     }
 }

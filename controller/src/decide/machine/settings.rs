@@ -74,7 +74,7 @@ impl ControllerStateMachine {
             self.cluster.template_cache = TemplateCache::default();
             let all: Vec<NamespacedName> = self.cluster.apps.keys().cloned().collect();
             for app in &all {
-                self.reconcile_app(app, None, false, now);
+                self.reconcile_app(app, now);
             }
             self.reconcile_all_mappings(now);
             // Objects reflect the settings at the time of their creation. A replica that becomes the leader names all

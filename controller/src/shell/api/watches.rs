@@ -47,10 +47,17 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 pub enum WatchUpdate {
     /// A full list of this scope begins.
     ListBegun(Arc<WatchScope>),
-    /// An object, trimmed, and the facts that the writer remembers of it.
-    Object(ResourceKind, NamespacedName, ObservedObject, Box<Value>),
+    /// An object exists.
+    Object {
+        resource: ResourceKind,
+        name: NamespacedName,
+        /// Record that the writer keeps of the object.
+        observed: ObservedObject,
+        /// The object, trimmed.
+        object: Box<Value>,
+    },
     /// An object was deleted.
-    Deleted(ResourceKind, NamespacedName),
+    Deleted { resource: ResourceKind, name: NamespacedName },
     /// The full list of this scope is complete.
     ListCompleted(Arc<WatchScope>),
 }
@@ -194,16 +201,16 @@ impl WatchTask {
         match event {
             Event::Init => WatchUpdate::ListBegun(Arc::clone(&self.scope)),
             Event::InitDone => WatchUpdate::ListCompleted(Arc::clone(&self.scope)),
-            Event::Delete(object) => WatchUpdate::Deleted(resource, object_name(&object)),
+            Event::Delete(object) => WatchUpdate::Deleted { resource, name: object_name(&object) },
             Event::Apply(object) | Event::InitApply(object) => {
                 let (name, mut value) = (object_name(&object), object.value);
                 watch_scope::trim_object(&self.scope, &mut value);
-                WatchUpdate::Object(
+                WatchUpdate::Object {
                     resource,
                     name,
-                    ObservedObject::from_object(&value),
-                    Box::new(value),
-                )
+                    observed: ObservedObject::from_object(&value),
+                    object: Box::new(value),
+                }
             }
         }
     }

@@ -135,7 +135,7 @@ fn start_output(service: &Value) -> Result<String, String> {
         Outbox::new(),
     );
     let mut orders = machine
-        .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest))
+        .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied { name, manifest })
         .pods_to_start;
     let order = orders.remove(0);
     let context = BundleContext {

@@ -22,7 +22,11 @@ fn both_families() -> ControllerEvent {
         },
     });
     let activator_name = NamespacedName::new("knative-serving", "activator-2");
-    ControllerEvent::ObjectObserved(ResourceKind::Pod, activator_name, Some(Box::new(object)))
+    ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: activator_name,
+        object: Some(Box::new(object)),
+    }
 }
 
 fn tagged() -> Value {
@@ -112,13 +116,16 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
             let error =
                 crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
-            api_server.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(error)));
+            api_server.step(ControllerEvent::WriteErrorChanged {
+                key: key.clone(),
+                error: Some(error),
+            });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
             let resources =
                 route.blocked_reason.is_some() || app.revisions[0].blocked_reason.is_some();
             assert!(resources, "{} bytes: {resource} {child}", service_name.len());
-            api_server.step(ControllerEvent::WriteErrorChanged(key, None));
+            api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
             let resources =
@@ -160,8 +167,11 @@ fn an_object_that_was_never_written_is_reported_by_its_owner() {
         (ResourceKind::Revision, "hello-00001", "ResourcesAvailable"),
         (ResourceKind::Route, "hello", "IngressReady"),
     ] {
-        let missing = |error| {
-            ControllerEvent::ChildrenMissing(app.clone(), resource, name(object_name), error)
+        let missing = |error| ControllerEvent::ChildrenMissing {
+            app: app.clone(),
+            owner_resource: resource,
+            owner: name(object_name),
+            error,
         };
         api_server.step(missing(Some(error.clone())));
         assert_eq!(
@@ -234,17 +244,24 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
             .expect("one");
         let key = ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone());
         let error = crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
-        api_server.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(error)));
+        api_server.step(ControllerEvent::WriteErrorChanged {
+            key: key.clone(),
+            error: Some(error),
+        });
         let blocked = |api_server: &FakeApiServer| {
             api_server.machine.cluster().apps[&name(&service_name)].revisions[0]
                 .blocked_reason
                 .is_some()
         };
         assert!(blocked(&api_server), "{bytes} bytes: {}", at.1);
-        api_server.step(ControllerEvent::WriteErrorChanged(key, None));
+        api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
         assert!(!blocked(&api_server), "{bytes} bytes: {}", at.1);
         api_server.objects.remove(&at);
-        api_server.step(ControllerEvent::ObjectObserved(at.0, at.1.clone(), None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: at.0,
+            name: at.1.clone(),
+            object: None,
+        });
         api_server.write(&ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone()));
         let spec = |it: &Value| it["spec"].clone();
         assert_eq!(
