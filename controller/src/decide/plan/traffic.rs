@@ -5,7 +5,7 @@ use common::wire::NamespacedName;
 use super::{PlanTimer, gradual_rollout};
 use crate::model::world::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
-    ConditionType, RouteState, RoutingState, UnixMillis,
+    ConditionType, RouteState, RoutingState, TrafficSpec, UnixMillis,
 };
 
 /// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
@@ -173,12 +173,15 @@ pub(super) fn update_routing_states(
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
-        let is_leaving = app.cascades_deletion(cluster.settings.platform);
-        add_routed_revisions(route, name, is_leaving, name, created.as_deref(), &mut active);
+        active.extend(assigned_revisions(route));
+        if !app.cascades_deletion(cluster.settings.platform) {
+            active.extend(specified_revisions(route, name, name, created.as_deref()));
+        }
     }
     for other in cluster.names.referring_apps.get(name).into_iter().flatten() {
         if let Some(route) = cluster.apps.get(other).and_then(|it| it.route.as_ref()) {
-            add_routed_revisions(route, other, false, name, created.as_deref(), &mut active);
+            active.extend(assigned_revisions(route));
+            active.extend(specified_revisions(route, other, name, created.as_deref()));
         }
     }
     for revision in &mut app.revisions {
@@ -194,25 +197,29 @@ pub(super) fn update_routing_states(
     }
 }
 
-/// Adds the Revisions of the app `app_name` that the Route `route_name` names now, or will name.
-fn add_routed_revisions(
+/// Returns the Revisions that have traffic of the Route now.
+fn assigned_revisions(route: &RouteState) -> impl Iterator<Item = Box<str>> {
+    route.traffic.iter().map(|it| it.revision_name.clone())
+}
+
+/// Returns the Revisions of the app `app_name` to which the spec of the Route `route_name` sends traffic. `created` is
+/// the app's newest Revision.
+fn specified_revisions(
     route: &RouteState,
     route_name: &NamespacedName,
-    is_leaving: bool,
     app_name: &NamespacedName,
     created: Option<&str>,
-    active: &mut Vec<Box<str>>,
-) {
-    active.extend(route.traffic.iter().map(|it| it.revision_name.clone()));
-    for target in route.traffic_spec.iter().filter(|_| !is_leaving) {
+) -> Vec<Box<str>> {
+    let revision = |target: &TrafficSpec| {
         let configuration = target.configuration_name.as_deref().unwrap_or(&route_name.name);
         match &target.revision_name {
-            Some(name) => active.push(name.clone()),
+            Some(name) => Some(name.clone()),
             // The newest Revision gets traffic as soon as it is ready, so it must not scale as one in reserve.
-            None if configuration == app_name.name => active.extend(created.map(Into::into)),
-            None => {}
+            None if configuration == app_name.name => created.map(Into::into),
+            None => None,
         }
-    }
+    };
+    route.traffic_spec.iter().filter_map(revision).collect()
 }
 
 /// Adds up shares by Revision; targets without a share are left out. The sum is 100, or the result is empty.

@@ -47,7 +47,7 @@ use super::{
     client::object_api,
     leader_election::Leadership,
     metrics::ApiServerMetrics,
-    object_cache::{ObjectCache, ObservedObject},
+    object_cache::{ObjectCache, ObjectOrigin, ObservedObject},
     repeated_writes::RepeatedWrites,
     watch_scope::{self, WatchScope},
     watches::error_chain,
@@ -405,7 +405,7 @@ impl ObjectWriter {
                 outcome
             }
             Ok(Some(object)) => {
-                self.store_response(key, object, false);
+                self.store_response(key, object, ObjectOrigin::Observed);
                 // The object is in the cache now, so the next decision differs.
                 WriteOutcome::Conflict
             }
@@ -418,7 +418,7 @@ impl ObjectWriter {
         match api.patch(&key.name.name, &apply_params(), &Patch::Apply(body)).await {
             Ok(object) => {
                 info!(object = %key, "applied");
-                self.store_response(key, object, true);
+                self.store_response(key, object, ObjectOrigin::OwnApply);
                 WriteOutcome::Done
             }
             Err(error) => self.handle_error(key, error).await,
@@ -458,7 +458,7 @@ impl ObjectWriter {
         let sent_hash = crate::model::object::hash::stable_json_hash(&body["status"]);
         match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
             Ok(object) => {
-                if let Some(observed) = self.store_response(key, object, false) {
+                if let Some(observed) = self.store_response(key, object, ObjectOrigin::Observed) {
                     self.with_state(|state| {
                         state
                             .applied_statuses
@@ -554,19 +554,18 @@ impl ObjectWriter {
         }
     }
 
-    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
-    /// `is_own_write` if the object is the result of our own apply.
+    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile.
     fn store_response(
         &self,
         key: &ObjectPartKey,
         object: DynamicObject,
-        is_own_write: bool,
+        origin: ObjectOrigin,
     ) -> Option<ObservedObject> {
         let mut object = serde_json::to_value(object).ok()?;
         // Trimmed as the watch trims it, or the two would seem to differ.
         watch_scope::prune_fields(key.resource, &mut object);
         let observed = ObservedObject::from_object(&object);
-        self.with_state(|state| state.cache.apply_response(key, observed.clone(), is_own_write))
+        self.with_state(|state| state.cache.apply_response(key, observed.clone(), origin))
             .then_some(observed)
     }
 
@@ -599,7 +598,7 @@ impl ObjectWriter {
         let api = object_api(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
             Ok(Some(object)) => {
-                self.store_response(key, object, false);
+                self.store_response(key, object, ObjectOrigin::Observed);
             }
             Ok(None) => self.with_state(|state| state.cache.remove(key.resource, &key.name)),
             Err(error) => debug!(object = %key, error = %error_chain(&error), "not read again"),
