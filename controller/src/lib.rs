@@ -1,6 +1,6 @@
 //! Controller: Knative objects → pods, statuses and routes.
 //!
-//! Reading order: [`model::world`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one event
+//! Reading order: [`model::cluster_state`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one event
 //! at a time), then the shells around them. Five rooms stand on each other; a room imports itself and those above it in
 //! this table.
 //!
@@ -33,8 +33,8 @@ pub mod write;
 use crate::{
     decide::machine::ControllerStateMachine,
     model::{
+        cluster_state::{self, ClusterState, ControllerSettings, PlatformKind},
         scale_policy,
-        world::{self, ClusterState, ControllerSettings, PlatformKind},
     },
     shell::{
         admin, api, config, grpc_services,
@@ -256,5 +256,5 @@ fn first_route_version() -> u64 {
 /// Returns a random number that distinguishes this start of the controller from all others.
 fn random_uid_seed() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-    world::Uid::parse(text.trim()).unwrap_or_default().0
+    cluster_state::Uid::parse(text.trim()).unwrap_or_default().0
 }

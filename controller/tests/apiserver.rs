@@ -14,10 +14,10 @@ use common::wire::NamespacedName;
 use controller::{
     decide::machine::PullAccount,
     model::{
+        cluster_state::DeploymentSettings,
         object::{
             DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
         },
-        world::DeploymentSettings,
     },
     shell::{
         api::{

@@ -9,8 +9,8 @@ use common::{
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
     model::{
+        cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
         object::{ObjectPartKey, ResourceKind},
-        world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
     },
     shell::api::{
         object_cache::ObservedObject,

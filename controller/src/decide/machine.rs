@@ -24,13 +24,13 @@ use tracing::info;
 use crate::{
     decide::plan::{self, AppPlan},
     model::{
-        network_policies::PolicyClientPod,
-        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
-        world::{
+        cluster_state::{
             AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
             CurrentDecision, PlatformKind, PodStage, RevisionPod, ServiceManifest, TemplateFacts,
             UnixMillis,
         },
+        network_policies::PolicyClientPod,
+        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
     },
 };
 

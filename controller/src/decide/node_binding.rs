@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::{
     model::{
+        cluster_state::{ClusterState, UnixMillis},
         object::{hash::stable_json_hash, json::array_items},
-        world::{ClusterState, UnixMillis},
     },
     read::observe,
 };

@@ -5,15 +5,15 @@ use common::wire::NamespacedName;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{
+            AppRevision, AppState, ClusterState, ObjectOwner, PodStage, RevisionPod,
+            RouteNameAllocation, TemplateFacts,
+        },
         object::{
             ObjectPart, ObjectPartKey, ResourceKind,
             names::{self, tagged_name},
         },
         scale_policy::AutoscalerClass,
-        world::{
-            AppRevision, AppState, ClusterState, ObjectOwner, PodStage, RevisionPod,
-            RouteNameAllocation, TemplateFacts,
-        },
     },
 };
 

@@ -11,7 +11,7 @@ use std::{
 
 use common::wire::{NamespacedName, RouteChange};
 
-use crate::model::world::{
+use crate::model::cluster_state::{
     AppRevision, AppState, ClusterState, PodStage, RevisionPod, TemplateFacts, UnixMillis,
 };
 

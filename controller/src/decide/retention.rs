@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::model::{
+    cluster_state::{RoutingState, UnixMillis},
     config_maps::GcConfig,
-    world::{RoutingState, UnixMillis},
 };
 
 /// Facts about one Revision that decide if it is kept.

@@ -6,12 +6,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::Value;
 
 use crate::model::{
-    knative::{KnativeCondition, RevisionTemplate},
-    object::json::non_empty_text,
-    world::{
+    cluster_state::{
         AssignedTraffic, ConditionReason, ConditionSet, ConditionStatus, ConditionType,
         ObjectMetaSummary, RoutingState, TrafficSpec, Uid, UnixMillis,
     },
+    knative::{KnativeCondition, RevisionTemplate},
+    object::json::non_empty_text,
 };
 
 /// Reads the metadata of an object; empty if they cannot be read.

@@ -15,6 +15,13 @@ use serde_json::Value;
 
 use crate::{
     model::{
+        cluster_state::{
+            ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
+            DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
+            PlaceholderState, PodStage, RevisionPod, RevisionScaling, RouteState, ServiceState,
+            Uid, UnixMillis, conditions,
+        },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION, DRAINING},
         object::{
@@ -24,13 +31,6 @@ use crate::{
         problem,
         rollout::{self, Rollout},
         scale_policy::{self, ScalePolicyConfig},
-        world::{
-            ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
-            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
-            DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
-            PlaceholderState, PodStage, RevisionPod, RevisionScaling, RouteState, ServiceState,
-            Uid, UnixMillis, conditions,
-        },
     },
     read::{
         fields,
@@ -284,7 +284,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
 /// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
-/// [`ClusterState`](crate::model::world::ClusterState) decides about such a node.
+/// [`ClusterState`](crate::model::cluster_state::ClusterState) decides about such a node.
 fn kubelet_readiness(status: &Value) -> KubeletReadiness {
     let mut conditions = array_items(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";

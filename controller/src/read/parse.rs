@@ -13,11 +13,11 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use crate::model::{
+    cluster_state::{CompactStringMap, ServiceManifest, TrafficSpec},
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
     problem::{Problem, problems_line},
     scale_policy::{self, ScalePolicyConfig},
-    world::{CompactStringMap, ServiceManifest, TrafficSpec},
 };
 
 pub mod admission;

@@ -7,16 +7,17 @@ use serde_json::Value;
 
 use crate::{
     model::{
-        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
-        object::json::{annotation, array_items, non_empty_text},
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
             ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
             RouteState, ServiceManifest, ServiceState, UnixMillis,
             conditions::{
-                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS,
+                SERVICE_CONDITIONS,
             },
         },
+        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        object::json::{annotation, array_items, non_empty_text},
     },
     read::fields::{
         canonical_template, object_meta, read_assigned_traffic, read_conditions, read_meta,

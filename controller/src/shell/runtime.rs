@@ -28,8 +28,8 @@ use crate::{
         RouteFingerprint, RouteMessageBatch,
     },
     model::{
+        cluster_state::{ControllerSettings, UnixMillis},
         object::{DesiredState, LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
-        world::{ControllerSettings, UnixMillis},
     },
     shell::{
         api::{
@@ -494,8 +494,8 @@ mod tests {
     use super::*;
     use crate::{
         model::{
+            cluster_state::{ClusterState, PlatformKind},
             object::ObjectPart,
-            world::{ClusterState, PlatformKind},
         },
         shell::api::{events, leader_election::Leadership, write_queue::WriteLimits},
     };

@@ -12,7 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::model::{knative::RevisionSpec, object::ResourceKind, world::DeploymentSettings};
+use crate::model::{
+    cluster_state::DeploymentSettings, knative::RevisionSpec, object::ResourceKind,
+};
 
 pub mod deployment;
 pub mod hpa;

@@ -15,15 +15,15 @@ use crate::{
         plan, service_children,
     },
     model::{
+        cluster_state::{
+            ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, PodStage,
+            RevisionPod, RouteNameAllocation, RoutingState, TemplateFacts, Uid,
+        },
         object::{
             DesiredState, LocalObjectKey, LocalObjectKind, ObjectPart, ObjectPartKey, ResourceKind,
             names,
         },
         scale_policy::AutoscalerClass,
-        world::{
-            ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, PodStage,
-            RevisionPod, RouteNameAllocation, RoutingState, TemplateFacts, Uid,
-        },
     },
     write::{
         children::{self, ChildObject, deployment, hpa, images, scaling, services, slices},

@@ -22,15 +22,7 @@ use crate::{
         },
     },
     model::{
-        knative::{
-            API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
-            RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
-            domain_mapping::DomainMappingStatus,
-            key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION, DECISION_ANNOTATION},
-        },
-        object::{LocalObjectKey, LocalObjectKind},
-        rollout,
-        world::{
+        cluster_state::{
             AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
             ConditionStatus, ConditionType, ConfigurationState, DomainMappingState,
             ObjectMetaSummary, PodStage, RevisionPod, RouteState, RoutingState, ServiceState,
@@ -40,6 +32,14 @@ use crate::{
                 ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
         },
+        knative::{
+            API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
+            RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
+            domain_mapping::DomainMappingStatus,
+            key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION, DECISION_ANNOTATION},
+        },
+        object::{LocalObjectKey, LocalObjectKind},
+        rollout,
     },
 };
 
@@ -223,7 +223,7 @@ fn render_route(
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
-    let one = |allocation: &crate::model::world::RouteNameAllocation| match &allocation.cluster_ips
+    let one = |allocation: &crate::model::cluster_state::RouteNameAllocation| match &allocation.cluster_ips
     {
         ClusterIpSource::LocalRange(host) => Some(format!(
             "{}={host}:{}",

@@ -4,11 +4,11 @@ use common::wire::NamespacedName;
 
 use super::name_claims;
 use crate::model::{
-    object::names::tagged_name,
-    world::{
+    cluster_state::{
         AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
         name_registry::NameClaimant,
     },
+    object::names::tagged_name,
 };
 
 /// Allocates what the app's names lack and releases the allocations of names that it no longer has.

@@ -11,8 +11,8 @@ use tracing::info;
 
 use super::{ControllerStateMachine, ObjectsToStore};
 use crate::model::{
+    cluster_state::{AppRevision, AppState, CurrentDecision, UnixMillis},
     object::{ObjectPart, ObjectPartKey, ResourceKind},
-    world::{AppRevision, AppState, CurrentDecision, UnixMillis},
 };
 
 impl ControllerStateMachine {

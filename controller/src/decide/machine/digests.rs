@@ -7,7 +7,7 @@ use common::wire::NamespacedName;
 use super::ControllerStateMachine;
 use crate::{
     decide::plan::CONTAINER_MISSING,
-    model::world::{
+    model::cluster_state::{
         AppRevision, AppState, ConditionReason, PlatformKind, TemplateFacts, UnixMillis,
     },
 };

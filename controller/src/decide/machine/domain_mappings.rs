@@ -8,8 +8,8 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{AppState, ConditionType, UnixMillis, conditions},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
-        world::{AppState, ConditionType, UnixMillis, conditions},
     },
     read::{fields, observe},
 };
@@ -73,7 +73,7 @@ impl ControllerStateMachine {
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
         let is_same_domain =
-            |(mapping_name, _): &(&NamespacedName, &crate::model::world::DomainMappingState)| {
+            |(mapping_name, _): &(&NamespacedName, &crate::model::cluster_state::DomainMappingState)| {
                 mapping_name.name == name.name
             };
         let of: Vec<(NamespacedName, NamespacedName)> = self

@@ -8,7 +8,7 @@ use tracing::info;
 use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
-    model::world::{
+    model::cluster_state::{
         AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
         Uid, UnixMillis,
     },

@@ -8,11 +8,11 @@ use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
     model::{
-        object::names::tagged_name,
-        world::{
+        cluster_state::{
             AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
             name_registry::{ClaimantNames, NameClaim, NameClaimant},
         },
+        object::names::tagged_name,
     },
 };
 

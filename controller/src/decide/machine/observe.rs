@@ -13,13 +13,13 @@ use super::{ControllerStateMachine, ObjectsToStore, allocate, write_keys::Blocki
 use crate::{
     decide::part_keys,
     model::{
-        object::{ObjectPart as Piece, ObjectPartKey, ResourceKind},
-        scale_policy::AutoscalerClass,
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
             PodStage, RevisionPod, RouteState, ServiceState, TemplateFacts, Uid, UnixMillis,
             conditions,
         },
+        object::{ObjectPart as Piece, ObjectPartKey, ResourceKind},
+        scale_policy::AutoscalerClass,
     },
     read::{fields, observe},
 };
@@ -522,9 +522,9 @@ impl ControllerStateMachine {
 }
 
 fn with_interned_template(
-    mut manifest: crate::model::world::ServiceManifest,
+    mut manifest: crate::model::cluster_state::ServiceManifest,
     cluster: &ClusterState,
-) -> crate::model::world::ServiceManifest {
+) -> crate::model::cluster_state::ServiceManifest {
     manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
 }

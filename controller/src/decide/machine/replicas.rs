@@ -10,8 +10,8 @@ use tracing::info;
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     model::{
+        cluster_state::{ActivatorReadiness, UnixMillis},
         reporters,
-        world::{ActivatorReadiness, UnixMillis},
     },
     read::observe::{self, ComponentPod},
 };

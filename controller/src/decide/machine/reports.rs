@@ -9,8 +9,8 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
         reporters,
-        world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
     },
 };
 
@@ -313,11 +313,11 @@ pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived_pods(
     cluster: &mut ClusterState,
-    previous: &crate::model::world::AppState,
-    after: Option<&crate::model::world::AppState>,
+    previous: &crate::model::cluster_state::AppState,
+    after: Option<&crate::model::cluster_state::AppState>,
 ) {
-    let drains = |pod: &crate::model::world::RevisionPod| {
-        pod.stage != crate::model::world::PodStage::Serving
+    let drains = |pod: &crate::model::cluster_state::RevisionPod| {
+        pod.stage != crate::model::cluster_state::PodStage::Serving
     };
     for (_, pod) in previous.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());

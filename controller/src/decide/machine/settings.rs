@@ -10,9 +10,11 @@ use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::part_keys,
     model::{
+        cluster_state::{
+            ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis,
+        },
         config_maps::{self, Flag, deployment::DefaultAffinityType},
         scale_policy::ScalePolicyConfig,
-        world::{ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis},
     },
 };
 

@@ -8,8 +8,8 @@ use common::{
 use super::*;
 use crate::{
     model::{
+        cluster_state::{ConditionReason, RoutingState},
         scale_policy::ScalePolicyConfig,
-        world::{ConditionReason, RoutingState},
     },
     read::parse::{self, ManifestDocument},
 };

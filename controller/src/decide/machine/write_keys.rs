@@ -8,11 +8,11 @@ use super::ControllerStateMachine;
 use crate::{
     decide::part_keys,
     model::{
-        object::{ObjectPartKey, ResourceKind, WriteError},
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterState, ConditionReason, RevisionScaling, RouteState, Uid,
             UnixMillis,
         },
+        object::{ObjectPartKey, ResourceKind, WriteError},
     },
 };
 

@@ -12,14 +12,14 @@ use super::{PlanTimer, RevisionPlanContext, placeholder_name, routes::route_host
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
-        object::{LocalObjectKind, names::tagged_name},
-        scale_policy::AutoscalerClass,
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
             ConditionType, KubeletReadiness, ObjectOwner, PlatformKind, PodStage, RevisionPod,
             RouteNameAllocation, RoutingState, ServiceState, TrafficSpec, UnixMillis,
             name_registry::NameClaimant,
         },
+        object::{LocalObjectKind, names::tagged_name},
+        scale_policy::AutoscalerClass,
     },
 };
 

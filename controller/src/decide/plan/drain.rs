@@ -5,7 +5,7 @@
 //! is not waited for, and the Revision's grace period bounds the whole.
 
 use super::{PlanTimer, RevisionPlanContext};
-use crate::model::world::{AppRevision, PodStage, RevisionPod};
+use crate::model::cluster_state::{AppRevision, PodStage, RevisionPod};
 
 /// Time to wait for acknowledgements of silent agents and activators, in milliseconds.
 const ACK_TIMEOUT_MS: u64 = 1000;

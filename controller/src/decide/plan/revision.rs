@@ -15,14 +15,14 @@ use super::PlanTimer;
 use crate::{
     decide::retention::{self, GcCandidate},
     model::{
+        cluster_state::{
+            AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
+            RoutingState, TemplateFacts, Uid, UnixMillis,
+        },
         config_maps::GcConfig,
         knative::{RevisionTemplate, key, user_container::resolve_probe_ports},
         object::names::child_name,
         scale_policy::AutoscalerClass,
-        world::{
-            AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
-            RoutingState, TemplateFacts, Uid, UnixMillis,
-        },
     },
 };
 

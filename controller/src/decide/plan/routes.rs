@@ -13,14 +13,14 @@ use super::{RevisionPlanContext, ServingAddresses, conditions, domain_mappings, 
 use crate::{
     decide::host_names as names,
     model::{
-        config_maps::{Flag, network::HttpProtocol},
-        knative::key,
-        object::names::tagged_name,
-        world::{
+        cluster_state::{
             self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage,
             RouteNameAllocation, RoutingState, TemplateFacts, UnixMillis,
             name_registry::NameClaimant,
         },
+        config_maps::{Flag, network::HttpProtocol},
+        knative::key,
+        object::names::tagged_name,
     },
     read::parse::RESPONSE_START_TIMEOUT_S,
 };
@@ -77,7 +77,7 @@ pub(super) fn route_subjects(
 }
 
 fn pod_subject(
-    pod: &world::RevisionPod,
+    pod: &cluster_state::RevisionPod,
     revision: &AppRevision,
     view: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
@@ -113,7 +113,7 @@ fn pod_subject(
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
 pub(super) fn pod_addresses(
-    pod: &world::RevisionPod,
+    pod: &cluster_state::RevisionPod,
     view: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
     let report = view.cluster.pods.reports.get(&*pod.uid);

@@ -7,11 +7,11 @@ use common::{
 
 use super::{PlanTimer, RevisionPlanContext};
 use crate::model::{
-    scale_policy::AutoscalerClass,
-    world::{
+    cluster_state::{
         AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState, Uid,
         UnixMillis,
     },
+    scale_policy::AutoscalerClass,
 };
 
 /// Wait before another pod when the last one vanished before it was ever ready, in milliseconds.

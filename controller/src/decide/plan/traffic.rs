@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 
 use super::{PlanTimer, gradual_rollout};
-use crate::model::world::{
+use crate::model::cluster_state::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
     ConditionType, RouteState, RoutingState, TrafficSpec, UnixMillis,
 };

@@ -14,8 +14,8 @@ use std::{
 
 use super::write_outcome::WriteOutcome;
 use crate::model::{
+    cluster_state::UnixMillis,
     object::{ObjectPart, ObjectPartKey, ResourceKind},
-    world::UnixMillis,
 };
 
 /// Delay after the first failure.

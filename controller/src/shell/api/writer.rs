@@ -56,8 +56,8 @@ use super::{
     write_queue::{WriteLimits, WriteQueue},
 };
 use crate::model::{
+    cluster_state::UnixMillis,
     object::{FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
-    world::UnixMillis,
 };
 
 /// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
@@ -694,8 +694,8 @@ mod tests {
     use super::*;
     use crate::{
         model::{
+            cluster_state::Uid,
             object::{DesiredState, WriteError},
-            world::Uid,
         },
         write::desired::RequiredChildren,
     };

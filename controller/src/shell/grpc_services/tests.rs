@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::{scale_policy::ScalePolicyConfig, world::ClusterState},
+    model::{cluster_state::ClusterState, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
 };
 

@@ -15,7 +15,7 @@ use registry::ImageReference;
 
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
-    model::world::{Uid, UnixMillis},
+    model::cluster_state::{Uid, UnixMillis},
 };
 
 /// Delay after a first failure, in ms (knative/serving `pkg/reconciler/revision/controller.go`).

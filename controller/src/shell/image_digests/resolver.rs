@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::queue::{DigestQuery, DigestQueue, DigestStatus, DueDigestQuery};
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
-    model::world::UnixMillis,
+    model::cluster_state::UnixMillis,
 };
 
 /// Greatest number of queries in progress (knative/serving `digestResolutionWorkers`).

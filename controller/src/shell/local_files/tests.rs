@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::world::{AppState, ClusterState, ControllerSettings},
+    model::cluster_state::{AppState, ClusterState, ControllerSettings},
 };
 
 const HELLO: &str = r#"

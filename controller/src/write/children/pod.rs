@@ -12,13 +12,13 @@ use k8s_openapi::{
 
 use super::{RevisionView, meta};
 use crate::model::{
+    cluster_state::DeploymentSettings,
     knative::{
         key,
         user_container::{
             self, ReplacedPorts, USER_PORT_NAME, resolve_probe_ports, serving_port, set_probe_port,
         },
     },
-    world::DeploymentSettings,
 };
 
 /// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving

@@ -4,9 +4,9 @@ use common::wire::NamespacedName;
 use serde_json::json;
 
 use crate::model::{
+    cluster_state::{ClusterState, PodStage, RevisionPod},
     knative::key::DRAINING,
     object::{DesiredState, ObjectPartKey},
-    world::{ClusterState, PodStage, RevisionPod},
 };
 
 /// Returns the annotation of a draining pod, which other replicas of the controller read.

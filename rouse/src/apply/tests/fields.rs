@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 use common::outbox::Outbox;
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
-    model::world::{ClusterState, UnixMillis},
+    model::cluster_state::{ClusterState, UnixMillis},
 };
 use local::{
     bundle::{self, BundleContext},

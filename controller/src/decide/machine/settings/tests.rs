@@ -4,7 +4,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     decide::machine::{ControllerEffects, ControllerEvent},
-    model::{object::ResourceKind, world::ClusterState},
+    model::{cluster_state::ClusterState, object::ResourceKind},
 };
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
