@@ -26,7 +26,7 @@ use crate::{
     model::{
         cluster_state::{
             AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
-            CurrentDecision, PlatformKind, PodStage, RevisionPod, ServiceManifest, TemplateFacts,
+            CurrentDecision, ParsedTemplate, PlatformKind, PodStage, RevisionPod, ServiceManifest,
             UnixMillis,
         },
         network_policies::PolicyClientPod,
@@ -514,8 +514,8 @@ impl ControllerStateMachine {
             // An order holds until it is withdrawn, so each pod is ordered once.
             let is_known = self.pod_index.apps.contains_key(&*pod.uid);
             if ordered(pod) && !is_known {
-                let facts = TemplateFacts::of_revision(revision, &self.cluster);
-                self.effects.pods_to_start.push(facts.pod_order(name, revision, pod));
+                let template = ParsedTemplate::of_revision(revision, &self.cluster);
+                self.effects.pods_to_start.push(template.pod_order(name, revision, pod));
                 self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
             }
         }

@@ -6,8 +6,8 @@ use crate::{
     decide::plan,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ObjectOwner, PodStage, RevisionPod,
-            RouteNameAllocation, TemplateFacts,
+            AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate, PodStage,
+            RevisionPod, RouteNameAllocation,
         },
         object::{
             ObjectPart, ObjectPartKey, ResourceKind,
@@ -222,7 +222,7 @@ pub fn hpa_key(
     let key = || {
         ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, revision_name)
     };
-    (TemplateFacts::of_revision(revision, cluster).class == AutoscalerClass::Hpa).then(key)
+    (ParsedTemplate::of_revision(revision, cluster).class == AutoscalerClass::Hpa).then(key)
 }
 
 /// Returns the keys of all objects and statuses of an app.
@@ -248,8 +248,8 @@ pub fn app_keys(
 
 /// Returns the names of a Revision's containers, init containers first.
 pub fn container_names(revision: &AppRevision, cluster: &ClusterState) -> Vec<String> {
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let pod = &facts.template.spec.pod;
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let pod = &template.raw.spec.pod;
     let all = pod.init_containers.iter().flatten().chain(&pod.containers);
     all.map(|it| it.name.clone()).collect()
 }

@@ -48,7 +48,7 @@ pub use revision::{
     RevisionScaling, RoutingState,
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
-pub use templates::{TemplateCache, TemplateFacts};
+pub use templates::{ParsedTemplate, TemplateCache};
 pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
 
 /// Everything the controller has observed, as of one moment.

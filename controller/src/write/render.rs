@@ -25,8 +25,8 @@ use crate::{
         cluster_state::{
             AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
             ConditionStatus, ConditionType, ConfigurationState, DomainMappingState,
-            ObjectMetaSummary, PodStage, RevisionPod, RouteState, RoutingState, ServiceState,
-            TemplateFacts, UnixMillis,
+            ObjectMetaSummary, ParsedTemplate, PodStage, RevisionPod, RouteNameAllocation,
+            RouteState, RoutingState, ServiceState, UnixMillis,
             conditions::{
                 CONFIGURATION_CONDITIONS, ConditionTable, DOMAIN_CONDITIONS, REVISION_CONDITIONS,
                 ROUTE_CONDITIONS, SERVICE_CONDITIONS,
@@ -223,8 +223,7 @@ fn render_route(
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
-    let one = |allocation: &crate::model::cluster_state::RouteNameAllocation| match &allocation.cluster_ips
-    {
+    let one = |allocation: &RouteNameAllocation| match &allocation.cluster_ips {
         ClusterIpSource::LocalRange(host) => Some(format!(
             "{}={host}:{}",
             allocation.tag.as_deref().unwrap_or_default(),
@@ -389,8 +388,8 @@ fn render_pod(
     owner: &NamespacedName,
     cluster: &ClusterState,
 ) -> Value {
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let order = facts.pod_order(owner, revision, pod);
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let order = template.pod_order(owner, revision, pod);
     let owner_meta = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
     let status = cluster.pods.statuses.get(&*pod.uid);
     let report = cluster.pods.reports.get(&*pod.uid);

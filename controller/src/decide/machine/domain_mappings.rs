@@ -8,7 +8,7 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
-        cluster_state::{AppState, ConditionType, UnixMillis, conditions},
+        cluster_state::{AppState, ConditionType, DomainMappingState, UnixMillis, conditions},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
     },
     read::{fields, observe},
@@ -72,10 +72,9 @@ impl ControllerStateMachine {
             None => drop(self.cluster.domains.claims.remove(name.name.as_str())),
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let is_same_domain =
-            |(mapping_name, _): &(&NamespacedName, &crate::model::cluster_state::DomainMappingState)| {
-                mapping_name.name == name.name
-            };
+        let is_same_domain = |(mapping_name, _): &(&NamespacedName, &DomainMappingState)| {
+            mapping_name.name == name.name
+        };
         let of: Vec<(NamespacedName, NamespacedName)> = self
             .cluster
             .domains

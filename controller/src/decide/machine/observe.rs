@@ -15,8 +15,8 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
-            PodStage, RevisionPod, RouteState, ServiceState, TemplateFacts, Uid, UnixMillis,
-            conditions,
+            ParsedTemplate, PodStage, RevisionPod, RouteState, ServiceManifest, ServiceState, Uid,
+            UnixMillis, conditions,
         },
         object::{ObjectPart as Piece, ObjectPartKey, ResourceKind},
         scale_policy::AutoscalerClass,
@@ -307,7 +307,7 @@ impl ControllerStateMachine {
             revision.blocked_reason = blocked;
             match replicas.and_then(|it| u32::try_from(it).ok()) {
                 Some(replicas)
-                    if TemplateFacts::of_revision(revision, cluster).class
+                    if ParsedTemplate::of_revision(revision, cluster).class
                         != AutoscalerClass::Kpa =>
                 {
                     cluster.scaling.external_scales.insert(key, replicas);
@@ -522,9 +522,9 @@ impl ControllerStateMachine {
 }
 
 fn with_interned_template(
-    mut manifest: crate::model::cluster_state::ServiceManifest,
+    mut manifest: ServiceManifest,
     cluster: &ClusterState,
-) -> crate::model::cluster_state::ServiceManifest {
+) -> ServiceManifest {
     manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
 }

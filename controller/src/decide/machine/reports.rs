@@ -9,7 +9,9 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
-        cluster_state::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
+        cluster_state::{
+            AppState, ClusterState, ConditionType, PlatformKind, PodStage, RevisionPod, UnixMillis,
+        },
         reporters,
     },
 };
@@ -313,12 +315,10 @@ pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived_pods(
     cluster: &mut ClusterState,
-    previous: &crate::model::cluster_state::AppState,
-    after: Option<&crate::model::cluster_state::AppState>,
+    previous: &AppState,
+    after: Option<&AppState>,
 ) {
-    let drains = |pod: &crate::model::cluster_state::RevisionPod| {
-        pod.stage != crate::model::cluster_state::PodStage::Serving
-    };
+    let drains = |pod: &RevisionPod| pod.stage != PodStage::Serving;
     for (_, pod) in previous.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {

@@ -62,7 +62,7 @@ pub(super) fn update_revision(
     let ready = scale::count_ready_pods(revision, view);
     let proven = scale::count_proven_pods(revision, view, timer);
     revision.scaling.actual_scale = ready;
-    let policy = &view.facts.policy;
+    let policy = &view.template.policy;
     let min_scale =
         if revision.routing_state.0 == RoutingState::Reserve { 0 } else { policy.min_scale };
     adopt_pod_digests(revision, view);
@@ -88,7 +88,7 @@ pub(super) fn update_revision(
     let status =
         conditions.summarize(&[ConditionType::RevisionHealthy, ConditionType::RevisionResources]);
     conditions.set(ConditionType::RevisionReady, status, view.now);
-    let active = match view.facts.class {
+    let active = match view.template.class {
         AutoscalerClass::Kpa => active_status(revision, ready),
         // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => ConditionStatus::True(None),
@@ -99,7 +99,7 @@ pub(super) fn update_revision(
 
 /// Sets the condition about annotations that are not in force. It is absent until some were refused once.
 fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
-    let status = match &view.facts.ignored_annotations {
+    let status = match &view.template.ignored_annotations {
         Some(dropped) => {
             let message =
                 format!("Not allowed by config-autoscaler, and without effect: {dropped}");
@@ -146,7 +146,8 @@ fn resources_status(
     if let Some(reason) = unschedulable_reason(revision, view) {
         return ConditionStatus::False(reason);
     }
-    let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
+    let deadline = view.template.policy.progress_deadline.as_millis();
+    let deadline = deadline.try_into().unwrap_or(u64::MAX);
     let is_overdue =
         timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), view.now);
     // A restarted controller does not begin the wait again.
@@ -243,7 +244,7 @@ fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option
     let message = match (runs, listens) {
         (true, false) => format!(
             "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
-            port = view.facts.port
+            port = view.template.port
         ),
         (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
         (false, _) => waiting_message(status)?,

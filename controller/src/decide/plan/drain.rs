@@ -26,7 +26,7 @@ pub(super) fn stop_drained_pods(
 
 fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
     let PodStage::Draining { since } = pod.stage else { return false };
-    let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    let grace = view.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     // The grace period bounds the drain even if agents keep on reporting requests.
     if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
         return true;

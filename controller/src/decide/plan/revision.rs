@@ -16,8 +16,8 @@ use crate::{
     decide::retention::{self, GcCandidate},
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
-            RoutingState, TemplateFacts, Uid, UnixMillis,
+            AppRevision, AppState, ClusterState, ObjectMetaSummary, ParsedTemplate, PlatformKind,
+            RevisionPod, RoutingState, Uid, UnixMillis,
         },
         config_maps::GcConfig,
         knative::{RevisionTemplate, key, user_container::resolve_probe_ports},
@@ -26,11 +26,11 @@ use crate::{
     },
 };
 
-impl TemplateFacts {
+impl ParsedTemplate {
     /// Returns true if only the kubelet knows that a pod is ready. It runs `exec` and startup probes, and the readiness
     /// probes of other containers than the serving one, which Knative's sidecar runs, too (`multi-container-probing`).
     pub fn needs_kubelet_probes(&self) -> bool {
-        let pod = &self.template.spec.pod;
+        let pod = &self.raw.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
         let mut inits = pod.init_containers.iter().flatten();
         let has_init_probes =
@@ -45,7 +45,7 @@ impl TemplateFacts {
 
     /// Returns the readiness probe that the agent runs.
     pub fn agent_probe(&self) -> ReadinessProbe {
-        let container = self.template.spec.pod.containers.get(self.serving_index);
+        let container = self.raw.spec.pod.containers.get(self.serving_index);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
         let listen = UserProbe::default();
         convert_probe(probe.unwrap_or(&listen), self.port)
@@ -58,7 +58,7 @@ impl TemplateFacts {
 
     /// Returns the Revision as a subject of the RouteTable.
     pub fn to_wire(&self, app: &NamespacedName, revision: &AppRevision) -> wire::RevisionEntry {
-        let spec = &self.template.spec;
+        let spec = &self.raw.spec;
         wire::RevisionEntry {
             name: NamespacedName::new(app.namespace.clone(), &*revision.name),
             service: app.name.clone(),
@@ -99,7 +99,7 @@ impl TemplateFacts {
         app: &NamespacedName,
         revision: &AppRevision,
     ) -> BTreeMap<String, String> {
-        let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
+        let mut labels = self.raw.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
         for (name, value) in [
             (key::SERVICE, app.name.to_string()),
@@ -115,7 +115,7 @@ impl TemplateFacts {
 
     /// Returns the spec of a pod, with Knative's additions (`pkg/reconciler/revision/resources/deploy.go`).
     fn pod_spec(&self, app: &NamespacedName, revision: &AppRevision) -> PodSpec {
-        let mut pod = self.template.spec.pod.clone();
+        let mut pod = self.raw.spec.pod.clone();
         // A pod's last requests may take as long as any request may.
         pod.termination_grace_period_seconds = i64::try_from(self.timeout.as_secs()).ok();
         let env = |name: &str, value: &str| EnvVar {

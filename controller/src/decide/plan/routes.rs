@@ -14,9 +14,8 @@ use crate::{
     decide::host_names as names,
     model::{
         cluster_state::{
-            self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage,
-            RouteNameAllocation, RoutingState, TemplateFacts, UnixMillis,
-            name_registry::NameClaimant,
+            self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
+            RouteNameAllocation, RoutingState, UnixMillis, name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
         knative::key,
@@ -32,34 +31,34 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 pub(super) fn route_subjects(
     app: &AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
     let is_ending = app.cascades_deletion(cluster.settings.platform);
-    let pairs = || app.revisions.iter().zip(template_facts);
+    let pairs = || app.revisions.iter().zip(templates);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
-    let shown = |pair: &&(&AppRevision, &Arc<TemplateFacts>)| {
+    let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
         let has_pods = !pair.0.pods.is_empty();
         has_pods
             || !pair.0.is_deleted && (pair.0.routing_state.0 != RoutingState::Reserve || starts)
     };
-    for (revision, template_facts) in pairs().filter(|it| shown(&it)) {
-        let labels = || template_facts.pod_labels(name, revision);
+    for (revision, template) in pairs().filter(|it| shown(&it)) {
+        let labels = || template.pod_labels(name, revision);
         let policies = &cluster.network_policies;
-        let sources = policies.admitted_sources(&name.namespace, labels, template_facts.port.get());
+        let sources = policies.admitted_sources(&name.namespace, labels, template.port.get());
         out.push(RouteChange::Revision(wire::RevisionEntry {
             allowed_sources: sources,
-            ..template_facts.to_wire(name, revision)
+            ..template.to_wire(name, revision)
         }));
     }
-    for (revision, template_facts) in pairs() {
+    for (revision, template) in pairs() {
         let view = RevisionPlanContext {
             cluster,
             namespace: &name.namespace,
-            facts: template_facts,
+            template,
             now: UnixMillis::default(),
         };
         let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &view));
@@ -70,7 +69,7 @@ pub(super) fn route_subjects(
         return out;
     }
     for allotted in app.allocations() {
-        let own_subject = service_subject(allotted, app, name, template_facts, cluster);
+        let own_subject = service_subject(allotted, app, name, templates, cluster);
         out.push(RouteChange::Service(own_subject));
     }
     out
@@ -106,8 +105,8 @@ fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
-        port: view.facts.port,
-        probe: view.facts.agent_probe(),
+        port: view.template.port,
+        probe: view.template.agent_probe(),
     })
 }
 
@@ -121,7 +120,7 @@ pub(super) fn pod_addresses(
     let address = report
         .and_then(|report| report.address)
         .or(pod.restored_address)
-        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.template.port.get())));
     (address, report.and_then(|report| report.other_family_address))
 }
 
@@ -129,7 +128,7 @@ fn service_subject(
     allotted: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
 ) -> ServiceEntry {
     let settings = &cluster.settings;
@@ -143,17 +142,17 @@ fn service_subject(
     };
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only = match shares.as_slice() {
-        [(revision, _)] => find_revision(revision, app, name, template_facts, cluster),
+        [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
-    let view = |template_facts| RevisionPlanContext {
+    let view = |template| RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
-        facts: template_facts,
+        template,
         now: UnixMillis::default(),
     };
-    let hopeless = only.as_ref().is_some_and(|(revision, template_facts)| {
-        conditions::should_fail_fast(revision, &view(template_facts))
+    let hopeless = only.as_ref().is_some_and(|(revision, template)| {
+        conditions::should_fail_fast(revision, &view(template))
     });
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
@@ -176,8 +175,8 @@ fn service_subject(
             .as_ref()
             // An activator must read the header.
             .filter(|_| !tagged)
-            .map_or(ConnectionPath::Activator, |(revision, template_facts)| {
-                connection_path(app, revision, &view(template_facts))
+            .map_or(ConnectionPath::Activator, |(revision, template)| {
+                connection_path(app, revision, &view(template))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
         gateway_rules: ingress_settings(allotted, app, name, &service_name, cluster),
@@ -235,20 +234,20 @@ pub(super) fn is_http_redirected(annotation: Option<&str>, cluster: &ClusterStat
     }
 }
 
-/// Finds a Revision and its facts; a Route without a Service may name Revisions of other apps.
+/// Finds a Revision and its template; a Route without a Service may name Revisions of other apps.
 fn find_revision<'a>(
     revision: &str,
     app: &'a AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &'a ClusterState,
-) -> Option<(&'a AppRevision, Arc<TemplateFacts>)> {
-    let mut revisions = app.revisions.iter().zip(template_facts);
+) -> Option<(&'a AppRevision, Arc<ParsedTemplate>)> {
+    let mut revisions = app.revisions.iter().zip(templates);
     match revisions.find(|(it, _)| *it.name == *revision) {
-        Some((revision, template_facts)) => Some((revision, Arc::clone(template_facts))),
+        Some((revision, template)) => Some((revision, Arc::clone(template))),
         None => {
             let other = cluster.revision(&name.namespace, revision)?;
-            Some((other, TemplateFacts::of_revision(other, cluster)))
+            Some((other, ParsedTemplate::of_revision(other, cluster)))
         }
     }
 }
@@ -293,11 +292,11 @@ pub(crate) fn is_direct_path(
     revision: &AppRevision,
     cluster: &ClusterState,
 ) -> bool {
-    let facts = TemplateFacts::of_revision(revision, cluster);
+    let template = ParsedTemplate::of_revision(revision, cluster);
     let view = RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
-        facts: &facts,
+        template: &template,
         now: UnixMillis::default(),
     };
     let shares = traffic::revision_shares(app.traffic());
@@ -317,7 +316,8 @@ fn connection_path(
     revision: &AppRevision,
     view: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
-    let annotation = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
+    let annotation =
+        app.route_annotation(key::PATH).or_else(|| view.template.annotation(key::PATH));
     let configs = &view.cluster.settings.config_maps;
     let annotation = annotation.or_else(|| {
         configs.network.default_path.map(|path| match path {
@@ -325,14 +325,14 @@ fn connection_path(
             ConnectionPath::Activator => "activator",
         })
     });
-    let spec = &view.facts.template.spec;
+    let spec = &view.template.raw.spec;
     // The shipped default is not the user's request for a limit.
     let start = spec
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = view.facts.protocol == AppProtocol::H2c && annotation != Some("direct");
+    let needs = view.template.container_concurrency > 0 || start.is_some() || idle.is_some();
+    let h2c = view.template.protocol == AppProtocol::H2c && annotation != Some("direct");
     let logged = configs.observability.needs_activator();
     if annotation == Some("activator") || needs || h2c || logged {
         return ConnectionPath::Activator;

@@ -26,7 +26,7 @@ pub(super) fn remove_ended_pods(
     timer: &mut PlanTimer,
 ) {
     let mut early = false;
-    let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    let grace = view.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
         let status = view.cluster.pods.statuses.get(&*pod.uid);
         let is_removed = status.is_some_and(|it| it.phase == local_node::PodRunPhase::Removed);
@@ -50,7 +50,7 @@ fn requested_scale(
     is_leaving: bool,
     view: &RevisionPlanContext<'_>,
 ) -> u32 {
-    let policy = &view.facts.policy;
+    let policy = &view.template.policy;
     let is_reserve = revision.routing_state.0 == RoutingState::Reserve;
     let min_scale = if is_reserve { 0 } else { policy.min_scale };
     // Kubernetes replaces pods by itself, and has more or fewer than requested meanwhile.
@@ -77,7 +77,7 @@ fn requested_scale(
 /// Returns the replicas that another autoscaler has set in the Revision's Deployment, or the number it begins with.
 /// That is at least one: a HorizontalPodAutoscaler never scales up from zero.
 fn external_scale(revision: &AppRevision, is_leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
-    let policy = &view.facts.policy;
+    let policy = &view.template.policy;
     let first = policy.initial_scale.max(policy.min_scale).max(1);
     let replicas = view.cluster.scaling.external_scales.get(&view.revision_key(revision)).copied();
     if is_leaving { 0 } else { replicas.unwrap_or(first) }
@@ -90,7 +90,7 @@ pub(super) fn scale_pods(
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    let requested = match view.facts.class {
+    let requested = match view.template.class {
         AutoscalerClass::Kpa => requested_scale(revision, is_leaving, view),
         // Another autoscaler sets the number, and Kubernetes picks the pods to stop: each finishes its last request.
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => {
@@ -209,7 +209,7 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) ->
     };
     let ready = match view.cluster.pods.reports.get(&*pod.uid) {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_away => false,
-        Some(report) => report.ready && (is_kubelet_ready || !view.facts.needs_kubelet_probes()),
+        Some(report) => report.ready && (is_kubelet_ready || !view.template.needs_kubelet_probes()),
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };
     // The kubelet's readiness covers all containers; a remembered pod had passed this check before the restart.
@@ -224,8 +224,8 @@ fn are_sidecars_running(
     status: Option<&local_node::PodRunStatus>,
     view: &RevisionPlanContext<'_>,
 ) -> bool {
-    let containers = view.facts.template.spec.pod.containers.iter().enumerate();
-    let mut sidecars = containers.filter(|(index, _)| *index != view.facts.serving_index);
+    let containers = view.template.raw.spec.pod.containers.iter().enumerate();
+    let mut sidecars = containers.filter(|(index, _)| *index != view.template.serving_index);
     sidecars.all(|(_, container)| {
         let containers_status = status.into_iter().flat_map(|status| &status.containers);
         let mut containers_status = containers_status.filter(|it| it.name == container.name);
@@ -239,7 +239,7 @@ const PROVEN_AFTER_MS: u64 = 5000;
 
 /// Updates the start of a pod's uninterrupted readiness; the restart of a container interrupts it.
 pub(super) fn update_steady_since(pod: &mut RevisionPod, view: &RevisionPlanContext<'_>) {
-    if view.facts.template.spec.pod.containers.len() < 2 {
+    if view.template.raw.spec.pod.containers.len() < 2 {
         return;
     }
     let status = view.cluster.pods.statuses.get(&*pod.uid);
@@ -257,7 +257,7 @@ pub(super) fn count_proven_pods(
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> u32 {
-    let is_single = view.facts.template.spec.pod.containers.len() < 2;
+    let is_single = view.template.raw.spec.pod.containers.len() < 2;
     let is_old = |pod: &RevisionPod, timer: &mut PlanTimer| {
         pod.steady_since.is_some_and(|(since, _)| {
             timer.is_due_or_schedule(since.plus_ms(PROVEN_AFTER_MS), view.now)
@@ -292,9 +292,9 @@ pub(super) fn count_ready_pods(revision: &AppRevision, view: &RevisionPlanContex
 pub(super) fn burst_path(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> ConnectionPath {
     match revision.scaling.decision {
         // As in Knative: with another autoscaler, requests go directly to the pods that exist.
-        _ if view.facts.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
+        _ if view.template.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
         Some(decided) => decided.path,
-        None if view.facts.policy.target_burst_capacity == 0.0 => ConnectionPath::Direct,
+        None if view.template.policy.target_burst_capacity == 0.0 => ConnectionPath::Direct,
         None => ConnectionPath::Activator,
     }
 }

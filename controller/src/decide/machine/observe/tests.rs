@@ -20,7 +20,10 @@ use serde_json::{Value, json};
 use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
     model::{
-        cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+        cluster_state::{
+            ClusterState, ConditionStatus, ConditionType, ControllerSettings, PlatformKind,
+            UnixMillis,
+        },
         knative::key,
         network_policies::PolicyClientPod,
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
@@ -643,9 +646,9 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
         follower.step(api_server.now, event);
     }
     let app = &follower.cluster().apps[&name("hello")];
-    let ingress = app.conditions.get(crate::model::cluster_state::ConditionType::RouteIngress);
+    let ingress = app.conditions.get(ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
-    assert!(matches!(ingress, crate::model::cluster_state::ConditionStatus::Unknown(_)), "{ingress:?}");
+    assert!(matches!(ingress, ConditionStatus::Unknown(_)), "{ingress:?}");
 }
 
 #[test]
