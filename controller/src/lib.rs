@@ -1,15 +1,15 @@
 //! Controller: Knative objects → pods, statuses and routes.
 //!
-//! Reading order: [`model::cluster_state`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one event
-//! at a time), then the shells around them. Five rooms stand on each other; a room imports itself and those above it in
-//! this table.
+//! Reading order: [`model::cluster_state`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one
+//! event at a time), then [`shell`]. There are five layers. A layer imports only itself and those above it in this
+//! table.
 //!
-//! | room | content |
+//! | layer | content |
 //! |---|---|
 //! | [`model`] | kinds, keys and names of objects, Knative's types, settings, cluster state |
-//! | [`read`] | manifests, observed objects and stored objects → facts, or every broken rule |
-//! | [`decide`] | facts → plan of each app, routes, keys of changed objects; the state machine |
-//! | [`write`](mod@write) | facts → bodies of objects: child objects, statuses, CustomResourceDefinitions |
+//! | [`read`] | manifests, observed objects and stored objects → types of the model, or every broken rule |
+//! | [`decide`] | cluster state → plan of each app, routes, keys of changed objects; the state machine |
+//! | [`write`](mod@write) | cluster state → bodies of objects: child objects, statuses, CustomResourceDefinitions |
 //! | [`shell`] | clock, disk, gRPC, API server, webhook, registries |
 #![forbid(unsafe_code)]
 

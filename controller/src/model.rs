@@ -1,7 +1,7 @@
 //! Pure: vocabulary of the controller, and everything that it has observed.
 //!
 //! Types, their parsers and small readers live here: kinds and keys of objects, Knative's objects, settings, and the
-//! cluster state. Nothing here reads a whole object, decides, or builds a body; the other rooms import this one.
+//! cluster state. Nothing here reads a whole object, decides, or builds a body; the other layers import this one.
 
 pub mod cluster_state;
 pub mod config_maps;

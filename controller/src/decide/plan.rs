@@ -1,6 +1,6 @@
 //! Pure: the cluster state → plans: objects, pods, routes, and the time of the next look.
 //!
-//! Each app is planned alone, from the facts observed about it; planning is idempotent. [`plan_all`] plans every app.
+//! Each app is planned alone, from what was observed about it; planning is idempotent. [`plan_all`] plans every app.
 //! It is the reference to which incremental planning must be equal.
 
 use std::{
@@ -78,7 +78,8 @@ pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<Rout
     routes::route_subjects(app, name, &templates, cluster)
 }
 
-/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and further facts about it matter.
+/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and the plan depends on more
+/// of its state.
 ///
 /// While this result stays the same, reports of an agent about the pod change nothing in the plan.
 pub(crate) fn serving_addresses(

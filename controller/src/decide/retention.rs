@@ -8,7 +8,7 @@ use crate::model::{
     config_maps::GcConfig,
 };
 
-/// Facts about one Revision that decide if it is kept.
+/// One Revision, with everything that decides if it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcCandidate<'a> {
     /// Name of the Revision, without its namespace.

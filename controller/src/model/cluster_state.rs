@@ -66,7 +66,7 @@ pub struct ClusterState {
     pub pods: ObservedPods,
     /// Replicas of the components that others open streams to.
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
-    /// Facts read from the Revisions' templates.
+    /// Parsed templates of the Revisions.
     pub template_cache: TemplateCache,
     /// Numbers that Routes' names hold on the local node and at the activators.
     pub allocated: AllocatedNumbers,
@@ -120,10 +120,10 @@ pub struct ObservedActivators {
     pub slices: ActivatorSlices,
 }
 
-/// Facts about nodes, by node name.
+/// Nodes, as far as decisions depend on them.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedNodes {
-    /// State of each node that decisions depend on, by name.
+    /// State of each node, by name.
     pub states: BTreeMap<String, NodeState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,

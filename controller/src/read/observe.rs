@@ -1,4 +1,4 @@
-//! Pure: an object as the API server holds it → the facts that the controller keeps.
+//! Pure: an object as the API server holds it → the state that the controller keeps.
 //!
 //! Parts that cannot be read are left out rather than refused, since the object exists all the same.
 

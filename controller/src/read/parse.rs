@@ -1,4 +1,4 @@
-//! Pure: parsing of manifests into checked facts, or into every broken rule with its field, its value and advice.
+//! Pure: parsing of manifests into checked types, or into every broken rule with its field, its value and advice.
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
 //! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads
@@ -44,7 +44,7 @@ use rules::TemplateParent;
 pub use rules::{AdmissionPlatform, AdmissionRules};
 use typed::{check_known_fields, parse_typed};
 
-/// Longest name on the local node that leaves room for `-00001`; Knative cuts longer ones and adds a hash.
+/// Maximum length of a name on the local node, so that `-00001` can follow; Knative cuts longer ones and adds a hash.
 const MAX_NAME_BYTES: usize = 57;
 
 /// Result of one document of a manifest file.

@@ -7,7 +7,7 @@
 //! | [`client`] | clients of the API server |
 //! | [`watches`] | watches of all kinds, trimmed, as one stream |
 //! | [`watch_scope`] | the watches, and the fields that are kept of each kind |
-//! | [`object_cache`] | the few facts that must be remembered of each object |
+//! | [`object_cache`] | a small entry for each object that the API server holds |
 //! | [`write_decision`] | desired state and observed state → next write |
 //! | [`write_outcome`] | the API server's response → if and when to try again |
 //! | [`write_queue`], [`writer`] | order of the writes, and the writing |

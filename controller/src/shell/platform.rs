@@ -201,7 +201,7 @@ impl KubernetesPlatform {
                         .map(str::to_owned)
                 })
             });
-            let (client, answers) = (self.client.clone(), AdmissionContext { settings, binder });
+            let (client, context) = (self.client.clone(), AdmissionContext { settings, binder });
             let certificates = Arc::clone(&self.certificates);
             let webhook_address = (address, webhook_address);
             let run = webhook::run(
@@ -209,12 +209,12 @@ impl KubernetesPlatform {
                 webhook_address,
                 certificates,
                 leadership,
-                answers,
+                context,
                 shutdown.clone(),
             );
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
-                error!(error, "admission questions are not answered");
+                error!(error, "admission webhook failed");
             }
         }
         shutdown.cancelled().await;

@@ -254,7 +254,7 @@ impl ControllerRuntime {
             return resolver.forget(revision);
         };
         match resolver.request_digests(revision, request) {
-            // The resolver calls again when it has an answer.
+            // The resolver calls again when it has a result.
             DigestStatus::Unknown | DigestStatus::Pending => {}
             DigestStatus::Failed(reason) => {
                 self.step(ControllerEvent::DigestsResolved {
@@ -411,17 +411,21 @@ impl DesiredStateSource for ControllerRuntime {
     ) {
         let (resource, name, uid) = &required_children.owner;
         let owner = (*resource, name.clone());
-        let mut unmade = self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new =
-            if missing.is_empty() { unmade.remove(&owner) } else { unmade.insert(owner.clone()) };
-        drop(unmade);
+        let mut incomplete_owners =
+            self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = if missing.is_empty() {
+            incomplete_owners.remove(&owner)
+        } else {
+            incomplete_owners.insert(owner.clone())
+        };
+        drop(incomplete_owners);
         // Checks repeat; only a change is reported.
         if !is_new {
             return;
         }
         let error = (!missing.is_empty()).then(|| children_missing_error(missing));
         if let Some(error) = &error {
-            warn!(object = %name, kind = resource.kind(), message = error.message, "not made");
+            warn!(object = %name, kind = resource.kind(), message = error.message, "child objects do not exist");
         }
         if let (Some(events), Some(error)) = (self.event_inbox.get(), &error) {
             let (reason, message) = (error.reason.into(), error.message.clone());
@@ -570,8 +574,8 @@ mod tests {
             name: service_name.clone(),
             object: Some(Box::new(configuration)),
         });
-        let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
-        let [event_type, kind, name, message] = not_made.await.expect("within ten seconds");
+        let missing_children = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
+        let [event_type, kind, name, message] = missing_children.await.expect("within ten seconds");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);
         assert!(message.starts_with("Not created yet: Revision \"hello-00001\"."), "{message}");
 

@@ -128,7 +128,7 @@ impl<'a> RevisionView<'a> {
     }
 }
 
-/// Facts of a Revision that change while its spec stays the same.
+/// Inputs of a Revision's child objects that change while its spec stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RevisionScaleInputs {
     /// Number of pods that a new Deployment starts with.

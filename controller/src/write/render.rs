@@ -147,7 +147,7 @@ fn render_service(
     let mut metadata = object_meta(name, &service.meta);
     metadata.labels = Some(manifest.labels.to_btree_map()).filter(|it| !it.is_empty());
     metadata.annotations = Some(manifest.annotations.to_btree_map()).filter(|it| !it.is_empty());
-    // A URL in the status promises an answer, so there is none before traffic is assigned.
+    // A URL in the status promises that requests are served, so there is none before traffic is assigned.
     let routed = !app.traffic().is_empty();
     let status = ServiceStatus {
         observed_generation: service.meta.generation.into(),

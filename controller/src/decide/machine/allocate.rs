@@ -53,7 +53,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
         };
         if let Some(allotted) = allotted {
             reserve(&allotted, cluster);
-            // Most Routes have one name; `push` alone would reserve room for four.
+            // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(allotted);
         } else if cluster.is_leader {

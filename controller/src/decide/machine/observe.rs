@@ -252,7 +252,7 @@ impl ControllerStateMachine {
                 // All other fields are the controller's own, and newer in the cluster state.
                 Some(revision) if [Uid(0), observed.meta.uid].contains(&revision.meta.uid) => {
                     if !cluster.is_leader {
-                        adopt_leader_facts(revision, &observed);
+                        adopt_leader_fields(revision, &observed);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
                     revision.creator = observed.creator;
@@ -553,8 +553,8 @@ fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
     }
 }
 
-/// Copies the facts of a Revision that only a leader finds out, or that it may have observed earlier.
-fn adopt_leader_facts(revision: &mut AppRevision, observed: &AppRevision) {
+/// Copies the fields of a Revision that only a leader determines, or that it may have observed earlier.
+fn adopt_leader_fields(revision: &mut AppRevision, observed: &AppRevision) {
     revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
     if revision.digests.is_empty() {
         revision.digests = observed.digests.clone();

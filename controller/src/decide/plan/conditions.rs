@@ -1,4 +1,4 @@
-//! Pure: facts → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
+//! Pure: cluster state → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
 //!
 //! One thing differs: the conditions name a crashing container or a missing image at once. Knative waits for the
 //! progress deadline, ten minutes by default, which helps no user.

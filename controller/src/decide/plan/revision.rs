@@ -235,7 +235,7 @@ pub(crate) fn ensure_latest_revision(
         let old = app.revisions.remove(at);
         (revision.pods, revision.scaling.decision) = (old.pods, old.scaling.decision);
     }
-    // Most services have one Revision, and there are many services: `push` alone would reserve room for three more.
+    // Most services have one Revision, and there are many services: `push` alone would allocate space for three more.
     app.revisions.reserve_exact(1);
     app.revisions.push(revision);
 }

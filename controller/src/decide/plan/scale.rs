@@ -16,7 +16,7 @@ use crate::model::{
 
 /// Wait before another pod when the last one vanished before it was ever ready, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Time after a stopping pod's grace period until it is forgotten, should the node never answer, in milliseconds.
+/// Time after a stopping pod's grace period at which it is forgotten if the node has not reported its end, in ms.
 const STOP_TIMEOUT_MS: u64 = 30_000;
 
 /// Forgets pods that no longer exist.

@@ -46,7 +46,7 @@ pub(super) fn assign_traffic(
         .map(|assigned| gradual_rollout::apply_rollout(app, name, assigned, cluster, now, timer));
     let status = match (rolled, &mut app.route) {
         (Ok((mut assigned, rollout)), Some(route)) => {
-            // Most Routes have one target, and there are many Routes: spare room would add up.
+            // Most Routes have one target, and there are many Routes: spare capacity would add up.
             assigned.shrink_to_fit();
             route.traffic = assigned;
             route.rollout = rollout;

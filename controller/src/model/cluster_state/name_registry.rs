@@ -33,7 +33,7 @@ impl std::fmt::Display for NameClaimant {
     }
 }
 
-/// One claimant's request for one name, with the facts that decide its rank.
+/// One claimant's request for one name, with everything that its rank depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameClaim {
     /// Claimant that makes the request.

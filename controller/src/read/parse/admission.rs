@@ -78,10 +78,10 @@ impl AdmittedKind {
     }
 }
 
-/// Question of the API server: one object, and all that the answer depends on.
+/// Request of the API server to admit one object, with everything that the decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionRequest<'a> {
-    /// Kind of the object in question.
+    /// Kind of the object.
     pub kind: AdmittedKind,
     /// Object as it is to be stored.
     pub object: &'a Value,

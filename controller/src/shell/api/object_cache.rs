@@ -90,7 +90,7 @@ pub struct ObjectCache {
 }
 
 impl ObjectCache {
-    /// Returns the facts of an object, if it is known.
+    /// Returns the entry of an object, if it is known.
     pub fn get(&self, resource: ResourceKind, name: &NamespacedName) -> Option<&ObservedObject> {
         self.objects.get(&resource)?.get(name)
     }
@@ -104,7 +104,7 @@ impl ObjectCache {
     pub fn begin_list(&mut self, scope: &WatchScope) {
         let all = self.objects.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
-        // The library may begin a list again before the last one ended.
+        // kube's watcher may begin a list again before the last one ended.
         self.unlisted.retain(|(listed_scope, _)| listed_scope != scope);
         self.unlisted.push((scope.clone(), names));
     }
@@ -347,7 +347,7 @@ mod tests {
         cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
         cache.apply_scale(kind, &name("a"), "2", 1);
         cache.apply_watched(kind, &name("a"), deployment("2", 2, 1));
-        assert_eq!(is_changed(&cache), Some(false), "the answer was first");
+        assert_eq!(is_changed(&cache), Some(false), "the response was first");
         cache.apply_watched(kind, &name("a"), deployment("3", 3, 0));
         cache.apply_scale(kind, &name("a"), "3", 0);
         assert_eq!(is_changed(&cache), Some(false), "the watch was first");

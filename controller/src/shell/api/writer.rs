@@ -151,7 +151,7 @@ impl ObjectWriter {
         self.with_state(|state| state.queue.lengths())
     }
 
-    /// Returns the facts of an object, if it is known.
+    /// Returns the cache's entry of an object, if it is known.
     pub fn observed(
         &self,
         resource: ResourceKind,
@@ -880,11 +880,11 @@ mod tests {
     fn api_server() -> (Client, mpsc::Receiver<FakeApiCall>) {
         let (sender, calls) = mpsc::channel::<FakeApiCall>(1);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let (response, answered) = oneshot::channel();
+            let (response, responded) = oneshot::channel();
             let (sender, method) = (sender.clone(), request.method().clone());
             async move {
                 sender.send((method, response)).await.expect("the test goes on");
-                let (code, body) = answered.await.expect("an answer");
+                let (code, body) = responded.await.expect("a response");
                 let body = kube::client::Body::from(body.to_string().into_bytes());
                 Response::builder().status(code).body(body)
             }

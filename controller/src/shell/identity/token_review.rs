@@ -18,7 +18,7 @@ const SERVICE_ACCOUNTS: [(&str, CertificateRole); 3] = [
     ("autoscaler", CertificateRole::Autoscaler),
 ];
 
-/// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).
+/// Keys of the pod's attributes in a TokenReview (with its node since Kubernetes 1.30).
 const POD_NAME_KEY: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID_KEY: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME_KEY: &str = "authentication.kubernetes.io/node-name";
@@ -32,7 +32,7 @@ pub struct TokenReviewResult {
     pub audiences: Vec<String>,
     /// User of the token, such as `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// Further facts about the user, by key.
+    /// Further attributes of the user, by key.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -56,7 +56,7 @@ pub enum CertificateRefusal {
         "the API server does not say {what} of the token: it must be projected into a pod, by Kubernetes 1.30 or newer"
     )]
     PodNotNamed {
-        /// Name of the missing fact.
+        /// Key of the missing attribute.
         what: &'static str,
     },
 }

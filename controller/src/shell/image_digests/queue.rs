@@ -105,17 +105,17 @@ impl DigestQueue {
         }
         // Images or account have changed, so earlier results do not apply.
         self.forget(revision);
-        let mut answers = BTreeMap::new();
+        let mut results = BTreeMap::new();
         for (_, image) in &wanted.images {
             match resolve_without_registry(image, &wanted.skipped_registries) {
                 Some(known) => {
-                    answers.insert(image.clone(), known);
+                    results.insert(image.clone(), known);
                 }
                 None => self.add_query(revision, image, &wanted, now),
             }
         }
         self.revisions
-            .insert(revision.clone(), WaitingRevision { request: wanted, results: answers });
+            .insert(revision.clone(), WaitingRevision { request: wanted, results });
         self.status(revision)
     }
 

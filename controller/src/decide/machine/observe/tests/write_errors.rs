@@ -92,7 +92,7 @@ fn a_revision_created_late_is_no_longer_missing() {
     late_machine.step(api_server.now, ControllerEvent::LeadershipChanged(true));
     late_machine.step(api_server.now, observed(ResourceKind::KnativeService, "hello"));
     late_machine.step(api_server.now, observed(ResourceKind::Configuration, "hello"));
-    let unmade = |it| ControllerEvent::ChildrenMissing {
+    let children_missing = |it| ControllerEvent::ChildrenMissing {
         app: name("hello"),
         owner_resource: ResourceKind::Configuration,
         owner: name("hello"),
@@ -104,7 +104,7 @@ fn a_revision_created_late_is_no_longer_missing() {
         required_children[0].keys,
         [ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name(REVISION))]
     );
-    late_machine.step(api_server.now, unmade(write_error("missing")));
+    late_machine.step(api_server.now, children_missing(write_error("missing")));
     assert_eq!(revision_message(&late_machine).as_deref(), Some("missing"));
     late_machine.step(api_server.now, observed(ResourceKind::Revision, REVISION));
     let required_children =
@@ -113,6 +113,6 @@ fn a_revision_created_late_is_no_longer_missing() {
         (required_children[0].owner.0, required_children[0].keys.len()),
         (ResourceKind::Configuration, 0)
     );
-    late_machine.step(api_server.now, unmade(None));
+    late_machine.step(api_server.now, children_missing(None));
     assert_eq!(revision_message(&late_machine), None);
 }
