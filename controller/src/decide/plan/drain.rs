@@ -1,8 +1,8 @@
 //! Pure: stopping a pod without losing a request.
 //!
 //! A pod stops in three steps. It is marked draining in the RouteTable. Once every agent and activator has acknowledged
-//! that, nothing new reaches it. Once nothing is in flight, it is ordered to stop. A component that is silent for 1 s
-//! is not waited for, and the Revision's grace period bounds the whole.
+//! that, no new request reaches it. Once no request is in flight, the pod is stopped. The plan waits for an
+//! acknowledgement for at most 1 s, and for the whole drain for at most the Revision's grace period.
 
 use super::{PlanTimer, RevisionPlanContext};
 use crate::model::cluster_state::{AppRevision, PodStage, RevisionPod};
@@ -16,7 +16,7 @@ pub(super) fn stop_drained_pods(
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    // A pod deleted by others drains too, but its stop is not the controller's to order.
+    // A pod that another client deleted drains too, but Kubernetes stops it.
     for pod in revision.pods.iter_mut().filter(|pod| !pod.is_terminating()) {
         if can_stop(pod, view, timer) {
             pod.stage = PodStage::Stopping { since: view.now };
@@ -31,11 +31,11 @@ fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanT
     if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
         return true;
     }
-    let avoided = view.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
+    let is_acknowledged = view.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
         || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), view.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
-    let idle = |report: &common::wire::PodObservation| {
+    let is_idle = |report: &common::wire::PodObservation| {
         report.drained || (!report.listening && report.in_flight == 0)
     };
-    avoided && view.cluster.pods.reports.get(&*pod.uid).is_some_and(idle)
+    is_acknowledged && view.cluster.pods.reports.get(&*pod.uid).is_some_and(is_idle)
 }

@@ -204,18 +204,18 @@ pub(crate) fn ensure_latest_revision(
 ) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
-    let going =
+    let is_ending =
         configuration.is_terminating || cluster.terminating_namespaces.contains(&name.namespace);
     // A Configuration that is being deleted gets no Revision, which would only be collected again.
-    if app.is_terminating() || going || generation == 0 || app.latest_created().is_some() {
+    if app.is_terminating() || is_ending || generation == 0 || app.latest_created().is_some() {
         return;
     }
-    let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
-    let revision = configuration.revision_name.clone().unwrap_or_else(counted);
-    let maker = configuration.meta.uid.to_string();
+    let generated_name = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
+    let revision = configuration.revision_name.clone().unwrap_or_else(generated_name);
+    let configuration_uid = configuration.meta.uid.to_string();
     let uid = match cluster.settings.platform {
         PlatformKind::Local => {
-            Uid::derive(cluster.uid_seed, &[&maker, &revision, &generation.to_string()])
+            Uid::derive(cluster.uid_seed, &[&configuration_uid, &revision, &generation.to_string()])
         }
         PlatformKind::Kubernetes => Uid::default(),
     };
