@@ -310,8 +310,8 @@ pub fn drain_annotation_keys<'a>(
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
     let is_outdated = |pod: &&RevisionPod| {
-        let placed = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
-        placed.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+        let status = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
+        status.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
     };
     let pods = revision.pods.iter().filter(is_outdated);
     pods.map(move |pod| {

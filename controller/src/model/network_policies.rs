@@ -255,11 +255,11 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
     fn from(rule: NetworkPolicyIngressRule) -> Self {
         let (ports, from) = (rule.ports.unwrap_or_default(), rule.from.unwrap_or_default());
         // A rule or peer that cannot be read must admit no source; an empty list would admit all.
-        let none = || AdmittedPort::Range { first: 1, last: 0 };
-        let nobody = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
+        let no_port = || AdmittedPort::Range { first: 1, last: 0 };
+        let no_peer = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
         Self {
-            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(none)).collect(),
-            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(nobody)).collect(),
+            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(no_port)).collect(),
+            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(no_peer)).collect(),
         }
     }
 }

@@ -34,7 +34,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
     cluster.allocated.unallocated_apps.remove(name);
     for tag in tags {
         let allocation = route.allocations.iter_mut().find(|it| it.tag == tag);
-        let allotted = match (cluster.settings.platform, allocation) {
+        let new_allocation = match (cluster.settings.platform, allocation) {
             (PlatformKind::Local, Some(_)) => continue,
             (PlatformKind::Local, None) => allocate_local(name, tag, cluster),
             // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
@@ -51,11 +51,11 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
             }
             (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, cluster),
         };
-        if let Some(allotted) = allotted {
-            reserve(&allotted, cluster);
+        if let Some(new_allocation) = new_allocation {
+            reserve(&new_allocation, cluster);
             // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
-            route.allocations.push(allotted);
+            route.allocations.push(new_allocation);
         } else if cluster.is_leader {
             // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
             cluster.allocated.unallocated_apps.insert(name.clone());
@@ -109,11 +109,11 @@ pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
     app.allocations().iter().for_each(|it| reserve(it, cluster));
 }
 
-fn reserve(allotted: &RouteNameAllocation, cluster: &mut ClusterState) {
-    if let ClusterIpSource::LocalRange(host) = allotted.cluster_ips {
+fn reserve(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
+    if let ClusterIpSource::LocalRange(host) = allocation.cluster_ips {
         cluster.allocated.hosts.insert(host);
     }
-    cluster.allocated.ports.insert(allotted.activator_port);
+    cluster.allocated.ports.insert(allocation.activator_port);
 }
 
 /// Releases all allocations of the app `name`. The app may stay for a while, so they are also removed from it: by then

@@ -141,7 +141,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Updates the activators of a node that became, or is no longer, away.
+    /// Updates the activators of a node that became or is no longer lost.
     pub(super) fn update_node_activators(&mut self, node: &str) {
         let all = self.cluster.activators.pods.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();

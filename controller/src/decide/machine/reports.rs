@@ -47,9 +47,9 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.cluster.is_node_lost(&reporter.node);
+        let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
-        self.handle_node_change(&reporter.node, was_away, now);
+        self.handle_node_change(&reporter.node, was_lost, now);
         let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         report.node.clone_from(&reporter.node);
         // Pods that the last stream did not name again before it ended are still to be named.
@@ -87,9 +87,9 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.cluster.is_node_lost(&reporter.node);
+        let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.end_stream(&reporter_key(reporter), stream);
-        self.handle_node_change(&reporter.node, was_away, now);
+        self.handle_node_change(&reporter.node, was_lost, now);
         self.reconcile_draining_apps(now);
     }
 
@@ -288,9 +288,9 @@ impl ControllerStateMachine {
             None => PodPlacement::Unknown,
             // Pods without a placement are the local node's.
             Some(None) => PodPlacement::ReporterNode,
-            Some(Some(placed)) if placed.node.is_empty() => PodPlacement::Unknown,
-            Some(Some(placed)) if *placed.node == *node => PodPlacement::ReporterNode,
-            Some(Some(placed)) => PodPlacement::OtherNode(placed.node.to_string()),
+            Some(Some(status)) if status.node.is_empty() => PodPlacement::Unknown,
+            Some(Some(status)) if *status.node == *node => PodPlacement::ReporterNode,
+            Some(Some(status)) => PodPlacement::OtherNode(status.node.to_string()),
         }
     }
 

@@ -120,8 +120,8 @@ fn count_kubelet_ready_pods(revision: &AppRevision, view: &RevisionPlanContext<'
         return u32::MAX;
     }
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
-    let placed = serving.filter_map(|pod| pod.kube_status.as_ref());
-    let ready = placed
+    let statuses = serving.filter_map(|pod| pod.kube_status.as_ref());
+    let ready = statuses
         .filter(|it| it.kubelet_readiness == KubeletReadiness::Ready && !it.is_terminating)
         .count();
     u32::try_from(ready).unwrap_or(u32::MAX)
@@ -168,8 +168,8 @@ fn unschedulable_reason(
     view: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
     let waits = view.cluster.settings.config_maps.deployment.always_schedulable;
-    let placed = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
-    placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
+    let statuses = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
+    statuses.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
 }
 
 /// Returns the reason of the present condition, if it is an exceeded deadline.

@@ -68,8 +68,8 @@ pub(super) fn route_subjects(
     if is_ending {
         return out;
     }
-    for allotted in app.allocations() {
-        let own_subject = service_subject(allotted, app, name, templates, cluster);
+    for allocation in app.allocations() {
+        let own_subject = service_subject(allocation, app, name, templates, cluster);
         out.push(RouteChange::Service(own_subject));
     }
     out
@@ -125,15 +125,15 @@ pub(super) fn pod_addresses(
 }
 
 fn service_subject(
-    allotted: &RouteNameAllocation,
+    allocation: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
     templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
 ) -> ServiceEntry {
     let settings = &cluster.settings;
-    let service_name = placeholder_name(allotted, &name.name);
-    let shares = match &allotted.tag {
+    let service_name = placeholder_name(allocation, &name.name);
+    let shares = match &allocation.tag {
         None => traffic::revision_shares(app.traffic()),
         Some(tag) => {
             let tagged = app.traffic().iter().find(|it| it.tag.as_ref() == Some(tag));
@@ -159,7 +159,7 @@ fn service_subject(
         percent: *percent,
     };
     let tagged = has_tag_header_routing(app, cluster);
-    let public = route_host(app, name, allotted.tag.as_deref(), cluster).filter(|route_host| {
+    let public = route_host(app, name, allocation.tag.as_deref(), cluster).filter(|route_host| {
         let owner =
             cluster.names.registry.host_owner(&route_host.host, &cluster.names.placeholders);
         !route_host.is_local
@@ -167,9 +167,9 @@ fn service_subject(
     });
     ServiceEntry {
         name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
-        addresses: settings.cluster_ips(&allotted.cluster_ips),
+        addresses: settings.cluster_ips(&allocation.cluster_ips),
         port: SERVICE_PORT,
-        activator_port: NonZeroU16::new(allotted.activator_port).unwrap_or(SERVICE_PORT),
+        activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
         connection_path: only
             .as_ref()
@@ -179,7 +179,7 @@ fn service_subject(
                 connection_path(app, revision, &view(template))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
-        gateway_rules: ingress_settings(allotted, app, name, &service_name, cluster),
+        gateway_rules: ingress_settings(allocation, app, name, &service_name, cluster),
     }
 }
 
@@ -192,7 +192,7 @@ fn has_tag_header_routing(app: &AppState, cluster: &ClusterState) -> bool {
 
 /// Returns further duties of activators for a name: redirects, domains, and selection of tags.
 fn ingress_settings(
-    allotted: &RouteNameAllocation,
+    allocation: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
     own: &str,
@@ -210,7 +210,7 @@ fn ingress_settings(
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
-    let tags = has_tag_header_routing(app, cluster).then(|| match &allotted.tag {
+    let tags = has_tag_header_routing(app, cluster).then(|| match &allocation.tag {
         None => TagRouting::ChooseTag(choice()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
@@ -281,8 +281,8 @@ pub(crate) fn route_host(
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
-pub(crate) fn placeholder_name(allotted: &RouteNameAllocation, route: &str) -> String {
-    tagged_name(allotted.tag.as_deref(), route)
+pub(crate) fn placeholder_name(allocation: &RouteNameAllocation, route: &str) -> String {
+    tagged_name(allocation.tag.as_deref(), route)
 }
 
 /// Returns true if no request to a Revision must pass an activator while it has pods.

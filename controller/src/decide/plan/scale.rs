@@ -200,7 +200,7 @@ fn remove_surplus_pods(revision: &mut AppRevision, count: usize, view: &Revision
 /// Pods of a node that is gone are not ready: Kubernetes reports only those lost that were ready before.
 pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-    let is_away = pod.kube_status.as_ref().is_some_and(|it| view.cluster.is_node_lost(&it.node));
+    let is_lost = pod.kube_status.as_ref().is_some_and(|it| view.cluster.is_node_lost(&it.node));
     let status = view.cluster.pods.statuses.get(&*pod.uid);
     // The local node reports readiness in the pod's status.
     let is_kubelet_ready = match kubelet {
@@ -208,7 +208,7 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) ->
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
     let ready = match view.cluster.pods.reports.get(&*pod.uid) {
-        _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_away => false,
+        _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
         Some(report) => report.ready && (is_kubelet_ready || !view.template.needs_kubelet_probes()),
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };
