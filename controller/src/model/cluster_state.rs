@@ -45,7 +45,7 @@ pub use name_registry::NameRegistry;
 pub use nodes::{ActivatorReadiness, NodeState};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RevisionScaling, RoutingState,
+    RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};

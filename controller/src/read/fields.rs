@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::model::{
     cluster_state::{
         AssignedTraffic, ConditionReason, ConditionSet, ConditionStatus, ConditionType,
-        ObjectMetaSummary, RoutingState, TrafficSpec, Uid, UnixMillis,
+        ObjectMetaSummary, RevisionRouting, RoutingState, TrafficSpec, Uid, UnixMillis,
     },
     knative::{KnativeCondition, RevisionTemplate},
     object::json::non_empty_text,
@@ -88,14 +88,12 @@ pub(crate) fn read_conditions(
 }
 
 /// Reads the routing state of a Revision from its label, and the moment of its last change from its annotation.
-pub(crate) fn read_routing_state(
-    label: Option<&str>,
-    modified: Option<&str>,
-) -> (RoutingState, UnixMillis) {
+pub(crate) fn read_routing(label: Option<&str>, modified: Option<&str>) -> RevisionRouting {
     let state = match label {
         Some("active") => RoutingState::Active,
         Some("reserve") => RoutingState::Reserve,
         _ => RoutingState::Pending,
     };
-    (state, modified.and_then(UnixMillis::parse).unwrap_or_default())
+    let changed_at = modified.and_then(UnixMillis::parse).unwrap_or_default();
+    RevisionRouting { state, changed_at }
 }

@@ -182,7 +182,7 @@ pub fn read_revision(object: &Value) -> AppRevision {
         },
         template: user_template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
-        routing_state: fields::read_routing_state(label(object, key::ROUTING_STATE), modified),
+        routing: fields::read_routing(label(object, key::ROUTING_STATE), modified),
         scaling: RevisionScaling {
             // The condition means that resources were available once; only an exceeded deadline sets it back later.
             initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
@@ -247,7 +247,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         created: fields::read_meta(object).created,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_since: None,
+        steady_readiness: None,
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: Some(Box::new(KubePodStatus {

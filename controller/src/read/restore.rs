@@ -21,7 +21,7 @@ use crate::{
     },
     read::fields::{
         canonical_template, object_meta, read_assigned_traffic, read_conditions, read_meta,
-        read_routing_state, read_traffic_spec, to_unix_millis,
+        read_routing, read_traffic_spec, to_unix_millis,
     },
 };
 
@@ -123,7 +123,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
     let mut revision = AppRevision {
         meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
         template: revision_template(value, &meta, objects),
-        routing_state: read_routing_state(label(key::ROUTING_STATE), modified),
+        routing: read_routing(label(key::ROUTING_STATE), modified),
         scaling: RevisionScaling {
             initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
             ..RevisionScaling::default()
@@ -171,7 +171,7 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
         first_seen_at: UnixMillis::default(),
         was_ready: last_address.is_some(),
-        steady_since: None,
+        steady_readiness: None,
         stage: PodStage::Serving,
         restored_address: last_address,
         kube_status: None,

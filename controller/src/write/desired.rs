@@ -255,7 +255,7 @@ impl<'a> LiveRevision<'a> {
             .get(name)
             .filter(|_| template.class == AutoscalerClass::Hpa)?;
         let reachable =
-            self.revision.routing_state.0 != RoutingState::Reserve && !self.revision.is_stuck();
+            self.revision.routing.state != RoutingState::Reserve && !self.revision.is_stuck();
         let min = if reachable { template.policy.min_scale } else { 0 };
         Some(hpa::horizontal_pod_autoscaler(
             revision,
@@ -333,7 +333,7 @@ fn build_child(
             deployment::deployment(revision, &live.cluster.settings.deployment, replicas)
         }
         ResourceKind::PodAutoscaler => {
-            let reachability = match live.revision.routing_state.0 {
+            let reachability = match live.revision.routing.state {
                 _ if live.revision.is_stuck() => scaling::RevisionReachability::Unreachable,
                 RoutingState::Pending => scaling::RevisionReachability::Unknown,
                 RoutingState::Active => scaling::RevisionReachability::Reachable,
@@ -496,7 +496,7 @@ fn revision_slice(
         return DesiredState::Unmanaged;
     }
     // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
-    if revision.routing_state.0 == RoutingState::Reserve && revision.pods.is_empty() {
+    if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
     let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;

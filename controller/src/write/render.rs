@@ -248,7 +248,7 @@ pub(crate) fn revision_meta(
     // The spec of a Revision never changes; `generation` in its metadata here counts its Configuration's changes.
     metadata.generation = Some(1);
     let mut labels = given.labels.unwrap_or_default();
-    let state = match revision.routing_state.0 {
+    let state = match revision.routing.state {
         RoutingState::Pending => "pending",
         RoutingState::Active => "active",
         RoutingState::Reserve => "reserve",
@@ -269,11 +269,11 @@ pub(crate) fn revision_meta(
     }
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
-    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing_state.1.rfc3339());
+    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.changed_at.rfc3339());
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
-    if revision.routing_state.0 == RoutingState::Active {
+    if revision.routing.state == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
     if revision.scaling.initial_scale_reached {

@@ -414,7 +414,7 @@ fn only_a_changed_template_makes_a_revision() {
     sim.apply(&HELLO.replace(":v1", ":v2"));
     assert_eq!(sim.generations(), [Some(2), Some(2), Some(1)]);
     let routing: Vec<_> =
-        sim.app().revisions.iter().map(|it| (&*it.name, it.routing_state.0)).collect();
+        sim.app().revisions.iter().map(|it| (&*it.name, it.routing.state)).collect();
     assert_eq!(
         routing,
         [("hello-00001", RoutingState::Reserve), ("hello-00002", RoutingState::Active)]

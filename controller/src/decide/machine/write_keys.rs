@@ -88,7 +88,7 @@ fn child_inputs(revision: &AppRevision) -> impl PartialEq + '_ {
     let AppRevision {
         meta,
         template,
-        routing_state: routing,
+        routing,
         digests,
         scaling: RevisionScaling { initial_scale_reached: reached, .. },
         ..

@@ -54,7 +54,7 @@ pub(super) fn update_revision(
             pod.first_seen_at = view.now;
         }
         pod.was_ready |= scale::is_pod_ready(pod, view);
-        scale::update_steady_since(pod, view);
+        scale::update_steady_readiness(pod, view);
     }
     if revision.scaling.first_planned_at == UnixMillis::default() {
         revision.scaling.first_planned_at = view.now;
@@ -64,7 +64,7 @@ pub(super) fn update_revision(
     revision.scaling.actual_scale = ready;
     let policy = &view.template.policy;
     let min_scale =
-        if revision.routing_state.0 == RoutingState::Reserve { 0 } else { policy.min_scale };
+        if revision.routing.state == RoutingState::Reserve { 0 } else { policy.min_scale };
     adopt_pod_digests(revision, view);
     // The kernel reports readiness earlier than the kubelet: the minimum must also hold for readers of Kubernetes'
     // objects.

@@ -17,7 +17,7 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ObjectMetaSummary, ParsedTemplate, PlatformKind,
-            RevisionPod, RoutingState, Uid, UnixMillis,
+            RevisionPod, RevisionRouting, RoutingState, Uid, UnixMillis,
         },
         config_maps::GcConfig,
         knative::{RevisionTemplate, key, user_container::resolve_probe_ports},
@@ -70,7 +70,7 @@ impl ParsedTemplate {
             protocol: self.protocol,
             // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
             policy: (self.class == AutoscalerClass::Kpa).then(|| Arc::clone(&self.policy)),
-            reachable: revision.routing_state.0 != RoutingState::Reserve && !revision.is_stuck(),
+            reachable: revision.routing.state != RoutingState::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.scaling.initial_scale_reached,
             allowed_sources: None,
         }
@@ -225,7 +225,7 @@ pub(crate) fn ensure_latest_revision(
         meta: ObjectMetaSummary { uid, generation, created: now },
         template,
         creator,
-        routing_state: (RoutingState::Pending, now),
+        routing: RevisionRouting { state: RoutingState::Pending, changed_at: now },
         name: revision,
         ..AppRevision::default()
     };
@@ -265,11 +265,11 @@ fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandida
     GcCandidate {
         name: &revision.name,
         created: revision.meta.created,
-        routing: revision.routing_state.0,
-        routing_modified: Some(revision.routing_state.1.max(revision.meta.created)),
+        routing: revision.routing.state,
+        routing_modified: Some(revision.routing.changed_at.max(revision.meta.created)),
         // A Revision with pods is kept until they have drained.
         is_gc_exempt: revision.is_deleted
-            || (revision.routing_state.0 == RoutingState::Reserve
+            || (revision.routing.state == RoutingState::Reserve
                 && (!revision.pods.is_empty() || is_gc_protected(revision))),
         is_latest_ready: ready == Some(&*revision.name),
     }

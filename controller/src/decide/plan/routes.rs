@@ -43,7 +43,7 @@ pub(super) fn route_subjects(
         let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
         let has_pods = !pair.0.pods.is_empty();
         has_pods
-            || !pair.0.is_deleted && (pair.0.routing_state.0 != RoutingState::Reserve || starts)
+            || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
     };
     for (revision, template) in pairs().filter(|it| shown(&it)) {
         let labels = || template.pod_labels(name, revision);

@@ -8,8 +8,8 @@ use common::{
 use super::{PlanTimer, RevisionPlanContext};
 use crate::model::{
     cluster_state::{
-        AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState, Uid,
-        UnixMillis,
+        AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState,
+        SteadyReadiness, Uid, UnixMillis,
     },
     scale_policy::AutoscalerClass,
 };
@@ -51,7 +51,7 @@ fn requested_scale(
     view: &RevisionPlanContext<'_>,
 ) -> u32 {
     let policy = &view.template.policy;
-    let is_reserve = revision.routing_state.0 == RoutingState::Reserve;
+    let is_reserve = revision.routing.state == RoutingState::Reserve;
     let min_scale = if is_reserve { 0 } else { policy.min_scale };
     // Kubernetes replaces pods by itself, and has more or fewer than requested meanwhile.
     let current = match view.cluster.settings.platform {
@@ -153,7 +153,7 @@ fn add_pod(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
         created: view.now,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_since: None,
+        steady_readiness: None,
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: None,
@@ -237,17 +237,17 @@ fn are_sidecars_running(
 /// it a container that ends soon after each start would take the traffic from a Revision that works.
 const PROVEN_AFTER_MS: u64 = 5000;
 
-/// Updates the start of a pod's uninterrupted readiness; the restart of a container interrupts it.
-pub(super) fn update_steady_since(pod: &mut RevisionPod, view: &RevisionPlanContext<'_>) {
+/// Updates a pod's uninterrupted readiness; the restart of a container interrupts it.
+pub(super) fn update_steady_readiness(pod: &mut RevisionPod, view: &RevisionPlanContext<'_>) {
     if view.template.raw.spec.pod.containers.len() < 2 {
         return;
     }
     let status = view.cluster.pods.statuses.get(&*pod.uid);
     let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
-    pod.steady_since = match pod.steady_since {
+    pod.steady_readiness = match pod.steady_readiness {
         _ if !is_pod_ready(pod, view) => None,
-        Some((since, had)) if had == restarts => Some((since, had)),
-        Some(_) | None => Some((view.now, restarts)),
+        Some(steady) if steady.restarts == restarts => Some(steady),
+        Some(_) | None => Some(SteadyReadiness { since: view.now, restarts }),
     };
 }
 
@@ -259,8 +259,8 @@ pub(super) fn count_proven_pods(
 ) -> u32 {
     let is_single = view.template.raw.spec.pod.containers.len() < 2;
     let is_old = |pod: &RevisionPod, timer: &mut PlanTimer| {
-        pod.steady_since.is_some_and(|(since, _)| {
-            timer.is_due_or_schedule(since.plus_ms(PROVEN_AFTER_MS), view.now)
+        pod.steady_readiness.is_some_and(|steady| {
+            timer.is_due_or_schedule(steady.since.plus_ms(PROVEN_AFTER_MS), view.now)
         })
     };
     let pods =

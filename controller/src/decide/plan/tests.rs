@@ -126,13 +126,8 @@ fn decide(app: u8, revision: u8, requested_scale: u8) -> ControllerEvent {
 
 /// Returns the event of an act, if there is a pod for it.
 fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
-    let pods = machine
-        .cluster()
-        .apps
-        .values()
-        .flat_map(|app| app.pods())
-        .map(|(_, pod)| pod.uid.to_string());
-    let pods: Vec<String> = pods.collect();
+    let pods = machine.cluster().apps.values().flat_map(|app| app.pods());
+    let pods: Vec<String> = pods.map(|(_, pod)| pod.uid.to_string()).collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
     Some(match *action {
         PlanCaseAction::Apply { app, version, split, initial } => {

@@ -5,7 +5,7 @@ use common::wire::NamespacedName;
 use super::{PlanTimer, gradual_rollout};
 use crate::model::cluster_state::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
-    ConditionType, RouteState, RoutingState, TrafficSpec, UnixMillis,
+    ConditionType, RevisionRouting, RouteState, RoutingState, TrafficSpec, UnixMillis,
 };
 
 /// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
@@ -185,14 +185,14 @@ pub(super) fn update_routing_states(
         }
     }
     for revision in &mut app.revisions {
-        let new_state = match (active.contains(&revision.name), revision.routing_state.0) {
+        let new_state = match (active.contains(&revision.name), revision.routing.state) {
             (true, _) => RoutingState::Active,
             // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
             (false, RoutingState::Pending) if app.route.is_none() => RoutingState::Pending,
             (false, _) => RoutingState::Reserve,
         };
-        if revision.routing_state.0 != new_state {
-            revision.routing_state = (new_state, now);
+        if revision.routing.state != new_state {
+            revision.routing = RevisionRouting { state: new_state, changed_at: now };
         }
     }
 }
