@@ -89,14 +89,15 @@ pub(crate) fn serving_addresses(
 ) -> Option<ServingAddresses> {
     let (revision, pod) = cluster.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let view = RevisionPlanContext {
+    let context = RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
         template: &template,
         now: UnixMillis::default(),
     };
-    let serves = pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &view);
-    serves.then(|| routes::pod_addresses(pod, &view))
+    let is_serving = pod.stage == PodStage::Serving && pod.was_ready;
+    let serves = is_serving && scale::is_pod_ready(pod, &context);
+    serves.then(|| routes::pod_addresses(pod, &context))
 }
 
 /// Address of a pod, and its address of the other IP family.
@@ -112,9 +113,9 @@ fn run_pass(
     timer: &mut PlanTimer,
 ) {
     for (revision, template) in app.revisions.iter_mut().zip(templates) {
-        let view = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
-        scale::remove_ended_pods(revision, &view, timer);
-        conditions::update_revision(revision, &view, timer);
+        let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
+        scale::remove_ended_pods(revision, &context, timer);
+        conditions::update_revision(revision, &context, timer);
     }
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
@@ -125,10 +126,10 @@ fn run_pass(
     for (revision, template) in
         app.revisions.iter_mut().zip(templates).filter(|_| cluster.is_leader)
     {
-        let view = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
+        let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
         let is_leaving = app_leaves || revision.is_terminating || revision.is_deleted;
-        scale::scale_pods(revision, is_leaving, &view, timer);
-        drain::stop_drained_pods(revision, &view, timer);
+        scale::scale_pods(revision, is_leaving, &context, timer);
+        drain::stop_drained_pods(revision, &context, timer);
     }
     conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);

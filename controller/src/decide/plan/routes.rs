@@ -55,13 +55,13 @@ pub(super) fn route_subjects(
         }));
     }
     for (revision, template) in pairs() {
-        let view = RevisionPlanContext {
+        let context = RevisionPlanContext {
             cluster,
             namespace: &name.namespace,
             template,
             now: UnixMillis::default(),
         };
-        let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &view));
+        let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &context));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
     // A service that ends on the local node loses its routes at once, while its pods drain.
@@ -78,26 +78,26 @@ pub(super) fn route_subjects(
 fn pod_subject(
     pod: &cluster_state::RevisionPod,
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
     let phase = match pod.stage {
-        PodStage::Serving if scale::is_pod_ready(pod, view) => RoutingPhase::Ready,
+        PodStage::Serving if scale::is_pod_ready(pod, context) => RoutingPhase::Ready,
         PodStage::Serving => RoutingPhase::Starting,
         PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
         PodStage::Stopping { .. } if pod.kube_status.is_some() => RoutingPhase::Draining,
         PodStage::Stopping { .. } => return None,
     };
-    let (address, also) = pod_addresses(pod, view);
+    let (address, also) = pod_addresses(pod, context);
     Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
-        revision: view.revision_key(revision),
+        revision: context.revision_key(revision),
         node: pod
             .kube_status
             .as_ref()
-            .map_or_else(|| view.cluster.settings.node_name.clone(), |it| it.node.to_string()),
-        zone: view.zone(pod),
+            .map_or_else(|| context.cluster.settings.node_name.clone(), |it| it.node.to_string()),
+        zone: context.zone(pod),
         phase,
         address,
         other_family_address: also,
@@ -105,22 +105,23 @@ fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
-        port: view.template.port,
-        probe: view.template.agent_probe(),
+        port: context.template.port,
+        probe: context.template.agent_probe(),
     })
 }
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
 pub(super) fn pod_addresses(
     pod: &cluster_state::RevisionPod,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
-    let report = view.cluster.pods.reports.get(&*pod.uid);
-    let ip = view.cluster.pods.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
+    let ip = status.and_then(|it| it.addresses.first().copied());
     let address = report
         .and_then(|report| report.address)
         .or(pod.restored_address)
-        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.template.port.get())));
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, context.template.port.get())));
     (address, report.and_then(|report| report.other_family_address))
 }
 
@@ -145,14 +146,14 @@ fn service_subject(
         [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
-    let view = |template| RevisionPlanContext {
+    let context_for = |template| RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
         template,
         now: UnixMillis::default(),
     };
     let hopeless = only.as_ref().is_some_and(|(revision, template)| {
-        conditions::should_fail_fast(revision, &view(template))
+        conditions::should_fail_fast(revision, &context_for(template))
     });
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
@@ -176,7 +177,7 @@ fn service_subject(
             // An activator must read the header.
             .filter(|_| !tagged)
             .map_or(ConnectionPath::Activator, |(revision, template)| {
-                connection_path(app, revision, &view(template))
+                connection_path(app, revision, &context_for(template))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
         gateway_rules: ingress_settings(allocation, app, name, &service_name, cluster),
@@ -293,7 +294,7 @@ pub(crate) fn is_direct_path(
     cluster: &ClusterState,
 ) -> bool {
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let view = RevisionPlanContext {
+    let context = RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
         template: &template,
@@ -303,7 +304,7 @@ pub(crate) fn is_direct_path(
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split
         && !has_tag_header_routing(app, cluster)
-        && connection_path(app, revision, &view) == ConnectionPath::Direct
+        && connection_path(app, revision, &context) == ConnectionPath::Direct
 }
 
 /// Returns the path of connections to the one Revision that has all traffic.
@@ -314,28 +315,28 @@ pub(crate) fn is_direct_path(
 fn connection_path(
     app: &AppState,
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
     let annotation =
-        app.route_annotation(key::PATH).or_else(|| view.template.annotation(key::PATH));
-    let configs = &view.cluster.settings.config_maps;
+        app.route_annotation(key::PATH).or_else(|| context.template.annotation(key::PATH));
+    let configs = &context.cluster.settings.config_maps;
     let annotation = annotation.or_else(|| {
         configs.network.default_path.map(|path| match path {
             ConnectionPath::Direct => "direct",
             ConnectionPath::Activator => "activator",
         })
     });
-    let spec = &view.template.raw.spec;
+    let spec = &context.template.raw.spec;
     // The shipped default is not the user's request for a limit.
     let start = spec
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let needs = view.template.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = view.template.protocol == AppProtocol::H2c && annotation != Some("direct");
+    let needs = context.template.container_concurrency > 0 || start.is_some() || idle.is_some();
+    let h2c = context.template.protocol == AppProtocol::H2c && annotation != Some("direct");
     let logged = configs.observability.needs_activator();
     if annotation == Some("activator") || needs || h2c || logged {
         return ConnectionPath::Activator;
     }
-    scale::burst_path(revision, view)
+    scale::burst_path(revision, context)
 }
