@@ -75,7 +75,7 @@ pub(crate) fn child_metadata(
     (labels, annotations)
 }
 
-/// Returns traffic targets as the user wants them, for a spec.
+/// Returns traffic targets in the form of a spec.
 pub(crate) fn spec_traffic(traffic: &[TrafficSpec]) -> Vec<TrafficTarget> {
     let target = |spec: &TrafficSpec| TrafficTarget {
         tag: spec.tag.as_deref().map(Into::into),

@@ -206,10 +206,10 @@ impl ClusterState {
         &self,
         activator: &str,
     ) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
-        let (it, standing) = self.activators.pods.get(activator)?;
+        let (it, readiness) = self.activators.pods.get(activator)?;
         // Deletion is final, so it counts on a node that is gone, too.
-        let waits = *standing == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
-        Some((it, if waits { ActivatorReadiness::NotReady } else { *standing }))
+        let is_lost = *readiness == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
+        Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
     }
 
     /// Returns a Revision by name, whichever app it belongs to.

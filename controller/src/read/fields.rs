@@ -45,7 +45,7 @@ fn read_percent(value: &Value) -> u8 {
     value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
 }
 
-/// Reads a traffic target as the user wants it.
+/// Reads a traffic target of a spec.
 pub(crate) fn read_traffic_spec(value: &Value) -> TrafficSpec {
     TrafficSpec {
         tag: non_empty_text(&value["tag"]),

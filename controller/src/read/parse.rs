@@ -141,7 +141,7 @@ pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Proble
 
 /// Parses a Service as an API server holds it.
 ///
-/// Admission judged the Service by the settings of its time, and present settings do not invalidate it. Only content
+/// Admission checked the Service by the settings of its time, and present settings do not invalidate it. Only content
 /// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
 pub fn observed_service(
     value: &Value,

@@ -1,8 +1,9 @@
-//! Pure: border between the state machine and the API server: the trait that the writer asks and reports to.
+//! Pure: interface between the state machine and the API server: the trait through which the writer gets desired states
+//! and reports results.
 //!
-//! The shells around it, with the pure cores that only they use, are the files below.
+//! The shells that use it, with the pure cores that only they use, are the files below.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`client`] | clients of the API server |
 //! | [`watches`] | watches of all kinds, trimmed, as one stream |
@@ -44,7 +45,7 @@ pub mod writer;
 pub trait DesiredStateSource: Send + Sync + 'static {
     /// Reports that this replica becomes or is no longer the leader.
     ///
-    /// The writer asks for desired states only after `leadership_changed(true)`, since only a leader plans all objects.
+    /// The writer gets desired states only after `leadership_changed(true)`, since only a leader plans all objects.
     fn leadership_changed(&self, is_leader: bool);
 
     /// Returns the desired state of the part named by `key` at this moment.

@@ -67,16 +67,16 @@ pub async fn serve_with_issuer(
     issuer: Option<&Arc<CertificateIssuer>>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let border = ControllerGrpc {
+    let grpc = ControllerGrpc {
         shared,
         next_stream_id: Arc::new(AtomicU64::new(1)),
         election: Arc::default(),
         shutdown: shutdown.clone(),
     };
     let router = link::server_builder()
-        .add_service(route_stream::RouteStreamServer::new(border.clone()))
-        .add_service(PodsServer::new(border.clone()))
-        .add_service(ScaleServer::new(border.clone()));
+        .add_service(route_stream::RouteStreamServer::new(grpc.clone()))
+        .add_service(PodsServer::new(grpc.clone()))
+        .add_service(ScaleServer::new(grpc.clone()));
     let door = issuer.map(|issuer| issuer.tls_admission());
     let router = match issuer {
         Some(issuer) => router.add_service(issuer.grpc_service()),
@@ -85,7 +85,7 @@ pub async fn serve_with_issuer(
     tokio::select! {
         served = link::serve_with_tls(endpoint, router, door.as_ref(), shutdown) => served,
         // `detect_lost_autoscalers` returns at shutdown. The streams end later, so this branch must not complete.
-        () = async { border.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
+        () = async { grpc.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
     }
 }
 
@@ -209,10 +209,10 @@ struct SubscriberGuard {
 }
 
 impl SubscriberGuard {
-    fn new(border: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
+    fn new(grpc: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
         info!(role = ?subscriber.role, name = subscriber.name, "routes followed");
-        border.shared.metrics.add_subscribers(1);
-        Self { shared: Arc::clone(&border.shared), subscriber }
+        grpc.shared.metrics.add_subscribers(1);
+        Self { shared: Arc::clone(&grpc.shared), subscriber }
     }
 }
 
@@ -232,13 +232,13 @@ struct PodReportStream {
 }
 
 impl PodReportStream {
-    fn new(border: &ControllerGrpc, sender: ComponentReplica) -> Self {
-        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
-        border.shared.step(ControllerEvent::ReportStreamBegin {
+    fn new(grpc: &ControllerGrpc, sender: ComponentReplica) -> Self {
+        let stream_id = grpc.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        grpc.shared.step(ControllerEvent::ReportStreamBegin {
             reporter: sender.clone(),
             stream: stream_id,
         });
-        Self { shared: Arc::clone(&border.shared), sender, stream_id }
+        Self { shared: Arc::clone(&grpc.shared), sender, stream_id }
     }
 
     /// Turns one item of a PodReport into an event and steps the machine.
@@ -413,9 +413,9 @@ struct DecisionStream {
 }
 
 impl DecisionStream {
-    fn new(border: &ControllerGrpc) -> Self {
-        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
-        Self { grpc: border.clone(), stream_id }
+    fn new(grpc: &ControllerGrpc) -> Self {
+        let stream_id = grpc.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        Self { grpc: grpc.clone(), stream_id }
     }
 
     fn handle_item(&mut self, item: ScaleItem) {

@@ -452,22 +452,22 @@ fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
 }
 
 /// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
-/// it. An activator of a removed installation has the same labels, but follows no controller and wakes no Revision.
+/// it. An activator of a removed installation has the same labels, but follows no controller and starts no Revision.
 fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
     let activators =
         cluster.activators.pods.keys().filter_map(|name| cluster.activator_readiness(name));
-    let activators = activators.filter(|(activator, standing)| {
-        *standing != ActivatorReadiness::Terminating
+    let activators = activators.filter(|(activator, readiness)| {
+        *readiness != ActivatorReadiness::Terminating
             || cluster.activators.slices.lists_activator(&activator.name)
     });
-    let activators = activators.map(|(activator, standing)| slices::SliceEndpoint {
+    let activators = activators.map(|(activator, readiness)| slices::SliceEndpoint {
         pod: activator.name.clone(),
         namespace: cluster.settings.system_namespace.clone(),
         node: activator.node.clone(),
         zone: activator.zone.clone(),
         addresses: activator.addresses.clone(),
-        ready: standing == ActivatorReadiness::Ready,
-        terminating: standing == ActivatorReadiness::Terminating,
+        ready: readiness == ActivatorReadiness::Ready,
+        terminating: readiness == ActivatorReadiness::Terminating,
     });
     activators.collect()
 }
@@ -502,7 +502,7 @@ fn revision_slice(
     let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
-    // Each replica learns of pods in another order, and equal slices must be equal everywhere.
+    // Each replica observes the pods in another order, and all replicas must write the same slice.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     let port = ParsedTemplate::of_revision(revision, cluster).port.get();
     let slice = live

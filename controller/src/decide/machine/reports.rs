@@ -171,7 +171,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let placement = self.pod_placement(&reporter.node, &observation.uid);
-        // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
+        // Checked first: a compromised agent must not be able to report pods of other nodes.
         if let PodPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }

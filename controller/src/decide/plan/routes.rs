@@ -191,7 +191,7 @@ fn has_tag_header_routing(app: &AppState, cluster: &ClusterState) -> bool {
     is_enabled && app.allocations().iter().any(|it| it.tag.is_some())
 }
 
-/// Returns further duties of activators for a name: redirects, domains, and selection of tags.
+/// Returns the rules of a name for activators as gateways: redirects, domains, and selection of tags.
 fn ingress_settings(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -205,14 +205,14 @@ fn ingress_settings(
             NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name));
         allocation.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
-    let choice = || {
+    let sorted_tags = || {
         let mut all: Vec<RouteTag> = app.allocations().iter().filter_map(tag).collect();
-        // Each replica learns of the names in another order, and equal tables must be equal everywhere.
+        // Each replica observes the names in another order, and all replicas must send the same table.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
     let tags = has_tag_header_routing(app, cluster).then(|| match &allocation.tag {
-        None => TagRouting::ChooseTag(choice()),
+        None => TagRouting::ChooseTag(sorted_tags()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
     let ingress = GatewayRules {

@@ -1,4 +1,4 @@
-//! Pure: wanted traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
+//! Pure: specified traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
 
 use common::wire::NamespacedName;
 

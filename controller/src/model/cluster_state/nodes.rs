@@ -57,9 +57,10 @@ impl NodeState {
 
     /// Returns true if a pod with these image hashes may be bound to the node at `now`.
     pub(crate) fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
-        let shunned = self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
+        let is_backing_off =
+            self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
         self.is_schedulable
-            && !shunned
+            && !is_backing_off
             && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
     }
 }

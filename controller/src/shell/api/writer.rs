@@ -510,7 +510,7 @@ impl ObjectWriter {
         let metadata = ObjectMeta {
             name: Some(name.to_string()),
             namespace: Some(key.name.namespace.to_string()),
-            // No version: the number is wanted whatever else changed.
+            // No version: the number is set whatever else has changed.
             ..ObjectMeta::default()
         };
         let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
@@ -652,7 +652,7 @@ impl WriterState {
             ObjectPart::Status,
             name.clone(),
         ));
-        // The queue asks for the desired state, so an object that is no longer wanted costs only a comparison.
+        // The writer compares with the desired state first, so an object that is no longer desired costs only that.
         self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
     }
 

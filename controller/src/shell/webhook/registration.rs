@@ -347,7 +347,7 @@ const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
 /// Name of the webhook that binds pods, which Knative does not have.
 const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
 
-/// Returns the registrations: the objects that the API server must ask about, and the address to ask.
+/// Returns the registrations: the objects that the API server must submit to the webhook, and the webhook's address.
 pub(super) fn webhook_configurations(
     place: &WebhookAddress,
     authority: &str,
