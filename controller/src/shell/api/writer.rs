@@ -1,7 +1,7 @@
 //! Shell: writes of objects that differ from their desired state, while this replica is the leader.
 //!
-//! This writer and its [queue](super::write_queue) stand in the place of kube-runtime's `Controller`, because of five
-//! needs that it does not meet:
+//! This writer and its [queue](super::write_queue) replace kube-runtime's `Controller`, which does not meet five
+//! needs:
 //!
 //! - **Lanes.** `Controller` has one order and one limit for all reconciles. With statuses written 32 at a time beside
 //!   it, scale reached 42 writes a second (commit 1b4d77d). With a lane of its own it reaches 645 to 792
@@ -92,7 +92,7 @@ struct WriterState {
 
 impl std::fmt::Debug for ObjectWriter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Writer").field("state", &self.state).finish_non_exhaustive()
+        out.debug_struct("ObjectWriter").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
