@@ -224,10 +224,8 @@ impl AutoscalerElection {
     /// Stream of the autoscaler that should be active.
     fn first_by_rank(&self) -> Option<u64> {
         let named = self.names_called_active();
-        let live =
-            self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
-        let oldest =
-            live.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
+        let live = self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
+        let oldest = live.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
         // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
         // one autoscaler.
         let rank = |(stream, candidate): &(&u64, &AutoscalerCandidate)| {
