@@ -13,7 +13,7 @@ use common::{
 };
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
-    model::world::{ClusterState, ConditionType},
+    model::cluster_state::{ClusterState, ConditionType},
     shell::{
         local_files::{self, LocalFiles},
         runtime::ControllerRuntime,

@@ -1,4 +1,4 @@
-//! Pure: facts → plans, routes, and keys of the objects that may have to be written.
+//! Pure: cluster state → plans, routes, and keys of the objects that may have to be written.
 //!
 //! Decisions live here, with time and random values as arguments. The bodies of objects are built in
 //! [`write`](crate::write), with one exception: the conditions of a Service depend on the hash of its children, so

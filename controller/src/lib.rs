@@ -1,15 +1,15 @@
 //! Controller: Knative objects → pods, statuses and routes.
 //!
-//! Reading order: [`model::world`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one event
-//! at a time), then the shells around them. Five rooms stand on each other; a room imports itself and those above it in
-//! this table.
+//! Reading order: [`model::cluster_state`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one
+//! event at a time), then [`shell`]. There are five layers. A layer imports only itself and those above it in this
+//! table.
 //!
-//! | room | content |
+//! | layer | content |
 //! |---|---|
 //! | [`model`] | kinds, keys and names of objects, Knative's types, settings, cluster state |
-//! | [`read`] | manifests, observed objects and stored objects → facts, or every broken rule |
-//! | [`decide`] | facts → plan of each app, routes, keys of changed objects; the state machine |
-//! | [`write`](mod@write) | facts → bodies of objects: child objects, statuses, CustomResourceDefinitions |
+//! | [`read`] | manifests, observed objects and stored objects → types of the model, or every broken rule |
+//! | [`decide`] | cluster state → plan of each app, routes, keys of changed objects; the state machine |
+//! | [`write`](mod@write) | cluster state → bodies of objects: child objects, statuses, CustomResourceDefinitions |
 //! | [`shell`] | clock, disk, gRPC, API server, webhook, registries |
 #![forbid(unsafe_code)]
 
@@ -34,8 +34,8 @@ pub mod write;
 use crate::{
     decide::machine::ControllerStateMachine,
     model::{
+        cluster_state::{self, ClusterState, ControllerSettings, PlatformKind},
         scale_policy,
-        world::{self, ClusterState, ControllerSettings, PlatformKind},
     },
     shell::{
         admin, api, config, grpc_services,
@@ -257,5 +257,5 @@ fn first_route_version() -> u64 {
 /// Returns a random number that distinguishes this start of the controller from all others.
 fn random_uid_seed() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-    world::Uid::parse(text.trim()).unwrap_or_default().0
+    cluster_state::Uid::parse(text.trim()).unwrap_or_default().0
 }

@@ -1,8 +1,9 @@
 //! Pure: vocabulary of the controller, and everything that it has observed.
 //!
 //! Types, their parsers and small readers live here: kinds and keys of objects, Knative's objects, settings, and the
-//! cluster state. Nothing here reads a whole object, decides, or builds a body; the other rooms import this one.
+//! cluster state. Nothing here reads a whole object, decides, or builds a body; the other layers import this one.
 
+pub mod cluster_state;
 pub mod config_maps;
 pub mod knative;
 pub mod network_policies;
@@ -11,4 +12,3 @@ pub mod problem;
 pub mod reporters;
 pub mod rollout;
 pub mod scale_policy;
-pub mod world;

@@ -1,6 +1,6 @@
-//! Pure: objects as users, the API server and the disk hold them → facts of the [model](crate::model).
+//! Pure: objects as users, the API server and the disk hold them → types of the [model](crate::model).
 //!
-//! A reader returns facts, or what is wrong with an object. What follows from the facts belongs to
+//! A reader returns the parsed object, or what is wrong with it. Decisions that follow from it belong to
 //! [`decide`](crate::decide).
 
 pub mod fields;

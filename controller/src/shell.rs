@@ -1,7 +1,7 @@
 //! Shell: the controller's contact with clock, disk, network, API server and registries.
 //!
 //! Tasks, locks and connections live here, with the pure cores that only they use, such as the write queue. All other
-//! rooms are pure and import nothing from this one.
+//! layers are pure and import nothing from this one.
 
 pub mod admin;
 pub mod api;

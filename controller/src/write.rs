@@ -1,4 +1,4 @@
-//! Pure: facts and plans → bodies of objects, for the API server and for the disk.
+//! Pure: cluster state and plans → bodies of objects, for the API server and for the disk.
 //!
 //! Builders of bodies live here. Which object is due is decided in [`decide`](crate::decide), and the requests are sent
 //! by [`shell`](crate::shell).

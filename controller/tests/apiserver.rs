@@ -14,10 +14,10 @@ use common::wire::NamespacedName;
 use controller::{
     decide::machine::PullAccount,
     model::{
+        cluster_state::DeploymentSettings,
         object::{
             DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
         },
-        world::DeploymentSettings,
     },
     shell::{
         api::{
@@ -116,10 +116,10 @@ fn apply_watch_update(writer: &ObjectWriter, observed: WatchUpdate) {
     match observed {
         WatchUpdate::ListBegun(scope) => writer.begin_list(&scope),
         WatchUpdate::ListCompleted(scope) => drop(writer.end_list(&scope)),
-        WatchUpdate::Object(resource, name, observed, _) => {
+        WatchUpdate::Object { resource, name, observed, .. } => {
             writer.handle_observed(resource, &name, observed)
         }
-        WatchUpdate::Deleted(resource, name) => writer.handle_deleted(resource, &name),
+        WatchUpdate::Deleted { resource, name } => writer.handle_deleted(resource, &name),
     }
 }
 
@@ -607,12 +607,14 @@ async fn watches_report_all_objects_and_then_changes() {
     let stop = CancellationToken::new();
     let mut updates = start_watches(&fixture.client, "knative-serving", &Arc::default(), &stop);
     let mine = |observed: &WatchUpdate| match observed {
-        WatchUpdate::Object(ResourceKind::Route, name, ..)
-        | WatchUpdate::Deleted(ResourceKind::Route, name) => name.namespace == fixture.namespace,
+        WatchUpdate::Object { resource: ResourceKind::Route, name, .. }
+        | WatchUpdate::Deleted { resource: ResourceKind::Route, name } => {
+            name.namespace == fixture.namespace
+        }
         WatchUpdate::ListBegun(scope) | WatchUpdate::ListCompleted(scope) => {
             scope.resource == ResourceKind::Route
         }
-        WatchUpdate::Object(..) | WatchUpdate::Deleted(..) => false,
+        WatchUpdate::Object { .. } | WatchUpdate::Deleted { .. } => false,
     };
     let mut next = async || loop {
         let observed = timeout(Duration::from_secs(30), updates.recv()).await.unwrap().unwrap();
@@ -620,8 +622,8 @@ async fn watches_report_all_objects_and_then_changes() {
             return match observed {
                 WatchUpdate::ListBegun(_) => "begin".to_owned(),
                 WatchUpdate::ListCompleted(_) => "synced".to_owned(),
-                WatchUpdate::Object(_, name, ..) => format!("is {}", name.name),
-                WatchUpdate::Deleted(_, name) => format!("no {}", name.name),
+                WatchUpdate::Object { name, .. } => format!("is {}", name.name),
+                WatchUpdate::Deleted { name, .. } => format!("no {}", name.name),
             };
         }
     };

@@ -9,8 +9,8 @@ use common::{
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
     model::{
+        cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
         object::{ObjectPartKey, ResourceKind},
-        world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
     },
     shell::api::{
         object_cache::ObservedObject,
@@ -106,7 +106,10 @@ impl DesiredCluster {
     fn resolve_digests(&self, revision: &NamespacedName) -> Option<ControllerEvent> {
         let query = self.machine.digest_query(revision)?;
         let none = query.images.into_iter().map(|(name, _)| (name, String::new()));
-        Some(ControllerEvent::DigestsResolved(revision.clone(), Ok(none.collect())))
+        Some(ControllerEvent::DigestsResolved {
+            revision: revision.clone(),
+            resolution: Ok(none.collect()),
+        })
     }
 
     fn write_part(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
@@ -128,7 +131,7 @@ impl DesiredCluster {
 
     fn observe_events(&self, at: (ResourceKind, NamespacedName)) -> Vec<ControllerEvent> {
         let object = Box::new(self.objects[&at].clone());
-        vec![ControllerEvent::ObjectObserved(at.0, at.1, Some(object))]
+        vec![ControllerEvent::ObjectObserved { resource: at.0, name: at.1, object: Some(object) }]
     }
 
     /// Applies a body as the API server and Kubernetes' own controllers would.

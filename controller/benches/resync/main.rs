@@ -17,7 +17,7 @@ use std::{
 };
 
 use controller::{
-    model::{object::ResourceKind, world::UnixMillis},
+    model::{cluster_state::UnixMillis, object::ResourceKind},
     shell::config,
 };
 use serde_json::{Value, json};

@@ -17,7 +17,7 @@
 //! all of them soon receive both names, and choose the same.
 //!
 //! Nothing here compares clocks of different hosts. An autoscaler reports for how long it has received usage, and time
-//! is counted in ticks. One that is silent for [`SILENT_TICKS`] of them is passed over, even while its stream is open.
+//! is counted in ticks. One that is silent for [`SILENT_TICKS`] of them is not chosen, even while its stream is open.
 //! A controller that was suspended has counted no ticks meanwhile.
 
 use std::{
@@ -30,7 +30,7 @@ use common::wire::{AutoscalerHeartbeat, NamespacedName, ScaleDecision};
 
 /// Interval between two calls of [`AutoscalerElection::tick`].
 pub const ELECTION_TICK: Duration = Duration::from_millis(100);
-/// Ticks without a heartbeat after which an autoscaler is passed over. Two heartbeats come in four ticks.
+/// Ticks without a heartbeat after which an autoscaler is not chosen. Two heartbeats come in four ticks.
 pub const SILENT_TICKS: u64 = 7;
 /// Ticks for which an autoscaler may have fewer reporters than another. A reporter that restarts leaves all of them for
 /// a moment, but not all at the same time.
@@ -105,13 +105,13 @@ impl AutoscalerElection {
     /// Records that the autoscaler `name` has opened the stream with this number.
     pub fn begin_stream(&mut self, stream: u64, name: &str) -> Vec<ElectionEvent> {
         let ended = self.end_stream(stream);
-        let decider = AutoscalerCandidate {
+        let candidate = AutoscalerCandidate {
             name: name.to_owned(),
             is_synced: false,
             last_heartbeat: None,
             decisions: BTreeMap::new(),
         };
-        self.candidates.insert(stream, decider);
+        self.candidates.insert(stream, candidate);
         ended
     }
 
@@ -137,12 +137,12 @@ impl AutoscalerElection {
             }
             Some(_) | None => elapsed,
         };
-        let short_since = last_heartbeat.and_then(|it| it.fewer_reporters_since);
+        let fewer_reporters_since = last_heartbeat.and_then(|it| it.fewer_reporters_since);
         it.last_heartbeat = Some(ReceivedHeartbeat {
             received_at: now,
             receives_usage_since: since,
             heartbeat,
-            fewer_reporters_since: short_since,
+            fewer_reporters_since,
         });
         self.elect()
     }
@@ -151,13 +151,13 @@ impl AutoscalerElection {
     pub fn tick(&mut self) -> Vec<ElectionEvent> {
         self.ticks += 1;
         let now = self.ticks;
-        let living = self.candidates.values().filter(|it| !it.is_silent(now));
+        let live_candidates = self.candidates.values().filter(|it| !it.is_silent(now));
         // Silent ones do not count: their number of reporters is outdated.
-        let heard = living.filter_map(|it| it.last_heartbeat.as_ref());
-        let most = heard.map(|it| it.heartbeat.reporters).max().unwrap_or(0);
+        let heartbeats = live_candidates.filter_map(|it| it.last_heartbeat.as_ref());
+        let most = heartbeats.map(|it| it.heartbeat.reporters).max().unwrap_or(0);
         for it in self.candidates.values_mut().filter_map(|it| it.last_heartbeat.as_mut()) {
-            let is_short = it.heartbeat.reporters < most;
-            it.fewer_reporters_since = is_short.then(|| it.fewer_reporters_since.unwrap_or(now));
+            let has_fewer = it.heartbeat.reporters < most;
+            it.fewer_reporters_since = has_fewer.then(|| it.fewer_reporters_since.unwrap_or(now));
         }
         self.elect()
     }
@@ -198,9 +198,9 @@ impl AutoscalerElection {
         self.elect()
     }
 
-    /// The step, if the stream is the active autoscaler's.
-    fn if_active(&self, stream: u64, step: ElectionEvent) -> Vec<ElectionEvent> {
-        if self.active_stream == Some(stream) { vec![step] } else { Vec::new() }
+    /// Returns the event, if the stream is the active autoscaler's.
+    fn if_active(&self, stream: u64, event: ElectionEvent) -> Vec<ElectionEvent> {
+        if self.active_stream == Some(stream) { vec![event] } else { Vec::new() }
     }
 
     /// Activates the first by rank. If that is a change, returns its whole set of decisions.
@@ -224,32 +224,31 @@ impl AutoscalerElection {
     /// Stream of the autoscaler that should be active.
     fn first_by_rank(&self) -> Option<u64> {
         let named = self.names_called_active();
-        let living =
-            self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
-        let oldest =
-            living.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
+        let live = self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
+        let oldest = live.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
         // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
         // one autoscaler.
         let rank = |(stream, candidate): &(&u64, &AutoscalerCandidate)| {
-            let knows = candidate.has_full_windows() && candidate.has_all_reporters(self.ticks);
+            let knows_all = candidate.has_full_windows() && candidate.has_all_reporters(self.ticks);
             let later =
                 candidate.filling_windows_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
             // Differences of a few ticks come from delays of messages.
             let later = later.unsigned_abs().saturating_sub(DELAY_TOLERANCE_TICKS);
             let is_named = named.contains(candidate.name.as_str());
-            let lacks = (candidate.is_silent(self.ticks), !knows, !candidate.has_full_windows());
+            let has_full = candidate.has_full_windows();
+            let lacks = (candidate.is_silent(self.ticks), !knows_all, !has_full);
             (lacks, later, !is_named, candidate.name.clone(), Reverse(**stream))
         };
-        // A set that is not complete would undecide the Revisions it lacks so far.
+        // An incomplete set would withdraw the decisions on the Revisions that it does not contain yet.
         let synced = self.candidates.iter().filter(|(_, it)| it.is_synced);
         synced.min_by_key(rank).map(|(stream, _)| *stream)
     }
 
     /// Names that live autoscalers call active.
     fn names_called_active(&self) -> BTreeSet<&str> {
-        let living = self.candidates.values().filter(|it| !it.is_silent(self.ticks));
-        let heard = living.filter_map(|it| it.last_heartbeat.as_ref());
-        heard.filter_map(|it| it.heartbeat.active_autoscaler.as_deref()).collect()
+        let live_candidates = self.candidates.values().filter(|it| !it.is_silent(self.ticks));
+        let heartbeats = live_candidates.filter_map(|it| it.last_heartbeat.as_ref());
+        heartbeats.filter_map(|it| it.heartbeat.active_autoscaler.as_deref()).collect()
     }
 
     /// Returns true if `first` must still wait for another autoscaler that is called active: this replica has just
@@ -284,9 +283,9 @@ impl AutoscalerCandidate {
     }
 
     fn has_all_reporters(&self, now: u64) -> bool {
-        let short = self.last_heartbeat.as_ref().and_then(|it| it.fewer_reporters_since);
+        let fewer_since = self.last_heartbeat.as_ref().and_then(|it| it.fewer_reporters_since);
         // An agent that restarts is absent from each autoscaler for a moment.
-        short.is_none_or(|since| now - since < FEWER_REPORTERS_TICKS)
+        fewer_since.is_none_or(|since| now - since < FEWER_REPORTERS_TICKS)
     }
 }
 

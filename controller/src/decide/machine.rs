@@ -24,13 +24,13 @@ use tracing::info;
 use crate::{
     decide::plan::{self, AppPlan},
     model::{
-        network_policies::PolicyClientPod,
-        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
-        world::{
+        cluster_state::{
             AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
-            CurrentDecision, PlatformKind, PodStage, RevisionPod, ServiceManifest, TemplateFacts,
+            CurrentDecision, ParsedTemplate, PlatformKind, PodStage, RevisionPod, ServiceManifest,
             UnixMillis,
         },
+        network_policies::PolicyClientPod,
+        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
     },
 };
 
@@ -57,13 +57,13 @@ use timers::AppTimers;
 #[derive(Clone, Debug, PartialEq)]
 pub enum ControllerEvent {
     /// A user applied a manifest on the local platform.
-    ManifestApplied(NamespacedName, ServiceManifest),
+    ManifestApplied { name: NamespacedName, manifest: ServiceManifest },
     /// A manifest cannot be used, for this reason.
-    ManifestRejected(NamespacedName, String),
+    ManifestRejected { name: NamespacedName, reason: String },
     /// A manifest was deleted.
     ManifestDeleted(NamespacedName),
     /// An app was restored from disk.
-    AppRestored(NamespacedName, Box<AppState>),
+    AppRestored { name: NamespacedName, app: Box<AppState> },
     /// The active autoscaler sent a scale decision.
     DecisionReceived(ScaleDecision),
     /// The active autoscaler has forgotten a Revision.
@@ -73,37 +73,44 @@ pub enum ControllerEvent {
     /// The autoscaler's stream has named every Revision.
     DecisionStreamSynced,
     /// The report of an agent or activator begins, on the stream of this number.
-    ReportStreamBegin(ComponentReplica, u64),
+    ReportStreamBegin { reporter: ComponentReplica, stream: u64 },
     /// An agent or activator reports the state of a pod.
-    PodReported(ComponentReplica, PodObservation),
+    PodReported { reporter: ComponentReplica, observation: PodObservation },
     /// An agent or activator no longer sees a pod.
-    PodReportWithdrawn(ComponentReplica, String),
-    /// The subscriber opens no more connections to this draining pod: a drain acknowledgement.
-    DrainAcked(ComponentReplica, u64, String),
-    /// The subscriber withdraws its drain acknowledgement of the pod.
-    DrainAckWithdrawn(ComponentReplica, u64, String),
+    PodReportWithdrawn { reporter: ComponentReplica, pod_uid: String },
+    /// The reporter opens no more connections to this draining pod: a drain acknowledgement.
+    DrainAcked { reporter: ComponentReplica, stream: u64, pod_uid: String },
+    /// The reporter withdraws its drain acknowledgement of the pod.
+    DrainAckWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
     /// The activator's stream names each service that the activator routes to some Revision.
-    RoutedServicesBegin(ComponentReplica, u64),
-    /// The activator does, or no longer does, route requests for this service to some Revision.
-    ServiceRouted(ComponentReplica, u64, NamespacedName, bool),
-    /// The subscriber's report has named every pod.
-    ReportStreamSynced(ComponentReplica, u64),
-    /// The subscriber's stream of this number has ended.
-    ReportStreamEnd(ComponentReplica, u64),
+    RoutedServicesBegin { reporter: ComponentReplica, stream: u64 },
+    /// The activator routes requests for this service to some Revision.
+    ServiceRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
+    /// The activator no longer routes requests for this service to any Revision.
+    ServiceNoLongerRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
+    /// The reporter's stream has named every pod.
+    ReportStreamSynced { reporter: ComponentReplica, stream: u64 },
+    /// The reporter's stream of this number has ended.
+    ReportStreamEnd { reporter: ComponentReplica, stream: u64 },
     /// The images of a Revision are resolved to digests, or cannot be resolved.
-    DigestsResolved(NamespacedName, DigestResolution),
+    DigestsResolved { revision: NamespacedName, resolution: DigestResolution },
     /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
-    ReplicaChosen(ServerComponent, Option<String>),
+    ReplicaChosen { component: ServerComponent, replica: Option<String> },
     /// The local node reports the state of a pod.
     PodRunStatus(PodRunStatus),
     /// An object as the API server holds it; `None`: it was deleted.
-    ObjectObserved(ResourceKind, NamespacedName, Option<Box<Value>>),
+    ObjectObserved { resource: ResourceKind, name: NamespacedName, object: Option<Box<Value>> },
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
-    ClientPodObserved(NamespacedName, Option<PolicyClientPod>),
+    ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
     /// A write error of an object; `None`: its last write succeeded.
-    WriteErrorChanged(ObjectPartKey, Option<WriteError>),
-    /// Child objects of this object of an app do not exist; `None`: all exist.
-    ChildrenMissing(NamespacedName, ResourceKind, NamespacedName, Option<WriteError>),
+    WriteErrorChanged { key: ObjectPartKey, error: Option<WriteError> },
+    /// Child objects of an app's object do not exist; `None`: all exist.
+    ChildrenMissing {
+        app: NamespacedName,
+        owner_resource: ResourceKind,
+        owner: NamespacedName,
+        error: Option<WriteError>,
+    },
     /// All objects that existed at the start have been observed.
     InitialListSynced,
     /// True if this replica has become the leader, false if it is no longer.
@@ -133,6 +140,15 @@ pub struct ControllerEffects {
     pub revisions_to_resolve: Vec<NamespacedName>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused_reports: u64,
+}
+
+/// Objects of an app that the local platform stores after a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ObjectsToStore {
+    /// Only objects that the plan changes.
+    Changed,
+    /// All objects: the event may have changed any of them.
+    All,
 }
 
 /// Index of the observed pods.
@@ -214,7 +230,7 @@ impl ControllerStateMachine {
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
-            self.reconcile_app(&name, None, true, now);
+            self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
     }
@@ -246,53 +262,58 @@ impl ControllerStateMachine {
     fn handle_event(&mut self, event: ControllerEvent, now: UnixMillis) {
         use ControllerEvent as Event;
         match event {
-            Event::ManifestApplied(name, manifest) => self.apply_manifest(name, manifest, now),
-            Event::ManifestRejected(name, reason) => self.reject_manifest(name, &reason, now),
+            Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
+            Event::ManifestRejected { name, reason } => self.reject_manifest(name, &reason, now),
             Event::ManifestDeleted(name) => self.delete_app(&name, now),
-            Event::AppRestored(name, app) => self.restore_app(name, *app, now),
+            Event::AppRestored { name, app } => self.restore_app(name, *app, now),
             Event::DecisionReceived(decision) => self.handle_decision(decision, now),
             Event::DecisionWithdrawn(revision) => self.handle_decision_withdrawn(&revision, now),
             Event::DecisionStreamBegin => self.handle_decision_stream_begin(),
             Event::DecisionStreamSynced => self.handle_decision_stream_synced(now),
-            Event::ReportStreamBegin(reporter, stream) => {
+            Event::ReportStreamBegin { reporter, stream } => {
                 self.handle_report_begin(&reporter, stream, now)
             }
-            Event::PodReported(reporter, observation) => {
+            Event::PodReported { reporter, observation } => {
                 self.handle_pod_report(&reporter, observation, now)
             }
-            Event::PodReportWithdrawn(reporter, uid) => {
-                self.handle_report_withdrawn(&reporter, &uid, now)
+            Event::PodReportWithdrawn { reporter, pod_uid } => {
+                self.handle_report_withdrawn(&reporter, &pod_uid, now)
             }
-            Event::DrainAcked(reporter, stream, uid) => {
-                self.handle_drain_ack(&reporter, stream, &uid, true, now)
+            Event::DrainAcked { reporter, stream, pod_uid } => {
+                self.handle_drain_ack(&reporter, stream, &pod_uid, now)
             }
-            Event::DrainAckWithdrawn(reporter, stream, uid) => {
-                self.handle_drain_ack(&reporter, stream, &uid, false, now)
+            Event::DrainAckWithdrawn { reporter, stream, pod_uid } => {
+                self.handle_drain_ack_withdrawn(&reporter, stream, &pod_uid, now)
             }
-            Event::RoutedServicesBegin(reporter, stream) => {
+            Event::RoutedServicesBegin { reporter, stream } => {
                 self.begin_routed_services(&reporter, stream)
             }
-            Event::ServiceRouted(reporter, stream, name, is_routed) => {
-                self.handle_service_routed(&reporter, stream, &name, is_routed, now);
+            Event::ServiceRouted { reporter, stream, service } => {
+                self.handle_service_routed(&reporter, stream, &service, now)
             }
-            Event::ReportStreamSynced(reporter, stream) => {
+            Event::ServiceNoLongerRouted { reporter, stream, service } => {
+                self.handle_service_not_routed(&reporter, stream, &service)
+            }
+            Event::ReportStreamSynced { reporter, stream } => {
                 self.handle_report_synced(&reporter, stream, now)
             }
-            Event::ReportStreamEnd(reporter, stream) => {
+            Event::ReportStreamEnd { reporter, stream } => {
                 self.handle_report_end(&reporter, stream, now)
             }
-            Event::DigestsResolved(revision, digests) => {
-                self.handle_digests_resolved(&revision, digests, now)
+            Event::DigestsResolved { revision, resolution } => {
+                self.handle_digests_resolved(&revision, resolution, now)
             }
-            Event::ReplicaChosen(part, chosen) => self.set_chosen_replica(part, chosen),
+            Event::ReplicaChosen { component, replica } => {
+                self.set_chosen_replica(component, replica)
+            }
             Event::PodRunStatus(status) => self.handle_pod_status(status, now),
-            Event::ObjectObserved(resource, name, object) => {
+            Event::ObjectObserved { resource, name, object } => {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
-            Event::ClientPodObserved(name, client) => self.handle_client_pod(name, client, now),
-            Event::WriteErrorChanged(key, error) => self.handle_write_error(&key, error, now),
-            Event::ChildrenMissing(app, resource, name, error) => {
-                self.handle_missing_children(app, resource, &name, error, now)
+            Event::ClientPodObserved { name, pod } => self.handle_client_pod(name, pod, now),
+            Event::WriteErrorChanged { key, error } => self.handle_write_error(&key, error, now),
+            Event::ChildrenMissing { app, owner_resource, owner, error } => {
+                self.handle_missing_children(app, owner_resource, &owner, error, now)
             }
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
@@ -320,7 +341,7 @@ impl ControllerStateMachine {
         allocate::reserve_restored(&app, &mut self.cluster);
         self.update_owner_exceptions(&name, None, Some(&app));
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, None, true, now);
+        self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
     }
 
     fn handle_pod_status(&mut self, status: PodRunStatus, now: UnixMillis) {
@@ -334,7 +355,7 @@ impl ControllerStateMachine {
         info!(pod = uid, phase = ?status.phase, "pod status");
         self.cluster.pods.statuses.insert(uid.clone(), status);
         self.effects.changed_objects.extend(self.pod_object_key(&app, &uid));
-        self.reconcile_app(&app, None, false, now);
+        self.reconcile_app(&app, now);
         // The plan above still needed the last status, to see that the pod ended.
         if is_removed {
             self.cluster.pods.statuses.remove(&uid);
@@ -355,23 +376,29 @@ impl ControllerStateMachine {
                 self.rewrite_next_apps(now);
                 continue;
             }
-            self.reconcile_app(&name, None, false, now);
+            self.reconcile_app(&name, now);
         }
     }
 
-    /// Plans one app, and the apps whose Routes name its Revisions.
-    fn reconcile_app(
+    /// Plans one app that the event has not changed, and the apps whose Routes name its Revisions.
+    fn reconcile_app(&mut self, name: &NamespacedName, now: UnixMillis) {
+        self.reconcile_changed_app(name, None, ObjectsToStore::Changed, now);
+    }
+
+    /// Plans one app, and the apps whose Routes name its Revisions. `previous` is the app before the event changed it;
+    /// `None`: the event has not changed it, or has created it.
+    fn reconcile_changed_app(
         &mut self,
         name: &NamespacedName,
         previous: Option<&AppState>,
-        rewrite: bool,
+        to_store: ObjectsToStore,
         now: UnixMillis,
     ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
         let is_mapped = !self.cluster.domains.mappings_by_target.is_empty();
         let app = previous.or_else(|| self.cluster.apps.get(name).map(|it| &**it));
         let app = app.filter(|_| is_mapped).cloned();
-        self.plan_and_apply(name, previous, rewrite, now);
+        self.plan_and_apply(name, previous, to_store, now);
         if let Some(app) = app {
             self.reconcile_mappings_of_app(name, &app, now);
         }
@@ -379,10 +406,14 @@ impl ControllerStateMachine {
             return;
         };
         for other in referring_apps {
-            self.plan_and_apply(&other, None, false, now);
+            self.plan_unchanged_app(&other, now);
         }
         // The routing labels of this app's Revisions depend on the targets of those Routes.
-        self.plan_and_apply(name, None, false, now);
+        self.plan_unchanged_app(name, now);
+    }
+
+    fn plan_unchanged_app(&mut self, name: &NamespacedName, now: UnixMillis) {
+        self.plan_and_apply(name, None, ObjectsToStore::Changed, now);
     }
 
     /// Plans every app of these namespaces.
@@ -391,7 +422,7 @@ impl ControllerStateMachine {
             let from = self.cluster.apps.range(NamespacedName::new(namespace.clone(), "")..);
             let apps = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
             for name in apps.cloned().collect::<Vec<_>>() {
-                self.reconcile_app(&name, None, false, now);
+                self.reconcile_app(&name, now);
             }
         }
     }
@@ -401,7 +432,7 @@ impl ControllerStateMachine {
         &mut self,
         name: &NamespacedName,
         previous: Option<&AppState>,
-        rewrite: bool,
+        to_store: ObjectsToStore,
         now: UnixMillis,
     ) {
         if self.is_loading {
@@ -416,7 +447,7 @@ impl ControllerStateMachine {
         match self.cluster.settings.platform {
             PlatformKind::Local => {
                 self.update_pod_orders(name, previous, plan.app.as_ref());
-                self.update_local_objects(name, previous, plan.app.as_ref(), rewrite);
+                self.update_local_objects(name, previous, plan.app.as_ref(), to_store);
             }
             PlatformKind::Kubernetes => {
                 let keys =
@@ -483,8 +514,8 @@ impl ControllerStateMachine {
             // An order holds until it is withdrawn, so each pod is ordered once.
             let is_known = self.pod_index.apps.contains_key(&*pod.uid);
             if ordered(pod) && !is_known {
-                let facts = TemplateFacts::of_revision(revision, &self.cluster);
-                self.effects.pods_to_start.push(facts.pod_order(name, revision, pod));
+                let template = ParsedTemplate::of_revision(revision, &self.cluster);
+                self.effects.pods_to_start.push(template.pod_order(name, revision, pod));
                 self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
             }
         }
@@ -506,8 +537,9 @@ impl ControllerStateMachine {
         name: &NamespacedName,
         previous: &AppState,
         after: Option<&AppState>,
-        rewrite: bool,
+        to_store: ObjectsToStore,
     ) {
+        let store_all = to_store == ObjectsToStore::All;
         let out = &mut self.effects.changed_objects;
         let is_removed = after.is_none_or(AppState::is_terminating);
         let own = |app: &AppState| {
@@ -519,34 +551,15 @@ impl ControllerStateMachine {
                 names.last().cloned(),
             )
         };
-        if rewrite || is_removed || after.is_some_and(|app| own(app) != own(previous)) {
+        if store_all || is_removed || after.is_some_and(|app| own(app) != own(previous)) {
             out.extend(LocalObjectKey::of_app(name));
-            let names = |app: &AppState, none: bool| -> Vec<(NamespacedName, Vec<IpAddr>)> {
-                let all = app.allocations().iter().map(|allocation| {
-                    let host = plan::placeholder_name(allocation, &name.name);
-                    let addresses = self.cluster.settings.cluster_ips(&allocation.cluster_ips);
-                    let addresses = if none { Vec::new() } else { addresses };
-                    (NamespacedName::new(name.namespace.clone(), host), addresses)
-                });
-                all.collect()
-            };
-            // A name that has another owner by now is in that owner's effects.
-            let is_others = |route_name: &NamespacedName| {
-                self.cluster.app_of_route_name(route_name).is_some_and(|app| app != *name)
-            };
-            let now =
-                after.filter(|_| !is_removed).map(|app| names(app, false)).unwrap_or_default();
-            let old = names(previous, true).into_iter();
-            self.effects.dns_names.extend(
-                old.filter(|(old, _)| !is_others(old) && !now.iter().any(|(name, _)| name == old)),
-            );
-            self.effects.dns_names.extend(now);
+            self.update_dns_names(name, previous, after.filter(|_| !is_removed));
         }
         let out = &mut self.effects.changed_objects;
         let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
         for revision in after {
             let old = previous.revision(&revision.name);
-            if rewrite || old != Some(revision) {
+            if store_all || old != Some(revision) {
                 out.extend(LocalObjectKey::of_revision(&name.namespace, &revision.name));
             }
             for pod in &revision.pods {
@@ -559,6 +572,32 @@ impl ControllerStateMachine {
         let removed =
             previous.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
         out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
+    }
+
+    fn update_dns_names(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: Option<&AppState>,
+    ) {
+        let names = |app: &AppState| -> Vec<(NamespacedName, Vec<IpAddr>)> {
+            let all = app.allocations().iter().map(|allocation| {
+                let host = plan::placeholder_name(allocation, &name.name);
+                let addresses = self.cluster.settings.cluster_ips(&allocation.cluster_ips);
+                (NamespacedName::new(name.namespace.clone(), host), addresses)
+            });
+            all.collect()
+        };
+        let current = after.map(names).unwrap_or_default();
+        // A name that has another owner by now is in that owner's effects.
+        let is_others = |route_name: &NamespacedName| {
+            self.cluster.app_of_route_name(route_name).is_some_and(|app| app != *name)
+        };
+        let old = names(previous).into_iter().map(|(old, _)| old);
+        let deleted =
+            old.filter(|old| !is_others(old) && !current.iter().any(|(name, _)| name == old));
+        self.effects.dns_names.extend(deleted.map(|deleted| (deleted, Vec::new())));
+        self.effects.dns_names.extend(current);
     }
 
     fn remove_app(&mut self, name: &NamespacedName) {

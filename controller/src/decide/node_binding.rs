@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::{
     model::{
+        cluster_state::{ClusterState, UnixMillis},
         object::{hash::stable_json_hash, json::array_items},
-        world::{ClusterState, UnixMillis},
     },
     read::observe,
 };
@@ -62,8 +62,8 @@ fn sibling_counts<'a>(cluster: &'a ClusterState, pod: &Value) -> BTreeMap<&'a st
     let app = owner.and_then(|owner| cluster.apps.get(&owner));
     let revision = app.and_then(|app| app.revision(observe::revision_name_of(pod)?));
     for sibling in revision.into_iter().flat_map(|it| &it.pods) {
-        if let Some(placed) = &sibling.kube_status {
-            *load.entry(&*placed.node).or_default() += 1;
+        if let Some(status) = &sibling.kube_status {
+            *load.entry(&*status.node).or_default() += 1;
         }
     }
     load

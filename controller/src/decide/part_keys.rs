@@ -5,15 +5,15 @@ use common::wire::NamespacedName;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{
+            AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate, PodStage,
+            RevisionPod, RouteNameAllocation,
+        },
         object::{
             ObjectPart, ObjectPartKey, ResourceKind,
             names::{self, tagged_name},
         },
         scale_policy::AutoscalerClass,
-        world::{
-            AppRevision, AppState, ClusterState, ObjectOwner, PodStage, RevisionPod,
-            RouteNameAllocation, TemplateFacts,
-        },
     },
 };
 
@@ -23,17 +23,18 @@ pub(crate) fn is_maintained(cluster: &ClusterState, name: &NamespacedName, app: 
         && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
 }
 
-/// Returns true if the app's objects stay in use: not once their owner is gone, since then they go, too.
+/// Returns true unless the app's objects are about to be deleted with their owner or their namespace.
 fn is_in_use(cluster: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
-    let orphan =
+    let is_orphaned =
         |owner: Option<ObjectOwner>| owner == Some(ObjectOwner::Service) && app.service.is_none();
     let owners =
         [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
-    let going = app.is_terminating() || cluster.terminating_namespaces.contains(&name.namespace);
-    !going && !owners.into_iter().any(orphan)
+    let is_deleted =
+        app.is_terminating() || cluster.terminating_namespaces.contains(&name.namespace);
+    !is_deleted && !owners.into_iter().any(is_orphaned)
 }
 
-/// Returns true if the Revision's Deployment is scaled: nothing above it is being deleted.
+/// Returns true if the Revision's Deployment is scaled: no owner of it is being deleted.
 pub fn is_scaled(
     cluster: &ClusterState,
     name: &NamespacedName,
@@ -50,11 +51,11 @@ pub fn is_scaled(
 pub(crate) fn find_owner_revision<'a>(
     cluster: &'a ClusterState,
     name: &NamespacedName,
-    bears: impl Fn(&AppRevision) -> bool,
+    is_owner: impl Fn(&AppRevision) -> bool,
 ) -> Option<(NamespacedName, &'a AppRevision)> {
     let in_app = |app: NamespacedName| {
         let revisions = &cluster.apps.get(&app)?.revisions;
-        revisions.iter().find(|it| bears(it)).map(|it| (app, it))
+        revisions.iter().find(|it| is_owner(it)).map(|it| (app, it))
     };
     // Names are made of the app's name and suffixes, so every prefix up to a `-` may be the app's.
     let prefix_ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
@@ -119,7 +120,7 @@ pub(crate) fn find_slice_route<'a>(
         };
         all.find(|it| name(it) == slice.name).map(|it| (app.clone(), it))
     };
-    // A long name is cut before the suffix is added: then it does not show the Service's.
+    // A long name is cut before the suffix is added, so it does not contain the Service's name as a whole.
     find_route_name(cluster, &NamespacedName::new(slice.namespace.clone(), service))
         .or_else(|| cluster.exceptional_owners(slice).find_map(of))
 }
@@ -180,12 +181,12 @@ pub fn scale_keys(namespace: &str, revision: &AppRevision) -> impl Iterator<Item
 pub fn path_keys(namespace: &str, revision: &AppRevision) -> [ObjectPartKey; 4] {
     let name = |name: String| NamespacedName::new(namespace, name);
     let own = || name(revision.name.to_string());
-    let six = || name(names::slice_name(&revision.name, names::V6_SUFFIX));
+    let ipv6_slice = || name(names::slice_name(&revision.name, names::V6_SUFFIX));
     [
         ObjectPartKey::new(ResourceKind::ServerlessService, ObjectPart::Object, own()),
         ObjectPartKey::new(ResourceKind::ServerlessService, ObjectPart::Status, own()),
         ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, own()),
-        ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, six()),
+        ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, ipv6_slice()),
     ]
 }
 
@@ -222,7 +223,7 @@ pub fn hpa_key(
     let key = || {
         ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, revision_name)
     };
-    (TemplateFacts::of_revision(revision, cluster).class == AutoscalerClass::Hpa).then(key)
+    (ParsedTemplate::of_revision(revision, cluster).class == AutoscalerClass::Hpa).then(key)
 }
 
 /// Returns the keys of all objects and statuses of an app.
@@ -248,8 +249,8 @@ pub fn app_keys(
 
 /// Returns the names of a Revision's containers, init containers first.
 pub fn container_names(revision: &AppRevision, cluster: &ClusterState) -> Vec<String> {
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let pod = &facts.template.spec.pod;
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let pod = &template.raw.spec.pod;
     let all = pod.init_containers.iter().flatten().chain(&pod.containers);
     all.map(|it| it.name.clone()).collect()
 }
@@ -279,11 +280,12 @@ pub fn owner_exceptions(
     app: &AppState,
     cluster: &ClusterState,
 ) -> Vec<NamespacedName> {
-    let shows = |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
+    let begins_with_app =
+        |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
     let children = app.revisions.iter().flat_map(|revision| {
         let all = revision_keys(&name.namespace, revision, &container_names(revision, cluster));
-        let ways = path_keys(&name.namespace, revision);
-        all.into_iter().chain(ways).map(|key| key.name).filter(|it| !shows(&it.name))
+        let path_keys = path_keys(&name.namespace, revision);
+        all.into_iter().chain(path_keys).map(|key| key.name).filter(|it| !begins_with_app(&it.name))
     });
     let mut exceptions: Vec<NamespacedName> = children.collect();
     let tags = app.route.iter().flat_map(|it| it.tags().map(Some).chain([None]));
@@ -291,7 +293,7 @@ pub fn owner_exceptions(
         let service = tagged_name(tag, &name.name);
         let slice = names::slice_name(&service, names::V6_SUFFIX);
         let full = |object_name: String| NamespacedName::new(name.namespace.as_str(), object_name);
-        // A cut name does not show the names it was made of.
+        // A name that was cut does not contain the app's name as a whole.
         if slice.strip_suffix(names::V6_SUFFIX) != Some(service.as_str()) {
             exceptions.push(full(slice));
         }
@@ -307,11 +309,11 @@ pub fn drain_annotation_keys<'a>(
     namespace: &'a str,
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
-    let wrong = |pod: &&RevisionPod| {
-        let placed = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
-        placed.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+    let is_outdated = |pod: &&RevisionPod| {
+        let status = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
+        status.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
     };
-    let pods = revision.pods.iter().filter(wrong);
+    let pods = revision.pods.iter().filter(is_outdated);
     pods.map(move |pod| {
         ObjectPartKey::new(
             ResourceKind::Pod,

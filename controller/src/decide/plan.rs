@@ -1,6 +1,6 @@
 //! Pure: the cluster state → plans: objects, pods, routes, and the time of the next look.
 //!
-//! Each app is planned alone, from the facts observed about it; planning is idempotent. [`plan_all`] plans every app.
+//! Each app is planned alone, from what was observed about it; planning is idempotent. [`plan_all`] plans every app.
 //! It is the reference to which incremental planning must be equal.
 
 use std::{
@@ -11,8 +11,8 @@ use std::{
 
 use common::wire::{NamespacedName, RouteChange};
 
-use crate::model::world::{
-    AppRevision, AppState, ClusterState, PodStage, RevisionPod, TemplateFacts, UnixMillis,
+use crate::model::cluster_state::{
+    AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod, UnixMillis,
 };
 
 mod conditions;
@@ -49,18 +49,18 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     };
     let (mut app, mut timer) = (AppState::clone(app_state), PlanTimer::default());
     revision::ensure_latest_revision(&mut app, name, cluster, now);
-    let facts: Vec<_> =
-        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, cluster)).collect();
+    let templates: Vec<_> =
+        app.revisions.iter().map(|it| ParsedTemplate::of_revision(it, cluster)).collect();
     // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
     for _ in 0..MAX_PASSES {
         let previous = app.clone();
         timer = PlanTimer::default();
-        run_pass(&mut app, name, &facts, cluster, now, &mut timer);
+        run_pass(&mut app, name, &templates, cluster, now, &mut timer);
         if app == previous {
             break;
         }
     }
-    let routes = routes::route_subjects(&app, name, &facts, cluster);
+    let routes = routes::route_subjects(&app, name, &templates, cluster);
     revision::collect_garbage(&mut app, &cluster.settings.config_maps.gc, now, &mut timer);
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
@@ -73,12 +73,13 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
 /// Returns the subjects of the RouteTable for an app that is already as planned.
 pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
     let Some(app) = cluster.apps.get(name) else { return Vec::new() };
-    let facts: Vec<_> =
-        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, cluster)).collect();
-    routes::route_subjects(app, name, &facts, cluster)
+    let templates: Vec<_> =
+        app.revisions.iter().map(|it| ParsedTemplate::of_revision(it, cluster)).collect();
+    routes::route_subjects(app, name, &templates, cluster)
 }
 
-/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and further facts about it matter.
+/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and the plan depends on more
+/// of its state.
 ///
 /// While this result stays the same, reports of an agent about the pod change nothing in the plan.
 pub(crate) fn serving_addresses(
@@ -87,15 +88,16 @@ pub(crate) fn serving_addresses(
     uid: &str,
 ) -> Option<ServingAddresses> {
     let (revision, pod) = cluster.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let view = RevisionPlanContext {
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let context = RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
-        facts: &facts,
+        template: &template,
         now: UnixMillis::default(),
     };
-    let serves = pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &view);
-    serves.then(|| routes::pod_addresses(pod, &view))
+    let is_serving = pod.stage == PodStage::Serving && pod.was_ready;
+    let serves = is_serving && scale::is_pod_ready(pod, &context);
+    serves.then(|| routes::pod_addresses(pod, &context))
 }
 
 /// Address of a pod, and its address of the other IP family.
@@ -105,16 +107,15 @@ pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 fn run_pass(
     app: &mut AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    for (revision, template_facts) in app.revisions.iter_mut().zip(template_facts) {
-        let view =
-            RevisionPlanContext { cluster, namespace: &name.namespace, facts: template_facts, now };
-        scale::remove_ended_pods(revision, &view, timer);
-        conditions::update_revision(revision, &view, timer);
+    for (revision, template) in app.revisions.iter_mut().zip(templates) {
+        let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
+        scale::remove_ended_pods(revision, &context, timer);
+        conditions::update_revision(revision, &context, timer);
     }
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
@@ -122,14 +123,13 @@ fn run_pass(
     traffic::update_routing_states(app, name, cluster, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
     let app_leaves = app.cascades_deletion(cluster.settings.platform);
-    for (revision, template_facts) in
-        app.revisions.iter_mut().zip(template_facts).filter(|_| cluster.is_leader)
+    for (revision, template) in
+        app.revisions.iter_mut().zip(templates).filter(|_| cluster.is_leader)
     {
-        let view =
-            RevisionPlanContext { cluster, namespace: &name.namespace, facts: template_facts, now };
+        let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
         let is_leaving = app_leaves || revision.is_terminating || revision.is_deleted;
-        scale::scale_pods(revision, is_leaving, &view, timer);
-        drain::stop_drained_pods(revision, &view, timer);
+        scale::scale_pods(revision, is_leaving, &context, timer);
+        drain::stop_drained_pods(revision, &context, timer);
     }
     conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);
@@ -144,7 +144,7 @@ pub fn plan_all(cluster: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedN
 struct RevisionPlanContext<'a> {
     cluster: &'a ClusterState,
     namespace: &'a str,
-    facts: &'a TemplateFacts,
+    template: &'a ParsedTemplate,
     now: UnixMillis,
 }
 

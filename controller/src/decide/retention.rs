@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use crate::model::{
+    cluster_state::{RoutingState, UnixMillis},
     config_maps::GcConfig,
-    world::{RoutingState, UnixMillis},
 };
 
-/// Facts about one Revision that decide if it is kept.
+/// One Revision, with everything that decides if it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcCandidate<'a> {
     /// Name of the Revision, without its namespace.

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::model::{
+    cluster_state::{ObjectMetaSummary, ServiceState, TrafficSpec},
     knative::{API_VERSION, TrafficTarget, key},
     object::{LocalObjectKind, hash::stable_json_hash},
-    world::{ObjectMetaSummary, ServiceState, TrafficSpec},
 };
 
 /// Returns the Configuration or Route of a Service as it is applied, without status.
@@ -75,7 +75,7 @@ pub(crate) fn child_metadata(
     (labels, annotations)
 }
 
-/// Returns traffic targets as the user wants them, for a spec.
+/// Returns traffic targets in the form of a spec.
 pub(crate) fn spec_traffic(traffic: &[TrafficSpec]) -> Vec<TrafficTarget> {
     let target = |spec: &TrafficSpec| TrafficTarget {
         tag: spec.tag.as_deref().map(Into::into),
@@ -117,7 +117,7 @@ pub(crate) fn to_json_value(value: impl Serialize) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::world::{CompactStringMap, ServiceManifest, Uid};
+    use crate::model::cluster_state::{CompactStringMap, ServiceManifest, Uid};
 
     #[test]
     fn hashes_of_applied_children_stay_the_same_across_releases() {

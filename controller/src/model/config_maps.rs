@@ -74,8 +74,12 @@ pub struct ConfigMapEvent {
 }
 
 impl ConfigMapEvent {
-    fn new(is_warning: bool, reason: &'static str, message: String) -> Self {
-        Self { is_warning, reason, message }
+    fn normal(reason: &'static str, message: String) -> Self {
+        Self { is_warning: false, reason, message }
+    }
+
+    fn warning(reason: &'static str, message: String) -> Self {
+        Self { is_warning: true, reason, message }
     }
 }
 
@@ -206,7 +210,7 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
         // A ConfigMap that never existed is no event.
         let is_known = seen.remove(T::NAME).is_some();
         let message = format!("{} is gone: its defaults hold", T::NAME);
-        let deleted = is_known.then(|| ConfigMapEvent::new(false, "ConfigDeleted", message));
+        let deleted = is_known.then(|| ConfigMapEvent::normal("ConfigDeleted", message));
         let is_changed = replace_if_changed(current, T::default());
         return ConfigMapUpdate { is_changed, events: deleted.into_iter().collect() };
     };
@@ -225,15 +229,15 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
             let problem_line = problems_line(&problems);
             let message = format!("{}: {problem_line}. The settings before it hold", T::NAME);
             seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: Some(problem_line) });
-            let event = ConfigMapEvent::new(true, "ConfigRefused", message);
+            let event = ConfigMapEvent::warning("ConfigRefused", message);
             ConfigMapUpdate { is_changed: false, events: vec![event] }
         }
         Ok(ParsedConfigMap { value, warnings }) => {
             seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: None });
-            let hint = |it| ConfigMapEvent::new(true, "ConfigHint", format!("{}: {it}", T::NAME));
-            let is_repeated =
-                || ConfigMapEvent::new(false, "ConfigAccepted", format!("{} is in force", T::NAME));
-            let events = was_refused.then(is_repeated).into_iter();
+            let hint = |it| ConfigMapEvent::warning("ConfigHint", format!("{}: {it}", T::NAME));
+            let accepted =
+                || ConfigMapEvent::normal("ConfigAccepted", format!("{} is in force", T::NAME));
+            let events = was_refused.then(accepted).into_iter();
             let events = events.chain(warnings.into_iter().map(hint)).collect();
             ConfigMapUpdate { is_changed: replace_if_changed(current, value), events }
         }

@@ -1,7 +1,7 @@
 //! Pure: Knative's objects as users and tools see them: `serving.knative.dev` here, other API groups in the modules.
 //!
-//! These types are the border: the controller reads manifests into them and writes objects from them. Internally,
-//! [`ClusterState`](crate::model::world::ClusterState) keeps the same facts in far less memory.
+//! The controller reads manifests into these types and writes objects from them. Internally,
+//! [`ClusterState`](crate::model::cluster_state::ClusterState) keeps the same content in far less memory.
 
 use std::collections::BTreeMap;
 

@@ -63,7 +63,9 @@ struct IngressRule {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AdmittedPort {
-    Range(u16, u16),
+    /// Port numbers, both ends included.
+    Range { first: u16, last: u16 },
+    /// Name of a container's port.
     Name(String),
 }
 
@@ -253,11 +255,11 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
     fn from(rule: NetworkPolicyIngressRule) -> Self {
         let (ports, from) = (rule.ports.unwrap_or_default(), rule.from.unwrap_or_default());
         // A rule or peer that cannot be read must admit no source; an empty list would admit all.
-        let none = || AdmittedPort::Range(1, 0);
-        let nobody = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
+        let no_port = || AdmittedPort::Range { first: 1, last: 0 };
+        let no_peer = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
         Self {
-            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(none)).collect(),
-            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(nobody)).collect(),
+            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(no_port)).collect(),
+            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(no_peer)).collect(),
         }
     }
 }
@@ -266,7 +268,7 @@ impl IngressRule {
     fn covers_port(&self, port: u16) -> bool {
         self.ports.is_empty()
             || self.ports.iter().any(|port_range| match port_range {
-                AdmittedPort::Range(first, last) => (*first..=*last).contains(&port),
+                AdmittedPort::Range { first, last } => (*first..=*last).contains(&port),
                 AdmittedPort::Name(name) => name == USER_PORT_NAME,
             })
     }
@@ -287,12 +289,12 @@ fn parse_port(port: NetworkPolicyPort) -> Option<AdmittedPort> {
     }
     let number = |port: i32| u16::try_from(port).ok();
     match port.port {
-        None => Some(AdmittedPort::Range(0, u16::MAX)),
+        None => Some(AdmittedPort::Range { first: 0, last: u16::MAX }),
         Some(IntOrString::String(name)) => Some(AdmittedPort::Name(name)),
-        Some(IntOrString::Int(first)) => Some(AdmittedPort::Range(
-            number(first)?,
-            port.end_port.map_or_else(|| number(first), number)?,
-        )),
+        Some(IntOrString::Int(first)) => Some(AdmittedPort::Range {
+            first: number(first)?,
+            last: port.end_port.map_or_else(|| number(first), number)?,
+        }),
     }
 }
 

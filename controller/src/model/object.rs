@@ -1,4 +1,4 @@
-//! Pure: objects of the API as all rooms name them: kinds, parts, keys, names, hashes, and the desired state of a part.
+//! Pure: objects of the API for all layers: kinds, parts, keys, names, hashes, and the desired state of a part.
 
 use std::fmt;
 

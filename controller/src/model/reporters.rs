@@ -69,23 +69,17 @@ impl ReporterStates {
         }
     }
 
-    /// Records that `reporter` routes this service to a Revision, or with `is_routed` false that it no longer does.
-    pub fn set_service_routed(
-        &mut self,
-        reporter: &str,
-        stream: u64,
-        name: &NamespacedName,
-        is_routed: bool,
-    ) {
-        // Without `begin_routed_services` before it, a report of services is of no known extent.
-        if let Some(routed) =
-            self.current_reporter(reporter, stream).and_then(|it| it.routed_services.as_mut())
-        {
-            _ = if is_routed {
-                routed.name_hashes.insert(hash_name(name))
-            } else {
-                routed.name_hashes.remove(&hash_name(name))
-            };
+    /// Records that `reporter` routes this service to a Revision.
+    pub fn add_routed_service(&mut self, reporter: &str, stream: u64, name: &NamespacedName) {
+        if let Some(routed) = self.routed_services(reporter, stream) {
+            routed.name_hashes.insert(hash_name(name));
+        }
+    }
+
+    /// Records that `reporter` no longer routes this service to any Revision.
+    pub fn remove_routed_service(&mut self, reporter: &str, stream: u64, name: &NamespacedName) {
+        if let Some(routed) = self.routed_services(reporter, stream) {
+            routed.name_hashes.remove(&hash_name(name));
         }
     }
 
@@ -186,6 +180,11 @@ impl ReporterStates {
     /// Returns true if all have acknowledged the pod's drain.
     pub fn is_acknowledged_by_all(&self, uid: &str) -> bool {
         self.missing_acks(uid).next().is_none()
+    }
+
+    /// Services that `reporter` routes. `None` before `begin_routed_services`: it may report only some of them.
+    fn routed_services(&mut self, reporter: &str, stream: u64) -> Option<&mut RoutedServices> {
+        self.current_reporter(reporter, stream)?.routed_services.as_mut()
     }
 
     /// The reports of `reporter`, if `stream` is its newest: late items of an older stream have no effect.

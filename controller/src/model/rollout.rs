@@ -87,9 +87,9 @@ fn is_small_zero(it: &i32) -> bool {
 /// Input of one step, beside the state and the time.
 #[derive(Clone, Debug)]
 pub struct RolloutInput {
-    /// Final shares that the Route's targets ask for: one Revision for each target.
+    /// Final shares, from the Route's targets: one Revision for each target.
     pub goal: Rollout,
-    /// Duration of a whole rollout; with zero the wanted shares are in force at once.
+    /// Duration of a whole rollout; with zero the final shares are in force at once.
     pub duration: Duration,
     /// True once the shares of the state are in force everywhere.
     pub in_force: bool,
@@ -104,7 +104,7 @@ pub struct RolloutStep {
     pub next_step_at: Option<UnixNanos>,
 }
 
-/// Takes the state one step further. Without a state there are no older shares, and the wanted ones are in force at
+/// Takes the state one step further. Without a state there are no older shares, and the final ones are in force at
 /// once.
 pub fn step(state: Option<Rollout>, now: UnixNanos, event: RolloutInput) -> RolloutStep {
     let RolloutInput { goal: desired, duration, in_force } = event;
@@ -201,7 +201,7 @@ impl ConfigurationRollout {
             && total == i64::from(self.percent)
     }
 
-    /// Computes size and time of the steps. `min_step` is the time that 1 % took, `seconds` the whole duration wanted.
+    /// Computes size and time of the steps. `min_step` is the time that 1 % took, `seconds` the whole duration.
     ///
     /// Example: 100 % in 4 steps goes 1, 26, 51, 76, 100.
     fn compute_steps(&mut self, now: UnixNanos, min_step: f64, seconds: f64) {

@@ -6,12 +6,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::Value;
 
 use crate::model::{
+    cluster_state::{
+        AssignedTraffic, ConditionReason, ConditionSet, ConditionStatus, ConditionType,
+        ObjectMetaSummary, RevisionRouting, RoutingState, TrafficSpec, Uid, UnixMillis,
+    },
     knative::{KnativeCondition, RevisionTemplate},
     object::json::non_empty_text,
-    world::{
-        AssignedTraffic, ConditionReason, ConditionSet, ConditionStatus, ConditionType,
-        ObjectMetaSummary, RoutingState, TrafficSpec, Uid, UnixMillis,
-    },
 };
 
 /// Reads the metadata of an object; empty if they cannot be read.
@@ -45,7 +45,7 @@ fn read_percent(value: &Value) -> u8 {
     value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
 }
 
-/// Reads a traffic target as the user wants it.
+/// Reads a traffic target of a spec.
 pub(crate) fn read_traffic_spec(value: &Value) -> TrafficSpec {
     TrafficSpec {
         tag: non_empty_text(&value["tag"]),
@@ -88,14 +88,12 @@ pub(crate) fn read_conditions(
 }
 
 /// Reads the routing state of a Revision from its label, and the moment of its last change from its annotation.
-pub(crate) fn read_routing_state(
-    label: Option<&str>,
-    modified: Option<&str>,
-) -> (RoutingState, UnixMillis) {
+pub(crate) fn read_routing(label: Option<&str>, modified: Option<&str>) -> RevisionRouting {
     let state = match label {
         Some("active") => RoutingState::Active,
         Some("reserve") => RoutingState::Reserve,
         _ => RoutingState::Pending,
     };
-    (state, modified.and_then(UnixMillis::parse).unwrap_or_default())
+    let changed_at = modified.and_then(UnixMillis::parse).unwrap_or_default();
+    RevisionRouting { state, changed_at }
 }

@@ -1,4 +1,4 @@
-//! Pure: an object as the API server holds it → the facts that the controller keeps.
+//! Pure: an object as the API server holds it → the state that the controller keeps.
 //!
 //! Parts that cannot be read are left out rather than refused, since the object exists all the same.
 
@@ -15,6 +15,13 @@ use serde_json::Value;
 
 use crate::{
     model::{
+        cluster_state::{
+            ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
+            DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
+            PlaceholderState, PodStage, RevisionPod, RevisionScaling, RouteState, ServiceState,
+            Uid, UnixMillis, conditions,
+        },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION, DRAINING},
         object::{
@@ -24,13 +31,6 @@ use crate::{
         problem,
         rollout::{self, Rollout},
         scale_policy::{self, ScalePolicyConfig},
-        world::{
-            ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
-            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
-            DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
-            PlaceholderState, PodStage, RevisionPod, RevisionScaling, RouteState, ServiceState,
-            Uid, UnixMillis, conditions,
-        },
     },
     read::{
         fields,
@@ -182,7 +182,7 @@ pub fn read_revision(object: &Value) -> AppRevision {
         },
         template: user_template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
-        routing_state: fields::read_routing_state(label(object, key::ROUTING_STATE), modified),
+        routing: fields::read_routing(label(object, key::ROUTING_STATE), modified),
         scaling: RevisionScaling {
             // The condition means that resources were available once; only an exceeded deadline sets it back later.
             initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
@@ -247,7 +247,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         created: fields::read_meta(object).created,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_since: None,
+        steady_readiness: None,
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: Some(Box::new(KubePodStatus {
@@ -284,7 +284,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
 /// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
-/// [`ClusterState`](crate::model::world::ClusterState) decides about such a node.
+/// [`ClusterState`](crate::model::cluster_state::ClusterState) decides about such a node.
 fn kubelet_readiness(status: &Value) -> KubeletReadiness {
     let mut conditions = array_items(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
@@ -410,14 +410,14 @@ pub fn node_zone(object: &Value) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ComponentPod {
     /// An activator, with its readiness for requests.
-    Activator(ActivatorEntry, ActivatorReadiness),
+    Activator { entry: ActivatorEntry, readiness: ActivatorReadiness },
     /// The agent of one node.
     Agent {
         /// Name of the node that the agent runs on.
         node: String,
     },
     /// A replica of the controller or the autoscaler.
-    Replica(ServerComponent, ServerReplica),
+    Replica { component: ServerComponent, replica: ServerReplica },
 }
 
 /// Port at which controllers accept streams.
@@ -433,19 +433,18 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
     if revision_name_of(object).is_some() || ended {
         return None;
     }
-    let replica = |part, port| {
+    let replica = |component, port| {
         // A replica that is being deleted takes no new streams, so it has no address any more.
         let address = pod_addresses(status).first().copied().filter(|_| !is_terminating(object))?;
         let address = SocketAddr::new(address, port);
-        Some(ComponentPod::Replica(
-            part,
-            ServerReplica { name: object_name(object).name.into(), address },
-        ))
+        Some(ComponentPod::Replica {
+            component,
+            replica: ServerReplica { name: object_name(object).name.into(), address },
+        })
     };
     match label(object, "app")? {
-        "activator" => {
-            read_activator(object).map(|(it, standing)| ComponentPod::Activator(it, standing))
-        }
+        "activator" => read_activator(object)
+            .map(|(entry, readiness)| ComponentPod::Activator { entry, readiness }),
         "rouse-agent" => {
             let node = non_empty_text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
             Some(ComponentPod::Agent { node: node.into() })
@@ -458,21 +457,21 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
 
 fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
     let status = &object["status"];
-    let activator = ActivatorEntry {
+    let entry = ActivatorEntry {
         name: object_name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
         addresses: pod_addresses(status),
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
-    let standing = match kubelet_readiness(status) {
+    let readiness = match kubelet_readiness(status) {
         _ if is_terminating(object) => ActivatorReadiness::Terminating,
         KubeletReadiness::Ready => ActivatorReadiness::Ready,
         KubeletReadiness::NotYetReady | KubeletReadiness::NoLongerReady => {
             ActivatorReadiness::NotReady
         }
     };
-    Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
+    (!entry.addresses.is_empty()).then_some((entry, readiness))
 }
 
 /// Returns the names of the pods that an EndpointSlice lists.

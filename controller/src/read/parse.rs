@@ -1,4 +1,4 @@
-//! Pure: parsing of manifests into checked facts, or into every broken rule with its field, its value and advice.
+//! Pure: parsing of manifests into checked types, or into every broken rule with its field, its value and advice.
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
 //! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads
@@ -13,11 +13,11 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use crate::model::{
+    cluster_state::{CompactStringMap, ServiceManifest, TrafficSpec},
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
     problem::{Problem, problems_line},
     scale_policy::{self, ScalePolicyConfig},
-    world::{CompactStringMap, ServiceManifest, TrafficSpec},
 };
 
 pub mod admission;
@@ -44,16 +44,16 @@ use rules::TemplateParent;
 pub use rules::{AdmissionPlatform, AdmissionRules};
 use typed::{check_known_fields, parse_typed};
 
-/// Longest name on the local node that leaves room for `-00001`; Knative cuts longer ones and adds a hash.
+/// Maximum length of a name on the local node, so that `-00001` can follow; Knative cuts longer ones and adds a hash.
 const MAX_NAME_BYTES: usize = 57;
 
 /// Result of one document of a manifest file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ManifestDocument {
     /// A service to run, by its name.
-    Service(NamespacedName, ServiceManifest),
+    Service { name: NamespacedName, manifest: ServiceManifest },
     /// A document that cannot be used: its name, as far as it is readable, and the reason.
-    Refused(Option<NamespacedName>, String),
+    Refused { name: Option<NamespacedName>, reason: String },
 }
 
 /// Parses every document of a file.
@@ -63,13 +63,17 @@ pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<Manifes
         match Value::deserialize(document) {
             Ok(Value::Null) => {}
             Ok(value) => out.push(match service_manifest(&value, config) {
-                Ok((name, manifest)) => ManifestDocument::Service(name, manifest),
-                Err(problems) => {
-                    ManifestDocument::Refused(document_name(&value), problems_line(&problems))
-                }
+                Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
+                Err(problems) => ManifestDocument::Refused {
+                    name: document_name(&value),
+                    reason: problems_line(&problems),
+                },
             }),
             Err(error) => {
-                out.push(ManifestDocument::Refused(None, format!("not readable as YAML: {error}")));
+                out.push(ManifestDocument::Refused {
+                    name: None,
+                    reason: format!("not readable as YAML: {error}"),
+                });
                 // The parser cannot find the next document after a syntax error.
                 break;
             }
@@ -137,7 +141,7 @@ pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Proble
 
 /// Parses a Service as an API server holds it.
 ///
-/// Admission judged the Service by the settings of its time, and present settings do not invalidate it. Only content
+/// Admission checked the Service by the settings of its time, and present settings do not invalidate it. Only content
 /// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
 pub fn observed_service(
     value: &Value,

@@ -1,4 +1,4 @@
-//! Pure: objects as they were written → an [`AppState`], so that a restarted controller continues where it stopped.
+//! Pure: stored objects → an [`AppState`], so that a restarted controller continues where it stopped.
 
 use std::sync::Arc;
 
@@ -7,20 +7,21 @@ use serde_json::Value;
 
 use crate::{
     model::{
-        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
-        object::json::{annotation, array_items, non_empty_text},
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
             ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
             RouteState, ServiceManifest, ServiceState, UnixMillis,
             conditions::{
-                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS,
+                SERVICE_CONDITIONS,
             },
         },
+        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        object::json::{annotation, array_items, non_empty_text},
     },
     read::fields::{
         canonical_template, object_meta, read_assigned_traffic, read_conditions, read_meta,
-        read_routing_state, read_traffic_spec, to_unix_millis,
+        read_routing, read_traffic_spec, to_unix_millis,
     },
 };
 
@@ -67,7 +68,7 @@ pub fn restore_app(objects: &StoredAppObjects, boot_id: &str) -> AppState {
     read_conditions(&mut app.conditions, &objects.service, &SERVICE_CONDITIONS);
     read_conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION_CONDITIONS);
     read_conditions(&mut app.conditions, &objects.route, &ROUTE_CONDITIONS);
-    // Texts read one by one would each take memory of their own: share the template, as before the restart.
+    // Each Revision's template was read as a text of its own. Equal ones share memory, as before the restart.
     for revision in &mut app.revisions {
         if revision.template == manifest.template {
             revision.template = Arc::clone(&manifest.template);
@@ -109,25 +110,26 @@ fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
 }
 
 fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) -> AppRevision {
-    // The label counts, not the object's own `metadata.generation`, which starts at 1 for each Revision.
+    // The generation is the Configuration's, from a label. The object's own `metadata.generation` is 1.
     let meta = object_meta(value);
     let label = |name: &str| meta.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
     let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
     let modified = annotation(value, key::ROUTING_STATE_MODIFIED);
     let name = meta.name.clone().unwrap_or_default();
-    let mine = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
+    let is_own_pod = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
+    let own_pods = objects.pods.iter().filter(is_own_pod);
     let digest =
         |it: &Value| Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"])?));
     let mut revision = AppRevision {
         meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
         template: revision_template(value, &meta, objects),
-        routing_state: read_routing_state(label(key::ROUTING_STATE), modified),
+        routing: read_routing(label(key::ROUTING_STATE), modified),
         scaling: RevisionScaling {
             initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
             ..RevisionScaling::default()
         },
         digests: array_items(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
-        pods: objects.pods.iter().filter(mine).filter_map(|it| restore_pod(it, boot_id)).collect(),
+        pods: own_pods.filter_map(|it| restore_pod(it, boot_id)).collect(),
         name: name.into(),
         ..AppRevision::default()
     };
@@ -135,9 +137,9 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
     revision
 }
 
-/// Returns the template a Revision was made of: its metadata without the controller's additions.
+/// Returns the template from which a Revision was made, without the controller's additions to its metadata.
 fn revision_template(value: &Value, meta: &ObjectMeta, objects: &StoredAppObjects) -> Arc<str> {
-    let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
+    let set_by_user = |map: &Option<std::collections::BTreeMap<String, String>>| {
         let mut map = map.clone().unwrap_or_default();
         map.retain(|name, _| key::is_set_by_user(name));
         Some(map).filter(|map| !map.is_empty())
@@ -147,8 +149,8 @@ fn revision_template(value: &Value, meta: &ObjectMeta, objects: &StoredAppObject
     let named = template_name.as_str().is_some_and(|name| meta.name.as_deref() == Some(name));
     let metadata = ObjectMeta {
         name: meta.name.clone().filter(|_| named),
-        labels: user(&meta.labels),
-        annotations: user(&meta.annotations),
+        labels: set_by_user(&meta.labels),
+        annotations: set_by_user(&meta.annotations),
         ..ObjectMeta::default()
     };
     let spec = serde_json::from_value(value["spec"].clone()).unwrap_or_default();
@@ -162,16 +164,16 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
     if meta.deletion_timestamp.is_some() || annotation(value, BOOT_ANNOTATION) != Some(boot_id) {
         return None;
     }
-    let remembered = annotation(value, ADDRESS_ANNOTATION).and_then(|text| text.parse().ok());
+    let last_address = annotation(value, ADDRESS_ANNOTATION).and_then(|text| text.parse().ok());
     Some(RevisionPod {
         uid: meta.uid?.into(),
         name: meta.name?.into(),
         created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
         first_seen_at: UnixMillis::default(),
-        was_ready: remembered.is_some(),
-        steady_since: None,
+        was_ready: last_address.is_some(),
+        steady_readiness: None,
         stage: PodStage::Serving,
-        restored_address: remembered,
+        restored_address: last_address,
         kube_status: None,
     })
 }

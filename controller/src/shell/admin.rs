@@ -6,7 +6,7 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::world::{ConditionType, PodStage},
+    model::cluster_state::{ConditionType, PodStage},
     shell::runtime::ControllerRuntime,
 };
 

@@ -1,13 +1,14 @@
-//! Pure: border between the state machine and the API server: the trait that the writer asks and reports to.
+//! Pure: interface between the state machine and the API server: the trait through which the writer gets desired states
+//! and reports results.
 //!
-//! The shells around it, with the pure cores that only they use, are the files below.
+//! The shells that use it, with the pure cores that only they use, are the files below.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`client`] | clients of the API server |
 //! | [`watches`] | watches of all kinds, trimmed, as one stream |
 //! | [`watch_scope`] | the watches, and the fields that are kept of each kind |
-//! | [`object_cache`] | the few facts that must be remembered of each object |
+//! | [`object_cache`] | a small entry for each object that the API server holds |
 //! | [`write_decision`] | desired state and observed state → next write |
 //! | [`write_outcome`] | the API server's response → if and when to try again |
 //! | [`write_queue`], [`writer`] | order of the writes, and the writing |
@@ -44,7 +45,7 @@ pub mod writer;
 pub trait DesiredStateSource: Send + Sync + 'static {
     /// Reports that this replica becomes or is no longer the leader.
     ///
-    /// The writer asks for desired states only after `leadership_changed(true)`, since only a leader plans all objects.
+    /// The writer gets desired states only after `leadership_changed(true)`, since only a leader plans all objects.
     fn leadership_changed(&self, is_leader: bool);
 
     /// Returns the desired state of the part named by `key` at this moment.

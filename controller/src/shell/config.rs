@@ -8,7 +8,7 @@ use std::{
 use common::replicas::ReplicaEndpoint;
 use common::wire::{ActivatorEntry, is_dns_label, is_dns_subdomain};
 
-use crate::model::{scale_policy::ScalePolicyConfig, world::ControllerSettings};
+use crate::model::{cluster_state::ControllerSettings, scale_policy::ScalePolicyConfig};
 
 /// Start-up options of the controller, on any platform.
 #[derive(Clone, Debug, clap::Args)]

@@ -67,16 +67,16 @@ pub async fn serve_with_issuer(
     issuer: Option<&Arc<CertificateIssuer>>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let border = ControllerGrpc {
+    let grpc = ControllerGrpc {
         shared,
         next_stream_id: Arc::new(AtomicU64::new(1)),
         election: Arc::default(),
         shutdown: shutdown.clone(),
     };
     let router = link::server_builder()
-        .add_service(route_stream::RouteStreamServer::new(border.clone()))
-        .add_service(PodsServer::new(border.clone()))
-        .add_service(ScaleServer::new(border.clone()));
+        .add_service(route_stream::RouteStreamServer::new(grpc.clone()))
+        .add_service(PodsServer::new(grpc.clone()))
+        .add_service(ScaleServer::new(grpc.clone()));
     let door = issuer.map(|issuer| issuer.tls_admission());
     let router = match issuer {
         Some(issuer) => router.add_service(issuer.grpc_service()),
@@ -85,7 +85,7 @@ pub async fn serve_with_issuer(
     tokio::select! {
         served = link::serve_with_tls(endpoint, router, door.as_ref(), shutdown) => served,
         // `detect_lost_autoscalers` returns at shutdown. The streams end later, so this branch must not complete.
-        () = async { border.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
+        () = async { grpc.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
     }
 }
 
@@ -126,10 +126,10 @@ impl ControllerGrpc {
                 now = all.active_name(),
                 "another autoscaler's decisions count"
             );
-            self.shared.step(ControllerEvent::ReplicaChosen(
-                ServerComponent::Autoscaler,
-                all.active_name().map(str::to_owned),
-            ));
+            self.shared.step(ControllerEvent::ReplicaChosen {
+                component: ServerComponent::Autoscaler,
+                replica: all.active_name().map(str::to_owned),
+            });
         }
     }
 
@@ -209,10 +209,10 @@ struct SubscriberGuard {
 }
 
 impl SubscriberGuard {
-    fn new(border: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
+    fn new(grpc: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
         info!(role = ?subscriber.role, name = subscriber.name, "routes followed");
-        border.shared.metrics.add_subscribers(1);
-        Self { shared: Arc::clone(&border.shared), subscriber }
+        grpc.shared.metrics.add_subscribers(1);
+        Self { shared: Arc::clone(&grpc.shared), subscriber }
     }
 }
 
@@ -232,34 +232,41 @@ struct PodReportStream {
 }
 
 impl PodReportStream {
-    fn new(border: &ControllerGrpc, sender: ComponentReplica) -> Self {
-        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
-        border.shared.step(ControllerEvent::ReportStreamBegin(sender.clone(), stream_id));
-        Self { shared: Arc::clone(&border.shared), sender, stream_id }
+    fn new(grpc: &ControllerGrpc, sender: ComponentReplica) -> Self {
+        let stream_id = grpc.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        grpc.shared.step(ControllerEvent::ReportStreamBegin {
+            reporter: sender.clone(),
+            stream: stream_id,
+        });
+        Self { shared: Arc::clone(&grpc.shared), sender, stream_id }
     }
 
     /// Turns one item of a PodReport into an event and steps the machine.
     fn handle_item(&self, item: PodReportItem) {
-        let (subscriber, stream) = (self.sender.clone(), self.stream_id);
+        let (reporter, stream) = (self.sender.clone(), self.stream_id);
         self.shared.step(match item {
             PodReportItem::Observed(observation) => {
-                ControllerEvent::PodReported(subscriber, observation)
+                ControllerEvent::PodReported { reporter, observation }
             }
-            PodReportItem::Removed(uid) => ControllerEvent::PodReportWithdrawn(subscriber, uid),
-            PodReportItem::DrainAck(uid) => ControllerEvent::DrainAcked(subscriber, stream, uid),
-            PodReportItem::DrainAckRemoved(uid) => {
-                ControllerEvent::DrainAckWithdrawn(subscriber, stream, uid)
+            PodReportItem::Removed(pod_uid) => {
+                ControllerEvent::PodReportWithdrawn { reporter, pod_uid }
+            }
+            PodReportItem::DrainAck(pod_uid) => {
+                ControllerEvent::DrainAcked { reporter, stream, pod_uid }
+            }
+            PodReportItem::DrainAckRemoved(pod_uid) => {
+                ControllerEvent::DrainAckWithdrawn { reporter, stream, pod_uid }
             }
             PodReportItem::RoutedServicesAnnounced => {
-                ControllerEvent::RoutedServicesBegin(subscriber, stream)
+                ControllerEvent::RoutedServicesBegin { reporter, stream }
             }
-            PodReportItem::RoutedService(name) => {
-                ControllerEvent::ServiceRouted(subscriber, stream, name, true)
+            PodReportItem::RoutedService(service) => {
+                ControllerEvent::ServiceRouted { reporter, stream, service }
             }
-            PodReportItem::RoutedServiceRemoved(name) => {
-                ControllerEvent::ServiceRouted(subscriber, stream, name, false)
+            PodReportItem::RoutedServiceRemoved(service) => {
+                ControllerEvent::ServiceNoLongerRouted { reporter, stream, service }
             }
-            PodReportItem::Synced => ControllerEvent::ReportStreamSynced(subscriber, stream),
+            PodReportItem::Synced => ControllerEvent::ReportStreamSynced { reporter, stream },
             // Versions compare within one stream only, so the cluster state cannot use them. `Sender` has created this
             // reporter.
             PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
@@ -269,7 +276,10 @@ impl PodReportStream {
 
 impl Drop for PodReportStream {
     fn drop(&mut self) {
-        self.shared.step(ControllerEvent::ReportStreamEnd(self.sender.clone(), self.stream_id));
+        self.shared.step(ControllerEvent::ReportStreamEnd {
+            reporter: self.sender.clone(),
+            stream: self.stream_id,
+        });
     }
 }
 
@@ -404,9 +414,9 @@ struct DecisionStream {
 }
 
 impl DecisionStream {
-    fn new(border: &ControllerGrpc) -> Self {
-        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
-        Self { grpc: border.clone(), stream_id }
+    fn new(grpc: &ControllerGrpc) -> Self {
+        let stream_id = grpc.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        Self { grpc: grpc.clone(), stream_id }
     }
 
     fn handle_item(&mut self, item: ScaleItem) {

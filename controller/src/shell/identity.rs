@@ -117,7 +117,7 @@ impl CertificateIssuer {
                 Status::unauthenticated(refusal.to_string())
             })?;
         let signed = signing.signer.sign_request(&request.request, &identity, SystemTime::now());
-        // The library's error is for the log only: a caller cannot act on its details.
+        // rcgen's error is for the log only: a caller cannot act on its details.
         let (certificate, end) = signed.map_err(|error| {
             warn!(%identity, error = %common::link::error_chain(&error), "request refused");
             Status::invalid_argument("the request holds no key that could be signed")

@@ -90,10 +90,10 @@ impl LocalFiles {
         let known: Vec<NamespacedName> = read.apps.keys().cloned().collect();
         // Objects come before manifests: a manifest applied to an unknown service would create a new one.
         for (name, objects) in std::mem::take(&mut read.apps) {
-            self.runtime.step(ControllerEvent::AppRestored(
+            self.runtime.step(ControllerEvent::AppRestored {
                 name,
-                Box::new(restore::restore_app(&objects, &boot_id)),
-            ));
+                app: Box::new(restore::restore_app(&objects, &boot_id)),
+            });
         }
         self.changed_files().iter().for_each(|path| self.read_manifest_file(path));
         let removed = known.iter().filter(|name| !self.manifest_index.names_service(name));
@@ -126,7 +126,10 @@ impl LocalFiles {
         let documents = match fs::read_to_string(path) {
             Ok(text) => parse::manifest_documents(&text, &settings.scale_policy),
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => vec![ManifestDocument::Refused(None, format!("cannot be read: {error}"))],
+            Err(error) => vec![ManifestDocument::Refused {
+                name: None,
+                reason: format!("cannot be read: {error}"),
+            }],
         };
         let old_names = self.manifest_index.remove(path);
         let mut named = Vec::new();
@@ -134,18 +137,18 @@ impl LocalFiles {
         let only = documents.len() == 1;
         for document in documents {
             match document {
-                ManifestDocument::Service(name, manifest) => {
+                ManifestDocument::Service { name, manifest } => {
                     named.push(name.clone());
-                    self.runtime.step(ControllerEvent::ManifestApplied(name, manifest));
+                    self.runtime.step(ControllerEvent::ManifestApplied { name, manifest });
                 }
-                ManifestDocument::Refused(name, reason) => {
+                ManifestDocument::Refused { name, reason } => {
                     warn!(file = %path.display(), why = reason, "manifest refused");
                     let own_name = old_names.first().filter(|_| only).cloned();
                     if let Some(name) =
                         name.or(own_name).or_else(|| name_from_file(path).filter(|_| only))
                     {
                         named.push(name.clone());
-                        self.runtime.step(ControllerEvent::ManifestRejected(name, reason));
+                        self.runtime.step(ControllerEvent::ManifestRejected { name, reason });
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Shell: one replica of the controller on Kubernetes: watches in, writes out, under one Lease.
+//! Shell: one replica of the controller on Kubernetes: watches, writes and webhook, with writes only under the Lease.
 
 use std::{
     collections::BTreeSet,
@@ -52,7 +52,7 @@ pub struct KubernetesPlatform {
     system_namespace: String,
     pod_name: String,
     cluster_domain: String,
-    /// Address of the admission webhook, and the place where the API server finds it.
+    /// Address at which the admission webhook listens, and its address for the API server.
     webhook: Option<(SocketAddr, WebhookAddress)>,
     /// Certificates with which the webhook serves.
     certificates: Arc<WebhookCertResolver>,
@@ -75,12 +75,12 @@ const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
 
 impl std::fmt::Debug for KubernetesPlatform {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Platform").field("pod", &self.pod_name).finish_non_exhaustive()
+        out.debug_struct("KubernetesPlatform").field("pod", &self.pod_name).finish_non_exhaustive()
     }
 }
 
 impl KubernetesPlatform {
-    /// Connects to the API server; nothing is watched or written yet.
+    /// Connects to the API server. Watches and writes begin with [`run`](Self::run).
     pub async fn new(
         cluster: &KubernetesConfig,
         shared: Arc<ControllerRuntime>,
@@ -91,13 +91,13 @@ impl KubernetesPlatform {
             ObjectWriter::new(client.clone(), WriteLimits::default(), Arc::clone(&metrics));
         let writer = Arc::new(writer);
         let stop = CancellationToken::new();
-        let (events, telling) = events::event_recorder(
+        let (events, event_recorder) = events::event_recorder(
             client.clone(),
             &cluster.pod,
             Arc::clone(&metrics),
             stop.clone(),
         );
-        tokio::spawn(telling);
+        tokio::spawn(event_recorder);
         shared.set_writer(Arc::clone(&writer), events);
         let webhook_address = |address: SocketAddr| WebhookAddress {
             url: cluster.webhook_url.clone(),
@@ -146,15 +146,16 @@ impl KubernetesPlatform {
         self.metrics.register(&mut admin.registry);
         let (missing, other_reasons) = (Arc::clone(&self.unlisted_scopes), admin.not_ready_reasons);
         let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
-        let is_asked = self.webhook.is_some();
+        let has_webhook = self.webhook.is_some();
         admin.not_ready_reasons = Box::new(move || {
             let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = missing.iter().map(|it| format!("the first list of {it} is not complete"));
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
-            let mute = is_asked && !is_late && certificates.bundle().is_none();
-            let mute = mute.then(|| "the webhook's certificate is not there yet".to_owned());
-            other_reasons().into_iter().chain(waits).chain(mute).collect()
+            let has_no_certificate = has_webhook && !is_late && certificates.bundle().is_none();
+            let no_certificate = has_no_certificate
+                .then(|| "the webhook's certificate is not there yet".to_owned());
+            other_reasons().into_iter().chain(waits).chain(no_certificate).collect()
         });
         admin
     }
@@ -166,9 +167,9 @@ impl KubernetesPlatform {
         self.apply_first_lists(&mut updates).await;
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
-        info!("everything is known");
+        info!("first lists complete");
         self.synced.set();
-        // Only now, since a leader that knows half of the objects would delete or recreate the others.
+        // The election starts only now: a leader that knows half of the objects would delete or recreate the others.
         let leadership = self.start_leader_election(&shutdown);
         let source: Arc<dyn DesiredStateSource> =
             Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
@@ -200,7 +201,7 @@ impl KubernetesPlatform {
                         .map(str::to_owned)
                 })
             });
-            let (client, answers) = (self.client.clone(), AdmissionContext { settings, binder });
+            let (client, context) = (self.client.clone(), AdmissionContext { settings, binder });
             let certificates = Arc::clone(&self.certificates);
             let webhook_address = (address, webhook_address);
             let run = webhook::run(
@@ -208,12 +209,12 @@ impl KubernetesPlatform {
                 webhook_address,
                 certificates,
                 leadership,
-                answers,
+                context,
                 shutdown.clone(),
             );
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
-                error!(error, "admission questions are not answered");
+                error!(error, "admission webhook failed");
             }
         }
         shutdown.cancelled().await;
@@ -233,7 +234,7 @@ impl KubernetesPlatform {
     fn start_leader_election(&self, shutdown: &CancellationToken) -> Leadership {
         let times = LeaseTiming::from(&*self.runtime.settings().config_maps.leader_election);
         let (client, namespace) = (self.client.clone(), &self.system_namespace);
-        info!(?times, "stands for the lease");
+        info!(?times, "leader election started");
         let candidate = LeaderElector::new(client, namespace, &self.pod_name, times);
         let leadership = candidate.leadership();
         *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership.clone());
@@ -288,15 +289,15 @@ impl KubernetesPlatform {
     fn apply_watch_update(&self, update: WatchUpdate) {
         match update {
             WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),
-            WatchUpdate::Object(resource, name, observed, object) => {
+            WatchUpdate::Object { resource, name, observed, object } => {
                 // The machine comes first: the writer compares the observed state with what the machine now wants. The
                 // kinds that this condition leaves out are only written, and concern the cache alone.
                 if list_position(resource).is_some() || needs_hpa(resource, &object) {
-                    self.runtime.step(ControllerEvent::ObjectObserved(
+                    self.runtime.step(ControllerEvent::ObjectObserved {
                         resource,
-                        name.clone(),
-                        Some(object),
-                    ));
+                        name: name.clone(),
+                        object: Some(object),
+                    });
                 }
                 self.writer.handle_observed(resource, &name, observed);
                 match resource {
@@ -305,7 +306,7 @@ impl KubernetesPlatform {
                     _ => {}
                 }
             }
-            WatchUpdate::Deleted(resource, name) => {
+            WatchUpdate::Deleted { resource, name } => {
                 self.writer.handle_deleted(resource, &name);
                 self.apply_deletion(resource, name);
             }
@@ -320,7 +321,7 @@ impl KubernetesPlatform {
 
     fn apply_deletion(&self, resource: ResourceKind, name: NamespacedName) {
         if list_position(resource).is_some() || resource == ResourceKind::PodAutoscaler {
-            self.runtime.step(ControllerEvent::ObjectObserved(resource, name, None));
+            self.runtime.step(ControllerEvent::ObjectObserved { resource, name, object: None });
         }
         if resource == ResourceKind::ConfigMap {
             self.apply_log_level();

@@ -1,7 +1,7 @@
-//! Shell: the machine behind one lock, with a clock, and its outputs.
+//! Shell: the state machine behind one lock, with a clock and the receivers of its effects.
 //!
-//! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call
-//! returns, without a queue in between.
+//! Every shell calls [`ControllerRuntime::step`] on its own task. When the call returns, orders to the local node and
+//! routes are up to date: there is no queue in between.
 
 use bytes::Bytes;
 
@@ -28,8 +28,8 @@ use crate::{
         RouteFingerprint, RouteMessageBatch,
     },
     model::{
+        cluster_state::{ControllerSettings, UnixMillis},
         object::{DesiredState, LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
-        world::{ControllerSettings, UnixMillis},
     },
     shell::{
         api::{
@@ -68,6 +68,7 @@ pub struct ControllerRuntime {
     incomplete_owners: Mutex<BTreeSet<(ResourceKind, NamespacedName)>>,
     objects_changed: Notify,
     timer_changed: Notify,
+    /// Start of this process, by the monotonic clock and in ms since 1970.
     started_at: (Instant, u64),
     /// Counters and gauges of this controller.
     pub metrics: ControllerMetrics,
@@ -155,8 +156,8 @@ impl RouteTableSubscription {
 impl ControllerRuntime {
     /// Shares `machine`, whose orders are sent through `orders`.
     pub fn new(machine: ControllerStateMachine, orders: watch::Sender<LocalNodeSpec>) -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ms = u64::try_from(unix_ms.as_millis()).unwrap_or(u64::MAX);
         Self {
             routes: machine.routes().clone(),
             last_snapshot: Mutex::default(),
@@ -171,7 +172,7 @@ impl ControllerRuntime {
             incomplete_owners: Mutex::default(),
             objects_changed: Notify::new(),
             timer_changed: Notify::new(),
-            started_at: (Instant::now(), wall),
+            started_at: (Instant::now(), unix_ms),
             metrics: ControllerMetrics::default(),
         }
     }
@@ -185,7 +186,7 @@ impl ControllerRuntime {
             return snapshot;
         }
         let (mut cursor, machine) = (self.routes.subscribe(), self.lock_machine());
-        let batch = cursor.try_next().expect("a new stream has every state to say");
+        let batch = cursor.try_next().expect("a new stream has the whole table to send");
         let routes = machine.route_messages(batch, &mut cursor);
         drop(machine);
         let snapshot = Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), cursor });
@@ -199,7 +200,7 @@ impl ControllerRuntime {
         self.lock_machine().cluster().settings.clone()
     }
 
-    /// Gives one event to the machine and carries out its effects.
+    /// Steps the machine with one event and carries out the effects.
     pub fn step(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock_machine();
@@ -229,15 +230,13 @@ impl ControllerRuntime {
     fn record_config_map_events(&self, records: Vec<ConfigMapEventRecord>) {
         let Some(events) = self.event_inbox.get() else { return };
         for ConfigMapEventRecord { name, uid, event } in records {
-            let (warning, message) = (event.is_warning, event.message);
-            let (resource, reason) = (ResourceKind::ConfigMap, event.reason.to_owned());
             events.record(ObjectEvent {
-                resource,
+                resource: ResourceKind::ConfigMap,
                 name,
                 uid,
-                is_warning: warning,
-                reason,
-                message,
+                is_warning: event.is_warning,
+                reason: event.reason.to_owned(),
+                message: event.message,
             });
         }
     }
@@ -247,21 +246,27 @@ impl ControllerRuntime {
         let _ = self.digest_resolver.set(resolver);
     }
 
-    /// Gives the machine the known digests of a Revision's images, and starts resolving unknown ones.
+    /// Passes the known digests of a Revision's images to the machine, and starts to resolve unknown ones.
     pub fn resolve_digests(&self, revision: &NamespacedName) {
         let Some(resolver) = self.digest_resolver.get() else { return };
         let Some(request) = self.with_machine(|machine| machine.digest_query(revision)) else {
             return resolver.forget(revision);
         };
         match resolver.request_digests(revision, request) {
-            // The resolver calls again when it has an answer.
+            // The resolver calls again when it has a result.
             DigestStatus::Unknown | DigestStatus::Pending => {}
             DigestStatus::Failed(reason) => {
-                self.step(ControllerEvent::DigestsResolved(revision.clone(), Err(reason)))
+                self.step(ControllerEvent::DigestsResolved {
+                    revision: revision.clone(),
+                    resolution: Err(reason),
+                })
             }
             DigestStatus::Resolved(digests) => {
                 resolver.forget(revision);
-                self.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
+                self.step(ControllerEvent::DigestsResolved {
+                    revision: revision.clone(),
+                    resolution: Ok(digests),
+                });
             }
         }
     }
@@ -294,9 +299,9 @@ impl ControllerRuntime {
         let _ = self.event_inbox.set(events);
     }
 
-    /// Calls `look` with the machine, under its lock.
-    pub fn with_machine<T>(&self, look: impl FnOnce(&ControllerStateMachine) -> T) -> T {
-        look(&self.lock_machine())
+    /// Calls `read` with the machine, under its lock.
+    pub fn with_machine<T>(&self, read: impl FnOnce(&ControllerStateMachine) -> T) -> T {
+        read(&self.lock_machine())
     }
 
     /// Waits until there are objects to be written.
@@ -308,16 +313,16 @@ impl ControllerRuntime {
 
     /// Takes up to `max_count` objects to be written, in their present state; `None`: to be removed.
     pub fn take_changed_objects(&self, max_count: usize) -> Vec<(LocalObjectKey, Option<Value>)> {
-        let mut dirty = self.lock_changed_objects();
+        let mut changed = self.lock_changed_objects();
         let taken: Vec<LocalObjectKey> =
-            std::iter::from_fn(|| dirty.pop_first()).take(max_count).collect();
-        drop(dirty);
+            std::iter::from_fn(|| changed.pop_first()).take(max_count).collect();
+        drop(changed);
         let machine = self.lock_machine();
-        let whole = |key: LocalObjectKey| {
+        let with_object = |key: LocalObjectKey| {
             let object = desired::local_object(machine.cluster(), &key);
             (key, object)
         };
-        taken.into_iter().map(whole).collect()
+        taken.into_iter().map(with_object).collect()
     }
 
     /// Ticks the machine at its timers until `shutdown`.
@@ -389,7 +394,7 @@ impl DesiredStateSource for ControllerRuntime {
             None => self.lock_failed_writes().remove(key),
         };
         if is_new {
-            self.step(ControllerEvent::WriteErrorChanged(key.clone(), error));
+            self.step(ControllerEvent::WriteErrorChanged { key: key.clone(), error });
         }
     }
 
@@ -405,17 +410,21 @@ impl DesiredStateSource for ControllerRuntime {
     ) {
         let (resource, name, uid) = &required_children.owner;
         let owner = (*resource, name.clone());
-        let mut unmade = self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new =
-            if missing.is_empty() { unmade.remove(&owner) } else { unmade.insert(owner.clone()) };
-        drop(unmade);
+        let mut incomplete_owners =
+            self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = if missing.is_empty() {
+            incomplete_owners.remove(&owner)
+        } else {
+            incomplete_owners.insert(owner.clone())
+        };
+        drop(incomplete_owners);
         // Checks repeat; only a change is reported.
         if !is_new {
             return;
         }
         let error = (!missing.is_empty()).then(|| children_missing_error(missing));
         if let Some(error) = &error {
-            warn!(object = %name, kind = resource.kind(), message = error.message, "not made");
+            warn!(object = %name, kind = resource.kind(), message = error.message, "child objects do not exist");
         }
         if let (Some(events), Some(error)) = (self.event_inbox.get(), &error) {
             let (reason, message) = (error.reason.into(), error.message.clone());
@@ -429,7 +438,12 @@ impl DesiredStateSource for ControllerRuntime {
                 message,
             });
         }
-        self.step(ControllerEvent::ChildrenMissing(app.clone(), owner.0, owner.1, error));
+        self.step(ControllerEvent::ChildrenMissing {
+            app: app.clone(),
+            owner_resource: owner.0,
+            owner: owner.1,
+            error,
+        });
     }
 
     fn written_repeatedly(&self, key: &ObjectPartKey, body: &Value, writes: u32) {
@@ -483,8 +497,8 @@ mod tests {
     use super::*;
     use crate::{
         model::{
+            cluster_state::{ClusterState, PlatformKind},
             object::ObjectPart,
-            world::{ClusterState, PlatformKind},
         },
         shell::api::{events, leader_election::Leadership, write_queue::WriteLimits},
     };
@@ -554,13 +568,13 @@ mod tests {
             },
             "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}},
         });
-        shared.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Configuration,
-            service_name.clone(),
-            Some(Box::new(configuration)),
-        ));
-        let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
-        let [event_type, kind, name, message] = not_made.await.expect("within ten seconds");
+        shared.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Configuration,
+            name: service_name.clone(),
+            object: Some(Box::new(configuration)),
+        });
+        let missing_children = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
+        let [event_type, kind, name, message] = missing_children.await.expect("within ten seconds");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);
         assert!(message.starts_with("Not created yet: Revision \"hello-00001\"."), "{message}");
 

@@ -1,7 +1,7 @@
 //! Shell: admission webhook, which the API server calls before it stores one of Rouse's objects.
 //!
-//! Every replica answers. The leader makes the certificate ([`certificates`]), and registers the webhook only after an
-//! answer came through with it ([`registration`]). [`admission_review`] computes the answers.
+//! Every replica serves the webhook. The leader makes the certificate ([`certificates`]). It registers the webhook only
+//! after it has called itself with this certificate ([`registration`]). [`admission_review`] computes the responses.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ use crate::shell::api::leader_election::Leadership;
 
 /// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
 const MAX_REVIEW_BYTES: usize = 8 << 20;
-/// Time limit for a client's TLS handshake, and for last answers at shutdown. The API server itself waits 10 s.
+/// Time limit for a client's TLS handshake, and for the last responses at shutdown. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of simultaneous connections; the API server needs a handful.
 const MAX_CONNECTIONS: usize = 1024;
@@ -61,7 +61,7 @@ pub type WebhookSettingsSource = Arc<dyn Fn() -> Arc<AdmissionSettings> + Send +
 /// Function that returns the node to bind a new pod to, if any; the number selects among equal nodes.
 pub type PodBinder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
 
-/// Inputs of the answers, beside the request.
+/// Inputs of admission, beside the request.
 #[derive(Clone)]
 pub struct AdmissionContext {
     /// Source of the settings in force.
@@ -72,26 +72,26 @@ pub struct AdmissionContext {
 
 impl std::fmt::Debug for AdmissionContext {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Answers").finish_non_exhaustive()
+        out.debug_struct("AdmissionContext").finish_non_exhaustive()
     }
 }
 
 impl AdmissionContext {
-    /// Answers by these settings, without binding pods.
+    /// Returns a context with these settings that binds no pods.
     pub fn without_binding(settings: WebhookSettingsSource) -> Self {
         Self { settings, binder: Arc::new(|_, _| None) }
     }
 }
 
-/// Answers the API server until `shutdown`, then finishes the requests that were received before.
+/// Serves the API server until `shutdown`, then finishes the requests that were received before.
 pub async fn serve(
     listener: TcpListener,
     certificates: Arc<WebhookCertResolver>,
-    answers: AdmissionContext,
+    context: AdmissionContext,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let acceptor = TlsAcceptor::from(Arc::new(certificates.server_config()?));
-    let (router, tasks) = (router(answers), TaskTracker::new());
+    let (router, tasks) = (router(context), TaskTracker::new());
     let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The permit comes before the accept: beyond the limit clients wait in the kernel's backlog.
@@ -114,14 +114,14 @@ pub async fn serve(
             drop(permit);
         });
     }
-    // Requests received before the shutdown still get their answers.
+    // Requests received before the shutdown still get their responses.
     tasks.close();
     tasks.wait().await;
     info!("webhook stopped");
     Ok(())
 }
 
-/// Answers on an address with `certificates`, and keeps the webhook registered, until `shutdown`.
+/// Serves the webhook on an address with `certificates`, and keeps the webhook registered, until `shutdown`.
 ///
 /// `webhook_address` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
@@ -129,7 +129,7 @@ pub async fn run(
     (address, webhook_address): (SocketAddr, registration::WebhookAddress),
     certificates: Arc<WebhookCertResolver>,
     leadership: Leadership,
-    answers: AdmissionContext,
+    context: AdmissionContext,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let listener = listen(address).await?;
@@ -140,11 +140,11 @@ pub async fn run(
         client,
         webhook_address,
         shared_certificates,
-        answers.settings.clone(),
+        context.settings.clone(),
         leadership,
         stop.clone(),
     );
-    let serving = serve(listener, certificates, answers, stop);
+    let serving = serve(listener, certificates, context, stop);
     let ((), served) = tokio::join!(keeping, async {
         let served = serving.await;
         // Without a server the registration must not be renewed any more.
@@ -193,14 +193,15 @@ async fn serve_connection(
     }
 }
 
-fn router(answers: AdmissionContext) -> Router {
+fn router(context: AdmissionContext) -> Router {
     let hook = |hook: AdmissionHook| {
-        post(move |State(answers): State<AdmissionContext>, body: Bytes| async move {
-            review_response(admission_review::answer_review(hook, &body, &(answers.settings)()))
+        post(move |State(context): State<AdmissionContext>, body: Bytes| async move {
+            let settings = (context.settings)();
+            to_http_response(admission_review::respond_to_review(hook, &body, &settings))
         })
     };
-    let binding = |State(answers): State<AdmissionContext>, body: Bytes| async move {
-        review_response(admission_review::answer_binding_review(&body, &*answers.binder))
+    let binding = |State(context): State<AdmissionContext>, body: Bytes| async move {
+        to_http_response(admission_review::respond_to_binding_review(&body, &*context.binder))
     };
     Router::new()
         .route("/defaulting", hook(AdmissionHook::Defaulting))
@@ -209,10 +210,10 @@ fn router(answers: AdmissionContext) -> Router {
         .route("/binding", post(binding))
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(MAX_REVIEW_BYTES))
-        .with_state(answers)
+        .with_state(context)
 }
 
-fn review_response(result: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {
+fn to_http_response(result: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {
     match result {
         Ok(result) => {
             let json = HeaderValue::from_static("application/json");

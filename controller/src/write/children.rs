@@ -12,7 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::model::{knative::RevisionSpec, object::ResourceKind, world::DeploymentSettings};
+use crate::model::{
+    cluster_state::DeploymentSettings, knative::RevisionSpec, object::ResourceKind,
+};
 
 pub mod deployment;
 pub mod hpa;
@@ -126,7 +128,7 @@ impl<'a> RevisionView<'a> {
     }
 }
 
-/// Facts of a Revision that change while its spec stays the same.
+/// Inputs of a Revision's child objects that change while its spec stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RevisionScaleInputs {
     /// Number of pods that a new Deployment starts with.

@@ -15,15 +15,15 @@ use crate::{
         plan, service_children,
     },
     model::{
+        cluster_state::{
+            ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate,
+            PodStage, RevisionPod, RouteNameAllocation, RoutingState, Uid,
+        },
         object::{
             DesiredState, LocalObjectKey, LocalObjectKind, ObjectPart, ObjectPartKey, ResourceKind,
             names,
         },
         scale_policy::AutoscalerClass,
-        world::{
-            ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, PodStage,
-            RevisionPod, RouteNameAllocation, RoutingState, TemplateFacts, Uid,
-        },
     },
     write::{
         children::{self, ChildObject, deployment, hpa, images, scaling, services, slices},
@@ -218,7 +218,7 @@ impl<'a> LiveRevision<'a> {
 
     /// Calls `make` with the view of the Revision that its child objects are made from.
     fn with_view<T>(&self, make: impl FnOnce(&children::RevisionView<'_>) -> T) -> T {
-        let facts = TemplateFacts::of_revision(self.revision, self.cluster);
+        let template = ParsedTemplate::of_revision(self.revision, self.cluster);
         let meta = render::revision_meta(self.app, self.revision, &self.owner);
         let (labels, annotations) =
             (meta.labels.unwrap_or_default(), meta.annotations.unwrap_or_default());
@@ -231,14 +231,14 @@ impl<'a> LiveRevision<'a> {
             configuration: &self.owner.name,
             labels: &labels,
             annotations: &annotations,
-            spec: &facts.template.spec,
+            spec: &template.raw.spec,
             digests: &self.revision.digests,
         };
         make(&view)
     }
 
     fn class(&self) -> AutoscalerClass {
-        TemplateFacts::of_revision(self.revision, self.cluster).class
+        ParsedTemplate::of_revision(self.revision, self.cluster).class
     }
 
     /// Returns the HorizontalPodAutoscaler, if the Revision is of that class.
@@ -247,19 +247,19 @@ impl<'a> LiveRevision<'a> {
         name: &NamespacedName,
         revision: &children::RevisionView<'_>,
     ) -> Option<ChildObject> {
-        let facts = TemplateFacts::of_revision(self.revision, self.cluster);
+        let template = ParsedTemplate::of_revision(self.revision, self.cluster);
         let owner = self
             .cluster
             .scaling
             .hpa_owner_uids
             .get(name)
-            .filter(|_| facts.class == AutoscalerClass::Hpa)?;
+            .filter(|_| template.class == AutoscalerClass::Hpa)?;
         let reachable =
-            self.revision.routing_state.0 != RoutingState::Reserve && !self.revision.is_stuck();
-        let min = if reachable { facts.policy.min_scale } else { 0 };
+            self.revision.routing.state != RoutingState::Reserve && !self.revision.is_stuck();
+        let min = if reachable { template.policy.min_scale } else { 0 };
         Some(hpa::horizontal_pod_autoscaler(
             revision,
-            hpa::HpaParameters { min, max: facts.policy.max_scale, owner },
+            hpa::HpaParameters { min, max: template.policy.max_scale, owner },
         ))
     }
 }
@@ -270,7 +270,7 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     else {
         return DesiredState::Absent;
     };
-    let class = TemplateFacts::of_revision(revision, cluster).class;
+    let class = ParsedTemplate::of_revision(revision, cluster).class;
     if (key.resource, key.part) == (ResourceKind::Deployment, ObjectPart::Scale) {
         return if class == AutoscalerClass::Kpa {
             deployment_scale(cluster, &owner, revision)
@@ -333,7 +333,7 @@ fn build_child(
             deployment::deployment(revision, &live.cluster.settings.deployment, replicas)
         }
         ResourceKind::PodAutoscaler => {
-            let reachability = match live.revision.routing_state.0 {
+            let reachability = match live.revision.routing.state {
                 _ if live.revision.is_stuck() => scaling::RevisionReachability::Unreachable,
                 RoutingState::Pending => scaling::RevisionReachability::Unknown,
                 RoutingState::Active => scaling::RevisionReachability::Reachable,
@@ -452,22 +452,22 @@ fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
 }
 
 /// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
-/// it. An activator of a removed installation has the same labels, but follows no controller and wakes no Revision.
+/// it. An activator of a removed installation has the same labels, but follows no controller and starts no Revision.
 fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
     let activators =
         cluster.activators.pods.keys().filter_map(|name| cluster.activator_readiness(name));
-    let activators = activators.filter(|(activator, standing)| {
-        *standing != ActivatorReadiness::Terminating
+    let activators = activators.filter(|(activator, readiness)| {
+        *readiness != ActivatorReadiness::Terminating
             || cluster.activators.slices.lists_activator(&activator.name)
     });
-    let activators = activators.map(|(activator, standing)| slices::SliceEndpoint {
+    let activators = activators.map(|(activator, readiness)| slices::SliceEndpoint {
         pod: activator.name.clone(),
         namespace: cluster.settings.system_namespace.clone(),
         node: activator.node.clone(),
         zone: activator.zone.clone(),
         addresses: activator.addresses.clone(),
-        ready: standing == ActivatorReadiness::Ready,
-        terminating: standing == ActivatorReadiness::Terminating,
+        ready: readiness == ActivatorReadiness::Ready,
+        terminating: readiness == ActivatorReadiness::Terminating,
     });
     activators.collect()
 }
@@ -496,15 +496,15 @@ fn revision_slice(
         return DesiredState::Unmanaged;
     }
     // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
-    if revision.routing_state.0 == RoutingState::Reserve && revision.pods.is_empty() {
+    if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
     let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
-    // Each replica learns of pods in another order, and equal slices must be equal everywhere.
+    // Each replica observes the pods in another order, and all replicas must write the same slice.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
-    let port = TemplateFacts::of_revision(revision, cluster).port.get();
+    let port = ParsedTemplate::of_revision(revision, cluster).port.get();
     let slice = live
         .with_view(|it| slices::revision_slice(it, &pods, port, activators, ACTIVATORS_PER_SLICE));
     let slice = slice.filter(|it| it.name == key.name.name);

@@ -22,6 +22,16 @@ use crate::{
         },
     },
     model::{
+        cluster_state::{
+            AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainMappingState,
+            ObjectMetaSummary, ParsedTemplate, PodStage, RevisionPod, RouteNameAllocation,
+            RouteState, RoutingState, ServiceState, UnixMillis,
+            conditions::{
+                CONFIGURATION_CONDITIONS, ConditionTable, DOMAIN_CONDITIONS, REVISION_CONDITIONS,
+                ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+            },
+        },
         knative::{
             API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
             RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
@@ -30,16 +40,6 @@ use crate::{
         },
         object::{LocalObjectKey, LocalObjectKind},
         rollout,
-        world::{
-            AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
-            ConditionStatus, ConditionType, ConfigurationState, DomainMappingState,
-            ObjectMetaSummary, PodStage, RevisionPod, RouteState, RoutingState, ServiceState,
-            TemplateFacts, UnixMillis,
-            conditions::{
-                CONFIGURATION_CONDITIONS, ConditionTable, DOMAIN_CONDITIONS, REVISION_CONDITIONS,
-                ROUTE_CONDITIONS, SERVICE_CONDITIONS,
-            },
-        },
     },
 };
 
@@ -147,7 +147,7 @@ fn render_service(
     let mut metadata = object_meta(name, &service.meta);
     metadata.labels = Some(manifest.labels.to_btree_map()).filter(|it| !it.is_empty());
     metadata.annotations = Some(manifest.annotations.to_btree_map()).filter(|it| !it.is_empty());
-    // A URL in the status promises an answer, so there is none before traffic is assigned.
+    // A URL in the status promises that requests are served, so there is none before traffic is assigned.
     let routed = !app.traffic().is_empty();
     let status = ServiceStatus {
         observed_generation: service.meta.generation.into(),
@@ -223,8 +223,7 @@ fn render_route(
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
-    let one = |allocation: &crate::model::world::RouteNameAllocation| match &allocation.cluster_ips
-    {
+    let one = |allocation: &RouteNameAllocation| match &allocation.cluster_ips {
         ClusterIpSource::LocalRange(host) => Some(format!(
             "{}={host}:{}",
             allocation.tag.as_deref().unwrap_or_default(),
@@ -249,7 +248,7 @@ pub(crate) fn revision_meta(
     // The spec of a Revision never changes; `generation` in its metadata here counts its Configuration's changes.
     metadata.generation = Some(1);
     let mut labels = given.labels.unwrap_or_default();
-    let state = match revision.routing_state.0 {
+    let state = match revision.routing.state {
         RoutingState::Pending => "pending",
         RoutingState::Active => "active",
         RoutingState::Reserve => "reserve",
@@ -270,11 +269,11 @@ pub(crate) fn revision_meta(
     }
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
-    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing_state.1.rfc3339());
+    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.changed_at.rfc3339());
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
-    if revision.routing_state.0 == RoutingState::Active {
+    if revision.routing.state == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
     if revision.scaling.initial_scale_reached {
@@ -389,8 +388,8 @@ fn render_pod(
     owner: &NamespacedName,
     cluster: &ClusterState,
 ) -> Value {
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let order = facts.pod_order(owner, revision, pod);
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let order = template.pod_order(owner, revision, pod);
     let owner_meta = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
     let status = cluster.pods.statuses.get(&*pod.uid);
     let report = cluster.pods.reports.get(&*pod.uid);

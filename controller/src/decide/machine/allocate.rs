@@ -4,11 +4,11 @@ use common::wire::NamespacedName;
 
 use super::name_claims;
 use crate::model::{
-    object::names::tagged_name,
-    world::{
+    cluster_state::{
         AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
         name_registry::NameClaimant,
     },
+    object::names::tagged_name,
 };
 
 /// Allocates what the app's names lack and releases the allocations of names that it no longer has.
@@ -53,7 +53,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
         };
         if let Some(new_allocation) = new_allocation {
             reserve(&new_allocation, cluster);
-            // Most Routes have one name; `push` alone would reserve room for four.
+            // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(new_allocation);
         } else if cluster.is_leader {

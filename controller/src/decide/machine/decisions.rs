@@ -9,10 +9,10 @@ use common::wire::{
 };
 use tracing::info;
 
-use super::ControllerStateMachine;
+use super::{ControllerStateMachine, ObjectsToStore};
 use crate::model::{
+    cluster_state::{AppRevision, AppState, CurrentDecision, UnixMillis},
     object::{ObjectPart, ObjectPartKey, ResourceKind},
-    world::{AppRevision, AppState, CurrentDecision, UnixMillis},
 };
 
 impl ControllerStateMachine {
@@ -57,13 +57,13 @@ impl ControllerStateMachine {
             target = decision.target_load, ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
-        self.reconcile_app(&app, Some(&previous), false, now);
+        self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
     }
 
     pub(super) fn handle_decision_withdrawn(&mut self, revision: &NamespacedName, now: UnixMillis) {
         let was_explained = self.cluster.scaling.explanations.remove(revision).is_some();
         if let Some((app, previous)) = self.store_decision(revision, None) {
-            self.reconcile_app(&app, Some(&previous), false, now);
+            self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
         } else if was_explained {
             // Nothing is planned without a change, so the keys of the statuses are named here.
             let resources = [ResourceKind::PodAutoscaler, ResourceKind::Revision];
@@ -82,7 +82,7 @@ impl ControllerStateMachine {
             let decided = self.pending_decisions.get(&revision).copied();
             let Some((app, previous)) = self.store_decision(&revision, decided) else { continue };
             info!(revision = %revision, ?decided, "decided before it was known");
-            self.reconcile_app(&app, Some(&previous), false, now);
+            self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
         }
     }
 

@@ -7,8 +7,8 @@ use common::wire::NamespacedName;
 use super::ControllerStateMachine;
 use crate::{
     decide::plan::CONTAINER_MISSING,
-    model::world::{
-        AppRevision, AppState, ConditionReason, PlatformKind, TemplateFacts, UnixMillis,
+    model::cluster_state::{
+        AppRevision, AppState, ConditionReason, ParsedTemplate, PlatformKind, UnixMillis,
     },
 };
 
@@ -65,8 +65,8 @@ impl ControllerStateMachine {
         if !revision.digests.is_empty() || !self.cluster.is_leader {
             return None;
         }
-        let facts = TemplateFacts::of_revision(revision, &self.cluster);
-        let pod = &facts.template.spec.pod;
+        let template = ParsedTemplate::of_revision(revision, &self.cluster);
+        let pod = &template.raw.spec.pod;
         let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
         let image = |container: &k8s_openapi::api::core::v1::Container| {
             (container.name.clone(), container.image.clone().unwrap_or_default())

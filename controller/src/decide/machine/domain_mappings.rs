@@ -8,8 +8,8 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{AppState, ConditionType, DomainMappingState, UnixMillis, conditions},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
-        world::{AppState, ConditionType, UnixMillis, conditions},
     },
     read::{fields, observe},
 };
@@ -72,10 +72,9 @@ impl ControllerStateMachine {
             None => drop(self.cluster.domains.claims.remove(name.name.as_str())),
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let is_same_domain =
-            |(mapping_name, _): &(&NamespacedName, &crate::model::world::DomainMappingState)| {
-                mapping_name.name == name.name
-            };
+        let is_same_domain = |(mapping_name, _): &(&NamespacedName, &DomainMappingState)| {
+            mapping_name.name == name.name
+        };
         let of: Vec<(NamespacedName, NamespacedName)> = self
             .cluster
             .domains
@@ -98,7 +97,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         if let Some(owner) = target.and_then(|it| self.cluster.app_of_route_name(&it)) {
-            self.reconcile_app(&owner, None, false, now);
+            self.reconcile_app(&owner, now);
         }
     }
 

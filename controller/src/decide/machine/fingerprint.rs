@@ -1,4 +1,4 @@
-//! Pure: fingerprints of sent subjects; the messages themselves are planned again when a stream asks for them.
+//! Pure: fingerprints of sent subjects; the messages themselves are planned again when a stream needs them.
 //!
 //! A stored message of each subject would be the third and largest copy of what the cluster state holds.
 

@@ -1,14 +1,14 @@
-//! Pure: manifests on the local platform, which has no API server: generations, UIDs, and objects that exist at once.
+//! Pure: manifests on the local platform. Without an API server, the controller itself sets generations and UIDs.
 
 use std::sync::Arc;
 
 use common::wire::NamespacedName;
 use tracing::info;
 
-use super::{ControllerStateMachine, allocate};
+use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
-    model::world::{
+    model::cluster_state::{
         AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
         Uid, UnixMillis,
     },
@@ -24,15 +24,15 @@ impl ControllerStateMachine {
         manifest.template = self.cluster.template_cache.intern(&manifest.template);
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
         // An app that is being deleted is replaced by a new one, with UIDs of its own.
-        let staying = previous.clone().filter(|app| !app.is_terminating());
-        if let Some(revision) = staying.as_ref().and_then(|app| find_name_conflict(app, &manifest))
+        let existing = previous.clone().filter(|app| !app.is_terminating());
+        if let Some(revision) = existing.as_ref().and_then(|app| find_name_conflict(app, &manifest))
         {
-            let why = format!(
+            let reason = format!(
                 "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
             );
-            return self.reject_manifest(name, &why, now);
+            return self.reject_manifest(name, &reason, now);
         }
-        let mut app = staying.unwrap_or_else(|| self.new_app(&name, now));
+        let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));
         if !apply_manifest_to_app(&mut app, manifest, &name) {
             return;
         }
@@ -47,14 +47,17 @@ impl ControllerStateMachine {
         }
         self.update_owner_exceptions(&name, previous.as_ref(), Some(&app));
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, previous.as_ref(), true, now);
+        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
     }
 
     fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
         self.apps_created += 1;
-        let born = self.apps_created.to_string();
+        let app_number = self.apps_created.to_string();
         let meta = |kind: &str| ObjectMetaSummary {
-            uid: Uid::derive(self.cluster.uid_seed, &[kind, &name.namespace, &name.name, &born]),
+            uid: Uid::derive(
+                self.cluster.uid_seed,
+                &[kind, &name.namespace, &name.name, &app_number],
+            ),
             generation: 0,
             created: now,
         };
@@ -71,14 +74,14 @@ impl ControllerStateMachine {
 
     pub(super) fn reject_manifest(&mut self, name: NamespacedName, reason: &str, now: UnixMillis) {
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
-        let staying = previous.clone().filter(|app| !app.is_terminating());
-        let mut app = staying.unwrap_or_else(|| self.new_app(&name, now));
+        let existing = previous.clone().filter(|app| !app.is_terminating());
+        let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));
         info!(service = %name, why = reason, "manifest refused");
         if let Some(service) = &mut app.service {
             service.manifest_error = Some(reason.into());
         }
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, previous.as_ref(), true, now);
+        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
     }
 
     pub(super) fn delete_app(&mut self, name: &NamespacedName, now: UnixMillis) {
@@ -90,8 +93,9 @@ impl ControllerStateMachine {
             service.is_terminating = true;
         }
         info!(service = %name, "service deleted");
-        // After the plan: until it has removed the routes, no other app may get the addresses.
-        self.reconcile_app(name, Some(&previous), true, now);
+        // The addresses are released after the plan, which removes the routes. Otherwise a new app could get addresses
+        // that still lead to this one.
+        self.reconcile_changed_app(name, Some(&previous), ObjectsToStore::All, now);
         allocate::release_app(name, &previous, &mut self.cluster);
     }
 }

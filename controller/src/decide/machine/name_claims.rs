@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use common::wire::NamespacedName;
 
-use super::{ControllerStateMachine, allocate};
+use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
     decide::plan,
     model::{
-        object::names::tagged_name,
-        world::{
+        cluster_state::{
             AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
             name_registry::{ClaimantNames, NameClaim, NameClaimant},
         },
+        object::names::tagged_name,
     },
 };
 
@@ -29,8 +29,8 @@ pub(super) fn update_route_claims(
 fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> ClaimantNames {
     let mut claims = ClaimantNames::default();
     // On Kubernetes the name's Service exists until it is deleted, and no other app can have the name before.
-    let has_left = app.cascades_deletion(cluster.settings.platform);
-    let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return claims };
+    let is_deleted = app.cascades_deletion(cluster.settings.platform);
+    let Some(route) = app.route.as_ref().filter(|_| !is_deleted) else { return claims };
     let mut tags: Vec<Option<&str>> = vec![None];
     for tag in route.traffic_spec.iter().filter_map(|it| it.tag.as_deref()) {
         if !tags.contains(&Some(tag)) {
@@ -39,7 +39,7 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
     }
     for tag in tags {
         let has_numbers = || route.allocations.iter().any(|it| it.tag.as_deref() == tag);
-        let bid = NameClaim {
+        let claim = NameClaim {
             claimant: NameClaimant::Route(name.clone()),
             service: NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name)),
             created: route.meta.created,
@@ -49,8 +49,8 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
             holds_allocation: cluster.settings.platform == PlatformKind::Local && has_numbers(),
         };
         let target = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_local);
-        claims.hosts.extend(target.map(|it| (it.host, bid.clone())));
-        claims.services.push(bid);
+        claims.hosts.extend(target.map(|it| (it.host, claim.clone())));
+        claims.services.push(claim);
     }
     claims
 }
@@ -65,7 +65,7 @@ impl ControllerStateMachine {
             self.cluster.domains.mappings.get(name)
             && is_claimed
         {
-            let bid = NameClaim {
+            let claim = NameClaim {
                 claimant: NameClaimant::Mapping(name.clone()),
                 service: target.clone(),
                 created: meta.created,
@@ -73,7 +73,7 @@ impl ControllerStateMachine {
                 is_tag: false,
                 holds_allocation: false,
             };
-            claims.hosts.push((name.name.to_ascii_lowercase(), bid));
+            claims.hosts.push((name.name.to_ascii_lowercase(), claim));
         }
         self.cluster.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), claims);
     }
@@ -98,14 +98,14 @@ impl ControllerStateMachine {
             NameClaimant::Mapping(_) => None,
         });
         let routes: Vec<(NamespacedName, AppState)> = routes.collect();
-        // Twice: an allocation that one app releases in the first round, another may get in the second.
+        // Two rounds: an app may need an allocation that another app releases in the first round.
         for (name, _) in routes.iter().chain(&routes) {
             let Some(mut app) = self.cluster.apps.remove(name) else { continue };
             allocate::allocate(&mut app, name, &mut self.cluster);
             self.cluster.apps.insert(name.clone(), app);
         }
         for (name, previous) in routes {
-            self.reconcile_app(&name, Some(&previous), true, now);
+            self.reconcile_changed_app(&name, Some(&previous), ObjectsToStore::All, now);
             let app = self.cluster.apps.get(&name);
             let keys = app
                 .map(|app| crate::decide::part_keys::route_name_keys(&name, app))

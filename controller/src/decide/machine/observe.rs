@@ -9,17 +9,17 @@ use common::{
 use serde_json::Value;
 use tracing::info;
 
-use super::{ControllerStateMachine, allocate, write_keys::BlockingCause};
+use super::{ControllerStateMachine, ObjectsToStore, allocate, write_keys::BlockingCause};
 use crate::{
     decide::part_keys,
     model::{
-        object::{ObjectPart as Piece, ObjectPartKey, ResourceKind},
-        scale_policy::AutoscalerClass,
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
-            PodStage, RevisionPod, RouteState, ServiceState, TemplateFacts, Uid, UnixMillis,
-            conditions,
+            ParsedTemplate, PodStage, RevisionPod, RouteState, ServiceManifest, ServiceState, Uid,
+            UnixMillis, conditions,
         },
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+        scale_policy::AutoscalerClass,
     },
     read::{fields, observe},
 };
@@ -48,8 +48,8 @@ impl ControllerStateMachine {
                 self.reconcile_namespaces(&changed_apps, now);
             }
             ResourceKind::Namespace => {
-                let is_going = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
-                match object.is_some_and(is_going) {
+                let is_terminating = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
+                match object.is_some_and(is_terminating) {
                     true => self.cluster.terminating_namespaces.insert(name.name.clone()),
                     false => self.cluster.terminating_namespaces.remove(&name.name),
                 };
@@ -99,7 +99,7 @@ impl ControllerStateMachine {
         }
         self.update_owner_exceptions(&name, Some(&previous), Some(&app));
         self.cluster.apps.insert(name.clone(), app);
-        self.reconcile_app(&name, Some(&previous), true, now);
+        self.reconcile_changed_app(&name, Some(&previous), ObjectsToStore::All, now);
         true
     }
 
@@ -150,9 +150,9 @@ impl ControllerStateMachine {
     }
 
     fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
-        let mut named = self.remove_route_references(&name);
+        let mut referred_apps = self.remove_route_references(&name);
         if let Some(object) = object {
-            named.extend(self.add_route_references(&name, &observe::read_route(object)));
+            referred_apps.extend(self.add_route_references(&name, &observe::read_route(object)));
         }
         let route_name = name.clone();
         self.change_app(name, now, |app, cluster| {
@@ -184,8 +184,8 @@ impl ControllerStateMachine {
                 (None, None) => {}
             }
         });
-        for other in named {
-            self.reconcile_app(&other, None, false, now);
+        for other in referred_apps {
+            self.reconcile_app(&other, now);
         }
     }
 
@@ -195,7 +195,7 @@ impl ControllerStateMachine {
         name: &NamespacedName,
         route: &RouteState,
     ) -> BTreeSet<NamespacedName> {
-        let mut named = BTreeSet::new();
+        let mut referred_apps = BTreeSet::new();
         for target in route.traffic_spec.iter() {
             let configuration = target.configuration_name.as_deref();
             let by_revision = target.revision_name.as_deref().and_then(|revision| {
@@ -209,22 +209,22 @@ impl ControllerStateMachine {
                     .entry(other.clone())
                     .or_default()
                     .insert(name.clone());
-                named.insert(other);
+                referred_apps.insert(other);
             }
         }
-        named
+        referred_apps
     }
 
     /// Forgets the references of a Route, and returns the apps that it named.
     fn remove_route_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
-        let mut named = BTreeSet::new();
+        let mut referred_apps = BTreeSet::new();
         self.cluster.names.referring_apps.retain(|other, from| {
             if from.remove(name) {
-                named.insert(other.clone());
+                referred_apps.insert(other.clone());
             }
             !from.is_empty()
         });
-        named
+        referred_apps
     }
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
@@ -237,8 +237,8 @@ impl ControllerStateMachine {
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));
             return;
         };
-        let early = self.pod_index.without_revision.remove(name).unwrap_or_default();
-        let pods: Vec<Box<str>> = early.values().map(|pod| pod.uid.clone()).collect();
+        let early_pods = self.pod_index.without_revision.remove(name).unwrap_or_default();
+        let pod_uids: Vec<Box<str>> = early_pods.values().map(|pod| pod.uid.clone()).collect();
         self.change_app(owner, now, |app, cluster| {
             let mut observed = observe::read_revision(object);
             observed.template = cluster.template_cache.intern(&observed.template);
@@ -250,26 +250,26 @@ impl ControllerStateMachine {
                 // All other fields are the controller's own, and newer in the cluster state.
                 Some(revision) if [Uid(0), observed.meta.uid].contains(&revision.meta.uid) => {
                     if !cluster.is_leader {
-                        adopt_leader_facts(revision, &observed);
+                        adopt_leader_fields(revision, &observed);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
                     revision.creator = observed.creator;
                     (revision.is_terminating, revision.is_orphan) =
                         (observed.is_terminating, observed.is_orphan);
                 }
-                // A new Revision of the name. Decisions go by the name, and pods of the old one finish their requests.
+                // A new Revision of this name. Decisions are about names, and the old pods finish their requests.
                 Some(revision) => {
                     revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
-                    let (decided, pods) =
+                    let (decision, pods) =
                         (revision.scaling.decision, std::mem::take(&mut revision.pods));
                     *revision = AppRevision { pods, ..observed };
-                    revision.scaling.decision = decided;
+                    revision.scaling.decision = decision;
                 }
                 None => app.revisions.push(observed),
             }
             app.revisions
                 .sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
-            for pod in early.into_values() {
+            for pod in early_pods.into_values() {
                 store_pod(app, &name.name, pod, cluster.is_leader, now);
             }
             // A new leader must not scale down what runs before the autoscaler decides.
@@ -278,7 +278,7 @@ impl ControllerStateMachine {
                 .into_iter()
                 .for_each(keep_running_scale);
         });
-        for uid in pods {
+        for uid in pod_uids {
             self.apply_unplaced_reports(&uid, now);
         }
     }
@@ -289,23 +289,23 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let key = ObjectPartKey::new(ResourceKind::Deployment, Piece::Object, name.clone());
-        let Some((owner, made_for)) = part_keys::owner_revision_of(&self.cluster, &key) else {
+        let key = ObjectPartKey::new(ResourceKind::Deployment, ObjectPart::Object, name.clone());
+        let Some((owner, revision_name)) = part_keys::owner_revision_of(&self.cluster, &key) else {
             return;
         };
         let blocked = object.and_then(observe::replica_failure);
         // If Kubernetes scales the Revision, the Deployment's replicas are the requested scale.
         let replicas = object.and_then(|it| it["spec"]["replicas"].as_u64());
-        let blocked_object = (owner.clone(), Some(made_for.clone()));
+        let blocked_object = (owner.clone(), Some(revision_name.clone()));
         let blocked = self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, blocked);
         self.change_app(owner, now, |app, cluster| {
-            let key = NamespacedName::new(name.namespace.clone(), &*made_for);
+            let key = NamespacedName::new(name.namespace.clone(), &*revision_name);
             let mut all = app.revisions.iter_mut();
-            let Some(revision) = all.find(|it| it.name == made_for) else { return };
+            let Some(revision) = all.find(|it| it.name == revision_name) else { return };
             revision.blocked_reason = blocked;
             match replicas.and_then(|it| u32::try_from(it).ok()) {
                 Some(replicas)
-                    if TemplateFacts::of_revision(revision, cluster).class
+                    if ParsedTemplate::of_revision(revision, cluster).class
                         != AutoscalerClass::Kpa =>
                 {
                     cluster.scaling.external_scales.insert(key, replicas);
@@ -325,7 +325,7 @@ impl ControllerStateMachine {
         if self.cluster.scaling.hpa_owner_uids.get(&name).is_none_or(|it| **it != *uid) {
             self.cluster.scaling.hpa_owner_uids.insert(name.clone(), uid.into());
             let key =
-                ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, Piece::Object, name);
+                ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, name);
             self.effects.changed_keys.push(key);
         }
     }
@@ -334,9 +334,9 @@ impl ControllerStateMachine {
         if self.observe_component_pod(name, object, now) {
             return;
         }
-        // A kubelet that refused the pod would refuse the next one too, so the node is avoided for a while.
-        let refuser = object.and_then(observe::rejecting_node);
-        if let Some(node) = refuser.and_then(|it| self.cluster.nodes.states.get_mut(it)) {
+        // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
+        let rejecting_node = object.and_then(observe::rejecting_node);
+        if let Some(node) = rejecting_node.and_then(|it| self.cluster.nodes.states.get_mut(it)) {
             node.record_rejection(now);
         }
         match object.filter(|it| observe::revision_name_of(it).is_some()).and_then(|pod_object| {
@@ -356,10 +356,10 @@ impl ControllerStateMachine {
                     self.cluster.apps.get(&owner).and_then(|app| app.revision(&revision));
                 if revision_state.is_none() {
                     // Each kind has a watch of its own: the Revision will be observed soon.
-                    let made_for = NamespacedName::new(name.namespace.clone(), revision);
+                    let revision_name = NamespacedName::new(name.namespace.clone(), revision);
                     self.pod_index
                         .without_revision
-                        .entry(made_for)
+                        .entry(revision_name)
                         .or_default()
                         .insert(name.clone(), pod);
                     return;
@@ -369,7 +369,7 @@ impl ControllerStateMachine {
                     store_pod(app, &revision, pod, cluster.is_leader, now);
                 });
                 if !planned && !is_same_status {
-                    self.reconcile_app(&owner, None, false, now);
+                    self.reconcile_app(&owner, now);
                 }
                 self.apply_unplaced_reports(&uid, now);
             }
@@ -398,32 +398,32 @@ impl ControllerStateMachine {
         self.pod_index.apps.remove(&*uid);
     }
 
-    /// Handles a node. A lost node takes its pods away before each is reported, and gives them back when it returns.
+    /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
     fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
         match object.and_then(observe::node_zone) {
             Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
             None => drop(self.cluster.nodes.zones.remove(name)),
         }
-        let was_away = self.cluster.is_node_lost(name);
+        let was_lost = self.cluster.is_node_lost(name);
         let previous = self.cluster.nodes.states.remove(name);
         let node = match object {
             Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
-            // Deleting a lost node does not bring back its pods, so it stays known as lost.
-            None if was_away && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
+            // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
+            None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
         self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
-        self.handle_node_change(name, was_away, now);
+        self.handle_node_change(name, was_lost, now);
     }
 
-    /// Plans the apps on a node if it became or is no longer [away](ClusterState::is_node_lost); `was_away` is the
+    /// Plans the apps on a node if it became or is no longer [lost](ClusterState::is_node_lost); `was_lost` is the
     /// former state.
-    pub(super) fn handle_node_change(&mut self, name: &str, was_away: bool, now: UnixMillis) {
-        if self.cluster.is_node_lost(name) == was_away {
+    pub(super) fn handle_node_change(&mut self, name: &str, was_lost: bool, now: UnixMillis) {
+        if self.cluster.is_node_lost(name) == was_lost {
             return;
         }
         for app in self.apps_on_node(name) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
         self.update_node_activators(name);
     }
@@ -464,7 +464,7 @@ impl ControllerStateMachine {
             // The app has no field for it, but its routes and URLs depend on it.
             self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
             if !planned {
-                self.reconcile_app(&owner_app, None, false, now);
+                self.reconcile_app(&owner_app, now);
             }
         }
     }
@@ -494,7 +494,7 @@ impl ControllerStateMachine {
         if !is_leader {
             return self.adopt_drain_annotations(now);
         }
-        info!(apps = self.cluster.apps.len(), "leads");
+        info!(apps = self.cluster.apps.len(), "became the leader");
         self.effects
             .config_map_events
             .extend(std::mem::take(&mut self.unrecorded_events).into_values().flatten());
@@ -506,7 +506,7 @@ impl ControllerStateMachine {
                 app.revisions.iter_mut().for_each(keep_running_scale);
             });
             if !planned {
-                self.reconcile_app(&name, None, false, now);
+                self.reconcile_app(&name, now);
             }
             // Another leader may have left anything unwritten, so every object is checked.
             if let Some(app) = self.cluster.apps.get(&name) {
@@ -520,9 +520,9 @@ impl ControllerStateMachine {
 }
 
 fn with_interned_template(
-    mut manifest: crate::model::world::ServiceManifest,
+    mut manifest: ServiceManifest,
     cluster: &ClusterState,
-) -> crate::model::world::ServiceManifest {
+) -> ServiceManifest {
     manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
 }
@@ -543,16 +543,16 @@ fn mark_revision_deleted(app: &mut AppState, name: &str, now: UnixMillis) {
 
 /// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.
 fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
-    if let Some(placed) = &mut pod.kube_status {
-        placed.is_terminating = true;
+    if let Some(status) = &mut pod.kube_status {
+        status.is_terminating = true;
     }
     if pod.stage == PodStage::Serving {
         pod.stage = PodStage::Draining { since: now };
     }
 }
 
-/// Copies the facts of a Revision that only a leader finds out, or that it may have observed earlier.
-fn adopt_leader_facts(revision: &mut AppRevision, observed: &AppRevision) {
+/// Copies the fields of a Revision that only a leader determines, or that it may have observed earlier.
+fn adopt_leader_fields(revision: &mut AppRevision, observed: &AppRevision) {
     revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
     if revision.digests.is_empty() {
         revision.digests = observed.digests.clone();
@@ -575,12 +575,12 @@ fn store_pod(
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known_pod) => {
             let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-            // A readiness that was once reported and is gone is a lost one, not a first one that is awaited.
-            if let (Some(placed), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
+            // A pod that was ready once and is not ready now has lost its readiness; it is not a new pod.
+            if let (Some(status), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
                 (&mut pod.kube_status, was)
-                && placed.kubelet_readiness == KubeletReadiness::NotYetReady
+                && status.kubelet_readiness == KubeletReadiness::NotYetReady
             {
-                placed.kubelet_readiness = KubeletReadiness::NoLongerReady;
+                status.kubelet_readiness = KubeletReadiness::NoLongerReady;
             }
             known_pod.kube_status = pod.kube_status;
             if deleted && known_pod.stage == PodStage::Serving {
@@ -604,10 +604,10 @@ fn store_pod(
 /// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
 /// or behind, which would leave no time for the last requests.
 fn adopt_drain_annotation(pod: &mut RevisionPod, now: UnixMillis) {
-    let Some(placed) = &pod.kube_status else { return };
-    match (pod.stage, placed.draining_since) {
+    let Some(status) = &pod.kube_status else { return };
+    match (pod.stage, status.draining_since) {
         (PodStage::Serving, Some(_)) => pod.stage = PodStage::Draining { since: now },
-        (PodStage::Draining { .. } | PodStage::Stopping { .. }, None) if !placed.is_terminating => {
+        (PodStage::Draining { .. } | PodStage::Stopping { .. }, None) if !status.is_terminating => {
             pod.stage = PodStage::Serving;
         }
         (PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. }, _) => {}

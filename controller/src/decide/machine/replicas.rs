@@ -10,14 +10,14 @@ use tracing::info;
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     model::{
+        cluster_state::{ActivatorReadiness, UnixMillis},
         reporters,
-        world::{ActivatorReadiness, UnixMillis},
     },
     read::observe::{self, ComponentPod},
 };
 
 impl ControllerStateMachine {
-    /// Handles a pod of the system namespace. Returns false if it is no pod of a component, and was none before.
+    /// Handles a pod of the system namespace. Returns false if it is not, and was not, a pod of a component.
     pub(super) fn observe_component_pod(
         &mut self,
         name: &NamespacedName,
@@ -29,10 +29,10 @@ impl ControllerStateMachine {
             return false;
         }
         match object.and_then(observe::read_component_pod) {
-            Some(ComponentPod::Activator(activator, standing)) => {
-                let reporter = reporters::reporter_id(ClientComponent::Activator, &activator.name);
+            Some(ComponentPod::Activator { entry, readiness }) => {
+                let reporter = reporters::reporter_id(ClientComponent::Activator, &entry.name);
                 self.cluster.pods.reporters.expect_reporter(&reporter, &name.name);
-                self.observe_activator(activator, standing);
+                self.observe_activator(entry, readiness);
             }
             Some(ComponentPod::Agent { node }) => {
                 self.cluster.pods.reporters.expect_reporter(
@@ -40,8 +40,8 @@ impl ControllerStateMachine {
                     &name.name,
                 );
             }
-            Some(ComponentPod::Replica(part, replica)) => {
-                self.update_replicas(part, |replicas| {
+            Some(ComponentPod::Replica { component, replica }) => {
+                self.update_replicas(component, |replicas| {
                     match replicas.members.iter_mut().find(|member| member.name == replica.name) {
                         Some(member) => *member = replica,
                         None => replicas.members.push(replica),
@@ -54,25 +54,27 @@ impl ControllerStateMachine {
     }
 
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
-        let mut was = false;
+        let mut was_component = false;
         // The pod may have been any component, and its deletion does not state which.
         for reporter in self.cluster.pods.reporters.remove_reporter_pod(name) {
-            was = true;
+            was_component = true;
             self.handle_reporter_lost(&reporter, now);
             self.reconcile_draining_apps(now);
         }
         if self.cluster.activators.pods.contains_key(name) {
-            was = true;
+            was_component = true;
             self.remove_activator(name);
         }
-        for part in [ServerComponent::Controller, ServerComponent::Autoscaler] {
-            let all = self.cluster.replicas.get(&part).map(|it| it.members.as_slice());
+        for component in [ServerComponent::Controller, ServerComponent::Autoscaler] {
+            let all = self.cluster.replicas.get(&component).map(|it| it.members.as_slice());
             if all.unwrap_or_default().iter().any(|it| it.name == name) {
-                was = true;
-                self.update_replicas(part, |it| it.members.retain(|member| member.name != name));
+                was_component = true;
+                self.update_replicas(component, |it| {
+                    it.members.retain(|member| member.name != name);
+                });
             }
         }
-        was
+        was_component
     }
 
     /// Sets the chosen replica of a component.
@@ -105,15 +107,15 @@ impl ControllerStateMachine {
         }
     }
 
-    fn observe_activator(&mut self, mut activator: ActivatorEntry, standing: ActivatorReadiness) {
+    fn observe_activator(&mut self, mut activator: ActivatorEntry, readiness: ActivatorReadiness) {
         activator.zone = self.cluster.nodes.zones.get(&activator.node).cloned().unwrap_or_default();
-        let observed = (activator.clone(), standing);
+        let observed = (activator.clone(), readiness);
         let previous =
             self.cluster.activators.pods.insert(activator.name.clone(), observed.clone());
         if previous.as_ref() == Some(&observed) {
             return;
         }
-        info!(activator = activator.name, ?standing, "activator seen");
+        info!(activator = activator.name, standing = ?readiness, "activator seen");
         self.update_activator_route(&observed.0.name);
         self.request_slice_checks();
     }
@@ -139,7 +141,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Updates the activators of a node that became, or is no longer, away.
+    /// Updates the activators of a node that became or is no longer lost.
     pub(super) fn update_node_activators(&mut self, node: &str) {
         let all = self.cluster.activators.pods.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();

@@ -9,8 +9,10 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
+        cluster_state::{
+            AppState, ClusterState, ConditionType, PlatformKind, PodStage, RevisionPod, UnixMillis,
+        },
         reporters,
-        world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
     },
 };
 
@@ -45,9 +47,9 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.cluster.is_node_lost(&reporter.node);
+        let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
-        self.handle_node_change(&reporter.node, was_away, now);
+        self.handle_node_change(&reporter.node, was_lost, now);
         let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         report.node.clone_from(&reporter.node);
         // Pods that the last stream did not name again before it ended are still to be named.
@@ -85,9 +87,9 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.cluster.is_node_lost(&reporter.node);
+        let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.end_stream(&reporter_key(reporter), stream);
-        self.handle_node_change(&reporter.node, was_away, now);
+        self.handle_node_change(&reporter.node, was_lost, now);
         self.reconcile_draining_apps(now);
     }
 
@@ -101,24 +103,32 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Handles a drain acknowledgement, or its withdrawal.
     pub(super) fn handle_drain_ack(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
         uid: &str,
-        avoids: bool,
         now: UnixMillis,
     ) {
-        let (reporters, reporter) = (&mut self.cluster.pods.reporters, reporter_key(reporter));
-        if avoids {
-            reporters.acknowledge(&reporter, stream, uid);
-        } else {
-            reporters.withdraw(&reporter, stream, uid);
-        }
+        self.cluster.pods.reporters.acknowledge(&reporter_key(reporter), stream, uid);
+        self.reconcile_app_of_draining_pod(uid, now);
+    }
+
+    pub(super) fn handle_drain_ack_withdrawn(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        uid: &str,
+        now: UnixMillis,
+    ) {
+        self.cluster.pods.reporters.withdraw(&reporter_key(reporter), stream, uid);
+        self.reconcile_app_of_draining_pod(uid, now);
+    }
+
+    fn reconcile_app_of_draining_pod(&mut self, uid: &str, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(uid).cloned() else { return };
         if self.draining_apps.contains(&app) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
     }
 
@@ -127,27 +137,31 @@ impl ControllerStateMachine {
         self.cluster.pods.reporters.begin_routed_services(&reporter_key(reporter), stream);
     }
 
-    /// Records that the activator routes the service to some Revision, or no longer does.
+    /// Records that the activator routes the service to some Revision.
     pub(super) fn handle_service_routed(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
         name: &NamespacedName,
-        is_routed: bool,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.set_service_routed(
-            &reporter_key(reporter),
-            stream,
-            name,
-            is_routed,
-        );
+        self.cluster.pods.reporters.add_routed_service(&reporter_key(reporter), stream, name);
         let Some(app) = self.cluster.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
-        if is_routed && self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
-            self.reconcile_app(&app, None, false, now);
+        if self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
+            self.reconcile_app(&app, now);
         }
+    }
+
+    /// Records that the activator no longer routes the service to any Revision. A ready Route stays ready.
+    pub(super) fn handle_service_not_routed(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        name: &NamespacedName,
+    ) {
+        self.cluster.pods.reporters.remove_routed_service(&reporter_key(reporter), stream, name);
     }
 
     pub(super) fn handle_pod_report(
@@ -157,7 +171,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let placement = self.pod_placement(&reporter.node, &observation.uid);
-        // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
+        // Checked first: a compromised agent must not be able to report pods of other nodes.
         if let PodPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
@@ -233,7 +247,7 @@ impl ControllerStateMachine {
             || old_addresses.is_some()
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
         if !is_same_readiness || (idle && self.draining_apps.contains(&app)) {
-            self.reconcile_app(&app, None, false, now);
+            self.reconcile_app(&app, now);
         }
     }
 
@@ -262,7 +276,7 @@ impl ControllerStateMachine {
         let remembered =
             pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
         if was_reported || remembered.is_some() {
-            self.reconcile_app(&name, None, false, now);
+            self.reconcile_app(&name, now);
         }
     }
 
@@ -274,9 +288,9 @@ impl ControllerStateMachine {
             None => PodPlacement::Unknown,
             // Pods without a placement are the local node's.
             Some(None) => PodPlacement::ReporterNode,
-            Some(Some(placed)) if placed.node.is_empty() => PodPlacement::Unknown,
-            Some(Some(placed)) if *placed.node == *node => PodPlacement::ReporterNode,
-            Some(Some(placed)) => PodPlacement::OtherNode(placed.node.to_string()),
+            Some(Some(status)) if status.node.is_empty() => PodPlacement::Unknown,
+            Some(Some(status)) if *status.node == *node => PodPlacement::ReporterNode,
+            Some(Some(status)) => PodPlacement::OtherNode(status.node.to_string()),
         }
     }
 
@@ -288,7 +302,7 @@ impl ControllerStateMachine {
 
     pub(super) fn reconcile_draining_apps(&mut self, now: UnixMillis) {
         for name in self.draining_apps.clone() {
-            self.reconcile_app(&name, None, false, now);
+            self.reconcile_app(&name, now);
         }
     }
 }
@@ -301,12 +315,10 @@ pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived_pods(
     cluster: &mut ClusterState,
-    previous: &crate::model::world::AppState,
-    after: Option<&crate::model::world::AppState>,
+    previous: &AppState,
+    after: Option<&AppState>,
 ) {
-    let drains = |pod: &crate::model::world::RevisionPod| {
-        pod.stage != crate::model::world::PodStage::Serving
-    };
+    let drains = |pod: &RevisionPod| pod.stage != PodStage::Serving;
     for (_, pod) in previous.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {

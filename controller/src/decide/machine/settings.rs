@@ -1,4 +1,4 @@
-//! Pure: ConfigMaps → present settings, with all changes that follow from them.
+//! Pure: ConfigMaps → settings in force, and all changes that follow from them.
 
 use std::sync::Arc;
 
@@ -10,9 +10,11 @@ use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::part_keys,
     model::{
+        cluster_state::{
+            ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis,
+        },
         config_maps::{self, Flag, deployment::DefaultAffinityType},
         scale_policy::ScalePolicyConfig,
-        world::{ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis},
     },
 };
 
@@ -31,7 +33,7 @@ pub struct ConfigMapEventRecord {
 const REWRITE_BATCH: usize = 10;
 /// Milliseconds until the next apps are checked.
 const REWRITE_INTERVAL_MS: u64 = 100;
-/// Name of the timer for the next apps, which no app can have.
+/// Key of the timer for the next batch: the empty name, which no app has.
 pub(super) const REWRITE_TIMER_KEY: NamespacedName = NamespacedName::EMPTY;
 
 impl ControllerStateMachine {
@@ -74,11 +76,11 @@ impl ControllerStateMachine {
             self.cluster.template_cache = TemplateCache::default();
             let all: Vec<NamespacedName> = self.cluster.apps.keys().cloned().collect();
             for app in &all {
-                self.reconcile_app(app, None, false, now);
+                self.reconcile_app(app, now);
             }
             self.reconcile_all_mappings(now);
-            // Objects reflect the settings at the time of their creation. A replica that becomes the leader names all
-            // of them.
+            // Objects reflect the settings at the time of their creation, so all are checked. Other replicas check all
+            // objects when they become the leader.
             if self.cluster.is_leader && self.cluster.settings.platform == PlatformKind::Kubernetes
             {
                 self.apps_to_rewrite = all.into();
@@ -100,7 +102,8 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Names the objects of some more apps, and sets a timer for the rest: a setting concerns every service.
+    /// Passes the keys of the next apps' objects to the writer, which checks them. Sets a timer for the rest: a setting
+    /// may concern every service, and all objects at once would be too many.
     pub(super) fn rewrite_next_apps(&mut self, now: UnixMillis) {
         for _ in 0..REWRITE_BATCH {
             let Some(name) = self.apps_to_rewrite.pop_front() else { return };

@@ -8,8 +8,8 @@ use common::{
 use super::*;
 use crate::{
     model::{
+        cluster_state::{ConditionReason, RoutingState},
         scale_policy::ScalePolicyConfig,
-        world::{ConditionReason, RoutingState},
     },
     read::parse::{self, ManifestDocument},
 };
@@ -66,11 +66,14 @@ impl MachineSim {
     pub(super) fn apply(&mut self, text: &str) {
         for document in parse::manifest_documents(text, &ScalePolicyConfig::default()) {
             match document {
-                ManifestDocument::Service(name, manifest) => {
-                    self.step(ControllerEvent::ManifestApplied(name, manifest))
+                ManifestDocument::Service { name, manifest } => {
+                    self.step(ControllerEvent::ManifestApplied { name, manifest })
                 }
-                ManifestDocument::Refused(name, reason) => {
-                    self.step(ControllerEvent::ManifestRejected(name.expect("a name"), reason));
+                ManifestDocument::Refused { name, reason } => {
+                    self.step(ControllerEvent::ManifestRejected {
+                        name: name.expect("a name"),
+                        reason,
+                    });
                 }
             }
         }
@@ -125,7 +128,7 @@ impl MachineSim {
         let mut observation =
             self.machine.cluster.pods.reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
         change(&mut observation);
-        self.step(ControllerEvent::PodReported(agent(), observation));
+        self.step(ControllerEvent::PodReported { reporter: agent(), observation });
     }
 
     pub(super) fn report_all_ready(&mut self) {
@@ -289,8 +292,8 @@ fn an_initial_scale_above_the_maximum_becomes_ready() {
 fn one_pod_with_two_reporters() -> (MachineSim, String) {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
-    sim.step(ControllerEvent::ReportStreamBegin(activator(), 2));
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: activator(), stream: 2 });
     sim.decide(1);
     sim.report_all_ready();
     let uid = sim.pod_uids()[0].clone();
@@ -303,10 +306,14 @@ fn a_pod_stops_after_all_drain_acks_and_its_last_request() {
     sim.report_pod(&uid, |it| it.in_flight = 1);
     sim.decide(0);
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
-    sim.step(ControllerEvent::DrainAcked(agent(), 1, uid.clone()));
+    sim.step(ControllerEvent::DrainAcked { reporter: agent(), stream: 1, pod_uid: uid.clone() });
     sim.report_pod(&uid, |it| (it.in_flight, it.drained) = (0, true));
     assert_eq!(sim.pods.len(), 1, "the activator may still send");
-    sim.step(ControllerEvent::DrainAcked(activator(), 2, uid.clone()));
+    sim.step(ControllerEvent::DrainAcked {
+        reporter: activator(),
+        stream: 2,
+        pod_uid: uid.clone(),
+    });
     assert_eq!(sim.pods.len(), 0);
     assert_eq!(sim.phases(), []);
     sim.step(ControllerEvent::PodRunStatus(PodRunStatus {
@@ -323,7 +330,7 @@ fn a_pod_stops_after_all_drain_acks_and_its_last_request() {
 fn a_draining_pod_serves_again_when_it_is_wanted_again() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     sim.decide(1);
     sim.report_all_ready();
     sim.decide(0);
@@ -337,14 +344,18 @@ fn earlier_drain_acks_do_not_stop_a_pod_that_served_again() {
     let (mut sim, uid) = one_pod_with_two_reporters();
     sim.decide(0);
     for (subscriber, stream) in [(agent(), 1), (activator(), 2)] {
-        sim.step(ControllerEvent::DrainAcked(subscriber, stream, uid.clone()));
+        sim.step(ControllerEvent::DrainAcked {
+            reporter: subscriber,
+            stream,
+            pod_uid: uid.clone(),
+        });
     }
     sim.decide(1);
     sim.decide(0);
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 1, "they may have begun to send again meanwhile");
-    sim.step(ControllerEvent::DrainAcked(agent(), 1, uid.clone()));
-    sim.step(ControllerEvent::ReportStreamEnd(activator(), 2));
+    sim.step(ControllerEvent::DrainAcked { reporter: agent(), stream: 1, pod_uid: uid.clone() });
+    sim.step(ControllerEvent::ReportStreamEnd { reporter: activator(), stream: 2 });
     assert_eq!(sim.pods.len(), 0, "one is gone, the other avoids it");
 }
 
@@ -352,7 +363,7 @@ fn earlier_drain_acks_do_not_stop_a_pod_that_served_again() {
 fn a_missing_drain_ack_is_waited_for_one_second() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     sim.decide(1);
     sim.report_all_ready();
     let uid = sim.pod_uids()[0].clone();
@@ -403,7 +414,7 @@ fn only_a_changed_template_makes_a_revision() {
     sim.apply(&HELLO.replace(":v1", ":v2"));
     assert_eq!(sim.generations(), [Some(2), Some(2), Some(1)]);
     let routing: Vec<_> =
-        sim.app().revisions.iter().map(|it| (&*it.name, it.routing_state.0)).collect();
+        sim.app().revisions.iter().map(|it| (&*it.name, it.routing.state)).collect();
     assert_eq!(
         routing,
         [("hello-00001", RoutingState::Reserve), ("hello-00002", RoutingState::Active)]
@@ -681,12 +692,12 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
 fn what_an_agent_no_longer_sees_is_not_ready() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
-    sim.step(ControllerEvent::ReportStreamSynced(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
+    sim.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     sim.decide(1);
     sim.report_all_ready();
-    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     assert_eq!(sim.phases(), [RoutingPhase::Ready], "a broken stream changes nothing");
-    sim.step(ControllerEvent::ReportStreamSynced(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     assert_eq!(sim.phases(), [RoutingPhase::Starting]);
 }

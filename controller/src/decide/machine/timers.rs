@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::wire::NamespacedName;
 
-use crate::model::world::UnixMillis;
+use crate::model::cluster_state::UnixMillis;
 
 /// Timers in the order of their moments. An app has one at most.
 #[derive(Debug, Default)]

@@ -8,11 +8,11 @@ use super::ControllerStateMachine;
 use crate::{
     decide::part_keys,
     model::{
-        object::{ObjectPartKey, ResourceKind, WriteError},
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterState, ConditionReason, RevisionScaling, RouteState, Uid,
             UnixMillis,
         },
+        object::{ObjectPartKey, ResourceKind, WriteError},
     },
 };
 
@@ -88,7 +88,7 @@ fn child_inputs(revision: &AppRevision) -> impl PartialEq + '_ {
     let AppRevision {
         meta,
         template,
-        routing_state: routing,
+        routing,
         digests,
         scaling: RevisionScaling { initial_scale_reached: reached, .. },
         ..

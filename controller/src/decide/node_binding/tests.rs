@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    model::world::{NodeState, nodes::REJECTION_BACKOFF_MS},
+    model::cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
     read::observe::rejecting_node,
 };
 

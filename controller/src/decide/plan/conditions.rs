@@ -1,4 +1,4 @@
-//! Pure: facts → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
+//! Pure: cluster state → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
 //!
 //! One thing differs: the conditions name a crashing container or a missing image at once. Knative waits for the
 //! progress deadline, ten minutes by default, which helps no user.
@@ -12,14 +12,14 @@ use super::{PlanTimer, RevisionPlanContext, placeholder_name, routes::route_host
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
-        object::{LocalObjectKind, names::tagged_name},
-        scale_policy::AutoscalerClass,
-        world::{
+        cluster_state::{
             AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
             ConditionType, KubeletReadiness, ObjectOwner, PlatformKind, PodStage, RevisionPod,
             RouteNameAllocation, RoutingState, ServiceState, TrafficSpec, UnixMillis,
             name_registry::NameClaimant,
         },
+        object::{LocalObjectKind, names::tagged_name},
+        scale_policy::AutoscalerClass,
     },
 };
 
@@ -39,67 +39,67 @@ const CONTAINER_NOT_READY: &str = "ContainerNotReady";
 const DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
 
 /// Returns true while image digests are not resolved yet: until then no pod of the Revision starts.
-fn is_resolving_digests(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> bool {
-    view.cluster.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
+fn is_resolving_digests(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
+    context.cluster.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
 }
 
 /// Updates a Revision by the state of its pods and sets its conditions.
 pub(super) fn update_revision(
     revision: &mut AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
     for pod in &mut revision.pods {
         if pod.first_seen_at == UnixMillis::default() {
-            pod.first_seen_at = view.now;
+            pod.first_seen_at = context.now;
         }
-        pod.was_ready |= scale::is_pod_ready(pod, view);
-        scale::update_steady_since(pod, view);
+        pod.was_ready |= scale::is_pod_ready(pod, context);
+        scale::update_steady_readiness(pod, context);
     }
     if revision.scaling.first_planned_at == UnixMillis::default() {
-        revision.scaling.first_planned_at = view.now;
+        revision.scaling.first_planned_at = context.now;
     }
-    let ready = scale::count_ready_pods(revision, view);
-    let proven = scale::count_proven_pods(revision, view, timer);
+    let ready = scale::count_ready_pods(revision, context);
+    let proven = scale::count_proven_pods(revision, context, timer);
     revision.scaling.actual_scale = ready;
-    let policy = &view.facts.policy;
+    let policy = &context.template.policy;
     let min_scale =
-        if revision.routing_state.0 == RoutingState::Reserve { 0 } else { policy.min_scale };
-    adopt_pod_digests(revision, view);
+        if revision.routing.state == RoutingState::Reserve { 0 } else { policy.min_scale };
+    adopt_pod_digests(revision, context);
     // The kernel reports readiness earlier than the kubelet: the minimum must also hold for readers of Kubernetes'
     // objects.
     let is_met = proven >= policy.initial_scale.max(min_scale)
-        && count_kubelet_ready_pods(revision, view) >= min_scale;
-    revision.scaling.initial_scale_reached |= !is_resolving_digests(revision, view) && is_met;
-    let failure = revision.pods.iter().find_map(|pod| pod_failure_reason(pod, view));
+        && count_kubelet_ready_pods(revision, context) >= min_scale;
+    revision.scaling.initial_scale_reached |= !is_resolving_digests(revision, context) && is_met;
+    let failure = revision.pods.iter().find_map(|pod| pod_failure_reason(pod, context));
     // Only a proven pod clears the failure: a container that crashes again and again is ready in between.
     match failure {
         _ if proven > 0 => revision.failure = None,
         Some(reason) => revision.failure = Some(Box::new(reason)),
         None => {}
     }
-    let slow = (ready == 0).then(|| slow_start_reason(revision, view, timer)).flatten();
-    let resources = resources_status(revision, slow.as_ref(), view, timer);
-    let healthy = health_status(revision, slow, view);
+    let slow = (ready == 0).then(|| slow_start_reason(revision, context, timer)).flatten();
+    let resources = resources_status(revision, slow.as_ref(), context, timer);
+    let healthy = health_status(revision, slow, context);
     let conditions = &mut revision.conditions;
-    conditions.set(ConditionType::RevisionResources, resources, view.now);
-    conditions.set(ConditionType::RevisionHealthy, healthy, view.now);
+    conditions.set(ConditionType::RevisionResources, resources, context.now);
+    conditions.set(ConditionType::RevisionHealthy, healthy, context.now);
     // The container's own failure explains more than the exceeded deadline, so its condition comes first.
     let status =
         conditions.summarize(&[ConditionType::RevisionHealthy, ConditionType::RevisionResources]);
-    conditions.set(ConditionType::RevisionReady, status, view.now);
-    let active = match view.facts.class {
+    conditions.set(ConditionType::RevisionReady, status, context.now);
+    let active = match context.template.class {
         AutoscalerClass::Kpa => active_status(revision, ready),
         // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => ConditionStatus::True(None),
     };
-    revision.conditions.set(ConditionType::RevisionActive, active, view.now);
-    update_annotations_condition(revision, view);
+    revision.conditions.set(ConditionType::RevisionActive, active, context.now);
+    update_annotations_condition(revision, context);
 }
 
 /// Sets the condition about annotations that are not in force. It is absent until some were refused once.
-fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
-    let status = match &view.facts.ignored_annotations {
+fn update_annotations_condition(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
+    let status = match &context.template.ignored_annotations {
         Some(dropped) => {
             let message =
                 format!("Not allowed by config-autoscaler, and without effect: {dropped}");
@@ -110,18 +110,18 @@ fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanC
         }
         None => return,
     };
-    revision.conditions.set(ConditionType::RevisionAnnotations, status, view.now);
+    revision.conditions.set(ConditionType::RevisionAnnotations, status, context.now);
 }
 
 /// Counts the pods that are ready for readers of Kubernetes' objects, such as the Endpoints of `<revision>-private`:
 /// the kernel reports readiness earlier than the kubelet.
-fn count_kubelet_ready_pods(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> u32 {
-    if view.cluster.settings.platform == PlatformKind::Local {
+fn count_kubelet_ready_pods(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> u32 {
+    if context.cluster.settings.platform == PlatformKind::Local {
         return u32::MAX;
     }
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
-    let placed = serving.filter_map(|pod| pod.kube_status.as_ref());
-    let ready = placed
+    let statuses = serving.filter_map(|pod| pod.kube_status.as_ref());
+    let ready = statuses
         .filter(|it| it.kubelet_readiness == KubeletReadiness::Ready && !it.is_terminating)
         .count();
     u32::try_from(ready).unwrap_or(u32::MAX)
@@ -134,7 +134,7 @@ fn deploying_status() -> ConditionStatus {
 fn resources_status(
     revision: &AppRevision,
     slow: Option<&ConditionReason>,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> ConditionStatus {
     if revision.scaling.initial_scale_reached {
@@ -143,12 +143,13 @@ fn resources_status(
     if let Some(reason) = &revision.blocked_reason {
         return ConditionStatus::False((**reason).clone());
     }
-    if let Some(reason) = unschedulable_reason(revision, view) {
+    if let Some(reason) = unschedulable_reason(revision, context) {
         return ConditionStatus::False(reason);
     }
-    let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
+    let deadline = context.template.policy.progress_deadline.as_millis();
+    let deadline = deadline.try_into().unwrap_or(u64::MAX);
     let is_overdue =
-        timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), view.now);
+        timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), context.now);
     // A restarted controller does not begin the wait again.
     let was_late = reported_deadline_reason(revision).is_some();
     if is_overdue
@@ -164,11 +165,11 @@ fn resources_status(
 /// such pods; then there is no reason to report.
 fn unschedulable_reason(
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
-    let waits = view.cluster.settings.config_maps.deployment.always_schedulable;
-    let placed = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
-    placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
+    let waits = context.cluster.settings.config_maps.deployment.always_schedulable;
+    let statuses = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
+    statuses.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
 }
 
 /// Returns the reason of the present condition, if it is an exceeded deadline.
@@ -198,12 +199,12 @@ fn deadline_exceeded_reason(
 fn health_status(
     revision: &AppRevision,
     slow: Option<ConditionReason>,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> ConditionStatus {
     if let Some(reason) = &revision.failure {
         return ConditionStatus::False((**reason).clone());
     }
-    if is_resolving_digests(revision, view) {
+    if is_resolving_digests(revision, context) {
         return ConditionStatus::Unknown(Some(ConditionReason::new("ResolvingDigests", "")));
     }
     match slow {
@@ -216,22 +217,25 @@ fn health_status(
 /// Returns the reason why none of a Revision's pods is ready, taken from the first pod that takes too long.
 fn slow_start_reason(
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> Option<ConditionReason> {
     let health = revision.conditions.get(ConditionType::RevisionHealthy);
     // A restarted controller keeps a reason that its predecessor has reported.
-    let is_said = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
+    let is_reported = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
     let mut slow = serving
-        .filter(|it| is_said || timer.is_due_or_schedule(scale::slow_start_at(it), view.now));
-    slow.find_map(|pod| not_ready_reason(pod, view))
+        .filter(|it| is_reported || timer.is_due_or_schedule(scale::slow_start_at(it), context.now));
+    slow.find_map(|pod| not_ready_reason(pod, context))
 }
 
 /// Returns the reason why a slow pod is not ready.
-fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option<ConditionReason> {
-    let status = view.cluster.pods.statuses.get(&*pod.uid);
-    let report = view.cluster.pods.reports.get(&*pod.uid);
+fn not_ready_reason(
+    pod: &RevisionPod,
+    context: &RevisionPlanContext<'_>,
+) -> Option<ConditionReason> {
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
+    let report = context.cluster.pods.reports.get(&*pod.uid);
     // The agent's own reason is the most exact: it runs the probe.
     if let Some(reason) =
         report.map(|report| &report.not_ready_reason).filter(|reason| !reason.is_empty())
@@ -243,7 +247,7 @@ fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option
     let message = match (runs, listens) {
         (true, false) => format!(
             "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
-            port = view.facts.port
+            port = context.template.port
         ),
         (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
         (false, _) => waiting_message(status)?,
@@ -264,10 +268,10 @@ fn waiting_message(status: Option<&PodRunStatus>) -> Option<String> {
 /// Returns the reason that keeps a container of the pod from running, if there is one.
 fn pod_failure_reason(
     pod: &RevisionPod,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
     let status =
-        view.cluster.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
+        context.cluster.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
     status.containers.iter().find_map(|container| match &container.state {
         ContainerRunState::Running => None,
         ContainerRunState::Terminated { code, message, .. } => {
@@ -299,13 +303,13 @@ fn exit_code_reason(code: i32, message: &str) -> ConditionReason {
 /// Returns true if requests should not wait for a Revision at present: no pod is ready, and each has crashed repeatedly
 /// or cannot get its image. Requests then get 503 at once instead of 504 at their deadline. When the pods have been
 /// scaled away, the next request tries again.
-pub(super) fn should_fail_fast(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> bool {
+pub(super) fn should_fail_fast(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
     let mut serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving).peekable();
-    if serving.peek().is_none() || scale::count_ready_pods(revision, view) > 0 {
+    if serving.peek().is_none() || scale::count_ready_pods(revision, context) > 0 {
         return false;
     }
     serving.all(|pod| {
-        let status = view.cluster.pods.statuses.get(&*pod.uid);
+        let status = context.cluster.pods.statuses.get(&*pod.uid);
         let containers = status.into_iter().flat_map(|status| &status.containers);
         containers.into_iter().any(|container| match &container.state {
             ContainerRunState::Waiting { reason, .. } => {
@@ -335,11 +339,12 @@ fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
     }
 }
 
-fn adopt_pod_digests(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
+fn adopt_pod_digests(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
     if !revision.digests.is_empty() {
         return;
     }
-    let statuses = revision.pods.iter().filter_map(|pod| view.cluster.pods.statuses.get(&*pod.uid));
+    let statuses =
+        revision.pods.iter().filter_map(|pod| context.cluster.pods.statuses.get(&*pod.uid));
     // An image may be resolved for some containers only: digests count when all of a pod's are known.
     let digests_of = |status: &PodRunStatus| {
         let all = status.containers.iter();

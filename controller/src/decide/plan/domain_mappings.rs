@@ -4,7 +4,7 @@
 use common::wire::{MappedDomain, NamespacedName};
 
 use super::routes;
-use crate::model::world::{
+use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
     name_registry::{NameClaim, NameClaimant},

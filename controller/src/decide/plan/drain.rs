@@ -1,11 +1,11 @@
 //! Pure: stopping a pod without losing a request.
 //!
 //! A pod stops in three steps. It is marked draining in the RouteTable. Once every agent and activator has acknowledged
-//! that, nothing new reaches it. Once nothing is in flight, it is ordered to stop. A component that is silent for 1 s
-//! is not waited for, and the Revision's grace period bounds the whole.
+//! that, no new request reaches it. Once no request is in flight, the pod is stopped. The plan waits for an
+//! acknowledgement for at most 1 s, and for the whole drain for at most the Revision's grace period.
 
 use super::{PlanTimer, RevisionPlanContext};
-use crate::model::world::{AppRevision, PodStage, RevisionPod};
+use crate::model::cluster_state::{AppRevision, PodStage, RevisionPod};
 
 /// Time to wait for acknowledgements of silent agents and activators, in milliseconds.
 const ACK_TIMEOUT_MS: u64 = 1000;
@@ -13,29 +13,29 @@ const ACK_TIMEOUT_MS: u64 = 1000;
 /// Stops every draining pod that may stop now.
 pub(super) fn stop_drained_pods(
     revision: &mut AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    // A pod deleted by others drains too, but its stop is not the controller's to order.
+    // A pod that another client deleted drains too, but Kubernetes stops it.
     for pod in revision.pods.iter_mut().filter(|pod| !pod.is_terminating()) {
-        if can_stop(pod, view, timer) {
-            pod.stage = PodStage::Stopping { since: view.now };
+        if can_stop(pod, context, timer) {
+            pod.stage = PodStage::Stopping { since: context.now };
         }
     }
 }
 
-fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
+fn can_stop(pod: &RevisionPod, context: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
     let PodStage::Draining { since } = pod.stage else { return false };
-    let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    let grace = context.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     // The grace period bounds the drain even if agents keep on reporting requests.
-    if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
+    if timer.is_due_or_schedule(since.plus_ms(grace), context.now) {
         return true;
     }
-    let avoided = view.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
-        || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), view.now);
+    let is_acknowledged = context.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
+        || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), context.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
-    let idle = |report: &common::wire::PodObservation| {
+    let is_idle = |report: &common::wire::PodObservation| {
         report.drained || (!report.listening && report.in_flight == 0)
     };
-    avoided && view.cluster.pods.reports.get(&*pod.uid).is_some_and(idle)
+    is_acknowledged && context.cluster.pods.reports.get(&*pod.uid).is_some_and(is_idle)
 }

@@ -9,10 +9,12 @@ use common::wire::NamespacedName;
 
 use super::PlanTimer;
 use crate::model::{
+    cluster_state::{
+        AppState, AssignedTraffic, ClusterState, PlatformKind, TrafficSpec, UnixMillis,
+    },
     knative::key,
     rollout::{self, Rollout, UnixNanos},
     scale_policy::parse_go_duration,
-    world::{AppState, AssignedTraffic, ClusterState, PlatformKind, TrafficSpec, UnixMillis},
 };
 
 /// Time until the first share of a new Revision is in force everywhere, in milliseconds.

@@ -15,22 +15,22 @@ use super::PlanTimer;
 use crate::{
     decide::retention::{self, GcCandidate},
     model::{
+        cluster_state::{
+            AppRevision, AppState, ClusterState, ObjectMetaSummary, ParsedTemplate, PlatformKind,
+            RevisionPod, RevisionRouting, RoutingState, Uid, UnixMillis,
+        },
         config_maps::GcConfig,
         knative::{RevisionTemplate, key, user_container::resolve_probe_ports},
         object::names::child_name,
         scale_policy::AutoscalerClass,
-        world::{
-            AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
-            RoutingState, TemplateFacts, Uid, UnixMillis,
-        },
     },
 };
 
-impl TemplateFacts {
+impl ParsedTemplate {
     /// Returns true if only the kubelet knows that a pod is ready. It runs `exec` and startup probes, and the readiness
     /// probes of other containers than the serving one, which Knative's sidecar runs, too (`multi-container-probing`).
     pub fn needs_kubelet_probes(&self) -> bool {
-        let pod = &self.template.spec.pod;
+        let pod = &self.raw.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
         let mut inits = pod.init_containers.iter().flatten();
         let has_init_probes =
@@ -45,7 +45,7 @@ impl TemplateFacts {
 
     /// Returns the readiness probe that the agent runs.
     pub fn agent_probe(&self) -> ReadinessProbe {
-        let container = self.template.spec.pod.containers.get(self.serving_index);
+        let container = self.raw.spec.pod.containers.get(self.serving_index);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
         let listen = UserProbe::default();
         convert_probe(probe.unwrap_or(&listen), self.port)
@@ -58,7 +58,7 @@ impl TemplateFacts {
 
     /// Returns the Revision as a subject of the RouteTable.
     pub fn to_wire(&self, app: &NamespacedName, revision: &AppRevision) -> wire::RevisionEntry {
-        let spec = &self.template.spec;
+        let spec = &self.raw.spec;
         wire::RevisionEntry {
             name: NamespacedName::new(app.namespace.clone(), &*revision.name),
             service: app.name.clone(),
@@ -70,7 +70,7 @@ impl TemplateFacts {
             protocol: self.protocol,
             // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
             policy: (self.class == AutoscalerClass::Kpa).then(|| Arc::clone(&self.policy)),
-            reachable: revision.routing_state.0 != RoutingState::Reserve && !revision.is_stuck(),
+            reachable: revision.routing.state != RoutingState::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.scaling.initial_scale_reached,
             allowed_sources: None,
         }
@@ -99,7 +99,7 @@ impl TemplateFacts {
         app: &NamespacedName,
         revision: &AppRevision,
     ) -> BTreeMap<String, String> {
-        let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
+        let mut labels = self.raw.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
         for (name, value) in [
             (key::SERVICE, app.name.to_string()),
@@ -115,7 +115,7 @@ impl TemplateFacts {
 
     /// Returns the spec of a pod, with Knative's additions (`pkg/reconciler/revision/resources/deploy.go`).
     fn pod_spec(&self, app: &NamespacedName, revision: &AppRevision) -> PodSpec {
-        let mut pod = self.template.spec.pod.clone();
+        let mut pod = self.raw.spec.pod.clone();
         // A pod's last requests may take as long as any request may.
         pod.termination_grace_period_seconds = i64::try_from(self.timeout.as_secs()).ok();
         let env = |name: &str, value: &str| EnvVar {
@@ -204,18 +204,18 @@ pub(crate) fn ensure_latest_revision(
 ) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
-    let going =
+    let is_ending =
         configuration.is_terminating || cluster.terminating_namespaces.contains(&name.namespace);
     // A Configuration that is being deleted gets no Revision, which would only be collected again.
-    if app.is_terminating() || going || generation == 0 || app.latest_created().is_some() {
+    if app.is_terminating() || is_ending || generation == 0 || app.latest_created().is_some() {
         return;
     }
-    let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
-    let revision = configuration.revision_name.clone().unwrap_or_else(counted);
-    let maker = configuration.meta.uid.to_string();
+    let generated_name = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
+    let revision = configuration.revision_name.clone().unwrap_or_else(generated_name);
+    let configuration_uid = configuration.meta.uid.to_string();
     let uid = match cluster.settings.platform {
         PlatformKind::Local => {
-            Uid::derive(cluster.uid_seed, &[&maker, &revision, &generation.to_string()])
+            Uid::derive(cluster.uid_seed, &[&configuration_uid, &revision, &generation.to_string()])
         }
         PlatformKind::Kubernetes => Uid::default(),
     };
@@ -225,7 +225,7 @@ pub(crate) fn ensure_latest_revision(
         meta: ObjectMetaSummary { uid, generation, created: now },
         template,
         creator,
-        routing_state: (RoutingState::Pending, now),
+        routing: RevisionRouting { state: RoutingState::Pending, changed_at: now },
         name: revision,
         ..AppRevision::default()
     };
@@ -235,7 +235,7 @@ pub(crate) fn ensure_latest_revision(
         let old = app.revisions.remove(at);
         (revision.pods, revision.scaling.decision) = (old.pods, old.scaling.decision);
     }
-    // Most services have one Revision, and there are many services: `push` alone would reserve room for three more.
+    // Most services have one Revision, and there are many services: `push` alone would allocate space for three more.
     app.revisions.reserve_exact(1);
     app.revisions.push(revision);
 }
@@ -265,11 +265,11 @@ fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandida
     GcCandidate {
         name: &revision.name,
         created: revision.meta.created,
-        routing: revision.routing_state.0,
-        routing_modified: Some(revision.routing_state.1.max(revision.meta.created)),
+        routing: revision.routing.state,
+        routing_modified: Some(revision.routing.changed_at.max(revision.meta.created)),
         // A Revision with pods is kept until they have drained.
         is_gc_exempt: revision.is_deleted
-            || (revision.routing_state.0 == RoutingState::Reserve
+            || (revision.routing.state == RoutingState::Reserve
                 && (!revision.pods.is_empty() || is_gc_protected(revision))),
         is_latest_ready: ready == Some(&*revision.name),
     }

@@ -13,14 +13,13 @@ use super::{RevisionPlanContext, ServingAddresses, conditions, domain_mappings, 
 use crate::{
     decide::host_names as names,
     model::{
+        cluster_state::{
+            self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
+            RouteNameAllocation, RoutingState, UnixMillis, name_registry::NameClaimant,
+        },
         config_maps::{Flag, network::HttpProtocol},
         knative::key,
         object::names::tagged_name,
-        world::{
-            self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage,
-            RouteNameAllocation, RoutingState, TemplateFacts, UnixMillis,
-            name_registry::NameClaimant,
-        },
     },
     read::parse::RESPONSE_START_TIMEOUT_S,
 };
@@ -32,37 +31,37 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 pub(super) fn route_subjects(
     app: &AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
     let is_ending = app.cascades_deletion(cluster.settings.platform);
-    let pairs = || app.revisions.iter().zip(template_facts);
+    let pairs = || app.revisions.iter().zip(templates);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
-    let shown = |pair: &&(&AppRevision, &Arc<TemplateFacts>)| {
+    let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
         let has_pods = !pair.0.pods.is_empty();
         has_pods
-            || !pair.0.is_deleted && (pair.0.routing_state.0 != RoutingState::Reserve || starts)
+            || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
     };
-    for (revision, template_facts) in pairs().filter(|it| shown(&it)) {
-        let labels = || template_facts.pod_labels(name, revision);
+    for (revision, template) in pairs().filter(|it| shown(&it)) {
+        let labels = || template.pod_labels(name, revision);
         let policies = &cluster.network_policies;
-        let sources = policies.admitted_sources(&name.namespace, labels, template_facts.port.get());
+        let sources = policies.admitted_sources(&name.namespace, labels, template.port.get());
         out.push(RouteChange::Revision(wire::RevisionEntry {
             allowed_sources: sources,
-            ..template_facts.to_wire(name, revision)
+            ..template.to_wire(name, revision)
         }));
     }
-    for (revision, template_facts) in pairs() {
-        let view = RevisionPlanContext {
+    for (revision, template) in pairs() {
+        let context = RevisionPlanContext {
             cluster,
             namespace: &name.namespace,
-            facts: template_facts,
+            template,
             now: UnixMillis::default(),
         };
-        let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &view));
+        let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &context));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
     // A service that ends on the local node loses its routes at once, while its pods drain.
@@ -70,35 +69,35 @@ pub(super) fn route_subjects(
         return out;
     }
     for allocation in app.allocations() {
-        let own_subject = service_subject(allocation, app, name, template_facts, cluster);
+        let own_subject = service_subject(allocation, app, name, templates, cluster);
         out.push(RouteChange::Service(own_subject));
     }
     out
 }
 
 fn pod_subject(
-    pod: &world::RevisionPod,
+    pod: &cluster_state::RevisionPod,
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
     let phase = match pod.stage {
-        PodStage::Serving if scale::is_pod_ready(pod, view) => RoutingPhase::Ready,
+        PodStage::Serving if scale::is_pod_ready(pod, context) => RoutingPhase::Ready,
         PodStage::Serving => RoutingPhase::Starting,
         PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
         PodStage::Stopping { .. } if pod.kube_status.is_some() => RoutingPhase::Draining,
         PodStage::Stopping { .. } => return None,
     };
-    let (address, also) = pod_addresses(pod, view);
+    let (address, also) = pod_addresses(pod, context);
     Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
-        revision: view.revision_key(revision),
+        revision: context.revision_key(revision),
         node: pod
             .kube_status
             .as_ref()
-            .map_or_else(|| view.cluster.settings.node_name.clone(), |it| it.node.to_string()),
-        zone: view.zone(pod),
+            .map_or_else(|| context.cluster.settings.node_name.clone(), |it| it.node.to_string()),
+        zone: context.zone(pod),
         phase,
         address,
         other_family_address: also,
@@ -106,22 +105,23 @@ fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
-        port: view.facts.port,
-        probe: view.facts.agent_probe(),
+        port: context.template.port,
+        probe: context.template.agent_probe(),
     })
 }
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
 pub(super) fn pod_addresses(
-    pod: &world::RevisionPod,
-    view: &RevisionPlanContext<'_>,
+    pod: &cluster_state::RevisionPod,
+    context: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
-    let report = view.cluster.pods.reports.get(&*pod.uid);
-    let ip = view.cluster.pods.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
+    let ip = status.and_then(|it| it.addresses.first().copied());
     let address = report
         .and_then(|report| report.address)
         .or(pod.restored_address)
-        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, context.template.port.get())));
     (address, report.and_then(|report| report.other_family_address))
 }
 
@@ -129,7 +129,7 @@ fn service_subject(
     allocation: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &ClusterState,
 ) -> ServiceEntry {
     let settings = &cluster.settings;
@@ -143,17 +143,17 @@ fn service_subject(
     };
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only = match shares.as_slice() {
-        [(revision, _)] => find_revision(revision, app, name, template_facts, cluster),
+        [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
-    let view = |template_facts| RevisionPlanContext {
+    let context_for = |template| RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
-        facts: template_facts,
+        template,
         now: UnixMillis::default(),
     };
-    let hopeless = only.as_ref().is_some_and(|(revision, template_facts)| {
-        conditions::should_fail_fast(revision, &view(template_facts))
+    let hopeless = only.as_ref().is_some_and(|(revision, template)| {
+        conditions::should_fail_fast(revision, &context_for(template))
     });
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
@@ -176,8 +176,8 @@ fn service_subject(
             .as_ref()
             // An activator must read the header.
             .filter(|_| !tagged)
-            .map_or(ConnectionPath::Activator, |(revision, template_facts)| {
-                connection_path(app, revision, &view(template_facts))
+            .map_or(ConnectionPath::Activator, |(revision, template)| {
+                connection_path(app, revision, &context_for(template))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
         gateway_rules: ingress_settings(allocation, app, name, &service_name, cluster),
@@ -191,7 +191,7 @@ fn has_tag_header_routing(app: &AppState, cluster: &ClusterState) -> bool {
     is_enabled && app.allocations().iter().any(|it| it.tag.is_some())
 }
 
-/// Returns further duties of activators for a name: redirects, domains, and selection of tags.
+/// Returns the rules of a name for activators as gateways: redirects, domains, and selection of tags.
 fn ingress_settings(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -205,14 +205,14 @@ fn ingress_settings(
             NamespacedName::new(name.namespace.clone(), placeholder_name(tagged, &name.name));
         tagged.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
-    let choice = || {
+    let sorted_tags = || {
         let mut all: Vec<RouteTag> = app.allocations().iter().filter_map(tag).collect();
-        // Each replica learns of the names in another order, and equal tables must be equal everywhere.
+        // Each replica observes the names in another order, and all replicas must send the same table.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
     let tags = has_tag_header_routing(app, cluster).then(|| match &allocation.tag {
-        None => TagRouting::ChooseTag(choice()),
+        None => TagRouting::ChooseTag(sorted_tags()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
     let ingress = GatewayRules {
@@ -235,20 +235,20 @@ pub(super) fn is_http_redirected(annotation: Option<&str>, cluster: &ClusterStat
     }
 }
 
-/// Finds a Revision and its facts; a Route without a Service may name Revisions of other apps.
+/// Finds a Revision and its template; a Route without a Service may name Revisions of other apps.
 fn find_revision<'a>(
     revision: &str,
     app: &'a AppState,
     name: &NamespacedName,
-    template_facts: &[Arc<TemplateFacts>],
+    templates: &[Arc<ParsedTemplate>],
     cluster: &'a ClusterState,
-) -> Option<(&'a AppRevision, Arc<TemplateFacts>)> {
-    let mut revisions = app.revisions.iter().zip(template_facts);
+) -> Option<(&'a AppRevision, Arc<ParsedTemplate>)> {
+    let mut revisions = app.revisions.iter().zip(templates);
     match revisions.find(|(it, _)| *it.name == *revision) {
-        Some((revision, template_facts)) => Some((revision, Arc::clone(template_facts))),
+        Some((revision, template)) => Some((revision, Arc::clone(template))),
         None => {
             let other = cluster.revision(&name.namespace, revision)?;
-            Some((other, TemplateFacts::of_revision(other, cluster)))
+            Some((other, ParsedTemplate::of_revision(other, cluster)))
         }
     }
 }
@@ -293,18 +293,18 @@ pub(crate) fn is_direct_path(
     revision: &AppRevision,
     cluster: &ClusterState,
 ) -> bool {
-    let facts = TemplateFacts::of_revision(revision, cluster);
-    let view = RevisionPlanContext {
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let context = RevisionPlanContext {
         cluster,
         namespace: &name.namespace,
-        facts: &facts,
+        template: &template,
         now: UnixMillis::default(),
     };
     let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split
         && !has_tag_header_routing(app, cluster)
-        && connection_path(app, revision, &view) == ConnectionPath::Direct
+        && connection_path(app, revision, &context) == ConnectionPath::Direct
 }
 
 /// Returns the path of connections to the one Revision that has all traffic.
@@ -315,27 +315,28 @@ pub(crate) fn is_direct_path(
 fn connection_path(
     app: &AppState,
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
-    let annotation = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
-    let configs = &view.cluster.settings.config_maps;
+    let annotation =
+        app.route_annotation(key::PATH).or_else(|| context.template.annotation(key::PATH));
+    let configs = &context.cluster.settings.config_maps;
     let annotation = annotation.or_else(|| {
         configs.network.default_path.map(|path| match path {
             ConnectionPath::Direct => "direct",
             ConnectionPath::Activator => "activator",
         })
     });
-    let spec = &view.facts.template.spec;
+    let spec = &context.template.raw.spec;
     // The shipped default is not the user's request for a limit.
     let start = spec
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = view.facts.protocol == AppProtocol::H2c && annotation != Some("direct");
+    let needs = context.template.container_concurrency > 0 || start.is_some() || idle.is_some();
+    let h2c = context.template.protocol == AppProtocol::H2c && annotation != Some("direct");
     let logged = configs.observability.needs_activator();
     if annotation == Some("activator") || needs || h2c || logged {
         return ConnectionPath::Activator;
     }
-    scale::burst_path(revision, view)
+    scale::burst_path(revision, context)
 }

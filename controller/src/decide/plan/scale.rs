@@ -7,40 +7,40 @@ use common::{
 
 use super::{PlanTimer, RevisionPlanContext};
 use crate::model::{
-    scale_policy::AutoscalerClass,
-    world::{
-        AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState, Uid,
-        UnixMillis,
+    cluster_state::{
+        AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState,
+        SteadyReadiness, Uid, UnixMillis,
     },
+    scale_policy::AutoscalerClass,
 };
 
-/// Wait before another pod when the last one vanished before it was ever ready, in milliseconds.
+/// Delay of the next pod after a pod ended before it was ever ready, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Time after a stopping pod's grace period until it is forgotten, should the node never answer, in milliseconds.
+/// Time after a stopping pod's grace period at which it is forgotten if the node has not reported its end, in ms.
 const STOP_TIMEOUT_MS: u64 = 30_000;
 
 /// Forgets pods that no longer exist.
 pub(super) fn remove_ended_pods(
     revision: &mut AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    let mut early = false;
-    let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    let mut has_early_end = false;
+    let grace = context.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
-        let status = view.cluster.pods.statuses.get(&*pod.uid);
+        let status = context.cluster.pods.statuses.get(&*pod.uid);
         let is_removed = status.is_some_and(|it| it.phase == local_node::PodRunPhase::Removed);
         let stopping = match pod.stage {
             PodStage::Stopping { since } if !is_undeleted_stopping_pod(pod) => {
-                timer.is_due_or_schedule(since.plus_ms(grace).plus_ms(STOP_TIMEOUT_MS), view.now)
+                timer.is_due_or_schedule(since.plus_ms(grace).plus_ms(STOP_TIMEOUT_MS), context.now)
             }
             PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. } => false,
         };
-        early |= is_removed && pod.stage == PodStage::Serving && !pod.was_ready;
+        has_early_end |= is_removed && pod.stage == PodStage::Serving && !pod.was_ready;
         !is_removed && !stopping
     });
-    if early {
-        revision.scaling.retry_at = view.now.plus_ms(RETRY_MS);
+    if has_early_end {
+        revision.scaling.retry_at = context.now.plus_ms(RETRY_MS);
     }
 }
 
@@ -48,21 +48,21 @@ pub(super) fn remove_ended_pods(
 fn requested_scale(
     revision: &AppRevision,
     is_leaving: bool,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> u32 {
-    let policy = &view.facts.policy;
-    let is_reserve = revision.routing_state.0 == RoutingState::Reserve;
+    let policy = &context.template.policy;
+    let is_reserve = revision.routing.state == RoutingState::Reserve;
     let min_scale = if is_reserve { 0 } else { policy.min_scale };
     // Kubernetes replaces pods by itself, and has more or fewer than requested meanwhile.
-    let current = match view.cluster.settings.platform {
+    let current = match context.cluster.settings.platform {
         PlatformKind::Local => revision.serving_pods(),
         PlatformKind::Kubernetes => revision.scaling.requested_scale,
     };
-    let decided = revision.scaling.decision.and_then(|it| it.requested_scale);
-    let requested = match decided {
+    let decided_scale = revision.scaling.decision.and_then(|it| it.requested_scale);
+    let requested = match decided_scale {
         _ if is_leaving => 0,
         Some(requested) => requested,
-        // Also without a Route a Revision starts once: until it was ready its Configuration is not.
+        // A Revision starts once even without a Route: its Configuration is not ready before the Revision was.
         None if !revision.scaling.initial_scale_reached => policy.initial_scale.max(min_scale),
         None if is_reserve => 0,
         None => current.max(min_scale),
@@ -76,25 +76,30 @@ fn requested_scale(
 
 /// Returns the replicas that another autoscaler has set in the Revision's Deployment, or the number it begins with.
 /// That is at least one: a HorizontalPodAutoscaler never scales up from zero.
-fn external_scale(revision: &AppRevision, is_leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
-    let policy = &view.facts.policy;
-    let first = policy.initial_scale.max(policy.min_scale).max(1);
-    let replicas = view.cluster.scaling.external_scales.get(&view.revision_key(revision)).copied();
-    if is_leaving { 0 } else { replicas.unwrap_or(first) }
+fn external_scale(
+    revision: &AppRevision,
+    is_leaving: bool,
+    context: &RevisionPlanContext<'_>,
+) -> u32 {
+    let policy = &context.template.policy;
+    let first_scale = policy.initial_scale.max(policy.min_scale).max(1);
+    let key = context.revision_key(revision);
+    let replicas = context.cluster.scaling.external_scales.get(&key).copied();
+    if is_leaving { 0 } else { replicas.unwrap_or(first_scale) }
 }
 
 /// Scales to the requested number of pods: revives or adds pods at once, or drains the least busy ones.
 pub(super) fn scale_pods(
     revision: &mut AppRevision,
     is_leaving: bool,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    let requested = match view.facts.class {
-        AutoscalerClass::Kpa => requested_scale(revision, is_leaving, view),
+    let requested = match context.template.class {
+        AutoscalerClass::Kpa => requested_scale(revision, is_leaving, context),
         // Another autoscaler sets the number, and Kubernetes picks the pods to stop: each finishes its last request.
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => {
-            revision.scaling.requested_scale = external_scale(revision, is_leaving, view);
+            revision.scaling.requested_scale = external_scale(revision, is_leaving, context);
             return;
         }
     };
@@ -103,17 +108,17 @@ pub(super) fn scale_pods(
         [revision.serving_pods(), requested].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
     if target > serving {
         let missing = target - serving;
-        let revived = revive_pods(revision, missing, view);
+        let revived = revive_pods(revision, missing, context);
         // On Kubernetes the Deployment's controller adds pods, by the number that `requested_scale` sets.
-        let is_local = view.cluster.settings.platform == PlatformKind::Local;
+        let is_local = context.cluster.settings.platform == PlatformKind::Local;
         if is_local
             && missing > revived
-            && timer.is_due_or_schedule(revision.scaling.retry_at, view.now)
+            && timer.is_due_or_schedule(revision.scaling.retry_at, context.now)
         {
-            (revived..missing).for_each(|_| add_pod(revision, view));
+            (revived..missing).for_each(|_| add_pod(revision, context));
         }
     } else {
-        remove_surplus_pods(revision, serving - target, view);
+        remove_surplus_pods(revision, serving - target, context);
     }
 }
 
@@ -122,7 +127,7 @@ pub(super) fn scale_pods(
 fn revive_pods(
     revision: &mut AppRevision,
     missing: usize,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> usize {
     let drains =
         |pod: &RevisionPod| matches!(pod.stage, PodStage::Draining { .. }) && !pod.is_terminating();
@@ -130,7 +135,8 @@ fn revive_pods(
     let mut pods: Vec<&mut RevisionPod> =
         all.filter(|pod| drains(pod) || is_undeleted_stopping_pod(pod)).collect();
     pods.sort_by_key(|pod| {
-        (!is_pod_ready(pod, view), !drains(pod), std::cmp::Reverse(requests_in_flight(pod, view)))
+        let in_flight = requests_in_flight(pod, context);
+        (!is_pod_ready(pod, context), !drains(pod), std::cmp::Reverse(in_flight))
     });
     let revived = pods.into_iter().take(missing).map(|pod| pod.stage = PodStage::Serving);
     revived.count()
@@ -143,17 +149,17 @@ fn is_undeleted_stopping_pod(pod: &RevisionPod) -> bool {
     stopping && pod.kube_status.as_ref().is_some_and(|it| !it.is_terminating)
 }
 
-fn add_pod(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
+fn add_pod(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
     revision.scaling.pods_created += 1;
     let parts = [revision.meta.uid.to_string(), revision.scaling.pods_created.to_string()];
-    let uid = Uid::derive(view.cluster.uid_seed, &[&parts[0], &parts[1]]);
+    let uid = Uid::derive(context.cluster.uid_seed, &[&parts[0], &parts[1]]);
     revision.pods.push(RevisionPod {
         name: format!("{}-deployment-{}", revision.name, pod_name_suffix(uid)).into(),
         uid: uid.to_string().into(),
-        created: view.now,
+        created: context.now,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_since: None,
+        steady_readiness: None,
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: None,
@@ -170,24 +176,28 @@ fn pod_name_suffix(uid: Uid) -> String {
     (0..5).map(digit).collect()
 }
 
-fn requests_in_flight(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> u64 {
-    view.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
+fn requests_in_flight(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u64 {
+    context.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
 }
 
 /// Drains or stops `count` pods: those that never became ready first, then the least busy, then the newest.
-fn remove_surplus_pods(revision: &mut AppRevision, count: usize, view: &RevisionPlanContext<'_>) {
+fn remove_surplus_pods(
+    revision: &mut AppRevision,
+    count: usize,
+    context: &RevisionPlanContext<'_>,
+) {
     let serving = |pod: &&mut RevisionPod| pod.stage == PodStage::Serving;
     let mut pods: Vec<&mut RevisionPod> = revision.pods.iter_mut().filter(serving).collect();
     pods.sort_by_key(|pod| {
-        let ready = is_pod_ready(pod, view);
-        (ready, requests_in_flight(pod, view), std::cmp::Reverse(pod.created), pod.uid.clone())
+        let ready = is_pod_ready(pod, context);
+        (ready, requests_in_flight(pod, context), std::cmp::Reverse(pod.created), pod.uid.clone())
     });
     for pod in pods.into_iter().take(count) {
-        pod.stage = if pod.was_ready || is_pod_ready(pod, view) {
-            PodStage::Draining { since: view.now }
+        pod.stage = if pod.was_ready || is_pod_ready(pod, context) {
+            PodStage::Draining { since: context.now }
         } else {
             // No request was ever routed to it, so there is nothing to drain.
-            PodStage::Stopping { since: view.now }
+            PodStage::Stopping { since: context.now }
         };
     }
 }
@@ -198,34 +208,37 @@ fn remove_surplus_pods(revision: &mut AppRevision, count: usize, view: &Revision
 /// is required, since requests may need them. If only the kubelet can run a probe, its readiness is required, too: a
 /// command that passes proves nothing about the port. Without an agent's report the kubelet's readiness alone counts.
 /// Pods of a node that is gone are not ready: Kubernetes reports only those lost that were ready before.
-pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> bool {
+pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-    let is_away = pod.kube_status.as_ref().is_some_and(|it| view.cluster.is_node_lost(&it.node));
-    let status = view.cluster.pods.statuses.get(&*pod.uid);
+    let is_lost = pod.kube_status.as_ref().is_some_and(|it| context.cluster.is_node_lost(&it.node));
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
     // The local node reports readiness in the pod's status.
     let is_kubelet_ready = match kubelet {
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
-    let ready = match view.cluster.pods.reports.get(&*pod.uid) {
-        _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_away => false,
-        Some(report) => report.ready && (is_kubelet_ready || !view.facts.needs_kubelet_probes()),
+    let ready = match context.cluster.pods.reports.get(&*pod.uid) {
+        _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
+        Some(report) => {
+            report.ready && (is_kubelet_ready || !context.template.needs_kubelet_probes())
+        }
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };
-    // The kubelet's readiness covers all containers; a remembered pod had passed this check before the restart.
-    let is_whole = kubelet == Some(KubeletReadiness::Ready) || pod.restored_address.is_some();
+    // The kubelet's readiness covers all containers; a restored pod had passed this check before the restart.
+    let are_all_running =
+        kubelet == Some(KubeletReadiness::Ready) || pod.restored_address.is_some();
     ready
         && !status.is_some_and(has_crashed_container)
-        && (is_whole || are_sidecars_running(status, view))
+        && (are_all_running || are_sidecars_running(status, context))
 }
 
 /// Returns true if every container beside the serving one runs.
 fn are_sidecars_running(
     status: Option<&local_node::PodRunStatus>,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
 ) -> bool {
-    let containers = view.facts.template.spec.pod.containers.iter().enumerate();
-    let mut sidecars = containers.filter(|(index, _)| *index != view.facts.serving_index);
+    let containers = context.template.raw.spec.pod.containers.iter().enumerate();
+    let mut sidecars = containers.filter(|(index, _)| *index != context.template.serving_index);
     sidecars.all(|(_, container)| {
         let containers_status = status.into_iter().flat_map(|status| &status.containers);
         let mut containers_status = containers_status.filter(|it| it.name == container.name);
@@ -237,35 +250,35 @@ fn are_sidecars_running(
 /// it a container that ends soon after each start would take the traffic from a Revision that works.
 const PROVEN_AFTER_MS: u64 = 5000;
 
-/// Updates the start of a pod's uninterrupted readiness; the restart of a container interrupts it.
-pub(super) fn update_steady_since(pod: &mut RevisionPod, view: &RevisionPlanContext<'_>) {
-    if view.facts.template.spec.pod.containers.len() < 2 {
+/// Updates a pod's uninterrupted readiness; the restart of a container interrupts it.
+pub(super) fn update_steady_readiness(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
+    if context.template.raw.spec.pod.containers.len() < 2 {
         return;
     }
-    let status = view.cluster.pods.statuses.get(&*pod.uid);
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
     let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
-    pod.steady_since = match pod.steady_since {
-        _ if !is_pod_ready(pod, view) => None,
-        Some((since, had)) if had == restarts => Some((since, had)),
-        Some(_) | None => Some((view.now, restarts)),
+    pod.steady_readiness = match pod.steady_readiness {
+        _ if !is_pod_ready(pod, context) => None,
+        Some(steady) if steady.restarts == restarts => Some(steady),
+        Some(_) | None => Some(SteadyReadiness { since: context.now, restarts }),
     };
 }
 
 /// Counts the pods that prove that the Revision works. A pod of one container does so as soon as it is ready.
 pub(super) fn count_proven_pods(
     revision: &AppRevision,
-    view: &RevisionPlanContext<'_>,
+    context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> u32 {
-    let is_single = view.facts.template.spec.pod.containers.len() < 2;
+    let is_single = context.template.raw.spec.pod.containers.len() < 2;
     let is_old = |pod: &RevisionPod, timer: &mut PlanTimer| {
-        pod.steady_since.is_some_and(|(since, _)| {
-            timer.is_due_or_schedule(since.plus_ms(PROVEN_AFTER_MS), view.now)
+        pod.steady_readiness.is_some_and(|steady| {
+            timer.is_due_or_schedule(steady.since.plus_ms(PROVEN_AFTER_MS), context.now)
         })
     };
-    let pods =
-        revision.pods.iter().filter(|it| it.stage == PodStage::Serving && is_pod_ready(it, view));
-    let proven = pods.filter(|it| is_single || is_old(it, timer)).count();
+    let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
+    let ready = serving.filter(|it| is_pod_ready(it, context));
+    let proven = ready.filter(|it| is_single || is_old(it, timer)).count();
     u32::try_from(proven).unwrap_or(u32::MAX)
 }
 
@@ -281,20 +294,23 @@ fn has_crashed_container(status: &local_node::PodRunStatus) -> bool {
 }
 
 /// Counts the pods of a Revision that are ready and serve.
-pub(super) fn count_ready_pods(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> u32 {
+pub(super) fn count_ready_pods(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> u32 {
     let pods = revision.pods.iter();
     let ready =
-        pods.filter(|pod| pod.stage == PodStage::Serving && is_pod_ready(pod, view)).count();
+        pods.filter(|pod| pod.stage == PodStage::Serving && is_pod_ready(pod, context)).count();
     u32::try_from(ready).unwrap_or(u32::MAX)
 }
 
 /// Returns the direct path if burst capacity allows it, else the activator path.
-pub(super) fn burst_path(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> ConnectionPath {
+pub(super) fn burst_path(
+    revision: &AppRevision,
+    context: &RevisionPlanContext<'_>,
+) -> ConnectionPath {
     match revision.scaling.decision {
         // As in Knative: with another autoscaler, requests go directly to the pods that exist.
-        _ if view.facts.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
+        _ if context.template.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
         Some(decided) => decided.path,
-        None if view.facts.policy.target_burst_capacity == 0.0 => ConnectionPath::Direct,
+        None if context.template.policy.target_burst_capacity == 0.0 => ConnectionPath::Direct,
         None => ConnectionPath::Activator,
     }
 }

@@ -91,10 +91,10 @@ fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
           spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
     );
     match parse::manifest_documents(&text, &ScalePolicyConfig::default()).remove(0) {
-        ManifestDocument::Service(name, manifest) => {
-            ControllerEvent::ManifestApplied(name, manifest)
+        ManifestDocument::Service { name, manifest } => {
+            ControllerEvent::ManifestApplied { name, manifest }
         }
-        ManifestDocument::Refused(_, reason) => panic!("{reason}"),
+        ManifestDocument::Refused { reason, .. } => panic!("{reason}"),
     }
 }
 
@@ -126,20 +126,15 @@ fn decide(app: u8, revision: u8, requested_scale: u8) -> ControllerEvent {
 
 /// Returns the event of an act, if there is a pod for it.
 fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
-    let pods = machine
-        .cluster()
-        .apps
-        .values()
-        .flat_map(|app| app.pods())
-        .map(|(_, pod)| pod.uid.to_string());
-    let pods: Vec<String> = pods.collect();
+    let pods = machine.cluster().apps.values().flat_map(|app| app.pods());
+    let pods: Vec<String> = pods.map(|(_, pod)| pod.uid.to_string()).collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
     Some(match *action {
         PlanCaseAction::Apply { app, version, split, initial } => {
             manifest(app, version, split, initial)
         }
         PlanCaseAction::Break { app } => {
-            ControllerEvent::ManifestRejected(name(app), "broken".into())
+            ControllerEvent::ManifestRejected { name: name(app), reason: "broken".into() }
         }
         PlanCaseAction::Delete { app } => ControllerEvent::ManifestDeleted(name(app)),
         PlanCaseAction::Decide { app, revision, wanted } => decide(app, revision, wanted),
@@ -155,34 +150,35 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
             };
-            ControllerEvent::PodReported(subscriber(0), observation)
+            ControllerEvent::PodReported { reporter: subscriber(0), observation }
         }
         PlanCaseAction::Unsee { pod } => {
-            ControllerEvent::PodReportWithdrawn(subscriber(0), pick(pod)?)
+            ControllerEvent::PodReportWithdrawn { reporter: subscriber(0), pod_uid: pick(pod)? }
         }
         PlanCaseAction::Status { pod, state } => {
             ControllerEvent::PodRunStatus(status(pick(pod)?, state))
         }
-        PlanCaseAction::Begin { who: subscriber_index } => ControllerEvent::ReportStreamBegin(
-            subscriber(subscriber_index),
-            subscriber_index.into(),
-        ),
-        PlanCaseAction::End { who: subscriber_index } => {
-            ControllerEvent::ReportStreamEnd(subscriber(subscriber_index), subscriber_index.into())
-        }
+        PlanCaseAction::Begin { who: subscriber_index } => ControllerEvent::ReportStreamBegin {
+            reporter: subscriber(subscriber_index),
+            stream: subscriber_index.into(),
+        },
+        PlanCaseAction::End { who: subscriber_index } => ControllerEvent::ReportStreamEnd {
+            reporter: subscriber(subscriber_index),
+            stream: subscriber_index.into(),
+        },
         PlanCaseAction::Avoid { who: subscriber_index, pod, ended: false } => {
-            ControllerEvent::DrainAcked(
-                subscriber(subscriber_index),
-                subscriber_index.into(),
-                pick(pod)?,
-            )
+            ControllerEvent::DrainAcked {
+                reporter: subscriber(subscriber_index),
+                stream: subscriber_index.into(),
+                pod_uid: pick(pod)?,
+            }
         }
         PlanCaseAction::Avoid { who: subscriber_index, pod, ended: true } => {
-            ControllerEvent::DrainAckWithdrawn(
-                subscriber(subscriber_index),
-                subscriber_index.into(),
-                pick(pod)?,
-            )
+            ControllerEvent::DrainAckWithdrawn {
+                reporter: subscriber(subscriber_index),
+                stream: subscriber_index.into(),
+                pod_uid: pick(pod)?,
+            }
         }
         PlanCaseAction::Pass { .. } => ControllerEvent::Tick,
     })

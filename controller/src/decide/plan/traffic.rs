@@ -1,11 +1,11 @@
-//! Pure: wanted traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
+//! Pure: specified traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
 
 use common::wire::NamespacedName;
 
 use super::{PlanTimer, gradual_rollout};
-use crate::model::world::{
+use crate::model::cluster_state::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
-    ConditionType, RouteState, RoutingState, UnixMillis,
+    ConditionType, RevisionRouting, RouteState, RoutingState, TrafficSpec, UnixMillis,
 };
 
 /// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
@@ -46,7 +46,7 @@ pub(super) fn assign_traffic(
         .map(|assigned| gradual_rollout::apply_rollout(app, name, assigned, cluster, now, timer));
     let status = match (rolled, &mut app.route) {
         (Ok((mut assigned, rollout)), Some(route)) => {
-            // Most Routes have one target, and there are many Routes: spare room would add up.
+            // Most Routes have one target, and there are many Routes: spare capacity would add up.
             assigned.shrink_to_fit();
             route.traffic = assigned;
             route.rollout = rollout;
@@ -173,46 +173,53 @@ pub(super) fn update_routing_states(
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
-        let is_leaving = app.cascades_deletion(cluster.settings.platform);
-        add_routed_revisions(route, name, is_leaving, name, created.as_deref(), &mut active);
+        active.extend(assigned_revisions(route));
+        if !app.cascades_deletion(cluster.settings.platform) {
+            active.extend(specified_revisions(route, name, name, created.as_deref()));
+        }
     }
     for other in cluster.names.referring_apps.get(name).into_iter().flatten() {
         if let Some(route) = cluster.apps.get(other).and_then(|it| it.route.as_ref()) {
-            add_routed_revisions(route, other, false, name, created.as_deref(), &mut active);
+            active.extend(assigned_revisions(route));
+            active.extend(specified_revisions(route, other, name, created.as_deref()));
         }
     }
     for revision in &mut app.revisions {
-        let new_state = match (active.contains(&revision.name), revision.routing_state.0) {
+        let new_state = match (active.contains(&revision.name), revision.routing.state) {
             (true, _) => RoutingState::Active,
             // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
             (false, RoutingState::Pending) if app.route.is_none() => RoutingState::Pending,
             (false, _) => RoutingState::Reserve,
         };
-        if revision.routing_state.0 != new_state {
-            revision.routing_state = (new_state, now);
+        if revision.routing.state != new_state {
+            revision.routing = RevisionRouting { state: new_state, changed_at: now };
         }
     }
 }
 
-/// Adds the Revisions of the app `app_name` that the Route `route_name` names now, or will name.
-fn add_routed_revisions(
+/// Returns the Revisions that have traffic of the Route now.
+fn assigned_revisions(route: &RouteState) -> impl Iterator<Item = Box<str>> {
+    route.traffic.iter().map(|it| it.revision_name.clone())
+}
+
+/// Returns the Revisions of the app `app_name` to which the spec of the Route `route_name` sends traffic. `created` is
+/// the app's newest Revision.
+fn specified_revisions(
     route: &RouteState,
     route_name: &NamespacedName,
-    is_leaving: bool,
     app_name: &NamespacedName,
     created: Option<&str>,
-    active: &mut Vec<Box<str>>,
-) {
-    active.extend(route.traffic.iter().map(|it| it.revision_name.clone()));
-    for target in route.traffic_spec.iter().filter(|_| !is_leaving) {
+) -> Vec<Box<str>> {
+    let revision = |target: &TrafficSpec| {
         let configuration = target.configuration_name.as_deref().unwrap_or(&route_name.name);
         match &target.revision_name {
-            Some(name) => active.push(name.clone()),
+            Some(name) => Some(name.clone()),
             // The newest Revision gets traffic as soon as it is ready, so it must not scale as one in reserve.
-            None if configuration == app_name.name => active.extend(created.map(Into::into)),
-            None => {}
+            None if configuration == app_name.name => created.map(Into::into),
+            None => None,
         }
-    }
+    };
+    route.traffic_spec.iter().filter_map(revision).collect()
 }
 
 /// Adds up shares by Revision; targets without a share are left out. The sum is 100, or the result is empty.

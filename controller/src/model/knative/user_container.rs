@@ -31,11 +31,22 @@ pub fn resolve_probe_ports(container: &mut Container, port: i32) {
         &mut container.readiness_probe,
         &mut container.startup_probe,
     ];
-    probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, false));
+    let missing = ReplacedPorts::WithoutNumber;
+    probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, missing));
 }
 
-/// Sets the port of a probe that has no number, and with `always` of every probe.
-pub(crate) fn set_probe_port(probe: &mut Probe, port: i32, always: bool) {
+/// Ports of probes that [`set_probe_port`] replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplacedPorts {
+    /// Ports that are names or 0.
+    WithoutNumber,
+    /// All ports.
+    All,
+}
+
+/// Sets the port of a probe if `replaced` includes its present port.
+pub(crate) fn set_probe_port(probe: &mut Probe, port: i32, replaced: ReplacedPorts) {
+    let always = replaced == ReplacedPorts::All;
     let fill = |have: &mut IntOrString| {
         let none = match have {
             IntOrString::Int(number) => *number == 0,

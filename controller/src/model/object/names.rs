@@ -20,11 +20,11 @@ pub fn child_name(parent: &str, suffix: &str) -> String {
         let prefix = truncate(parent, MAX_PREFIX_BYTES - suffix.len());
         return trim_name_end(format!("{prefix}{}{suffix}", md5_hex(parent)));
     }
-    // A suffix that leaves no room is cut too, so the sum covers both.
+    // A suffix longer than the limit is cut too, so the sum covers both.
     let mut name =
         format!("{}{}", truncate(parent, MAX_PREFIX_BYTES), md5_hex(&format!("{parent}{suffix}")));
-    let room = MAX_NAME_BYTES.saturating_sub(name.len());
-    name.push_str(truncate(suffix, room));
+    let free_bytes = MAX_NAME_BYTES.saturating_sub(name.len());
+    name.push_str(truncate(suffix, free_bytes));
     trim_name_end(name)
 }
 

@@ -45,8 +45,24 @@ pub enum ResourceKind {
     HorizontalPodAutoscaler,
 }
 
-/// Group (empty for the core group), version, kind, plural, and true if namespaced.
-type ResourceNames = (&'static str, &'static str, &'static str, &'static str, bool);
+/// Names of a kind in the API.
+struct ResourceNames {
+    /// API group; empty for the core group.
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    /// Lower-case plural, as in API paths.
+    plural: &'static str,
+}
+
+const fn resource_names(
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+) -> ResourceNames {
+    ResourceNames { group, version, kind, plural }
+}
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
@@ -78,61 +94,68 @@ impl ResourceKind {
         const SCALE: &str = "autoscaling.internal.knative.dev";
         const CACHE: &str = "caching.internal.knative.dev";
         match self {
-            Self::KnativeService => (SERVING, "v1", "Service", "services", true),
-            Self::Configuration => (SERVING, "v1", "Configuration", "configurations", true),
-            Self::Revision => (SERVING, "v1", "Revision", "revisions", true),
-            Self::Route => (SERVING, "v1", "Route", "routes", true),
-            Self::DomainMapping => (SERVING, "v1beta1", "DomainMapping", "domainmappings", true),
-            Self::Deployment => ("apps", "v1", "Deployment", "deployments", true),
-            Self::Pod => ("", "v1", "Pod", "pods", true),
-            Self::Service => ("", "v1", "Service", "services", true),
+            Self::KnativeService => resource_names(SERVING, "v1", "Service", "services"),
+            Self::Configuration => resource_names(SERVING, "v1", "Configuration", "configurations"),
+            Self::Revision => resource_names(SERVING, "v1", "Revision", "revisions"),
+            Self::Route => resource_names(SERVING, "v1", "Route", "routes"),
+            Self::DomainMapping => {
+                resource_names(SERVING, "v1beta1", "DomainMapping", "domainmappings")
+            }
+            Self::Deployment => resource_names("apps", "v1", "Deployment", "deployments"),
+            Self::Pod => resource_names("", "v1", "Pod", "pods"),
+            Self::Service => resource_names("", "v1", "Service", "services"),
             Self::EndpointSlice => {
-                ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", true)
+                resource_names("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
             }
-            Self::Node => ("", "v1", "Node", "nodes", false),
-            Self::ConfigMap => ("", "v1", "ConfigMap", "configmaps", true),
-            Self::PodAutoscaler => (SCALE, "v1alpha1", "PodAutoscaler", "podautoscalers", true),
+            Self::Node => resource_names("", "v1", "Node", "nodes"),
+            Self::ConfigMap => resource_names("", "v1", "ConfigMap", "configmaps"),
+            Self::PodAutoscaler => {
+                resource_names(SCALE, "v1alpha1", "PodAutoscaler", "podautoscalers")
+            }
             Self::ServerlessService => {
-                (NET, "v1alpha1", "ServerlessService", "serverlessservices", true)
+                resource_names(NET, "v1alpha1", "ServerlessService", "serverlessservices")
             }
-            Self::Metric => (SCALE, "v1alpha1", "Metric", "metrics", true),
-            Self::Image => (CACHE, "v1alpha1", "Image", "images", true),
+            Self::Metric => resource_names(SCALE, "v1alpha1", "Metric", "metrics"),
+            Self::Image => resource_names(CACHE, "v1alpha1", "Image", "images"),
             Self::ClusterDomainClaim => {
-                (NET, "v1alpha1", "ClusterDomainClaim", "clusterdomainclaims", false)
+                resource_names(NET, "v1alpha1", "ClusterDomainClaim", "clusterdomainclaims")
             }
-            Self::Namespace => ("", "v1", "Namespace", "namespaces", false),
+            Self::Namespace => resource_names("", "v1", "Namespace", "namespaces"),
             Self::NetworkPolicy => {
-                ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true)
+                resource_names("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
             }
-            Self::HorizontalPodAutoscaler => {
-                ("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", true)
-            }
+            Self::HorizontalPodAutoscaler => resource_names(
+                "autoscaling",
+                "v2",
+                "HorizontalPodAutoscaler",
+                "horizontalpodautoscalers",
+            ),
         }
     }
 
     /// The API group; empty for the core group.
     pub const fn group(self) -> &'static str {
-        self.api_names().0
+        self.api_names().group
     }
 
     /// API version within the group, such as `v1`.
     pub const fn version(self) -> &'static str {
-        self.api_names().1
+        self.api_names().version
     }
 
     /// Kind as in objects, such as `Service`.
     pub const fn kind(self) -> &'static str {
-        self.api_names().2
+        self.api_names().kind
     }
 
     /// Lower-case plural, as in API paths.
     pub const fn plural(self) -> &'static str {
-        self.api_names().3
+        self.api_names().plural
     }
 
     /// Returns true if its objects are namespaced.
     pub const fn is_namespaced(self) -> bool {
-        self.api_names().4
+        !matches!(self, Self::Node | Self::ClusterDomainClaim | Self::Namespace)
     }
 
     /// Returns true if its objects have a status subresource, which is written separately.

@@ -78,10 +78,10 @@ impl AdmittedKind {
     }
 }
 
-/// Question of the API server: one object, and all that the answer depends on.
+/// Request of the API server to admit one object, with everything that the decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionRequest<'a> {
-    /// Kind of the object in question.
+    /// Kind of the object.
     pub kind: AdmittedKind,
     /// Object as it is to be stored.
     pub object: &'a Value,
@@ -95,7 +95,8 @@ pub struct AdmissionRequest<'a> {
 
 /// Returns the object with all defaults filled in, and the paths of unknown fields.
 ///
-/// Unknown fields are fields that no pod has. They are removed, as the API server does with fields outside a schema.
+/// Unknown fields are those that a PodSpec does not have. They are removed, as the API server does with fields outside
+/// a schema.
 pub fn apply_defaults(request: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
     let mut object = request.object.clone();
     let unknown = match request.kind.pod_spec_location() {
@@ -103,22 +104,22 @@ pub fn apply_defaults(request: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
         None => Vec::new(),
     };
     let meta: ObjectMeta = parse_typed(object.get("metadata"), "", &mut Vec::new());
-    let created = request.old.is_none();
+    let is_creation = request.old.is_none();
     match request.kind {
         AdmittedKind::Service | AdmittedKind::Configuration => {
             match request.old.filter(|_| keeps_revision_name(request)) {
                 Some(old) => restore_template_defaults(&mut object, old, &meta, &request.rules),
-                None => fill_template(&mut object, &meta, created, &request.rules),
+                None => fill_template(&mut object, &meta, is_creation, &request.rules),
             }
             if request.kind == AdmittedKind::Service {
-                fill_traffic(&mut object, true);
+                fill_traffic(&mut object, request.kind);
             }
         }
-        AdmittedKind::Route => fill_traffic(&mut object, false),
+        AdmittedKind::Route => fill_traffic(&mut object, request.kind),
         // Revisions are immutable: defaults that appeared later must not reach an existing one.
-        AdmittedKind::Revision if created => {
+        AdmittedKind::Revision if is_creation => {
             if let Some(spec) = object.get_mut("spec") {
-                defaults::fill_revision_spec(spec, &meta, created, &request.rules);
+                defaults::fill_revision_spec(spec, &meta, is_creation, &request.rules);
             }
         }
         AdmittedKind::DomainMapping => internal_kinds::fill_reference_namespace(&mut object, &meta),
@@ -170,7 +171,7 @@ pub struct ValidationResult {
 fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
     let Some(Value::Object(spec)) = object.pointer_mut(pointer) else { return Vec::new() };
     // The fields that Knative adds to a PodSpec are unknown to that type: they are set aside while it is pruned.
-    let own: Vec<_> = revision_template::REVISION_LIMIT_FIELDS
+    let revision_fields: Vec<_> = revision_template::REVISION_LIMIT_FIELDS
         .iter()
         .filter_map(|name| spec.remove_entry(*name))
         .collect();
@@ -179,7 +180,7 @@ fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
     if let Value::Object(pod) = pod {
         *spec = pod;
     }
-    spec.extend(own);
+    spec.extend(revision_fields);
     unknown
 }
 
@@ -194,9 +195,14 @@ fn keeps_revision_name(request: &AdmissionRequest<'_>) -> bool {
     new.is_some() && new == request.old.and_then(name)
 }
 
-fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &AdmissionRules<'_>) {
+fn fill_template(
+    object: &mut Value,
+    meta: &ObjectMeta,
+    is_creation: bool,
+    rules: &AdmissionRules<'_>,
+) {
     if let Some(template) = object.pointer_mut("/spec/template") {
-        defaults::fill_template(template, meta, created, rules);
+        defaults::fill_template(template, meta, is_creation, rules);
     }
 }
 
@@ -241,9 +247,9 @@ fn copy_unchanged_defaults(new: &mut Value, filled: &Value, old: &Value) {
     }
 }
 
-fn fill_traffic(object: &mut Value, is_service: bool) {
+fn fill_traffic(object: &mut Value, kind: AdmittedKind) {
     if let Some(Value::Object(spec)) = object.get_mut("spec") {
-        defaults::fill_traffic(spec, is_service);
+        defaults::fill_traffic(spec, kind == AdmittedKind::Service);
     }
 }
 
@@ -251,15 +257,15 @@ fn fill_traffic(object: &mut Value, is_service: bool) {
 fn record_user(object: &mut Value, meta: &ObjectMeta, request: &AdmissionRequest<'_>) {
     let Some(user) = request.user else { return };
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    let noted = match request.kind {
+    let records_user = match request.kind {
         AdmittedKind::Service | AdmittedKind::DomainMapping => true,
         AdmittedKind::Configuration | AdmittedKind::Route => !owned,
         _ => false,
     };
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
-    // Only the spec counts: labels and annotations change without making anyone a modifier (Knative's `SetUserInfo`).
+    // Only the spec counts: a change of labels or annotations is not recorded (Knative's `SetUserInfo`).
     let changed = request.old.is_none_or(|old| !diff::is_equivalent(&spec(old), &spec(object)));
-    if !noted || !changed {
+    if !records_user || !changed {
         return;
     }
     let Some(annotations) = annotations_mut(object) else { return };
@@ -307,7 +313,7 @@ fn check_serving_kind(
         }
     }
     let Some(old) = request.old else { return };
-    // These annotations of child objects are not recorded here (see `user`), so there is nothing to protect.
+    // Child objects do not have the annotations that `record_user` writes, so there is nothing to protect.
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     if request.kind == AdmittedKind::Service || !owned {
         check_creator(old, request.object, &annotations, problems);
@@ -384,7 +390,7 @@ fn check_creator(
 fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     metadata::check_name(meta, problems);
     metadata::check_revision_owner(meta, problems);
-    // A spec was judged when it was created. Judged again by stricter settings it could not even get a label.
+    // The spec was checked at its creation. Another check, by stricter settings, would refuse even a new label.
     if let Some(old) = request.old {
         let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
         if let Some(diff) = diff::describe_changes(&spec(old), &spec(request.object)) {
@@ -400,7 +406,7 @@ fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &
         problems,
     );
     let annotations = meta.annotations.clone().unwrap_or_default();
-    // Annotations were judged in the template, but the autoscaler reads the Revision's own, too.
+    // Annotations were checked in the template, but the autoscaler reads the Revision's own, too.
     if let Err(more) = request.rules.autoscaler.strict_policy(
         &annotations,
         concurrency_limit(&spec),
@@ -459,7 +465,7 @@ fn collect_warnings(
     }
 }
 
-/// Returns the metric of a class whose annotations name none.
+/// Returns the default metric of an autoscaler class.
 pub(super) fn default_metric(class: &str) -> Value {
     if class == scale_policy::KPA_CLASS { json!("concurrency") } else { json!("cpu") }
 }

@@ -240,7 +240,7 @@ const CONTAINER_LISTS: [&str; 2] = ["containers[]", "initContainers[]"];
 /// Checks a pod, as it was written, with `at` as its path in the object.
 pub(super) fn check_pod_fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     check_fields(pod, at, problems);
-    // The table judges each field alone; these rules compare fields with each other.
+    // The table checks each field alone; these rules compare fields with each other.
     for_each_at(pod, "tolerations[]", at, &mut |value, at| check_toleration(value, at, problems));
     for list in CONTAINER_LISTS {
         for_each_at(pod, &format!("{list}.resources"), at, &mut |value, at| {
@@ -251,15 +251,15 @@ pub(super) fn check_pod_fields(pod: &Value, at: &str, problems: &mut Vec<Problem
 
 /// Checks each field on its own.
 fn check_fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
-    let mut judge_each = |path: &str, must: ValueRule| {
+    let mut check_each = |path: &str, must: ValueRule| {
         for_each_at(pod, path, at, &mut |value, at| check_value(must, value, at, problems));
     };
-    POD_RULES.iter().for_each(|(path, must)| judge_each(path, *must));
+    POD_RULES.iter().for_each(|(path, must)| check_each(path, *must));
     for (lists, fields) in
         [(&AFFINITY_TERM_PATHS[..], AFFINITY_TERM_RULES), (&CONTAINER_LISTS[..], CONTAINER_RULES)]
     {
         for list in lists {
-            fields.iter().for_each(|(path, must)| judge_each(&format!("{list}.{path}"), *must));
+            fields.iter().for_each(|(path, must)| check_each(&format!("{list}.{path}"), *must));
         }
     }
 }

@@ -24,15 +24,15 @@ type JsonObject = Map<String, Value>;
 
 /// Fills in a template; `parent` is the object around it.
 ///
-/// `created` is true for a new object: defaults that appeared later do not change a workload that runs already.
+/// `is_creation` is true for a new object. Defaults of later releases do not change a workload that runs already.
 pub(super) fn fill_template(
     template: &mut Value,
     parent: &ObjectMeta,
-    created: bool,
+    is_creation: bool,
     rules: &AdmissionRules<'_>,
 ) {
     if let Some(spec) = template.get_mut("spec") {
-        fill_revision_spec(spec, parent, created, rules);
+        fill_revision_spec(spec, parent, is_creation, rules);
     }
 }
 
@@ -40,12 +40,12 @@ pub(super) fn fill_template(
 pub(super) fn fill_revision_spec(
     spec: &mut Value,
     parent: &ObjectMeta,
-    created: bool,
+    is_creation: bool,
     rules: &AdmissionRules<'_>,
 ) {
     let Value::Object(spec) = spec else { return };
     fill_limits(spec, rules);
-    if created {
+    if is_creation {
         fill_service_account(spec, rules);
     }
     // Both are read before any default is set: a default name must avoid every name that the user chose.

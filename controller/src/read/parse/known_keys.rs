@@ -72,6 +72,7 @@ const REVISION_PLACES: &[MetadataPlace] = &[Template, Revision];
 /// Places of keys that the platform itself writes.
 const PLATFORM_PLACES: &[MetadataPlace] = &[Configuration, Route, Revision];
 const CREATOR_PLACES: &[MetadataPlace] = &[Service, Configuration, Route, DomainMapping, Revision];
+/// Places of keys that have no effect anywhere: the warning states why.
 const NOWHERE: &[MetadataPlace] = &[];
 
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";

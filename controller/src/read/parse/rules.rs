@@ -10,7 +10,7 @@ use crate::model::{
 /// Platform on which the pods will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdmissionPlatform {
-    /// The local node: volumes are `emptyDir`, images may be folders, and names leave room for a Revision's suffix.
+    /// The local node: volumes are `emptyDir`, images may be folders, and a Revision's suffix must fit after a name.
     Local,
     /// Kubernetes: Knative's rules, without the restrictions of the local node.
     #[default]

@@ -31,8 +31,8 @@ fn traffic_problems(traffic: &str) -> String {
 
 fn document_problems(text: &str) -> String {
     match read_document(text) {
-        ManifestDocument::Service(..) => "fine".into(),
-        ManifestDocument::Refused(_, problems) => problems,
+        ManifestDocument::Service { .. } => "fine".into(),
+        ManifestDocument::Refused { reason: problems, .. } => problems,
     }
 }
 
@@ -44,7 +44,9 @@ fn check_table(table: &[(String, &str)]) {
 
 #[test]
 fn a_small_service_gets_knatives_defaults() {
-    let ManifestDocument::Service(name, manifest) = read_document(HELLO) else { panic!("refused") };
+    let ManifestDocument::Service { name, manifest } = read_document(HELLO) else {
+        panic!("refused")
+    };
     assert_eq!(name, NamespacedName::new("default", "hello"));
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     // Values of knative/serving `pkg/apis/serving/v1/*_defaults.go` at 98e5ef9.
@@ -74,7 +76,7 @@ fn a_small_service_gets_knatives_defaults() {
 fn defaults_depend_on_each_other_as_in_knative() {
     let fill = |spec: &str| {
         let text = HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec);
-        let ManifestDocument::Service(_, manifest) = read_document(&text) else {
+        let ManifestDocument::Service { manifest, .. } = read_document(&text) else {
             panic!("refused: {spec}")
         };
         let template: RevisionTemplate = serde_json::from_str(&manifest.template).expect("JSON");
@@ -404,8 +406,8 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
     let names: Vec<_> = all
         .iter()
         .map(|it| match it {
-            ManifestDocument::Service(name, _) => (name.name.clone(), true),
-            ManifestDocument::Refused(name, _) => (name.clone().expect("named").name, false),
+            ManifestDocument::Service { name, .. } => (name.name.clone(), true),
+            ManifestDocument::Refused { name, .. } => (name.clone().expect("named").name, false),
         })
         .collect();
     assert_eq!(names, [("hello".into(), true), ("b".into(), false), ("third".into(), true)]);

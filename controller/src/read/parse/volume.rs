@@ -265,7 +265,7 @@ fn check_read_only(
     // Only pods' own storage and claims can be written; all other kinds must be mounted read-only.
     let written = mount.read_only != Some(true);
     let claim = volume.and_then(|it| it.persistent_volume_claim.as_ref());
-    // A claim may be mounted for writing; a rule of its own says when.
+    // A claim may be mounted for writing; a rule of its own states when.
     let writable = volume.is_some_and(|it| it.empty_dir.is_some() || it.ephemeral.is_some());
     let path = format!("{at}.readOnly");
     if written && !writable && claim.is_none() {

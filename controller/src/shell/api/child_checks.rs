@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::wire::NamespacedName;
 
-use crate::model::world::UnixMillis;
+use crate::model::cluster_state::UnixMillis;
 
 /// Time after planning at which an app's objects are looked for, and between checks while one is missing.
 const CHECK_DELAY_MS: u64 = 8000;

@@ -57,7 +57,7 @@ async fn config_from_file(path: &Path) -> Result<Config, KubeconfigError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await
 }
 
-/// Returns the API group, version and plural of a kind, as the library needs them.
+/// Returns the API group, version and plural of a kind, as kube needs them.
 pub fn api_resource(resource: ResourceKind) -> ApiResource {
     ApiResource {
         group: resource.group().into(),

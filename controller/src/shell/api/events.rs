@@ -1,7 +1,7 @@
 //! Shell: Kubernetes Events, which users read under `kubectl describe` and `kubectl events`.
 //!
-//! The library counts a repeated event instead of writing another one. The inbox here is bounded, so that no write of
-//! an object waits for an Event.
+//! kube's recorder counts a repeated event instead of writing another one. The inbox here is bounded, so that no
+//! write of an object waits for an Event.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Pure: facts to remember of each object that the API server holds, in about a hundred bytes.
+//! Pure: cache of the objects that the API server holds, with about a hundred bytes for each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,16 @@ use crate::model::object::{
     hash::{applied_hash, stable_json_hash},
 };
 
-/// Facts that are remembered of one object.
+/// Origin of an object that the cache stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectOrigin {
+    /// A watch or a read, or a write of a part of the object.
+    Observed,
+    /// The response to the controller's own apply of the whole object.
+    OwnApply,
+}
+
+/// Entry of the cache: what the writer needs to know of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedObject {
     /// UID of the object.
@@ -37,7 +46,7 @@ pub struct ObservedObject {
 }
 
 impl ObservedObject {
-    /// Extracts the facts from an object as the API server sent it.
+    /// Returns the entry for an object as the API server sent it.
     pub fn from_object(object: &Value) -> Self {
         let meta = &object["metadata"];
         let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
@@ -81,7 +90,7 @@ pub struct ObjectCache {
 }
 
 impl ObjectCache {
-    /// Returns the facts of an object, if it is known.
+    /// Returns the entry of an object, if it is known.
     pub fn get(&self, resource: ResourceKind, name: &NamespacedName) -> Option<&ObservedObject> {
         self.objects.get(&resource)?.get(name)
     }
@@ -95,7 +104,7 @@ impl ObjectCache {
     pub fn begin_list(&mut self, scope: &WatchScope) {
         let all = self.objects.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
-        // The library may begin a list again before the last one ended.
+        // kube's watcher may begin a list again before the last one ended.
         self.unlisted.retain(|(listed_scope, _)| listed_scope != scope);
         self.unlisted.push((scope.clone(), names));
     }
@@ -123,7 +132,7 @@ impl ObjectCache {
         for (_, names) in self.unlisted.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
         }
-        self.insert(resource, name, observed, false)
+        self.insert(resource, name, observed, ObjectOrigin::Observed)
     }
 
     /// Marks a request about the object of `key` as under way, until [`end_request`](Self::end_request).
@@ -131,8 +140,7 @@ impl ObjectCache {
         self.open_requests.insert(key.clone());
     }
 
-    /// Stores an object from a response; `is_own_write` if the object is the result of our own apply. Returns true if
-    /// the response was accepted.
+    /// Stores an object from a response. Returns true if the response was accepted.
     ///
     /// A response is refused if the object was deleted since the request began. Otherwise the object would stay in the
     /// cache forever, since a watch reports a deletion only once.
@@ -140,7 +148,7 @@ impl ObjectCache {
         &mut self,
         key: &ObjectPartKey,
         observed: ObservedObject,
-        is_own_write: bool,
+        origin: ObjectOrigin,
     ) -> bool {
         let ObjectPartKey { resource, name, .. } = key;
         if !self.open_requests.contains(key) {
@@ -154,7 +162,7 @@ impl ObjectCache {
                 names.insert(name.clone());
             }
         }
-        self.insert(*resource, name, observed, is_own_write);
+        self.insert(*resource, name, observed, origin);
         true
     }
 
@@ -173,7 +181,7 @@ impl ObjectCache {
         resource: ResourceKind,
         name: &NamespacedName,
         mut observed: ObservedObject,
-        is_own_write: bool,
+        origin: ObjectOrigin,
     ) -> bool {
         let all = self.objects.entry(resource).or_default();
         // Versions are comparable only within one object: a new UID always wins.
@@ -181,8 +189,8 @@ impl ObjectCache {
         if cached.is_some_and(|cached| is_older(&observed, cached)) {
             return false;
         }
-        observed.changed_by_others =
-            !is_own_write && cached.is_some_and(|cached| cached.is_changed_by_others(&observed));
+        observed.changed_by_others = origin == ObjectOrigin::Observed
+            && cached.is_some_and(|cached| cached.is_changed_by_others(&observed));
         let is_news = cached != Some(&observed);
         all.insert(name.clone(), observed);
         is_news
@@ -207,7 +215,7 @@ impl ObjectCache {
                 replicas,
                 ..cached.clone()
             };
-            self.insert(resource, name, observed, false);
+            self.insert(resource, name, observed, ObjectOrigin::Observed);
         }
     }
 
@@ -297,9 +305,9 @@ mod tests {
         cache.apply_watched(kind, &name("a"), deployment("4", 2, 0));
         assert_eq!(is_changed(&cache), Some(true), "still");
         cache.begin_request(&key);
-        cache.apply_response(&key, deployment("5", 3, 0), false);
+        cache.apply_response(&key, deployment("5", 3, 0), ObjectOrigin::Observed);
         assert_eq!(is_changed(&cache), Some(true), "it was only read");
-        cache.apply_response(&key, deployment("6", 4, 0), true);
+        cache.apply_response(&key, deployment("6", 4, 0), ObjectOrigin::OwnApply);
         cache.apply_watched(kind, &name("a"), deployment("6", 4, 0));
         assert_eq!(is_changed(&cache), Some(false));
         cache.apply_watched(
@@ -339,7 +347,7 @@ mod tests {
         cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
         cache.apply_scale(kind, &name("a"), "2", 1);
         cache.apply_watched(kind, &name("a"), deployment("2", 2, 1));
-        assert_eq!(is_changed(&cache), Some(false), "the answer was first");
+        assert_eq!(is_changed(&cache), Some(false), "the response was first");
         cache.apply_watched(kind, &name("a"), deployment("3", 3, 0));
         cache.apply_scale(kind, &name("a"), "3", 0);
         assert_eq!(is_changed(&cache), Some(false), "the watch was first");
@@ -399,14 +407,15 @@ mod tests {
             |own: &str| ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, name(own));
         let (a, b) = (key("a"), key("b"));
         [&a, &b].into_iter().for_each(|it| cache.begin_request(it));
-        assert!(cache.apply_response(&a, seen("1"), true));
+        assert!(cache.apply_response(&a, seen("1"), ObjectOrigin::OwnApply));
         cache.remove(ResourceKind::Service, &name("a"));
-        assert!(!cache.apply_response(&a, seen("2"), true));
-        assert!(cache.apply_response(&b, seen("3"), true), "another object");
+        assert!(!cache.apply_response(&a, seen("2"), ObjectOrigin::OwnApply));
+        assert!(cache.apply_response(&b, seen("3"), ObjectOrigin::OwnApply), "another object");
         assert_eq!((cache.get(a.resource, &a.name), cache.count(a.resource)), (None, 1));
         cache.end_request(&a);
         cache.begin_request(&a);
-        assert!(cache.apply_response(&a, seen("4"), true), "asked after the loss");
+        let is_accepted = cache.apply_response(&a, seen("4"), ObjectOrigin::OwnApply);
+        assert!(is_accepted, "asked after the loss");
         [&a, &b].into_iter().for_each(|it| cache.end_request(it));
         assert!(cache.open_requests.is_empty());
     }
@@ -421,7 +430,7 @@ mod tests {
         for object_name in ["old", "new", "named"] {
             let key = ObjectPartKey::new(kind, ObjectPart::Object, name(object_name));
             cache.begin_request(&key);
-            assert!(cache.apply_response(&key, seen("2"), true));
+            assert!(cache.apply_response(&key, seen("2"), ObjectOrigin::OwnApply));
         }
         cache.apply_watched(kind, &name("named"), seen("2"));
         assert_eq!(cache.end_list(scope), [name("new"), name("old")]);

@@ -8,7 +8,7 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use crate::model::{object::ObjectPartKey, world::UnixMillis};
+use crate::model::{cluster_state::UnixMillis, object::ObjectPartKey};
 
 /// Number of equal writes without a delay.
 const UNDELAYED_WRITES: u32 = 30;

@@ -123,18 +123,18 @@ pub fn trim_object(scope: &WatchScope, object: &mut Value) {
     prune_fields(scope.resource, object);
 }
 
-/// Removes fields that are not [kept_fields] from the parts of an object.
+/// Removes from the [trimmed_parts] of an object all fields that are not kept.
 pub fn prune_fields(resource: ResourceKind, object: &mut Value) {
-    for (part, fields) in kept_fields(resource) {
+    for (part, fields) in trimmed_parts(resource) {
         retain_fields(object, part, fields);
     }
 }
 
 /// Parts of an object, each with the fields of it that are kept.
-pub type KeptFields = &'static [(&'static str, &'static [&'static str])];
+pub type TrimmedParts = &'static [(&'static str, &'static [&'static str])];
 
 /// Returns the parts of a kind of which only some fields are kept, since the controller reads no others.
-pub const fn kept_fields(resource: ResourceKind) -> KeptFields {
+pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
     match resource {
         ResourceKind::Pod => &[
             ("spec", &["nodeName", "terminationGracePeriodSeconds", "hostNetwork"]),

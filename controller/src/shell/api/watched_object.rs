@@ -13,17 +13,17 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use super::watch_scope::{self, KeptFields};
+use super::watch_scope::{self, TrimmedParts};
 use crate::model::object::ResourceKind as Kind;
 
-/// An object of any kind. The library's `DynamicObject` is parsed twice and must be serialized to become a value again.
+/// An object of any kind. kube's `DynamicObject` is parsed twice and must be serialized to become a value again.
 /// With a hundred thousand pods, that is most of the time of a start.
 #[derive(Debug)]
 pub(super) struct WatchedObject<S> {
-    /// Name, namespace and version, the only metadata that the library asks for.
+    /// Name, namespace and version, the only metadata that kube's watcher reads.
     meta: ObjectMeta,
-    /// The object without `managedFields` (often the larger half) and without the fields that are not
-    /// [kept](watch_scope::kept_fields).
+    /// The object without `managedFields` (often the larger half), with some parts
+    /// [trimmed](watch_scope::trimmed_parts).
     pub(super) value: Value,
     shape: PhantomData<fn() -> S>,
 }
@@ -37,8 +37,8 @@ impl<S> Clone for WatchedObject<S> {
 
 /// Kind of the objects of a list, as a type: JSON of a list does not repeat the kind in each item.
 pub(super) trait ObjectShape: fmt::Debug + 'static {
-    /// Parts of the object of which only some fields are kept.
-    const KEPT_FIELDS: KeptFields;
+    /// Parts of the object of which only some fields are kept. All other parts are kept whole.
+    const TRIMMED_PARTS: TrimmedParts;
 }
 
 /// Pods, without their containers and volumes, which the controller does not read.
@@ -46,7 +46,7 @@ pub(super) trait ObjectShape: fmt::Debug + 'static {
 pub(super) struct PodShape;
 
 impl ObjectShape for PodShape {
-    const KEPT_FIELDS: KeptFields = watch_scope::kept_fields(Kind::Pod);
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::Pod);
 }
 
 /// Deployments, without their pod templates, which the controller does not read.
@@ -54,7 +54,7 @@ impl ObjectShape for PodShape {
 pub(super) struct DeploymentShape;
 
 impl ObjectShape for DeploymentShape {
-    const KEPT_FIELDS: KeptFields = watch_scope::kept_fields(Kind::Deployment);
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::Deployment);
 }
 
 /// Kinds of which the controller reads metadata and status, so that their specs are not kept.
@@ -62,26 +62,26 @@ impl ObjectShape for DeploymentShape {
 pub(super) struct WriteOnlyShape;
 
 impl ObjectShape for WriteOnlyShape {
-    const KEPT_FIELDS: KeptFields = watch_scope::kept_fields(Kind::PodAutoscaler);
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::PodAutoscaler);
 }
 
-/// Kinds of which every field is kept: no part is trimmed.
+/// Kinds of which every part is kept whole.
 #[derive(Debug)]
 pub(super) struct FullShape;
 
 impl ObjectShape for FullShape {
-    const KEPT_FIELDS: KeptFields = &[];
+    const TRIMMED_PARTS: TrimmedParts = &[];
 }
 
 impl<'de, S: ObjectShape> Deserialize<'de> for WatchedObject<S> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let value = from.deserialize_map(FieldFilter::Object(S::KEPT_FIELDS))?;
+        let value = from.deserialize_map(FieldFilter::Object(S::TRIMMED_PARTS))?;
         let meta = &value["metadata"];
         if !meta.is_object() {
             return Err(D::Error::custom("an object without metadata"));
         }
         let word = |field: &str| meta[field].as_str().map(str::to_owned);
-        // The library reads only these three fields; parsing a full `ObjectMeta` would be a second parse.
+        // kube's watcher reads only these three fields; parsing a full `ObjectMeta` would be a second parse.
         let meta = ObjectMeta {
             name: word("name"),
             namespace: word("namespace"),
@@ -96,7 +96,7 @@ impl<'de, S: ObjectShape> Deserialize<'de> for WatchedObject<S> {
 #[derive(Clone, Copy)]
 enum FieldFilter {
     /// Fields of the object itself: all are kept, of some parts only the listed fields.
-    Object(KeptFields),
+    Object(TrimmedParts),
     /// Fields of the metadata: all but `managedFields`.
     Metadata,
     /// Fields of a part: only the listed ones.

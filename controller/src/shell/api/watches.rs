@@ -3,7 +3,7 @@
 //! At the start a kind is listed after the kinds that it depends on. So each object can be handled as it comes and none
 //! is held: a hundred thousand pods are gigabytes.
 //!
-//! The library resumes a watch where it broke, and lists again if the API server has dropped that version (410). Its
+//! kube's watcher resumes a watch where it broke, and lists again if the API server has dropped that version (410). Its
 //! delays between attempts grow and are random. A list comes in pages, so the largest kind bounds the memory.
 
 use std::{sync::Arc, time::Duration};
@@ -38,7 +38,7 @@ use crate::model::object::ResourceKind;
 const LIST_PAGE_SIZE: u32 = 500;
 /// Maximum number of observations that wait; when the channel is full, watches pause.
 const CHANNEL_CAPACITY: usize = 1024;
-/// Longest delay before a broken watch is begun again. With the library's 30 s, a replica would not know new services
+/// Longest delay before a broken watch is begun again. With kube's 30 s, a replica would not know new services
 /// for that time after the API server is back. Controllers are few, so more attempts are no burden on it.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
@@ -47,10 +47,17 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 pub enum WatchUpdate {
     /// A full list of this scope begins.
     ListBegun(Arc<WatchScope>),
-    /// An object, trimmed, and the facts that the writer remembers of it.
-    Object(ResourceKind, NamespacedName, ObservedObject, Box<Value>),
+    /// An object exists.
+    Object {
+        resource: ResourceKind,
+        name: NamespacedName,
+        /// Record that the writer keeps of the object.
+        observed: ObservedObject,
+        /// The object, trimmed.
+        object: Box<Value>,
+    },
     /// An object was deleted.
-    Deleted(ResourceKind, NamespacedName),
+    Deleted { resource: ResourceKind, name: NamespacedName },
     /// The full list of this scope is complete.
     ListCompleted(Arc<WatchScope>),
 }
@@ -167,7 +174,7 @@ impl WatchTask {
                 Err(error) => {
                     self.metrics.count_watch_restart(resource);
                     if !broken {
-                        // One warning per outage: the library tries again many times.
+                        // One warning per outage: kube's watcher tries again many times.
                         warn!(resource = %resource, error = %error_chain(&error), "watch broke and is begun again");
                     }
                     broken = true;
@@ -194,16 +201,16 @@ impl WatchTask {
         match event {
             Event::Init => WatchUpdate::ListBegun(Arc::clone(&self.scope)),
             Event::InitDone => WatchUpdate::ListCompleted(Arc::clone(&self.scope)),
-            Event::Delete(object) => WatchUpdate::Deleted(resource, object_name(&object)),
+            Event::Delete(object) => WatchUpdate::Deleted { resource, name: object_name(&object) },
             Event::Apply(object) | Event::InitApply(object) => {
                 let (name, mut value) = (object_name(&object), object.value);
                 watch_scope::trim_object(&self.scope, &mut value);
-                WatchUpdate::Object(
+                WatchUpdate::Object {
                     resource,
                     name,
-                    ObservedObject::from_object(&value),
-                    Box::new(value),
-                )
+                    observed: ObservedObject::from_object(&value),
+                    object: Box::new(value),
+                }
             }
         }
     }

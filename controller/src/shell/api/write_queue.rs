@@ -14,8 +14,8 @@ use std::{
 
 use super::write_outcome::WriteOutcome;
 use crate::model::{
+    cluster_state::UnixMillis,
     object::{ObjectPart, ObjectPartKey, ResourceKind},
-    world::UnixMillis,
 };
 
 /// Delay after the first failure.
@@ -44,6 +44,14 @@ impl QueueLane {
             (ObjectPart::Object | ObjectPart::Status, _) => Self::Other,
         }
     }
+}
+
+/// Need for one more write of a key after the present one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteRepeat {
+    NotNeeded,
+    /// The key was added again while it was being written.
+    Needed,
 }
 
 /// Limits of the writes under way.
@@ -80,8 +88,8 @@ pub struct WriteQueue {
     /// Time at which the slices begun so far will have used up the rate.
     slices_paid_until: UnixMillis,
     ready: HashSet<ObjectPartKey>,
-    /// Keys being written; true if the key was added again meanwhile.
-    in_progress: HashMap<ObjectPartKey, bool>,
+    /// Keys being written.
+    in_progress: HashMap<ObjectPartKey, WriteRepeat>,
     failures: HashMap<ObjectPartKey, u32>,
     delayed: BTreeSet<(UnixMillis, ObjectPartKey)>,
     delayed_until: BTreeMap<ObjectPartKey, UnixMillis>,
@@ -95,8 +103,8 @@ impl WriteQueue {
 
     /// Adds a key, to be written as soon as the limits permit.
     pub fn add(&mut self, key: ObjectPartKey) {
-        if let Some(is_repeated) = self.in_progress.get_mut(&key) {
-            *is_repeated = true;
+        if let Some(repeat) = self.in_progress.get_mut(&key) {
+            *repeat = WriteRepeat::Needed;
             return;
         }
         self.cancel_delay(&key);
@@ -117,12 +125,13 @@ impl WriteQueue {
         let scaling = self.in_progress.keys().filter(|key| key.part == ObjectPart::Scale).count();
         let is_scaling = scaling > 0 || !self.scale.is_empty();
         let most = if is_scaling { self.limits.other_during_scale } else { usize::MAX };
-        let room = self.in_progress.len() - scaling < most.min(self.limits.other);
+        let has_capacity = self.in_progress.len() - scaling < most.min(self.limits.other);
+        let is_slice_paid = self.slices_paid_until <= now.plus_ms(SLICE_BURST_MS);
         // The order is the priority: scale, then the rest, then slices, which come in large numbers.
         let lanes = [
             (QueueLane::Scale, scaling < self.limits.scale),
-            (QueueLane::Other, room),
-            (QueueLane::Slices, room && self.slices_paid_until <= now.plus_ms(SLICE_BURST_MS)),
+            (QueueLane::Other, has_capacity),
+            (QueueLane::Slices, has_capacity && is_slice_paid),
         ];
         let next_key = lanes.into_iter().find_map(|(lane, free)| {
             let key = if free { self.lane_queue(lane).pop_front() } else { None };
@@ -134,7 +143,7 @@ impl WriteQueue {
             self.slices_paid_until = self.slices_paid_until.max(now).plus_ms(self.slice_cost());
         }
         self.ready.remove(&key);
-        self.in_progress.insert(key.clone(), false);
+        self.in_progress.insert(key.clone(), WriteRepeat::NotNeeded);
         Some(key)
     }
 
@@ -152,7 +161,7 @@ impl WriteQueue {
 
     /// Ends the write of a key, and schedules the next attempt if `outcome` asks for one.
     pub fn finish(&mut self, key: &ObjectPartKey, outcome: &WriteOutcome, now: UnixMillis) {
-        let is_repeated = self.in_progress.remove(key).unwrap_or(false);
+        let is_repeated = self.in_progress.remove(key) == Some(WriteRepeat::Needed);
         let wait = match outcome {
             WriteOutcome::Done | WriteOutcome::Abandoned => {
                 self.failures.remove(key);
@@ -187,7 +196,7 @@ impl WriteQueue {
         let later = self.delayed.first().map(|(at, _)| *at);
         let slices = (!self.slices.is_empty())
             .then(|| UnixMillis(self.slices_paid_until.0.saturating_sub(SLICE_BURST_MS)));
-        // Slices that the rate already permits wait for room, which a finished write makes, not time.
+        // Slices that the rate already permits wait until a write ends; time alone does not help them.
         later.into_iter().chain(slices.filter(|at| *at > now)).min()
     }
 
@@ -305,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_overtakes_everything_and_has_room_of_its_own() {
+    fn scale_overtakes_everything_and_has_capacity_of_its_own() {
         let mut queue =
             WriteQueue::new(WriteLimits { scale: 1, other: 1, ..WriteLimits::default() });
         let (fast, other) = (key("a", ObjectPart::Scale), key("b", ObjectPart::Scale));
@@ -370,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_without_room_are_not_asked_for_again_and_again() {
+    fn slices_without_capacity_are_not_asked_for_again_and_again() {
         let mut queue = WriteQueue::new(WriteLimits { other: 1, ..WriteLimits::default() });
         queue.add(object("a"));
         queue.add(ObjectPartKey::new(
@@ -379,7 +388,7 @@ mod tests {
             NamespacedName::new("default", "s"),
         ));
         assert_eq!(all(&mut queue, NOW), [object("a")]);
-        assert_eq!(queue.next_at(NOW), None, "only the end of that write makes room");
+        assert_eq!(queue.next_at(NOW), None, "only the end of that write frees capacity");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Shell: writes of objects that differ from their desired state, while this replica is the leader.
 //!
-//! This writer and its [queue](super::write_queue) stand in the place of kube-runtime's `Controller`, because of five
-//! needs that it does not meet:
+//! This writer and its [queue](super::write_queue) replace kube-runtime's `Controller`, which does not meet five
+//! needs:
 //!
 //! - **Lanes.** `Controller` has one order and one limit for all reconciles. With statuses written 32 at a time beside
 //!   it, scale reached 42 writes a second (commit 1b4d77d). With a lane of its own it reaches 645 to 792
@@ -47,7 +47,7 @@ use super::{
     client::object_api,
     leader_election::Leadership,
     metrics::ApiServerMetrics,
-    object_cache::{ObjectCache, ObservedObject},
+    object_cache::{ObjectCache, ObjectOrigin, ObservedObject},
     repeated_writes::RepeatedWrites,
     watch_scope::{self, WatchScope},
     watches::error_chain,
@@ -56,8 +56,8 @@ use super::{
     write_queue::{WriteLimits, WriteQueue},
 };
 use crate::model::{
+    cluster_state::UnixMillis,
     object::{FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
-    world::UnixMillis,
 };
 
 /// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
@@ -92,7 +92,7 @@ struct WriterState {
 
 impl std::fmt::Debug for ObjectWriter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Writer").field("state", &self.state).finish_non_exhaustive()
+        out.debug_struct("ObjectWriter").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -151,7 +151,7 @@ impl ObjectWriter {
         self.with_state(|state| state.queue.lengths())
     }
 
-    /// Returns the facts of an object, if it is known.
+    /// Returns the cache's entry of an object, if it is known.
     pub fn observed(
         &self,
         resource: ResourceKind,
@@ -405,7 +405,7 @@ impl ObjectWriter {
                 outcome
             }
             Ok(Some(object)) => {
-                self.store_response(key, object, false);
+                self.store_response(key, object, ObjectOrigin::Observed);
                 // The object is in the cache now, so the next decision differs.
                 WriteOutcome::Conflict
             }
@@ -418,7 +418,7 @@ impl ObjectWriter {
         match api.patch(&key.name.name, &apply_params(), &Patch::Apply(body)).await {
             Ok(object) => {
                 info!(object = %key, "applied");
-                self.store_response(key, object, true);
+                self.store_response(key, object, ObjectOrigin::OwnApply);
                 WriteOutcome::Done
             }
             Err(error) => self.handle_error(key, error).await,
@@ -458,7 +458,7 @@ impl ObjectWriter {
         let sent_hash = crate::model::object::hash::stable_json_hash(&body["status"]);
         match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
             Ok(object) => {
-                if let Some(observed) = self.store_response(key, object, false) {
+                if let Some(observed) = self.store_response(key, object, ObjectOrigin::Observed) {
                     self.with_state(|state| {
                         state
                             .applied_statuses
@@ -510,7 +510,7 @@ impl ObjectWriter {
         let metadata = ObjectMeta {
             name: Some(name.to_string()),
             namespace: Some(key.name.namespace.to_string()),
-            // No version: the number is wanted whatever else changed.
+            // No version: the number is set whatever else has changed.
             ..ObjectMeta::default()
         };
         let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
@@ -554,19 +554,18 @@ impl ObjectWriter {
         }
     }
 
-    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
-    /// `is_own_write` if the object is the result of our own apply.
+    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile.
     fn store_response(
         &self,
         key: &ObjectPartKey,
         object: DynamicObject,
-        is_own_write: bool,
+        origin: ObjectOrigin,
     ) -> Option<ObservedObject> {
         let mut object = serde_json::to_value(object).ok()?;
         // Trimmed as the watch trims it, or the two would seem to differ.
         watch_scope::prune_fields(key.resource, &mut object);
         let observed = ObservedObject::from_object(&object);
-        self.with_state(|state| state.cache.apply_response(key, observed.clone(), is_own_write))
+        self.with_state(|state| state.cache.apply_response(key, observed.clone(), origin))
             .then_some(observed)
     }
 
@@ -599,7 +598,7 @@ impl ObjectWriter {
         let api = object_api(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
             Ok(Some(object)) => {
-                self.store_response(key, object, false);
+                self.store_response(key, object, ObjectOrigin::Observed);
             }
             Ok(None) => self.with_state(|state| state.cache.remove(key.resource, &key.name)),
             Err(error) => debug!(object = %key, error = %error_chain(&error), "not read again"),
@@ -653,7 +652,7 @@ impl WriterState {
             ObjectPart::Status,
             name.clone(),
         ));
-        // The queue asks for the desired state, so an object that is no longer wanted costs only a comparison.
+        // The writer compares with the desired state first, so an object that is no longer desired costs only that.
         self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
     }
 
@@ -695,8 +694,8 @@ mod tests {
     use super::*;
     use crate::{
         model::{
+            cluster_state::Uid,
             object::{DesiredState, WriteError},
-            world::Uid,
         },
         write::desired::RequiredChildren,
     };
@@ -881,11 +880,11 @@ mod tests {
     fn api_server() -> (Client, mpsc::Receiver<FakeApiCall>) {
         let (sender, calls) = mpsc::channel::<FakeApiCall>(1);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let (response, answered) = oneshot::channel();
+            let (response, responded) = oneshot::channel();
             let (sender, method) = (sender.clone(), request.method().clone());
             async move {
                 sender.send((method, response)).await.expect("the test goes on");
-                let (code, body) = answered.await.expect("an answer");
+                let (code, body) = responded.await.expect("a response");
                 let body = kube::client::Body::from(body.to_string().into_bytes());
                 Response::builder().status(code).body(body)
             }

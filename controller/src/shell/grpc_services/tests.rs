@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::{scale_policy::ScalePolicyConfig, world::ClusterState},
+    model::{cluster_state::ClusterState, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
 };
 
@@ -33,12 +33,12 @@ fn hello_controller() -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>
         orders,
     ));
     shared.release_orders();
-    let ManifestDocument::Service(name, manifest) =
+    let ManifestDocument::Service { name, manifest } =
         parse::manifest_documents(HELLO, &ScalePolicyConfig::default()).remove(0)
     else {
         panic!("refused")
     };
-    shared.step(ControllerEvent::ManifestApplied(name, manifest));
+    shared.step(ControllerEvent::ManifestApplied { name, manifest });
     (shared, ordered)
 }
 

@@ -18,7 +18,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 /// Error of creating a key or certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    /// The library rcgen returned an error.
+    /// The crate rcgen returned an error.
     #[error("cannot make a key or certificate")]
     Rcgen(#[from] rcgen::Error),
     /// The request has another kind of key.

@@ -30,7 +30,7 @@ use tonic::{Code, transport::Channel};
 use super::{rotation::CertificateAuthorities, *};
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::world::ClusterState,
+    model::cluster_state::ClusterState,
     shell::{grpc_services, runtime::ControllerRuntime},
 };
 

@@ -1,6 +1,6 @@
 //! Pure: result of a TokenReview → identity that a certificate may state.
 //!
-//! Nothing that the caller states counts: role, node, pod and UID come from the API server, for the pod that the token
+//! Statements of the caller do not count: role, node, pod and UID come from the API server, for the pod that the token
 //! is bound to. The API server has also checked that this pod still exists under this UID, so a stolen token is
 //! worthless once its pod is gone.
 
@@ -18,7 +18,7 @@ const SERVICE_ACCOUNTS: [(&str, Component); 3] = [
     ("autoscaler", Component::Autoscaler),
 ];
 
-/// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).
+/// Keys of the pod's attributes in a TokenReview (with its node since Kubernetes 1.30).
 const POD_NAME_KEY: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID_KEY: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME_KEY: &str = "authentication.kubernetes.io/node-name";
@@ -32,7 +32,7 @@ pub struct TokenReviewResult {
     pub audiences: Vec<String>,
     /// User of the token, such as `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// Further facts about the user, by key.
+    /// Further attributes of the user, by key.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -46,7 +46,7 @@ pub enum CertificateRefusal {
     #[error("the token is not for audience {AUDIENCE:?}")]
     WrongAudience,
     /// The token's user is none of Rouse's service accounts.
-    #[error("{user:?} runs no part of Rouse")]
+    #[error("{user:?} is no service account of Rouse")]
     UnknownAccount {
         /// Name of the user.
         user: String,
@@ -56,12 +56,12 @@ pub enum CertificateRefusal {
         "the API server does not say {what} of the token: it must be projected into a pod, by Kubernetes 1.30 or newer"
     )]
     PodNotNamed {
-        /// Name of the missing fact.
+        /// Name of the missing attribute.
         what: &'static str,
     },
 }
 
-/// Identity of the token's bearer. `namespace` is the one in which Rouse runs.
+/// Returns the identity of the pod that presents the token. `namespace` is the one in which Rouse runs.
 pub fn identity_of_token(
     reviewed: &TokenReviewResult,
     namespace: &str,
@@ -73,13 +73,13 @@ pub fn identity_of_token(
     if !reviewed.audiences.iter().any(|it| it == AUDIENCE) {
         return Err(CertificateRefusal::WrongAudience);
     }
-    let stranger = || CertificateRefusal::UnknownAccount { user: reviewed.user.clone() };
-    let account = reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(stranger)?;
-    let (its, name) = account.split_once(':').ok_or_else(stranger)?;
-    let holder = SERVICE_ACCOUNTS.iter().find(|(account, _)| its == namespace && name == *account);
-    let (_, holder) = holder.ok_or_else(stranger)?;
+    let unknown_account = || CertificateRefusal::UnknownAccount { user: reviewed.user.clone() };
+    let account = reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(unknown_account)?;
+    let (account_namespace, name) = account.split_once(':').ok_or_else(unknown_account)?;
+    let mut accounts = SERVICE_ACCOUNTS.iter().filter(|_| account_namespace == namespace);
+    let (_, role) = accounts.find(|(account, _)| name == *account).ok_or_else(unknown_account)?;
     let extra_value = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
-        // Of several values none could be trusted.
+        // Only one of several values could be right, and it is unknown which.
         Some([one]) if !one.is_empty() => Ok(one.as_str()),
         _ => Err(CertificateRefusal::PodNotNamed { what }),
     };
@@ -89,7 +89,7 @@ pub fn identity_of_token(
         extra_value(POD_UID_KEY, "the uid")?,
     );
     // A `/` in one of the names would change the parts of the identity's URI.
-    CertificateIdentity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())
+    CertificateIdentity::new(*role, node, pod, uid).map_err(|_nothing| unknown_account())
 }
 
 #[cfg(test)]

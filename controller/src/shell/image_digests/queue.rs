@@ -15,7 +15,7 @@ use registry::ImageReference;
 
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
-    model::world::{Uid, UnixMillis},
+    model::cluster_state::{Uid, UnixMillis},
 };
 
 /// Delay after a first failure, in ms (knative/serving `pkg/reconciler/revision/controller.go`).
@@ -105,17 +105,17 @@ impl DigestQueue {
         }
         // Images or account have changed, so earlier results do not apply.
         self.forget(revision);
-        let mut answers = BTreeMap::new();
+        let mut results = BTreeMap::new();
         for (_, image) in &wanted.images {
             match resolve_without_registry(image, &wanted.skipped_registries) {
                 Some(known) => {
-                    answers.insert(image.clone(), known);
+                    results.insert(image.clone(), known);
                 }
                 None => self.add_query(revision, image, &wanted, now),
             }
         }
         self.revisions
-            .insert(revision.clone(), WaitingRevision { request: wanted, results: answers });
+            .insert(revision.clone(), WaitingRevision { request: wanted, results });
         self.status(revision)
     }
 

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::queue::{DigestQuery, DigestQueue, DigestStatus, DueDigestQuery};
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
-    model::world::UnixMillis,
+    model::cluster_state::UnixMillis,
 };
 
 /// Greatest number of queries in progress (knative/serving `digestResolutionWorkers`).
@@ -85,9 +85,9 @@ impl<S: PullSecretSource> DigestResolver<S> {
         revision: &NamespacedName,
         wanted: DigestRequest,
     ) -> DigestStatus {
-        let answer = self.lock_queue().request_digests(revision, wanted, self.now());
+        let status = self.lock_queue().request_digests(revision, wanted, self.now());
         self.work_added.notify_one();
-        answer
+        status
     }
 
     /// Removes a Revision, whose status has its digests or which is deleted.
@@ -113,7 +113,7 @@ impl<S: PullSecretSource> DigestResolver<S> {
             for job in jobs {
                 asking.spawn(Arc::clone(&self).run_query(job));
             }
-            // With all workers busy the next query is overdue: the end of one makes room, not the time.
+            // With all workers busy the next query starts when another one ends, not at a time.
             let wait = next.filter(|_| asking.len() < MAX_PARALLEL_QUERIES);
             let wait = wait.map_or(IDLE_SLEEP, Duration::from_millis);
             tokio::select! {

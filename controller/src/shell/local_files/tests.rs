@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::world::{AppState, ClusterState, ControllerSettings},
+    model::cluster_state::{AppState, ClusterState, ControllerSettings},
 };
 
 const HELLO: &str = r#"
@@ -117,7 +117,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
     };
-    ControllerEvent::PodReported(subscriber, observation)
+    ControllerEvent::PodReported { reporter: subscriber, observation }
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ async fn no_order_is_sent_before_everything_is_restored() {
     let app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
 
     let (second, orders) = new_runtime("b", 2);
-    second.step(ControllerEvent::AppRestored(name, app));
+    second.step(ControllerEvent::AppRestored { name, app });
     assert!(!orders.has_changed().expect("a sender"), "pods not read back yet would be stopped");
     second.release_orders();
     assert_eq!((orders.has_changed().expect("a sender"), orders.borrow().pods.len()), (true, 1));

@@ -47,7 +47,7 @@ pub(super) async fn watch_client_pods(
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known_pods, mut named) = (BTreeSet::new(), BTreeSet::new());
     let tell = |name: NamespacedName, client| {
-        shared.step(ControllerEvent::ClientPodObserved(name, client))
+        shared.step(ControllerEvent::ClientPodObserved { name, pod: client })
     };
     while let Some(event) = events.next().await {
         match event {

@@ -29,7 +29,7 @@ pub enum AdmissionHook {
     Config,
 }
 
-/// Settings that answers depend on.
+/// Settings that admission depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionSettings {
     /// Checked settings of `config-defaults`.
@@ -96,7 +96,7 @@ struct AdmissionReviewBody {
     request: Option<ReviewRequest>,
 }
 
-/// Fields of a request that answers depend on.
+/// Fields of a request that admission depends on.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ReviewRequest {
@@ -129,29 +129,29 @@ struct ReviewOptions {
     field_validation: Option<String>,
 }
 
-/// Answer to a review, before it is encoded.
+/// Decision about a request, before it is encoded.
 #[derive(Debug, Default, PartialEq)]
-struct ReviewAnswer {
+struct AdmissionDecision {
     /// Reason for refusing; `None` admits the object.
     refusal: Option<String>,
     warnings: Vec<String>,
     patch: Option<Vec<u8>>,
 }
 
-/// Answers the review in `body`.
-pub fn answer_review(
+/// Returns the response to the review in `body`.
+pub fn respond_to_review(
     hook: AdmissionHook,
     body: &[u8],
     settings: &AdmissionSettings,
 ) -> Result<Vec<u8>, ReviewDecodeError> {
     let review: AdmissionReviewBody = serde_json::from_slice(body)?;
     let request = review.request.ok_or(ReviewDecodeError::Empty)?;
-    let review_answer = evaluate_request(hook, &request, settings)?;
-    encode_response(&request, review_answer)
+    let decision = evaluate_request(hook, &request, settings)?;
+    encode_response(&request, decision)
 }
 
-/// Answers a review about a new pod: with the node that `bind` returns, the pod is stored as bound.
-pub fn answer_binding_review(
+/// Returns the response to a review about a new pod. It binds the pod to the node that `bind` returns, if any.
+pub fn respond_to_binding_review(
     body: &[u8],
     bind: impl FnOnce(&Value, u64) -> Option<String>,
 ) -> Result<Vec<u8>, ReviewDecodeError> {
@@ -163,16 +163,16 @@ pub fn answer_binding_review(
     let node = pod.and_then(|pod| bind(pod, chance));
     let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));
     let patch = patch.map(|patch| patch.to_string().into_bytes());
-    encode_response(&request, ReviewAnswer { patch, ..ReviewAnswer::default() })
+    encode_response(&request, AdmissionDecision { patch, ..AdmissionDecision::default() })
 }
 
 fn encode_response(
     request: &ReviewRequest,
-    review_answer: ReviewAnswer,
+    decision: AdmissionDecision,
 ) -> Result<Vec<u8>, ReviewDecodeError> {
-    // The API server accepts an answer only with the UID of its request.
-    let mut response = json!({"uid": request.uid, "allowed": review_answer.refusal.is_none()});
-    if let Some(message) = review_answer.refusal {
+    // The API server accepts a response only with the UID of its request.
+    let mut response = json!({"uid": request.uid, "allowed": decision.refusal.is_none()});
+    if let Some(message) = decision.refusal {
         response["status"] = json!({
             "status": "Failure",
             "message": message,
@@ -180,10 +180,10 @@ fn encode_response(
             "code": 400,
         });
     }
-    if !review_answer.warnings.is_empty() {
-        response["warnings"] = review_answer.warnings.into();
+    if !decision.warnings.is_empty() {
+        response["warnings"] = decision.warnings.into();
     }
-    if let Some(patch) = review_answer.patch {
+    if let Some(patch) = decision.patch {
         response["patchType"] = "JSONPatch".into();
         response["patch"] = serde_json::to_value(ByteString(patch))?;
     }
@@ -199,12 +199,12 @@ fn evaluate_request(
     hook: AdmissionHook,
     request: &ReviewRequest,
     settings: &AdmissionSettings,
-) -> Result<ReviewAnswer, ReviewDecodeError> {
+) -> Result<AdmissionDecision, ReviewDecodeError> {
     // The controller writes statuses, and an object that is being deleted is not checked any more.
     let sub = request.sub_resource.as_deref().unwrap_or_default();
     let is_checked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
     let Some(object) = request.object.as_ref().filter(|it| is_checked && !it.is_null()) else {
-        return Ok(ReviewAnswer::default());
+        return Ok(AdmissionDecision::default());
     };
     // A ConfigMap is no kind of Knative's, so it is handled before the kind is looked up.
     if hook == AdmissionHook::Config {
@@ -212,12 +212,12 @@ fn evaluate_request(
     }
     let Some(kind) = AdmittedKind::from_group_kind(&request.kind.group, &request.kind.kind) else {
         let message = format!("unhandled kind: {}/{}", request.kind.group, request.kind.kind);
-        return Ok(ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() });
+        return Ok(AdmissionDecision { refusal: Some(message), ..AdmissionDecision::default() });
     };
     let deleted = object.pointer("/metadata/deletionTimestamp").is_some_and(|it| !it.is_null());
     if deleted {
         // The removal of its finalizer must succeed even if it breaks newer rules.
-        return Ok(ReviewAnswer::default());
+        return Ok(AdmissionDecision::default());
     }
     let old = request.old_object.as_ref().filter(|it| !it.is_null());
     let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
@@ -235,7 +235,7 @@ fn evaluate_request(
 fn default_object(
     admission_request: &AdmissionRequest<'_>,
     request: &ReviewRequest,
-) -> Result<ReviewAnswer, ReviewDecodeError> {
+) -> Result<AdmissionDecision, ReviewDecodeError> {
     let (object, unknown) = admission::apply_defaults(admission_request);
     let unknown: Vec<String> =
         unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
@@ -245,7 +245,7 @@ fn default_object(
         // The text is the API server's own for strict decoding of built-in kinds.
         Some("Strict") if !unknown.is_empty() => {
             let refusal = format!("strict decoding error: {}", unknown.join(", "));
-            return Ok(ReviewAnswer { refusal: Some(refusal), ..ReviewAnswer::default() });
+            return Ok(AdmissionDecision { refusal: Some(refusal), ..AdmissionDecision::default() });
         }
         Some("Ignore") => Vec::new(),
         // `Warn` is Kubernetes' default.
@@ -253,15 +253,15 @@ fn default_object(
     };
     let patch = json_patch::diff(admission_request.object, &object);
     let patch = (!patch.is_empty()).then(|| serde_json::to_vec(&patch)).transpose()?;
-    Ok(ReviewAnswer { refusal: None, warnings, patch })
+    Ok(AdmissionDecision { refusal: None, warnings, patch })
 }
 
-fn validate_object(request: &AdmissionRequest<'_>) -> ReviewAnswer {
+fn validate_object(request: &AdmissionRequest<'_>) -> AdmissionDecision {
     let result = admission::validate(request);
     let refusal = refusal_message(&result.problems);
     // A refused object needs no warnings: they would hide the error.
     let warnings = if refusal.is_some() { Vec::new() } else { format_warnings(&result.warnings) };
-    ReviewAnswer { refusal, warnings, patch: None }
+    AdmissionDecision { refusal, warnings, patch: None }
 }
 
 fn refusal_message(problems: &[Problem]) -> Option<String> {
@@ -282,18 +282,18 @@ fn format_warnings(all: &[Problem]) -> Vec<String> {
     messages.into_iter().map(of).collect()
 }
 
-fn check_config_map(object: &Value) -> ReviewAnswer {
+fn check_config_map(object: &Value) -> AdmissionDecision {
     let map = |pointer: &str| -> BTreeMap<String, String> {
         let value = object.pointer(pointer).cloned().unwrap_or_default();
         serde_json::from_value(value).unwrap_or_default()
     };
     let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
     match config_maps::admit(name, &map("/metadata/annotations"), &map("/data")) {
-        Ok(warnings) => ReviewAnswer { warnings, ..ReviewAnswer::default() },
+        Ok(warnings) => AdmissionDecision { warnings, ..AdmissionDecision::default() },
         Err(problems) => {
             let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let message = format!("validation failed: {}", lines.join("\n"));
-            ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() }
+            AdmissionDecision { refusal: Some(message), ..AdmissionDecision::default() }
         }
     }
 }

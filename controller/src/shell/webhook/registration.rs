@@ -1,7 +1,7 @@
 //! Shell: keeps the certificate in its Secret, and registers the webhook with the API server.
 //!
 //! Every replica reads the Secret; the leader makes and renews its content. A certificate is registered only after this
-//! replica has called itself with it. A registration that no replica can answer would stop every write to Rouse's
+//! replica has called itself with it. A registration that no replica can serve would stop every write to Rouse's
 //! objects.
 
 use std::{
@@ -56,7 +56,7 @@ pub struct WebhookAddress {
     pub service: String,
     /// Name of the Secret that holds the certificate.
     pub secret: String,
-    /// Port at which this replica answers.
+    /// Port at which this replica serves the webhook.
     pub port: u16,
     /// URL that the API server calls instead of the Service, such as `https://127.0.0.1:8443`. It is for an API server
     /// outside a cluster, beside the controller.
@@ -121,10 +121,10 @@ pub enum WebhookRegistrationError {
     /// The certificate could not be made or used.
     #[error(transparent)]
     Certificate(#[from] WebhookCertError),
-    /// This replica does not answer its own call.
-    #[error("the webhook on port {port} does not answer: {why}")]
+    /// This replica does not respond to its own call.
+    #[error("the webhook on port {port} does not respond: {why}")]
     SelfCall {
-        /// Port at which this replica should answer.
+        /// Port at which this replica should serve the webhook.
         port: u16,
         /// Reason, as text for operators.
         why: String,
@@ -199,7 +199,7 @@ async fn check_once(
         *registered = None;
         return Ok(true);
     }
-    // This order matters: a registered webhook that does not answer blocks all writes (`failurePolicy: Fail`).
+    // This order matters: a registered webhook that does not respond blocks all writes (`failurePolicy: Fail`).
     check_self_call(address, &bundle).await?;
     apply_registrations(client, address, &bundle, binds).await?;
     if registered.as_ref() != Some(&bundle) {
@@ -257,7 +257,7 @@ pub(super) async fn check_self_call(
     let error = match response {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "no answer within 5 s".to_owned(),
+        Err(_) => "no response within 5 s".to_owned(),
     };
     Err(WebhookRegistrationError::SelfCall { port: address.port, why: error })
 }
@@ -297,7 +297,7 @@ async fn call_self(
     let response = sender.send_request(request).await;
     driver.abort();
     let status = response?.status();
-    if status.is_success() { Ok(()) } else { Err(format!("answered {status}").into()) }
+    if status.is_success() { Ok(()) } else { Err(format!("responded {status}").into()) }
 }
 
 async fn apply_registrations(
@@ -347,7 +347,7 @@ const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
 /// Name of the webhook that binds pods, which Knative does not have.
 const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
 
-/// Returns the registrations: the objects that the API server must ask about, and the address to ask.
+/// Returns the registrations: the objects that the API server must submit to the webhook, and the webhook's address.
 pub(super) fn webhook_configurations(
     place: &WebhookAddress,
     authority: &str,

@@ -102,7 +102,7 @@ async fn questions_are_answered_over_tls_and_another_certificate_takes_over() {
     check_self_call(&server.address, &first).await.expect("answered");
     let other = make_bundle(None, SystemTime::now());
     let error = check_self_call(&server.address, &other).await.expect_err("another authority");
-    assert!(error.to_string().contains("does not answer"), "{error}");
+    assert!(error.to_string().contains("does not respond"), "{error}");
     server.certificates.set(&other).expect("usable");
     check_self_call(&server.address, &other).await.expect("answered");
     server.stop.cancel();

@@ -15,10 +15,10 @@ use serde_json::json;
 
 use super::{ChildObject, RevisionView, meta, pod};
 use crate::model::{
+    cluster_state::DeploymentSettings,
     knative::{key, user_container},
     object::{ResourceKind, names::deployment_name},
     scale_policy::parse_go_duration,
-    world::DeploymentSettings,
 };
 
 /// Annotation that names the default container of `kubectl logs` and `kubectl exec`.

@@ -12,11 +12,13 @@ use k8s_openapi::{
 
 use super::{RevisionView, meta};
 use crate::model::{
+    cluster_state::DeploymentSettings,
     knative::{
         key,
-        user_container::{self, USER_PORT_NAME, resolve_probe_ports, serving_port, set_probe_port},
+        user_container::{
+            self, ReplacedPorts, USER_PORT_NAME, resolve_probe_ports, serving_port, set_probe_port,
+        },
     },
-    world::DeploymentSettings,
 };
 
 /// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving
@@ -99,7 +101,7 @@ fn set_ports_and_probes(
         env.push(env_var("PORT", &port.to_string()));
         if let Some(probe) = container.liveness_probe.as_mut().filter(|_| !config.probe_any_port) {
             // As in Knative, a liveness probe checks the serving port, whatever port it names.
-            set_probe_port(probe, port, true);
+            set_probe_port(probe, port, ReplacedPorts::All);
         }
         resolve_probe_ports(container, port);
     }

@@ -63,11 +63,10 @@ pub fn route_name_slices(
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
     // A slice has one address type, so each family has a slice of its own.
-    let families = [("IPv4", ""), ("IPv6", V6_SUFFIX)];
-    let slice = |(family, suffix): (&str, &str)| {
-        let four = family == "IPv4";
+    let families = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
+    let slice = |(family, suffix): (IpFamily, &str)| {
         let endpoints: Vec<Endpoint> =
-            chosen.iter().filter_map(|activator| to_endpoint(activator, four)).collect();
+            chosen.iter().filter_map(|activator| to_endpoint(activator, family)).collect();
         (!endpoints.is_empty()).then(|| {
             let mut labels = of.labels();
             labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
@@ -85,7 +84,9 @@ pub fn route_name_slices(
                 protocol: Some("TCP".into()),
                 ..EndpointPort::default()
             };
-            let rest = json!({"addressType": family, "endpoints": endpoints, "ports": [port]});
+            let rest = json!({
+                "addressType": family.name(), "endpoints": endpoints, "ports": [port]
+            });
             ChildObject::new(ResourceKind::EndpointSlice, meta, rest)
         })
     };
@@ -109,10 +110,13 @@ pub fn revision_slice(
         }
         pods => (pods.iter().collect(), port),
     };
-    let four: Vec<Endpoint> = backends.iter().filter_map(|it| to_endpoint(it, true)).collect();
-    let six = || backends.iter().filter_map(|it| to_endpoint(it, false)).collect();
-    let (family, suffix, endpoints): (_, _, Vec<Endpoint>) =
-        if four.is_empty() { ("IPv6", V6_SUFFIX, six()) } else { ("IPv4", "", four) };
+    let of_family = |family| -> Vec<Endpoint> {
+        backends.iter().filter_map(|it| to_endpoint(it, family)).collect()
+    };
+    let (mut family, mut suffix, mut endpoints) = (IpFamily::V4, "", of_family(IpFamily::V4));
+    if endpoints.is_empty() {
+        (family, suffix, endpoints) = (IpFamily::V6, V6_SUFFIX, of_family(IpFamily::V6));
+    }
     if endpoints.is_empty() {
         return None;
     }
@@ -126,7 +130,7 @@ pub fn revision_slice(
         port: Some(port.into()),
         protocol: Some("TCP".into()),
     };
-    let rest = json!({"addressType": family, "endpoints": endpoints, "ports": [port]});
+    let rest = json!({"addressType": family.name(), "endpoints": endpoints, "ports": [port]});
     Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
 
@@ -155,8 +159,29 @@ fn choose_endpoints<'a>(
     able
 }
 
-fn to_endpoint(activator: &SliceEndpoint, four: bool) -> Option<Endpoint> {
-    let address = activator.addresses.iter().find(|it| it.is_ipv4() == four)?;
+/// Address family of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IpFamily {
+    V4,
+    V6,
+}
+
+impl IpFamily {
+    fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// Value of the slice's field `addressType`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+}
+
+fn to_endpoint(activator: &SliceEndpoint, family: IpFamily) -> Option<Endpoint> {
+    let address = activator.addresses.iter().find(|it| IpFamily::of(**it) == family)?;
     Some(Endpoint {
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {

@@ -465,7 +465,7 @@ fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready()
     assert_eq!(
         addresses(&slices[0]),
         ["10.0.0.2", "10.0.0.3"],
-        "rather one that may answer than none"
+        "rather one that may respond than none"
     );
 }
 

@@ -14,7 +14,7 @@ const MAX_TRAFFIC_TARGETS: u32 = 1000;
 pub(super) fn add_rules(kind: &str, root: &mut Value) {
     match kind {
         "Service" => {
-            add_traffic_rules(root, false);
+            add_traffic_rules(root, TrafficOwner::Service);
             add_name_prefix_rule(root);
             add_protocol_default(root, "/properties/spec/properties/template/properties/spec");
         }
@@ -22,7 +22,7 @@ pub(super) fn add_rules(kind: &str, root: &mut Value) {
             add_name_prefix_rule(root);
             add_protocol_default(root, "/properties/spec/properties/template/properties/spec");
         }
-        "Route" => add_traffic_rules(root, true),
+        "Route" => add_traffic_rules(root, TrafficOwner::Route),
         "Revision" => add_protocol_default(root, "/properties/spec"),
         "DomainMapping" => {
             require_fields(root, "/properties/spec/properties/ref", &["kind", "name"])
@@ -39,8 +39,17 @@ pub(super) fn add_rules(kind: &str, root: &mut Value) {
     }
 }
 
-/// Adds the rules of traffic targets. `configurations` is true where a target may name a Configuration.
-fn add_traffic_rules(root: &mut Value, configurations: bool) {
+/// Kind that has traffic targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrafficOwner {
+    /// A Service has a Configuration of its own, so its targets may not name one.
+    Service,
+    /// A target of a Route names a Revision or a Configuration.
+    Route,
+}
+
+/// Adds the rules of traffic targets.
+fn add_traffic_rules(root: &mut Value, owner: TrafficOwner) {
     let Some(list) = root.pointer_mut("/properties/spec/properties/traffic") else { return };
     // The cost of the rules below is estimated from this length and the lengths of the texts.
     list["maxItems"] = MAX_TRAFFIC_TARGETS.into();
@@ -57,20 +66,18 @@ fn add_traffic_rules(root: &mut Value, configurations: bool) {
             "fieldPath": ".url",
         }),
     ];
-    // Only a Route may name a Configuration: a Service has one of its own.
-    if configurations {
-        rules.push(json!({
+    rules.push(match owner {
+        TrafficOwner::Route => json!({
             "rule": "!(has(self.revisionName) && self.revisionName != '' && has(self.configurationName) && self.configurationName != '')",
             "message": "expected exactly one, got both",
             "fieldPath": ".revisionName",
-        }));
-    } else {
-        rules.push(json!({
+        }),
+        TrafficOwner::Service => json!({
             "rule": "!has(self.configurationName) || self.configurationName == ''",
             "message": "must not set the field(s)",
             "fieldPath": ".configurationName",
-        }));
-    }
+        }),
+    });
     items["x-kubernetes-validations"] = rules.into();
     // The rules ask with `has` if a field is absent, and must not meet `null`.
     for name in ["url", "revisionName", "configurationName", "latestRevision", "percent", "tag"] {

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::{
     model::{
-        object::names,
-        scale_policy::AutoscalerClass,
-        world::{
+        cluster_state::{
             AppRevision, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
         },
+        object::names,
+        scale_policy::AutoscalerClass,
     },
     write::{children::scaling::ServerlessServiceMode, render},
 };

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::without_nulls;
 use crate::{
     model::{
+        cluster_state::ClusterState,
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
-        world::ClusterState,
     },
     write::render,
 };

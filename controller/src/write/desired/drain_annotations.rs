@@ -4,9 +4,9 @@ use common::wire::NamespacedName;
 use serde_json::json;
 
 use crate::model::{
+    cluster_state::{ClusterState, PodStage, RevisionPod},
     knative::key::DRAINING,
     object::{DesiredState, ObjectPartKey},
-    world::{ClusterState, PodStage, RevisionPod},
 };
 
 /// Returns the annotation of a draining pod, which other replicas of the controller read.
@@ -20,10 +20,10 @@ pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> D
     let is_named = |it: &&RevisionPod| *it.name == *key.name.name;
     let pod = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(is_named));
     let Some(pod) = pod else { return DesiredState::Unmanaged };
-    let Some(placed) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
+    let Some(status) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };
-    let annotations = match (pod.stage, placed.draining_since) {
+    let annotations = match (pod.stage, status.draining_since) {
         (PodStage::Serving, None) => return DesiredState::Unmanaged,
         // The pod serves again: with server-side apply an annotation that is left out is removed.
         (PodStage::Serving, Some(_)) => json!({}),

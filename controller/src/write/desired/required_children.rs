@@ -6,8 +6,8 @@ use common::wire::NamespacedName;
 use crate::{
     decide::part_keys::{container_names, is_maintained, revision_keys, route_name_keys},
     model::{
+        cluster_state::{ActivatorReadiness, AppRevision, AppState, ClusterState, Uid},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
-        world::{ActivatorReadiness, AppRevision, AppState, ClusterState, Uid},
     },
 };
 

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 use common::outbox::Outbox;
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
-    model::world::{ClusterState, UnixMillis},
+    model::cluster_state::{ClusterState, UnixMillis},
 };
 use local::{
     bundle::{self, BundleContext},
@@ -135,7 +135,7 @@ fn start_output(service: &Value) -> Result<String, String> {
         Outbox::new(),
     );
     let mut orders = machine
-        .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest))
+        .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied { name, manifest })
         .pods_to_start;
     let order = orders.remove(0);
     let context = BundleContext {

@@ -8,7 +8,7 @@ use crate::{
         ControllerEvent,
         tests::{HELLO, MachineSim, hello},
     },
-    model::world::{ConditionStatus, ConditionType},
+    model::cluster_state::{ConditionStatus, ConditionType},
 };
 
 fn named(name: &str) -> NamespacedName {

@@ -20,10 +20,13 @@ use serde_json::{Value, json};
 use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
     model::{
+        cluster_state::{
+            ClusterState, ConditionStatus, ConditionType, ControllerSettings, PlatformKind,
+            UnixMillis,
+        },
         knative::key,
         network_policies::PolicyClientPod,
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
-        world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
     },
     shell::api::{
         object_cache::ObservedObject,
@@ -77,7 +80,7 @@ fn skipped_digests(
 ) -> Option<ControllerEvent> {
     let query = machine.digest_query(revision)?;
     let digests = query.images.into_iter().map(|(name, _)| (name, String::new())).collect();
-    Some(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)))
+    Some(ControllerEvent::DigestsResolved { revision: revision.clone(), resolution: Ok(digests) })
 }
 
 fn machine() -> ControllerStateMachine {
@@ -110,11 +113,11 @@ impl FakeApiServer {
         let activator_name = NamespacedName::new("knative-serving", "activator-1");
         api_server.objects.insert((ResourceKind::Pod, activator_name.clone()), activator.clone());
         api_server.step(ControllerEvent::LeadershipChanged(true));
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            activator_name,
-            Some(Box::new(activator)),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: activator_name,
+            object: Some(Box::new(activator)),
+        });
         api_server
     }
 
@@ -128,8 +131,8 @@ impl FakeApiServer {
             let leaders = matches!(
                 event,
                 ControllerEvent::LeadershipChanged(_)
-                    | ControllerEvent::DigestsResolved(..)
-                    | ControllerEvent::WriteErrorChanged(..)
+                    | ControllerEvent::DigestsResolved { .. }
+                    | ControllerEvent::WriteErrorChanged { .. }
             );
             if let Some(follower) = self.other_replica.as_mut().filter(|_| !leaders) {
                 follower.step(self.now, event.clone());
@@ -162,14 +165,14 @@ impl FakeApiServer {
             WriteAction::None => Vec::new(),
             WriteAction::NotOwned(error) => {
                 self.failed_writes.insert(key.clone());
-                vec![ControllerEvent::WriteErrorChanged(key.clone(), Some(error))]
+                vec![ControllerEvent::WriteErrorChanged { key: key.clone(), error: Some(error) }]
             }
             WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
                 let mut events = self.apply(key.resource, &key.name, body);
                 events.extend(
                     self.failed_writes
                         .take(key)
-                        .map(|key| ControllerEvent::WriteErrorChanged(key, None)),
+                        .map(|key| ControllerEvent::WriteErrorChanged { key, error: None }),
                 );
                 events
             }
@@ -204,11 +207,11 @@ impl FakeApiServer {
         let config_name = NamespacedName::new("knative-serving", name);
         let object = json!({"data": data});
         self.objects.insert((ResourceKind::ConfigMap, config_name.clone()), object.clone());
-        self.step(ControllerEvent::ObjectObserved(
-            ResourceKind::ConfigMap,
-            config_name,
-            Some(Box::new(object)),
-        ));
+        self.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::ConfigMap,
+            name: config_name,
+            object: Some(Box::new(object)),
+        });
     }
 
     fn apply(
@@ -263,8 +266,11 @@ impl FakeApiServer {
         }
         self.writes += 1;
         self.objects.insert(at, object.clone());
-        let mut events =
-            vec![ControllerEvent::ObjectObserved(resource, name.clone(), Some(Box::new(object)))];
+        let mut events = vec![ControllerEvent::ObjectObserved {
+            resource,
+            name: name.clone(),
+            object: Some(Box::new(object)),
+        }];
         if resource == ResourceKind::Deployment {
             events.extend(self.pods(name, &[]));
         }
@@ -295,11 +301,11 @@ impl FakeApiServer {
         }
         object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
         self.writes += 1;
-        vec![ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            name.clone(),
-            Some(Box::new(object.clone())),
-        )]
+        vec![ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: name.clone(),
+            object: Some(Box::new(object.clone())),
+        }]
     }
 
     fn put_status(&mut self, key: &ObjectPartKey, status: Value) -> Vec<ControllerEvent> {
@@ -310,11 +316,11 @@ impl FakeApiServer {
         }
         object["status"] = status;
         self.writes += 1;
-        vec![ControllerEvent::ObjectObserved(
-            key.resource,
-            key.name.clone(),
-            Some(Box::new(object.clone())),
-        )]
+        vec![ControllerEvent::ObjectObserved {
+            resource: key.resource,
+            name: key.name.clone(),
+            object: Some(Box::new(object.clone())),
+        }]
     }
 
     fn scale(
@@ -332,11 +338,11 @@ impl FakeApiServer {
         object["spec"]["replicas"] = json!(replicas);
         self.writes += 1;
         let object = object.clone();
-        let mut events = vec![ControllerEvent::ObjectObserved(
-            ResourceKind::Deployment,
-            name.clone(),
-            Some(Box::new(object)),
-        )];
+        let mut events = vec![ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Deployment,
+            name: name.clone(),
+            object: Some(Box::new(object)),
+        }];
         events.extend(self.pods(name, leaving_pods));
         events
     }
@@ -378,11 +384,11 @@ impl FakeApiServer {
                 "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.objects_created % 250)},
             });
             self.objects.insert((ResourceKind::Pod, name.clone()), pod.clone());
-            events.push(ControllerEvent::ObjectObserved(
-                ResourceKind::Pod,
+            events.push(ControllerEvent::ObjectObserved {
+                resource: ResourceKind::Pod,
                 name,
-                Some(Box::new(pod)),
-            ));
+                object: Some(Box::new(pod)),
+            });
         }
         events
     }
@@ -393,7 +399,11 @@ impl FakeApiServer {
             return Vec::new();
         };
         self.writes += 1;
-        let mut events = vec![ControllerEvent::ObjectObserved(resource, name.clone(), None)];
+        let mut events = vec![ControllerEvent::ObjectObserved {
+            resource,
+            name: name.clone(),
+            object: None,
+        }];
         let uid = removed["metadata"]["uid"].clone();
         let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
             it["metadata"]["ownerReferences"][0]["uid"] == uid
@@ -475,7 +485,7 @@ impl FakeApiServer {
                 name: "n1".into(),
                 node: "n1".into(),
             };
-            self.step(ControllerEvent::PodReported(agent, observation));
+            self.step(ControllerEvent::PodReported { reporter: agent, observation });
         }
     }
 
@@ -628,17 +638,17 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
     for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
         let (service_name, object) =
             api_server.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
-        let event = ControllerEvent::ObjectObserved(
+        let event = ControllerEvent::ObjectObserved {
             resource,
-            service_name.1.clone(),
-            Some(Box::new(object.clone())),
-        );
+            name: service_name.1.clone(),
+            object: Some(Box::new(object.clone())),
+        };
         follower.step(api_server.now, event);
     }
     let app = &follower.cluster().apps[&name("hello")];
-    let ingress = app.conditions.get(crate::model::world::ConditionType::RouteIngress);
+    let ingress = app.conditions.get(ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
-    assert!(matches!(ingress, crate::model::world::ConditionStatus::Unknown(_)), "{ingress:?}");
+    assert!(matches!(ingress, ConditionStatus::Unknown(_)), "{ingress:?}");
 }
 
 #[test]
@@ -858,7 +868,11 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         let observed = Some(Box::new(service));
         api_server.machine.step(
             api_server.now,
-            ControllerEvent::ObjectObserved(ResourceKind::KnativeService, name("hello"), observed),
+            ControllerEvent::ObjectObserved {
+                resource: ResourceKind::KnativeService,
+                name: name("hello"),
+                object: observed,
+            },
         );
         for condition_type in [behind, "Ready"] {
             assert_eq!(
@@ -880,8 +894,11 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
         let mut object = complete.object(resource, "hello").clone();
         object["status"] = Value::Null;
         api_server.objects.insert((resource, name("hello")), object.clone());
-        let observed =
-            ControllerEvent::ObjectObserved(resource, name("hello"), Some(Box::new(object)));
+        let observed = ControllerEvent::ObjectObserved {
+            resource,
+            name: name("hello"),
+            object: Some(Box::new(object)),
+        };
         api_server.machine.step(api_server.now, observed);
     }
     let cluster = api_server.machine.cluster();
@@ -906,11 +923,11 @@ fn a_service_is_ready_although_another_webhook_adds_to_its_configuration() {
     object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
     object["metadata"]["generation"] = json!(2);
     api_server.objects.insert((ResourceKind::Configuration, name("hello")), object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Configuration,
-        name("hello"),
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Configuration,
+        name: name("hello"),
+        object: Some(Box::new(object)),
+    });
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
 }
 
@@ -992,7 +1009,7 @@ fn sees(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     api_server.other_replica = None;
     api_server
         .machine
-        .step(api_server.now, ControllerEvent::PodReported(agent, observation))
+        .step(api_server.now, ControllerEvent::PodReported { reporter: agent, observation })
         .refused_reports
 }
 
@@ -1024,10 +1041,13 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
     let attacker =
         ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
     let now = api_server.now;
-    let withdrawal = ControllerEvent::PodReportWithdrawn(attacker.clone(), uid);
+    let withdrawal = ControllerEvent::PodReportWithdrawn {
+        reporter: attacker.clone(),
+        pod_uid: uid,
+    };
     assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
-    api_server.step(ControllerEvent::ReportStreamBegin(attacker.clone(), 9));
-    api_server.step(ControllerEvent::ReportStreamSynced(attacker, 9));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: attacker.clone(), stream: 9 });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: attacker, stream: 9 });
     assert_eq!(phases(&api_server), [Ready]);
 }
 
@@ -1038,12 +1058,10 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
     api_server.decide("hello-00001", 1);
     let (name, uid) = pods(&api_server).remove(0);
     let object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
-    let observe = |object: &Value| {
-        ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            name.clone(),
-            Some(Box::new(object.clone())),
-        )
+    let observe = |object: &Value| ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: name.clone(),
+        object: Some(Box::new(object.clone())),
     };
     let mut unbound = object.clone();
     unbound["spec"] = json!({});
@@ -1072,11 +1090,11 @@ fn only_pods_of_the_system_namespace_are_parts() {
     };
     let mut step = |part: &str, at: &str, there: bool| {
         let object = there.then(|| Box::new(pod(part, at)));
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            NamespacedName::new(at, part),
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: NamespacedName::new(at, part),
             object,
-        ));
+        });
         let table = api_server.table();
         let replicas = table.replicas.values().map(|it| it.members[0].address.to_string());
         (table.activators.len(), replicas.collect::<Vec<_>>())
@@ -1173,23 +1191,27 @@ fn a_pod_that_a_user_deletes_drains_until_it_is_gone() {
     };
     assert!(!confirmed(&api_server), "the kubelet has not said so");
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        name.clone(),
-        Some(Box::new(object.clone())),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: name.clone(),
+        object: Some(Box::new(object.clone())),
+    });
     assert!(confirmed(&api_server));
     object["metadata"]["deletionTimestamp"] = json!(api_server.now.rfc3339());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        name.clone(),
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: name.clone(),
+        object: Some(Box::new(object)),
+    });
     assert_eq!(phases(&api_server), [Draining]);
     api_server.now = api_server.now.plus_ms(400_000);
     api_server.step(ControllerEvent::Tick);
     assert_eq!(phases(&api_server), [Draining], "its end is the kubelet's to say");
-    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, name, None));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name,
+        object: None,
+    });
     assert_eq!(phases(&api_server), []);
 }
 
@@ -1198,11 +1220,11 @@ fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic()
     let mut api_server = FakeApiServer::new();
     let node = |api_server: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Node,
-            NamespacedName::new("", "n1"),
-            Some(Box::new(object)),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Node,
+            name: NamespacedName::new("", "n1"),
+            object: Some(Box::new(object)),
+        });
     };
     node(&mut api_server, "True");
     api_server.service("hello", "hello:v1", 0, Value::Null);
@@ -1230,22 +1252,26 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
     new["status"]["podIP"] = json!("10.1.1.251");
     api_server.objects.insert((ResourceKind::Pod, new_pod.clone()), new.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        new_pod,
-        Some(Box::new(new)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: new_pod,
+        object: Some(Box::new(new)),
+    });
     let mut ended = deployment;
     ended["metadata"]["deletionTimestamp"] = json!(api_server.now.rfc3339());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        old.clone(),
-        Some(Box::new(ended)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: old.clone(),
+        object: Some(Box::new(ended)),
+    });
     assert_eq!(phases(&api_server), [Draining, Starting]);
     api_server.ready();
     api_server.objects.remove(&(ResourceKind::Pod, old.clone()));
-    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, None));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: old,
+        object: None,
+    });
     assert_eq!(phases(&api_server), [Ready]);
 }
 
@@ -1259,7 +1285,11 @@ fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
     api_server.other_replica = None;
     let kept = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
     api_server.decide("hello-00001", 0);
-    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, Some(Box::new(kept))));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: old,
+        object: Some(Box::new(kept)),
+    });
     api_server.now = api_server.now.plus_ms(400_000);
     api_server.step(ControllerEvent::Tick);
     assert!(api_server.table().pods.contains_key(&uid));
@@ -1305,7 +1335,11 @@ fn nothing_is_made_for_what_has_lost_its_owner() {
         (ResourceKind::Configuration, "hello"),
     ] {
         api_server.objects.remove(&(resource, name(object_name)));
-        api_server.step(ControllerEvent::ObjectObserved(resource, name(object_name), None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource,
+            name: name(object_name),
+            object: None,
+        });
         let written =
             api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(object_name)));
         assert_eq!(written, [], "{object_name}");
@@ -1421,11 +1455,11 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
     object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
     let object_name = (ResourceKind::Service, name("now-hello"));
     api_server.objects.insert(object_name.clone(), object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        object_name.0,
-        object_name.1,
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: object_name.0,
+        name: object_name.1,
+        object: Some(Box::new(object)),
+    });
     assert_eq!(hosts(&api_server, "now-hello"), [""; 0]);
     assert_eq!(hosts(&api_server, "hello"), ["hello.default.localhost"]);
     let url = &api_server.object(ResourceKind::Route, "hello")["status"]["traffic"][0]["url"];
@@ -1445,18 +1479,23 @@ fn a_network_policy_decides_whose_requests_may_wait() {
         "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     }});
-    let observed =
-        |it| ControllerEvent::ObjectObserved(ResourceKind::NetworkPolicy, name("web"), it);
+    let observed = |it| ControllerEvent::ObjectObserved {
+        resource: ResourceKind::NetworkPolicy,
+        name: name("web"),
+        object: it,
+    };
     api_server.step(observed(Some(Box::new(policy))));
     assert_eq!(sources(&api_server), Some(vec![]), "nobody is known to be let in");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
     });
-    api_server
-        .step(ControllerEvent::ClientPodObserved(name("web-1"), PolicyClientPod::from_pod(&pod)));
+    api_server.step(ControllerEvent::ClientPodObserved {
+        name: name("web-1"),
+        pod: PolicyClientPod::from_pod(&pod),
+    });
     assert_eq!(sources(&api_server), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
-    api_server.step(ControllerEvent::ClientPodObserved(name("web-1"), None));
+    api_server.step(ControllerEvent::ClientPodObserved { name: name("web-1"), pod: None });
     assert_eq!(sources(&api_server), Some(vec![]));
     api_server.step(observed(None));
     assert_eq!(sources(&api_server), None);
@@ -1493,11 +1532,11 @@ fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
             let config_name = NamespacedName::new("knative-serving", "config-network");
             other.step(
                 api_server.now,
-                ControllerEvent::ObjectObserved(
-                    ResourceKind::ConfigMap,
-                    config_name,
-                    Some(Box::new(network)),
-                ),
+                ControllerEvent::ObjectObserved {
+                    resource: ResourceKind::ConfigMap,
+                    name: config_name,
+                    object: Some(Box::new(network)),
+                },
             );
             for event in shown(&api_server.objects, &[]) {
                 other.step(api_server.now, event);
@@ -1551,7 +1590,10 @@ fn nothing_is_started_before_its_images_are_resolved() {
     let query = api_server.machine.digest_query(&revision).expect("a question");
     assert_eq!(query.images, [("user-container".into(), "registry.test/hello:v1".into())]);
     let error = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
-    api_server.step(ControllerEvent::DigestsResolved(revision.clone(), Err(error.into())));
+    api_server.step(ControllerEvent::DigestsResolved {
+        revision: revision.clone(),
+        resolution: Err(error.into()),
+    });
     assert_eq!(
         (made(&api_server), healthy(&api_server)),
         (None, format!("False ContainerMissing: {error}"))
@@ -1563,7 +1605,10 @@ fn nothing_is_started_before_its_images_are_resolved() {
     );
     let digest = "registry.test/hello@sha256:abc";
     let digests = vec![("user-container".to_owned(), digest.to_owned())];
-    api_server.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
+    api_server.step(ControllerEvent::DigestsResolved {
+        revision: revision.clone(),
+        resolution: Ok(digests),
+    });
     let deployment = made(&api_server).expect("made");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], digest);
     assert_eq!(healthy(&api_server), "Unknown Deploying: ");
@@ -1608,11 +1653,11 @@ fn activator(name: &str, leaves: bool) -> ControllerEvent {
     if leaves {
         pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
     }
-    ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        NamespacedName::new("knative-serving", name),
-        Some(Box::new(pod)),
-    )
+    ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: NamespacedName::new("knative-serving", name),
+        object: Some(Box::new(pod)),
+    }
 }
 
 #[test]
@@ -1683,11 +1728,11 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
         "spec": {"nodeName": "n2"}, "status": {"podIP": "10.0.0.2"},
     });
     let agent_name = NamespacedName::new("knative-serving", "agent-x");
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        agent_name,
-        Some(Box::new(agent)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: agent_name,
+        object: Some(Box::new(agent)),
+    });
     api_server.service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     api_server.ready();
@@ -1695,10 +1740,10 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
     api_server.decide("hello-00001", 0);
     let on_n1 =
         ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
-    api_server.step(ControllerEvent::PodReported(
-        on_n1,
-        PodObservation { uid, drained: true, ..ready_observation() },
-    ));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: on_n1,
+        observation: PodObservation { uid, drained: true, ..ready_observation() },
+    });
     assert_eq!(pods(&api_server).len(), 1);
     api_server.now = api_server.now.plus_ms(1000);
     api_server.step(ControllerEvent::Tick);
@@ -1718,7 +1763,11 @@ fn shown(
         .into_iter()
         .map(|at| {
             let ((resource, name), object) = all[at];
-            ControllerEvent::ObjectObserved(*resource, name.clone(), Some(Box::new(object.clone())))
+            ControllerEvent::ObjectObserved {
+                resource: *resource,
+                name: name.clone(),
+                object: Some(Box::new(object.clone())),
+            }
         })
         .collect()
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     decide::machine::{ControllerEffects, ControllerEvent},
-    model::{object::ResourceKind, world::ClusterState},
+    model::{cluster_state::ClusterState, object::ResourceKind},
 };
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
@@ -22,11 +22,11 @@ fn observe(
     let object = data.map(|data| Box::new(json!({ "data": data })));
     machine.step(
         NOW,
-        ControllerEvent::ObjectObserved(
-            ResourceKind::ConfigMap,
-            NamespacedName::new(namespace, name),
+        ControllerEvent::ObjectObserved {
+            resource: ResourceKind::ConfigMap,
+            name: NamespacedName::new(namespace, name),
             object,
-        ),
+        },
     )
 }
 
@@ -112,11 +112,11 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
         });
         machine.step(
             NOW,
-            ControllerEvent::ObjectObserved(
-                ResourceKind::Configuration,
+            ControllerEvent::ObjectObserved {
+                resource: ResourceKind::Configuration,
                 name,
-                Some(Box::new(object)),
-            ),
+                object: Some(Box::new(object)),
+            },
         );
     }
     let named = |effects: &ControllerEffects| {

@@ -28,8 +28,17 @@ pub(super) fn check_template(name: &str, source: &str, fields: &[&str]) -> Resul
     }
     let names: Vec<&str> = defines.iter().map(|it| it.name.as_str()).collect();
     let walk = TemplateChecker { name, fields, defines: &names };
-    walk.check_list(&body, true)?;
-    defines.iter().try_for_each(|it| walk.check_list(&it.body, false))
+    walk.check_list(&body, DotValue::Start)?;
+    defines.iter().try_for_each(|it| walk.check_list(&it.body, DotValue::Unknown))
+}
+
+/// Value of dot at a node of the template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DotValue {
+    /// The value that the template was started with.
+    Start,
+    /// Another value, whose fields are unknown.
+    Unknown,
 }
 
 /// Visitor of the parsed template, with the names that exist.
@@ -40,53 +49,61 @@ struct TemplateChecker<'a> {
 }
 
 impl TemplateChecker<'_> {
-    /// Checks the nodes of a list. `root` is true while dot is still the value of the start.
-    fn check_list(&self, list: &ListNode, root: bool) -> Result<(), String> {
-        list.nodes.iter().try_for_each(|node| self.check_node(node, root))
+    fn check_list(&self, list: &ListNode, dot: DotValue) -> Result<(), String> {
+        list.nodes.iter().try_for_each(|node| self.check_node(node, dot))
     }
 
-    fn check_node(&self, node: &Node, root: bool) -> Result<(), String> {
+    fn check_node(&self, node: &Node, dot: DotValue) -> Result<(), String> {
         match node {
-            Node::List(list) => self.check_list(list, root),
+            Node::List(list) => self.check_list(list, dot),
             Node::Text(_) | Node::Break(_) | Node::Continue(_) => Ok(()),
-            Node::Action(action) => self.check_pipe(&action.pipe, root),
-            Node::If(branch) => self.check_branch(branch, root, root),
+            Node::Action(action) => self.check_pipe(&action.pipe, dot),
+            Node::If(branch) => self.check_branch(branch, dot, dot),
             // `range` and `with` set dot to another value, whose fields are unknown.
-            Node::Range(branch) | Node::With(branch) => self.check_branch(branch, root, false),
-            Node::Define(define) => self.check_list(&define.body, false),
+            Node::Range(branch) | Node::With(branch) => {
+                self.check_branch(branch, dot, DotValue::Unknown)
+            }
+            Node::Define(define) => self.check_list(&define.body, DotValue::Unknown),
             Node::Template(call) if !self.defines.contains(&call.name.as_str()) => {
                 Err(format!("template: {}: template {:?} not defined", self.name, call.name))
             }
             Node::Template(call) => {
-                call.pipe.as_ref().map_or(Ok(()), |pipe| self.check_pipe(pipe, root))
+                call.pipe.as_ref().map_or(Ok(()), |pipe| self.check_pipe(pipe, dot))
             }
         }
     }
 
-    fn check_branch(&self, branch: &BranchNode, root: bool, inside: bool) -> Result<(), String> {
-        self.check_pipe(&branch.pipe, root)?;
-        self.check_list(&branch.body, inside)?;
+    fn check_branch(
+        &self,
+        branch: &BranchNode,
+        dot: DotValue,
+        body_dot: DotValue,
+    ) -> Result<(), String> {
+        self.check_pipe(&branch.pipe, dot)?;
+        self.check_list(&branch.body, body_dot)?;
         // In `else` dot is what it was outside.
-        branch.else_body.as_ref().map_or(Ok(()), |list| self.check_list(list, root))
+        branch.else_body.as_ref().map_or(Ok(()), |list| self.check_list(list, dot))
     }
 
-    fn check_pipe(&self, pipe: &PipeNode, root: bool) -> Result<(), String> {
+    fn check_pipe(&self, pipe: &PipeNode, dot: DotValue) -> Result<(), String> {
         let args = pipe.commands.iter().flat_map(|command| &command.args);
-        args.into_iter().try_for_each(|arg| self.check_expr(arg, root))
+        args.into_iter().try_for_each(|arg| self.check_expr(arg, dot))
     }
 
-    fn check_expr(&self, expr: &Expr, root: bool) -> Result<(), String> {
+    fn check_expr(&self, expr: &Expr, dot: DotValue) -> Result<(), String> {
         match expr {
             Expr::Identifier(_, function) if !FUNCTIONS.contains(&function.as_str()) => {
                 Err(format!("template: {}: function {function:?} not defined", self.name))
             }
-            Expr::Field(_, names) if root => self.check_field(names.first().map(|it| it.as_str())),
+            Expr::Field(_, names) if dot == DotValue::Start => {
+                self.check_field(names.first().map(|it| it.as_str()))
+            }
             // `$` is dot as it was at the start, at any place.
             Expr::Variable(_, variable, names) if variable == "$" => {
                 self.check_field(names.first().map(|it| it.as_str()))
             }
-            Expr::Pipe(_, pipe) => self.check_pipe(pipe, root),
-            Expr::Chain(_, inner, _) => self.check_expr(inner, root),
+            Expr::Pipe(_, pipe) => self.check_pipe(pipe, dot),
+            Expr::Chain(_, inner, _) => self.check_expr(inner, dot),
             Expr::Dot(_)
             | Expr::Field(..)
             | Expr::Variable(..)

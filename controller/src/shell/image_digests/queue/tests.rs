@@ -23,13 +23,13 @@ fn query_images(jobs: &[DueDigestQuery]) -> Vec<&str> {
 fn images_that_need_no_registry_are_resolved_at_once() {
     let mut queue = DigestQueue::new(4);
     let digest = format!("ghcr.io/a@sha256:{}", "a".repeat(64));
-    let answer = queue.request_digests(
+    let status = queue.request_digests(
         &name("a"),
         digest_request(&[("c", &digest), ("d", "ko.local/x:v1")]),
         START,
     );
     let want = vec![("c".to_owned(), digest), ("d".to_owned(), String::new())];
-    assert_eq!(answer, DigestStatus::Resolved(want));
+    assert_eq!(status, DigestStatus::Resolved(want));
     assert_eq!((queue.start_due(START), queue.next_due()), (vec![], None));
     let failed = queue.request_digests(&name("b"), digest_request(&[("c", "not an image")]), START);
     let DigestStatus::Failed(why) = failed else { panic!("{failed:?}") };

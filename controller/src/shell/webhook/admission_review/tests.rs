@@ -3,8 +3,8 @@ use super::*;
 fn send_review(hook: AdmissionHook, request: Value) -> Value {
     let body =
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
-    let response = answer_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
-        .expect("an answer");
+    let response = respond_to_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
+        .expect("a response");
     serde_json::from_slice(&response).expect("JSON")
 }
 
@@ -155,7 +155,7 @@ fn requests_outside_the_rules_are_admitted() {
 fn a_body_that_is_no_review_is_refused() {
     for body in ["", "[]", "{}", "{\"request\": 1}", "nonsense"] {
         assert!(
-            answer_review(
+            respond_to_review(
                 AdmissionHook::Validation,
                 body.as_bytes(),
                 &AdmissionSettings::default()

@@ -33,11 +33,11 @@ fn confirm(api_server: &mut FakeApiServer, count: usize) {
         let mut object = api_server.objects[&(ResourceKind::Pod, object_name.clone())].clone();
         object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
         api_server.objects.insert((ResourceKind::Pod, object_name.clone()), object.clone());
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            object_name,
-            Some(Box::new(object)),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: object_name,
+            object: Some(Box::new(object)),
+        });
     }
 }
 
@@ -161,11 +161,11 @@ fn a_revision_whose_pods_all_crash_counts_as_unreachable() {
             let mut object = api_server.objects[&(ResourceKind::Pod, object_name.clone())].clone();
             object["status"]["containerStatuses"] = json!([status]);
             api_server.objects.insert((ResourceKind::Pod, object_name.clone()), object.clone());
-            api_server.step(ControllerEvent::ObjectObserved(
-                ResourceKind::Pod,
-                object_name,
-                Some(Box::new(object)),
-            ));
+            api_server.step(ControllerEvent::ObjectObserved {
+                resource: ResourceKind::Pod,
+                name: object_name,
+                object: Some(Box::new(object)),
+            });
         }
     };
     let crashed = json!({
@@ -229,12 +229,18 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     };
     // Two report their routed services, one is of an earlier release without that, and one has not named all services.
     for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
-        api_server.step(ControllerEvent::ReportStreamBegin(subscriber(name), stream));
+        api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber(name), stream });
         if name != "earlier" {
-            api_server.step(ControllerEvent::RoutedServicesBegin(subscriber(name), stream));
+            api_server.step(ControllerEvent::RoutedServicesBegin {
+                reporter: subscriber(name),
+                stream,
+            });
         }
         if name != "begins" {
-            api_server.step(ControllerEvent::ReportStreamSynced(subscriber(name), stream));
+            api_server.step(ControllerEvent::ReportStreamSynced {
+                reporter: subscriber(name),
+                stream,
+            });
         }
     }
     api_server.service("hello", "hello:v1", 0, Value::Null);
@@ -244,20 +250,31 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     let waits = "Unknown IngressNotConfigured: Ingress has not yet been reconciled.";
     assert_eq!(condition(&api_server), waits);
     assert_eq!(api_server.table().services[&name("hello")].targets.len(), 1, "it is in the table");
-    api_server.step(ControllerEvent::ServiceRouted(subscriber("one"), 1, name("hello"), true));
+    api_server.step(ControllerEvent::ServiceRouted {
+        reporter: subscriber("one"),
+        stream: 1,
+        service: name("hello"),
+    });
     assert_eq!(condition(&api_server), waits, "the other one does not yet");
-    api_server.step(ControllerEvent::ServiceRouted(subscriber("two"), 2, name("hello"), true));
+    api_server.step(ControllerEvent::ServiceRouted {
+        reporter: subscriber("two"),
+        stream: 2,
+        service: name("hello"),
+    });
     assert_eq!(condition(&api_server), "True : ");
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
-    api_server.step(ControllerEvent::ReportStreamBegin(subscriber("two"), 5));
-    api_server.step(ControllerEvent::RoutedServicesBegin(subscriber("two"), 5));
-    api_server.step(ControllerEvent::ReportStreamSynced(subscriber("two"), 5));
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Route,
-        name("hello"),
-        Some(Box::new(api_server.object(ResourceKind::Route, "hello").clone())),
-    ));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber("two"), stream: 5 });
+    api_server.step(ControllerEvent::RoutedServicesBegin {
+        reporter: subscriber("two"),
+        stream: 5,
+    });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: subscriber("two"), stream: 5 });
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Route,
+        name: name("hello"),
+        object: Some(Box::new(api_server.object(ResourceKind::Route, "hello").clone())),
+    });
     assert_eq!(condition(&api_server), "True : ");
 }
 

@@ -27,11 +27,11 @@ fn says(api_server: &mut FakeApiServer, revision: &str, serves: &Value, helps: &
     object["status"]["containerStatuses"] =
         json!([of("user-container", serves), of("helps", helps)]);
     api_server.objects.insert(at, object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        pod,
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: pod,
+        object: Some(Box::new(object)),
+    });
 }
 
 fn running(restarts: u32) -> Value {
@@ -155,11 +155,11 @@ fn passes(api_server: &mut FakeApiServer, ready: bool) {
     let status = if ready { "True" } else { "False" };
     object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
     api_server.objects.insert(at, object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        pod,
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: pod,
+        object: Some(Box::new(object)),
+    });
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
             ready: false,
             ..ready_observation()
         };
-        api_server.step(ControllerEvent::PodReported(agent, waits));
+        api_server.step(ControllerEvent::PodReported { reporter: agent, observation: waits });
         let starting = [common::wire::RoutingPhase::Starting];
         assert_eq!(phases(&api_server), starting);
         steps[0](&mut api_server);

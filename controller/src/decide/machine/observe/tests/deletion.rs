@@ -34,11 +34,11 @@ fn delete(api_server: &mut FakeApiServer, resource: ResourceKind, name: &Namespa
     object["metadata"]["generation"] = json!(generation + 1);
     object["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
     let object = object.clone();
-    api_server.step(ControllerEvent::ObjectObserved(
+    api_server.step(ControllerEvent::ObjectObserved {
         resource,
-        name.clone(),
-        Some(Box::new(object)),
-    ));
+        name: name.clone(),
+        object: Some(Box::new(object)),
+    });
 }
 
 /// Returns all objects made for a service, owners first.
@@ -106,7 +106,11 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
             let before = api_server.objects.clone();
             for (resource, name) in all.iter().skip(1).rev() {
                 api_server.objects.remove(&(*resource, name.clone()));
-                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                api_server.step(ControllerEvent::ObjectObserved {
+                    resource: *resource,
+                    name: name.clone(),
+                    object: None,
+                });
                 look_at_all(&mut api_server, &all);
             }
             let spec = |objects: &BTreeMap<_, Value>| objects[&owner]["spec"].clone();
@@ -125,7 +129,11 @@ fn nothing_is_made_under_what_others_keep() {
         delete(&mut api_server, owner.0, &owner.1);
         for (resource, name) in all.iter().skip(1).rev() {
             api_server.objects.remove(&(*resource, name.clone()));
-            api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+            api_server.step(ControllerEvent::ObjectObserved {
+                resource: *resource,
+                name: name.clone(),
+                object: None,
+            });
         }
         look_at_all(&mut api_server, &all);
         api_server.now = api_server.now.plus_ms(60_000);
@@ -170,7 +178,11 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             assert_eq!(serves(&api_server), served, "{owner:?}: {at:?} stands by itself");
         }
         api_server.objects.remove(&owner_key);
-        api_server.step(ControllerEvent::ObjectObserved(owner_key.0, owner_key.1.clone(), None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: owner_key.0,
+            name: owner_key.1.clone(),
+            object: None,
+        });
         look_at_all(&mut api_server, &all);
         assert_eq!(
             uids(&api_server),
@@ -189,7 +201,11 @@ fn orphan(api_server: &mut FakeApiServer, at: &(ResourceKind, NamespacedName)) {
     let mut object = api_server.objects[at].clone();
     object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
     api_server.objects.insert(at.clone(), object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(at.0, at.1.clone(), Some(Box::new(object))));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: at.0,
+        name: at.1.clone(),
+        object: Some(Box::new(object)),
+    });
 }
 
 /// Returns the targets of the service's requests, and the phases of its pods.
@@ -210,11 +226,11 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
     }
     api_server.decide(ALL[0], 3);
     api_server.objects.remove(&(ResourceKind::KnativeService, object_name.clone()));
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::KnativeService,
-        object_name,
-        None,
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::KnativeService,
+        name: object_name,
+        object: None,
+    });
     let deployment = api_server.object(ResourceKind::Deployment, "hello-00001-deployment");
     assert_eq!(deployment["spec"]["replicas"], 3);
 }
@@ -230,11 +246,11 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
             ALL.iter().for_each(|it| orphan(&mut api_server, &(ResourceKind::Revision, name(it))));
         }
         api_server.objects.remove(&(ResourceKind::Configuration, object_name.clone()));
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Configuration,
-            object_name,
-            None,
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Configuration,
+            name: object_name,
+            object: None,
+        });
         api_server.decide(ALL[0], 3);
         let deployment = api_server.object(ResourceKind::Deployment, "hello-00001-deployment");
         assert_eq!(deployment["spec"]["replicas"], replicas, "orphaned: {is_orphaned}");
@@ -276,26 +292,30 @@ fn nothing_is_written_in_a_namespace_that_goes() {
             meta["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
         }
         let object = json!({"metadata": meta});
-        ControllerEvent::ObjectObserved(
-            ResourceKind::Namespace,
-            NamespacedName::new("", SPACE),
-            Some(Box::new(object)),
-        )
+        ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Namespace,
+            name: NamespacedName::new("", SPACE),
+            object: Some(Box::new(object)),
+        }
     };
     api_server.step(space(true));
     let (all, before) = (made(&api_server), api_server.writes);
     for (resource, name) in all.iter().rev().filter(|(it, _)| *it != ResourceKind::KnativeService) {
         api_server.objects.remove(&(*resource, name.clone()));
-        api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: *resource,
+            name: name.clone(),
+            object: None,
+        });
         look_at_all(&mut api_server, &all);
     }
     assert_eq!(api_server.writes, before);
     // A service of the same name is created afterwards.
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Namespace,
-        NamespacedName::new("", SPACE),
-        None,
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Namespace,
+        name: NamespacedName::new("", SPACE),
+        object: None,
+    });
     api_server.step(space(false));
     api_server.service("hello", "hello:v2", 1, Value::Null);
     assert!(api_server.objects.contains_key(&(ResourceKind::Configuration, name("hello"))));
@@ -319,14 +339,22 @@ fn pods_of_what_is_gone_drain_until_they_end() {
             // Owners first, as in a background deletion; the pods take longer to end.
             for (resource, name) in all.iter().filter(|it| it.0 != ResourceKind::Pod) {
                 api_server.objects.remove(&(*resource, name.clone()));
-                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                api_server.step(ControllerEvent::ObjectObserved {
+                    resource: *resource,
+                    name: name.clone(),
+                    object: None,
+                });
             }
             assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
             for (resource, name) in all.iter().filter(|it| it.0 == ResourceKind::Pod) {
                 delete(&mut api_server, *resource, name);
                 assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
                 api_server.objects.remove(&(*resource, name.clone()));
-                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                api_server.step(ControllerEvent::ObjectObserved {
+                    resource: *resource,
+                    name: name.clone(),
+                    object: None,
+                });
             }
             assert_eq!(api_server.table().pods.len(), 0, "{owner:?}");
         }
@@ -340,7 +368,11 @@ fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requ
     let revision = (ResourceKind::Revision, name(ALL[0]));
     api_server.objects.remove(&revision);
     // It is its Configuration's newest Revision, so it is created again at once.
-    api_server.step(ControllerEvent::ObjectObserved(revision.0, revision.1.clone(), None));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: revision.0,
+        name: revision.1.clone(),
+        object: None,
+    });
     assert!(api_server.objects.contains_key(&revision));
     let is_old = |(key, _): &(&(ResourceKind, NamespacedName), &Value)| key.1 == old;
     let uid = api_server.objects.iter().find(is_old).map(|(_, it)| it["metadata"]["uid"].clone());

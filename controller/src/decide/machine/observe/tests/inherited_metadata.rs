@@ -153,11 +153,11 @@ fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
             let mut object = api_server.objects[&own].clone();
             object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
             api_server.objects.insert(own.clone(), object.clone());
-            api_server.step(ControllerEvent::ObjectObserved(
-                own.0,
-                own.1.clone(),
-                Some(Box::new(object)),
-            ));
+            api_server.step(ControllerEvent::ObjectObserved {
+                resource: own.0,
+                name: own.1.clone(),
+                object: Some(Box::new(object)),
+            });
         }
         assert_eq!(
             [hosts(&api_server, "hello"), hosts(&api_server, "now-hello")],

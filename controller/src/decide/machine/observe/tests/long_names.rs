@@ -1,6 +1,7 @@
 //! Names that must be cut: each child object is found again by its owner, at every length of the service's name.
 
 use super::*;
+use crate::model::object::WriteError;
 
 /// Returns names of every length around the bounds of Image objects, Deployments, private Services, Revisions, tags and
 /// slices of IPv6 addresses.
@@ -22,7 +23,11 @@ fn both_families() -> ControllerEvent {
         },
     });
     let activator_name = NamespacedName::new("knative-serving", "activator-2");
-    ControllerEvent::ObjectObserved(ResourceKind::Pod, activator_name, Some(Box::new(object)))
+    ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: activator_name,
+        object: Some(Box::new(object)),
+    }
 }
 
 fn tagged() -> Value {
@@ -110,15 +115,17 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
         });
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
-            let error =
-                crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
-            api_server.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(error)));
+            let error = WriteError { reason: "Invalid", message: "no".into() };
+            api_server.step(ControllerEvent::WriteErrorChanged {
+                key: key.clone(),
+                error: Some(error),
+            });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
             let resources =
                 route.blocked_reason.is_some() || app.revisions[0].blocked_reason.is_some();
             assert!(resources, "{} bytes: {resource} {child}", service_name.len());
-            api_server.step(ControllerEvent::WriteErrorChanged(key, None));
+            api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
             let resources =
@@ -153,15 +160,17 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
 fn an_object_that_was_never_written_is_reported_by_its_owner() {
     let mut api_server = FakeApiServer::new();
     api_server.service("hello", "hello:v1", 1, Value::Null);
-    let error =
-        crate::model::object::WriteError { reason: "NotMade", message: "Deployment".into() };
+    let error = WriteError { reason: "NotMade", message: "Deployment".into() };
     let app = name("hello");
     for (resource, object_name, condition) in [
         (ResourceKind::Revision, "hello-00001", "ResourcesAvailable"),
         (ResourceKind::Route, "hello", "IngressReady"),
     ] {
-        let missing = |error| {
-            ControllerEvent::ChildrenMissing(app.clone(), resource, name(object_name), error)
+        let missing = |error| ControllerEvent::ChildrenMissing {
+            app: app.clone(),
+            owner_resource: resource,
+            owner: name(object_name),
+            error,
         };
         api_server.step(missing(Some(error.clone())));
         assert_eq!(
@@ -205,20 +214,17 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
     for service_name in lengths() {
         let (mut api_server, bytes) = (scaled_and_mapped(&service_name), service_name.len());
         assert_eq!(kinds(&api_server), expected, "{bytes} bytes");
-        assert_eq!(
-            claims(&api_server),
-            [NamespacedName::new("", domain(&service_name))],
-            "{bytes} bytes"
-        );
-        let ready =
-            api_server.condition(ResourceKind::DomainMapping, &domain(&service_name), "Ready");
+        let domain_name = domain(&service_name);
+        let expected_claim = NamespacedName::new("", domain_name.as_str());
+        assert_eq!(claims(&api_server), [expected_claim], "{bytes} bytes");
+        let ready = api_server.condition(ResourceKind::DomainMapping, &domain_name, "Ready");
         assert_eq!(ready, "True : ", "{bytes} bytes");
         let resources = api_server.table().services[&name(&service_name)]
             .gateway_rules
             .clone()
             .expect("an ingress");
         let hosts: Vec<String> = resources.mapped_domains.into_iter().map(|it| it.host).collect();
-        assert_eq!(hosts, [domain(&service_name)], "{bytes} bytes");
+        assert_eq!(hosts, [domain_name.as_str()], "{bytes} bytes");
         // The writer checks each object again that changes.
         for (resource, name) in api_server.objects.keys().cloned().collect::<Vec<_>>() {
             let again =
@@ -233,18 +239,22 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
             .map(|(at, object)| (at.clone(), object.clone()))
             .expect("one");
         let key = ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone());
-        let error = crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
-        api_server.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(error)));
+        let error = Some(WriteError { reason: "Invalid", message: "no".into() });
+        api_server.step(ControllerEvent::WriteErrorChanged { key: key.clone(), error });
         let blocked = |api_server: &FakeApiServer| {
             api_server.machine.cluster().apps[&name(&service_name)].revisions[0]
                 .blocked_reason
                 .is_some()
         };
         assert!(blocked(&api_server), "{bytes} bytes: {}", at.1);
-        api_server.step(ControllerEvent::WriteErrorChanged(key, None));
+        api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
         assert!(!blocked(&api_server), "{bytes} bytes: {}", at.1);
         api_server.objects.remove(&at);
-        api_server.step(ControllerEvent::ObjectObserved(at.0, at.1.clone(), None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: at.0,
+            name: at.1.clone(),
+            object: None,
+        });
         api_server.write(&ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone()));
         let spec = |it: &Value| it["spec"].clone();
         assert_eq!(
@@ -252,7 +262,7 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
             Some(spec(&object)),
             "{bytes} bytes: again"
         );
-        api_server.remove(ResourceKind::DomainMapping, &domain(&service_name));
+        api_server.remove(ResourceKind::DomainMapping, &domain_name);
         assert_eq!(claims(&api_server), [], "{bytes} bytes");
         api_server.remove(ResourceKind::KnativeService, &service_name);
         assert_eq!(kinds(&api_server), BTreeMap::new(), "{bytes} bytes");

@@ -19,11 +19,11 @@ fn remove_decisions(api_server: &mut FakeApiServer) {
 /// Changes a pod or adds one, as Kubernetes does.
 fn put(api_server: &mut FakeApiServer, name: &NamespacedName, object: Value) {
     api_server.objects.insert((ResourceKind::Pod, name.clone()), object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        name.clone(),
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: name.clone(),
+        object: Some(Box::new(object)),
+    });
 }
 
 fn change(api_server: &mut FakeApiServer, name: &NamespacedName, change: impl FnOnce(&mut Value)) {
@@ -83,7 +83,11 @@ fn running_pods_are_kept_without_a_decision_while_kubernetes_replaces_them() {
     api_server.ready();
     assert_eq!(phase(&api_server, &new), Some(Ready));
     api_server.objects.remove(&(ResourceKind::Pod, old.clone()));
-    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, None));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: old,
+        object: None,
+    });
     assert_eq!(pods_wanted(&api_server), 1);
 }
 
@@ -108,7 +112,11 @@ fn a_new_leader_keeps_running_pods_until_a_decision() {
     api_server.step(ControllerEvent::LeadershipChanged(false));
     for (pod, _) in pods(&api_server) {
         api_server.objects.remove(&(ResourceKind::Pod, pod.clone()));
-        api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, pod, None));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: pod,
+            object: None,
+        });
     }
     api_server.step(ControllerEvent::LeadershipChanged(true));
     assert_eq!(pods_wanted(&api_server), 0);
@@ -139,24 +147,22 @@ fn a_former_leader_follows_the_drain_annotations_of_pods() {
 fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
     let mut api_server = awake(2);
     let uids: Vec<_> = pods(&api_server).into_iter().map(|(_, uid)| uid).collect();
-    let named = |uid: &str| {
-        ControllerEvent::PodReported(
-            agent(),
-            PodObservation { uid: uid.into(), ..ready_observation() },
-        )
+    let named = |uid: &str| ControllerEvent::PodReported {
+        reporter: agent(),
+        observation: PodObservation { uid: uid.into(), ..ready_observation() },
     };
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     for uid in &uids {
         api_server.step(named(uid));
     }
-    api_server.step(ControllerEvent::ReportStreamSynced(agent(), 1));
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     // The agent starts again, names one of the pods, and its link breaks.
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 2));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 });
     api_server.step(named(&uids[0]));
-    api_server.step(ControllerEvent::ReportStreamEnd(agent(), 2));
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 3));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 2 });
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 3 });
     api_server.step(named(&uids[0]));
-    api_server.step(ControllerEvent::ReportStreamSynced(agent(), 3));
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 3 });
     assert_eq!(
         [phase(&api_server, &uids[0]), phase(&api_server, &uids[1])],
         [Some(Ready), Some(Starting)]
@@ -171,7 +177,7 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
     let (_, stuck) = surge(&mut api_server, 1);
     let (_, fine) = surge(&mut api_server, 2);
     let is_ready = PodObservation { uid: fine.clone(), ..ready_observation() };
-    api_server.step(ControllerEvent::PodReported(agent(), is_ready));
+    api_server.step(ControllerEvent::PodReported { reporter: agent(), observation: is_ready });
     end(&mut api_server, &old);
     assert_eq!(
         (phase(&api_server, &fine), phase(&api_server, &stuck)),
@@ -201,11 +207,11 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
     let node = |api_server: &mut FakeApiServer, ready: Option<&str>| {
         let object =
             ready.map(|it| json!({"status": {"conditions": [{"type": "Ready", "status": it}]}}));
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Node,
-            NamespacedName::new("", "n1"),
-            object.map(Box::new),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Node,
+            name: NamespacedName::new("", "n1"),
+            object: object.map(Box::new),
+        });
     };
     node(&mut api_server, Some("True"));
     api_server.service("hello", "hello:v1", 0, Value::Null);
@@ -240,26 +246,26 @@ fn a_node_that_only_kubernetes_misses_serves_on() {
     let node = |api_server: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
         let pod_name = NamespacedName::new("", "n1");
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Node,
-            pod_name,
-            Some(Box::new(object)),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Node,
+            name: pod_name,
+            object: Some(Box::new(object)),
+        });
     };
     let serves =
         |api_server: &FakeApiServer| (phases(api_server), api_server.table().activators.len());
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     kubelet_is(&mut api_server, "True");
     node(&mut api_server, "True");
     assert_eq!(serves(&api_server), (vec![Ready], 1));
     node(&mut api_server, "Unknown");
     kubelet_is(&mut api_server, "False");
     assert_eq!(serves(&api_server), (vec![Ready], 1), "its agent reports");
-    api_server.step(ControllerEvent::ReportStreamEnd(agent(), 1));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 });
     assert_eq!(serves(&api_server), (vec![Starting], 0));
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 2));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 });
     assert_eq!(serves(&api_server), (vec![Ready], 1), "it is back before Kubernetes sees it");
-    api_server.step(ControllerEvent::ReportStreamEnd(agent(), 2));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 2 });
     node(&mut api_server, "True");
     assert_eq!(serves(&api_server), (vec![Ready], 1), "Kubernetes sees it, its agent is replaced");
 }
@@ -275,10 +281,10 @@ fn an_activator_that_was_evicted_is_not_waited_for() {
     put(&mut api_server, &pod_name, evicted);
     api_server.decide("hello-00001", 0);
     let (_, uid) = pods(&api_server).remove(0);
-    api_server.step(ControllerEvent::PodReported(
-        agent(),
-        PodObservation { uid, drained: true, ..ready_observation() },
-    ));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: agent(),
+        observation: PodObservation { uid, drained: true, ..ready_observation() },
+    });
     assert_eq!(pods(&api_server).len(), 0);
 }
 
@@ -305,24 +311,28 @@ fn the_last_report_of_an_ended_agent_starves_no_pod() {
         "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
         "spec": {"nodeName": "n1"}, "status": {"podIP": "10.0.0.2"},
     });
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Pod,
-        node.clone(),
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: node.clone(),
+        object: Some(Box::new(object)),
+    });
     api_server.service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     let (pod, uid) = pods(&api_server).remove(0);
-    api_server.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     let starts = PodObservation { uid, ready: false, listening: false, ..ready_observation() };
-    api_server.step(ControllerEvent::PodReported(agent(), starts));
-    api_server.step(ControllerEvent::ReportStreamSynced(agent(), 1));
-    api_server.step(ControllerEvent::ReportStreamEnd(agent(), 1));
+    api_server.step(ControllerEvent::PodReported { reporter: agent(), observation: starts });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 });
     change(&mut api_server, &pod, |it| {
         it["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     });
     assert_eq!(phases(&api_server), [Starting], "it may be back in a moment");
-    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, node, None));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: node,
+        object: None,
+    });
     assert_eq!(phases(&api_server), [Ready]);
 }
 
@@ -333,11 +343,15 @@ fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
     api_server.ready();
     api_server.resolves_digests = false;
     api_server.service("hello", "hello:v2", 1, Value::Null);
-    api_server
-        .step(ControllerEvent::DigestsResolved(name("hello-00002"), Err("no such image".into())));
+    api_server.step(ControllerEvent::DigestsResolved {
+        revision: name("hello-00002"),
+        resolution: Err("no such image".into()),
+    });
     api_server.service("other", "hello:v2", 1, Value::Null);
-    api_server
-        .step(ControllerEvent::DigestsResolved(name("other-00001"), Err("no such image".into())));
+    api_server.step(ControllerEvent::DigestsResolved {
+        revision: name("other-00001"),
+        resolution: Err("no such image".into()),
+    });
     let ready = api_server.condition(ResourceKind::Revision, "other-00001", "Ready");
     assert!(ready.starts_with("False ContainerMissing"), "{ready}");
 }

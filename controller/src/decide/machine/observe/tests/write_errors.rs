@@ -20,29 +20,41 @@ fn one_of_several_write_errors_is_reported_until_it_ends() {
     api_server.service("hello", "hello:v1", 0, Value::Null);
     let of = |resource| ObjectPartKey::new(resource, ObjectPart::Object, name(REVISION));
     let [first, second] = [ResourceKind::PodAutoscaler, ResourceKind::ServerlessService].map(of);
-    api_server.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
+    api_server.step(ControllerEvent::WriteErrorChanged {
+        key: second.clone(),
+        error: write_error("second"),
+    });
     assert_eq!(revision_message(&api_server.machine).as_deref(), Some("second"));
-    api_server.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
+    api_server.step(ControllerEvent::WriteErrorChanged {
+        key: first.clone(),
+        error: write_error("first"),
+    });
     let one = revision_message(&api_server.machine);
     // The writer reports both again after each attempt.
     for _ in 0..3 {
-        api_server.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
+        api_server.step(ControllerEvent::WriteErrorChanged {
+            key: second.clone(),
+            error: write_error("second"),
+        });
         assert_eq!(revision_message(&api_server.machine), one);
-        api_server.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
+        api_server.step(ControllerEvent::WriteErrorChanged {
+            key: first.clone(),
+            error: write_error("first"),
+        });
         assert_eq!(revision_message(&api_server.machine), one);
     }
     // A working Deployment clears only the error that a Deployment had reported.
     let deployment = name("hello-00001-deployment");
     let object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Deployment,
-        deployment,
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Deployment,
+        name: deployment,
+        object: Some(Box::new(object)),
+    });
     assert_eq!(revision_message(&api_server.machine), one);
-    api_server.step(ControllerEvent::WriteErrorChanged(first, None));
+    api_server.step(ControllerEvent::WriteErrorChanged { key: first, error: None });
     assert_eq!(revision_message(&api_server.machine).as_deref(), Some("second"));
-    api_server.step(ControllerEvent::WriteErrorChanged(second, None));
+    api_server.step(ControllerEvent::WriteErrorChanged { key: second, error: None });
     assert_eq!(revision_message(&api_server.machine), None);
 }
 
@@ -51,16 +63,16 @@ fn write_errors_end_with_their_revision() {
     let mut api_server = FakeApiServer::new();
     api_server.service("hello", "hello:v1", 0, Value::Null);
     let key = ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, name(REVISION));
-    api_server.step(ControllerEvent::WriteErrorChanged(key, write_error("first")));
+    api_server.step(ControllerEvent::WriteErrorChanged { key, error: write_error("first") });
     api_server.remove(ResourceKind::KnativeService, "hello");
     api_server.service("hello", "hello:v1", 0, Value::Null);
     let deployment = name("hello-00001-deployment");
     let object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
-    api_server.step(ControllerEvent::ObjectObserved(
-        ResourceKind::Deployment,
-        deployment,
-        Some(Box::new(object)),
-    ));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Deployment,
+        name: deployment,
+        object: Some(Box::new(object)),
+    });
     assert_eq!(revision_message(&api_server.machine), None);
 }
 
@@ -70,19 +82,21 @@ fn a_revision_created_late_is_no_longer_missing() {
     api_server.service("hello", "hello:v1", 0, Value::Null);
     let observed = |resource, object_name: &str| {
         let object = api_server.object(resource, object_name).clone();
-        ControllerEvent::ObjectObserved(resource, name(object_name), Some(Box::new(object)))
+        ControllerEvent::ObjectObserved {
+            resource,
+            name: name(object_name),
+            object: Some(Box::new(object)),
+        }
     };
     let mut late_machine = machine();
     late_machine.step(api_server.now, ControllerEvent::LeadershipChanged(true));
     late_machine.step(api_server.now, observed(ResourceKind::KnativeService, "hello"));
     late_machine.step(api_server.now, observed(ResourceKind::Configuration, "hello"));
-    let unmade = |it| {
-        ControllerEvent::ChildrenMissing(
-            name("hello"),
-            ResourceKind::Configuration,
-            name("hello"),
-            it,
-        )
+    let children_missing = |it| ControllerEvent::ChildrenMissing {
+        app: name("hello"),
+        owner_resource: ResourceKind::Configuration,
+        owner: name("hello"),
+        error: it,
     };
     let required_children =
         crate::write::desired::required_children(late_machine.cluster(), &name("hello"));
@@ -90,7 +104,7 @@ fn a_revision_created_late_is_no_longer_missing() {
         required_children[0].keys,
         [ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name(REVISION))]
     );
-    late_machine.step(api_server.now, unmade(write_error("missing")));
+    late_machine.step(api_server.now, children_missing(write_error("missing")));
     assert_eq!(revision_message(&late_machine).as_deref(), Some("missing"));
     late_machine.step(api_server.now, observed(ResourceKind::Revision, REVISION));
     let required_children =
@@ -99,6 +113,6 @@ fn a_revision_created_late_is_no_longer_missing() {
         (required_children[0].owner.0, required_children[0].keys.len()),
         (ResourceKind::Configuration, 0)
     );
-    late_machine.step(api_server.now, unmade(None));
+    late_machine.step(api_server.now, children_missing(None));
     assert_eq!(revision_message(&late_machine), None);
 }

@@ -255,11 +255,11 @@ fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
             "reason": "Unschedulable", "message": "0/3 nodes are available",
         }]});
         api_server.objects.insert((ResourceKind::Pod, pod.clone()), object.clone());
-        api_server.step(ControllerEvent::ObjectObserved(
-            ResourceKind::Pod,
-            pod,
-            Some(Box::new(object)),
-        ));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: pod,
+            object: Some(Box::new(object)),
+        });
         api_server.condition(ResourceKind::Revision, "hello-00001", "ResourcesAvailable")
     };
     assert_eq!(said(json!({})), "False Unschedulable: 0/3 nodes are available");

@@ -46,7 +46,7 @@ fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
         Outbox::new(),
     );
     let effects =
-        machine.step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest));
+        machine.step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied { name, manifest });
     (machine, effects.pods_to_start)
 }
 
@@ -58,7 +58,10 @@ fn outcome(object: &Value) -> String {
     for order in &orders {
         let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
         machine
-            .step(UnixMillis(1_000_100), ControllerEvent::PodReported(agent.clone(), observation));
+            .step(UnixMillis(1_000_100), ControllerEvent::PodReported {
+                reporter: agent.clone(),
+                observation,
+            });
     }
     let RouteTable { services, revisions, .. } = table(&machine);
     format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())

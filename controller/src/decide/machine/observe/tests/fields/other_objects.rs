@@ -62,7 +62,11 @@ fn annotate(api_server: &mut FakeApiServer, annotations: &Value) {
         object["metadata"]["annotations"][key] = value.clone();
     }
     api_server.objects.insert(key.clone(), object.clone());
-    api_server.step(ControllerEvent::ObjectObserved(key.0, key.1, Some(Box::new(object))));
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: key.0,
+        name: key.1,
+        object: Some(Box::new(object)),
+    });
 }
 
 /// Checks a row of an object that Rouse makes: a field that Rouse sets is restored after a change.

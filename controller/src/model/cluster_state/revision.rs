@@ -20,8 +20,8 @@ pub struct AppRevision {
     pub template: Arc<str>,
     /// Creator of the Revision: the user that had changed its Configuration last.
     pub creator: Option<Box<str>>,
-    /// Routing state, and the moment of its last change.
-    pub routing_state: (RoutingState, UnixMillis),
+    /// Routing state of the Revision, with the moment of its last change.
+    pub routing: RevisionRouting,
     /// Scaling of the Revision: what was decided, and what the plans made of it.
     pub scaling: RevisionScaling,
     /// Reason why the pods do not become ready; kept until one does.
@@ -82,6 +82,15 @@ impl AppRevision {
     }
 }
 
+/// Routing state of a Revision, with the moment of its last change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RevisionRouting {
+    /// Present state.
+    pub state: RoutingState,
+    /// Moment at which the state changed last.
+    pub changed_at: UnixMillis,
+}
+
 /// Routing state of a Revision, `serving.knative.dev/routingState` (knative/serving `pkg/reconciler/labeler`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RoutingState {
@@ -118,14 +127,23 @@ pub struct RevisionPod {
     pub first_seen_at: UnixMillis,
     /// True once the pod has been ready.
     pub was_ready: bool,
-    /// Start of the current uninterrupted readiness, and the containers' restart count at that moment.
-    pub steady_since: Option<(UnixMillis, u32)>,
+    /// The current uninterrupted readiness, if the pod is ready.
+    pub steady_readiness: Option<SteadyReadiness>,
     /// Stage of the pod: serving, draining or stopping.
     pub stage: PodStage,
     /// Address at which the pod served before this controller started, until its agent reports.
     pub restored_address: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
     pub kube_status: Option<Box<KubePodStatus>>,
+}
+
+/// Readiness of a pod that no restart of a container has interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteadyReadiness {
+    /// Moment at which it began.
+    pub since: UnixMillis,
+    /// Sum of the containers' restart counts at that moment.
+    pub restarts: u32,
 }
 
 impl RevisionPod {

@@ -1,4 +1,4 @@
-//! Pure: facts about a node, which decide whether pods may be bound to it.
+//! Pure: state of a node, as far as the binding of pods to it depends on it.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::model::object::{hash::stable_json_hash, json::array_items};
 /// Time after a rejection during which a node gets no bound pods, in ms.
 pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
 
-/// Facts about a node that decide whether pods may be bound to it.
+/// State of a node, as far as the binding of pods to it depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
@@ -22,7 +22,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Reads a Node object; `previous` holds the earlier facts, of which the last rejection is kept.
+    /// Reads a Node object; `previous` is the earlier state, whose last rejection is kept.
     pub fn from_object(object: &Value, previous: Option<&Self>) -> Self {
         let status = &object["status"];
         let is = |kind: &str, wanted: &str| {
@@ -57,9 +57,10 @@ impl NodeState {
 
     /// Returns true if a pod with these image hashes may be bound to the node at `now`.
     pub(crate) fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
-        let shunned = self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
+        let is_backing_off =
+            self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
         self.is_schedulable
-            && !shunned
+            && !is_backing_off
             && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
     }
 }

@@ -20,12 +20,12 @@ use crate::model::{
 /// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
-/// Templates in use, with the facts read from them: equal templates share memory and are read once.
+/// Templates in use, parsed: equal templates share memory and are parsed once.
 #[derive(Clone, Debug, Default)]
-pub struct TemplateCache(RefCell<HashMap<Arc<str>, Arc<TemplateFacts>>>);
+pub struct TemplateCache(RefCell<HashMap<Arc<str>, Arc<ParsedTemplate>>>);
 
 impl TemplateCache {
-    /// Number of templates kept in any case, at a few KB each; beyond it the store is cleared and filled again.
+    /// Number of templates kept in any case, at a few KB each; beyond it the cache is cleared and filled again.
     const MIN_CAPACITY: usize = 256;
 
     /// Returns the stored template of equal text, or the given one.
@@ -34,34 +34,34 @@ impl TemplateCache {
         Arc::clone(cache.get_key_value(template).map_or(template, |(stored, _)| stored))
     }
 
-    /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
-    /// `pods`, and at least [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom asked for, but templates
-    /// of those that run must not be parsed again for each report about a pod.
+    /// Returns a template, parsed. The cache is cleared when it holds as many templates as there are `pods`, and at
+    /// least [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom planned, but templates of those that run
+    /// must not be parsed again for each report about a pod.
     fn get_or_parse(
         &self,
         template: &Arc<str>,
         pods: usize,
-        read: impl FnOnce() -> TemplateFacts,
-    ) -> Arc<TemplateFacts> {
+        parse: impl FnOnce() -> ParsedTemplate,
+    ) -> Arc<ParsedTemplate> {
         let mut cache = self.0.borrow_mut();
-        if let Some(facts) = cache.get(template) {
-            return Arc::clone(facts);
+        if let Some(parsed) = cache.get(template) {
+            return Arc::clone(parsed);
         }
         // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
         if cache.len() >= Self::MIN_CAPACITY.max(pods) {
             cache.clear();
         }
-        let facts = Arc::new(read());
-        cache.insert(Arc::clone(template), Arc::clone(&facts));
-        facts
+        let parsed = Arc::new(parse());
+        cache.insert(Arc::clone(template), Arc::clone(&parsed));
+        parsed
     }
 }
 
-/// Facts of a template, parsed and checked.
+/// Template of a Revision, parsed and checked.
 #[derive(Clone, Debug)]
-pub struct TemplateFacts {
+pub struct ParsedTemplate {
     /// The template itself, with labels, annotations and spec.
-    pub template: RevisionTemplate,
+    pub raw: RevisionTemplate,
     /// Scaling policy from annotations and `config-autoscaler`.
     pub policy: Arc<ScalePolicy>,
     /// Autoscaler class: the autoscaler that scales the Revision.
@@ -80,8 +80,8 @@ pub struct TemplateFacts {
     pub protocol: AppProtocol,
 }
 
-impl TemplateFacts {
-    /// Returns the facts of a Revision's template, which was checked when it was applied.
+impl ParsedTemplate {
+    /// Returns the parsed template of a Revision, which was checked when it was applied.
     pub fn of_revision(revision: &AppRevision, cluster: &ClusterState) -> Arc<Self> {
         let pods = cluster.pods.statuses.len();
         cluster
@@ -90,12 +90,11 @@ impl TemplateFacts {
     }
 
     fn parse(revision: &AppRevision, cluster: &ClusterState) -> Self {
-        let template: RevisionTemplate =
-            serde_json::from_str(&revision.template).unwrap_or_default();
-        let limit = template.spec.container_concurrency.unwrap_or(0);
+        let raw: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
+        let limit = raw.spec.container_concurrency.unwrap_or(0);
         let container_concurrency = u32::try_from(limit).unwrap_or(0);
         let none = BTreeMap::new();
-        let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
+        let annotations = raw.metadata.annotations.as_ref().unwrap_or(&none);
         let config = &cluster.settings.scale_policy;
         let (mut policy, problems) =
             config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
@@ -105,12 +104,12 @@ impl TemplateFacts {
         let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
         policy.progress_deadline =
             deadline.and_then(|text| parse_go_duration(text)).unwrap_or(policy.progress_deadline);
-        let containers = &template.spec.pod.containers;
+        let containers = &raw.spec.pod.containers;
         let serving_index = user_container::serving_index(containers);
         let port = containers.get(serving_index).and_then(|it| it.ports.as_ref()?.first());
         let number = port.and_then(|port| u16::try_from(port.container_port).ok());
         let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
-        let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
+        let timeout = raw.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
             class: AutoscalerClass::from_annotations(annotations),
@@ -120,12 +119,12 @@ impl TemplateFacts {
             serving_index,
             port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
             protocol: if h2c { AppProtocol::H2c } else { AppProtocol::Http1 },
-            template,
+            raw,
         }
     }
 
     /// Returns an annotation of the template.
     pub fn annotation(&self, name: &str) -> Option<&str> {
-        self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+        self.raw.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 }

@@ -128,7 +128,7 @@ pub struct ServiceManifest {
     pub traffic: Arc<[TrafficSpec]>,
 }
 
-/// One traffic target as the user wants it.
+/// One traffic target of the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrafficSpec {
     /// Tag of the target, which is then also reachable as `<tag>-<route>`.
@@ -199,7 +199,7 @@ pub struct RouteState {
     pub labels: CompactStringMap,
     /// Annotations of the Route, kept only where no Service owns it.
     pub annotations: CompactStringMap,
-    /// Traffic targets as wanted, with defaults.
+    /// Traffic targets of the spec, with defaults.
     pub traffic_spec: Arc<[TrafficSpec]>,
     /// Allocations of the Route's own name and of its tags.
     pub allocations: Vec<RouteNameAllocation>,
@@ -216,7 +216,7 @@ pub struct RouteState {
 }
 
 impl RouteState {
-    /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
+    /// Iterates over the Route's tags: those of the spec, and those that still hold an allocation.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
         // A removed tag holds its name until its allocation is released.
         let specified = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());

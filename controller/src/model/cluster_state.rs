@@ -45,10 +45,10 @@ pub use name_registry::NameRegistry;
 pub use nodes::{ActivatorReadiness, NodeState};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RevisionScaling, RoutingState,
+    RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
-pub use templates::{TemplateCache, TemplateFacts};
+pub use templates::{ParsedTemplate, TemplateCache};
 pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
 
 /// Everything the controller has observed, as of one moment.
@@ -66,7 +66,7 @@ pub struct ClusterState {
     pub pods: ObservedPods,
     /// Replicas of the components that others open streams to.
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
-    /// Facts read from the Revisions' templates.
+    /// Parsed templates of the Revisions.
     pub template_cache: TemplateCache,
     /// Numbers that Routes' names hold on the local node and at the activators.
     pub allocated: AllocatedNumbers,
@@ -120,10 +120,10 @@ pub struct ObservedActivators {
     pub slices: ActivatorSlices,
 }
 
-/// Facts about nodes, by node name.
+/// Nodes, as far as decisions depend on them.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedNodes {
-    /// State of each node that decisions depend on, by name.
+    /// State of each node, by name.
     pub states: BTreeMap<String, NodeState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
@@ -206,10 +206,10 @@ impl ClusterState {
         &self,
         activator: &str,
     ) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
-        let (it, standing) = self.activators.pods.get(activator)?;
+        let (it, readiness) = self.activators.pods.get(activator)?;
         // Deletion is final, so it counts on a node that is gone, too.
-        let waits = *standing == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
-        Some((it, if waits { ActivatorReadiness::NotReady } else { *standing }))
+        let is_lost = *readiness == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
+        Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
     }
 
     /// Returns a Revision by name, whichever app it belongs to.

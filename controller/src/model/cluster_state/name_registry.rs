@@ -1,4 +1,4 @@
-//! Pure: owner of each name. Several Routes, tags and DomainMappings may ask for one name. The first keeps it, and the
+//! Pure: owner of each name. Several Routes, tags and DomainMappings may claim one name. The first keeps it, and the
 //! others get it when the first is deleted.
 //!
 //! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. "First" is the
@@ -15,7 +15,7 @@ use common::wire::NamespacedName;
 
 use super::{PlaceholderState, Uid, UnixMillis};
 
-/// Object that asks for a name.
+/// Object that claims a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NameClaimant {
     /// The Route of this app, for its own name or a tag's.
@@ -33,7 +33,7 @@ impl std::fmt::Display for NameClaimant {
     }
 }
 
-/// One claimant's request for one name, with the facts that decide its rank.
+/// One claimant's request for one name, with everything that its rank depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameClaim {
     /// Claimant that makes the request.
@@ -66,7 +66,7 @@ impl ClaimedName<'_> {
     }
 }
 
-/// All names that one claimant asks for.
+/// All names that one claimant claims.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimantNames {
     /// Requests for names of Kubernetes Services.
@@ -80,7 +80,7 @@ pub struct ClaimantNames {
 pub struct NameRegistry {
     /// Bids by hash of the name. Texts would cost memory for ten thousand sleeping services.
     claims: HashMap<u64, Vec<NameClaim>>,
-    /// Hashes of the names that each claimant asks for.
+    /// Hashes of the names that each claimant claims.
     keys_by_claimant: BTreeMap<NameClaimant, Box<[u64]>>,
     /// Claimants that may have gained or lost a name.
     changed_claimants: BTreeSet<NameClaimant>,
