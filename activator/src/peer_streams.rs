@@ -166,12 +166,7 @@ impl PeerStreams {
 
     /// Holds slots of one other activator. `unlisted` is set when the owner is not listed any more: the stream that is
     /// open then is the last one.
-    async fn hold_slots(
-        &self,
-        owner: &ActivatorName,
-        address: SocketAddr,
-        unlisted: OnceSignal,
-    ) {
+    async fn hold_slots(&self, owner: &ActivatorName, address: SocketAddr, unlisted: OnceSignal) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
         let resolver = ReplicaResolver::with_credentials(

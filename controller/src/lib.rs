@@ -219,12 +219,8 @@ fn certificate_services(
         return Ok(None);
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
-    let identity = CertificateIdentity::new(
-        Component::Controller,
-        &config.node,
-        &cluster.pod,
-        &cluster.pod,
-    )?;
+    let identity =
+        CertificateIdentity::new(Component::Controller, &config.node, &cluster.pod, &cluster.pod)?;
     let authority_store =
         identity::cluster_api::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
     let authority_store = Arc::new(authority_store);

@@ -239,7 +239,8 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
     if before.info != 0 {
         current.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
         let activators = ActivatorFallback::unpack(before.info).activators;
-        current.activator_list = read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
+        current.activator_list =
+            read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
     if before.is_unchanged(&current) { Ok(()) } else { Err(NoRewriteReason::Changed) }
 }

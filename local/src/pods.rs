@@ -72,7 +72,10 @@ enum PodNetworkState {
 enum PodLifecycle {
     /// The node spec contains the pod.
     Desired,
-    Stopping { deadline: Instant, killed: bool },
+    Stopping {
+        deadline: Instant,
+        killed: bool,
+    },
     Removing,
     Gone,
 }

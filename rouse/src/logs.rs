@@ -147,7 +147,9 @@ fn no_logs_error(
     let folder = layout.logs();
     Ok(CommandError::Usage(match &args.container {
         Some(container) => format!("container {container} of {} has written nothing", args.target),
-        None => format!("{} has written nothing yet: no log below {}", args.target, folder.display()),
+        None => {
+            format!("{} has written nothing yet: no log below {}", args.target, folder.display())
+        }
     }))
 }
 

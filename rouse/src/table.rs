@@ -19,9 +19,14 @@ impl TextTable {
         let lines: Vec<&Vec<String>> = head.into_iter().chain(&self.rows).collect();
         let columns = lines.iter().map(|cells| cells.len()).max().unwrap_or_default();
         let width = |column: usize| {
-            lines.iter().filter_map(|cells| cells.get(column)).map(|cell| cell.chars().count()).max()
+            lines
+                .iter()
+                .filter_map(|cells| cells.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
         };
-        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+        let widths: Vec<usize> =
+            (0..columns).map(|column| width(column).unwrap_or_default()).collect();
         let line = |cells: &&Vec<String>| {
             let cell = |(column, cell): (usize, &String)| match widths.get(column) {
                 Some(width) if column + 1 < columns => format!("{cell:<0$}", width + COLUMN_GAP),

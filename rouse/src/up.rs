@@ -207,7 +207,9 @@ impl RunningComponents {
                     running.start_controller(layout, args, &mut host_handles)?
                 }
                 NodeComponent::Autoscaler => running.start_autoscaler(layout),
-                NodeComponent::Activator => running.start_activator(layout, args, &mut host_handles),
+                NodeComponent::Activator => {
+                    running.start_activator(layout, args, &mut host_handles)
+                }
                 NodeComponent::Agent => running.start_agent(layout)?,
             }
         }
@@ -241,8 +243,7 @@ impl RunningComponents {
         });
 
         // The node connects its bridge to the host's network, which this process has left.
-        let host =
-            host_handles.host_namespace.take().context("the controller is started twice")?;
+        let host = host_handles.host_namespace.take().context("the controller is started twice")?;
         let config = local::LocalNodeConfig {
             layout: layout.clone(),
             images: args.images.clone(),

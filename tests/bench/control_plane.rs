@@ -18,7 +18,9 @@ use common::{
     link::ComponentLink,
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{ClientComponent, ComponentReplica, NamespacedName, RequestTotals, UsageKey, UsageSample},
+    wire::{
+        ClientComponent, ComponentReplica, NamespacedName, RequestTotals, UsageKey, UsageSample,
+    },
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},

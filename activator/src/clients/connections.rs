@@ -21,9 +21,7 @@ use common::once_signal::OnceSignal;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    budget::{
-        ClientBound, ClientBudget, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES,
-    },
+    budget::{ClientBound, ClientBudget, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES},
     clock::now_ns,
     metrics::RefusalCounters,
 };

@@ -110,8 +110,7 @@ impl Http2FrameInspector {
         self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.header_filled = 0;
         // A larger frame is an error of the connection, and h2 buffers none of it.
-        self.largest_frame =
-            self.largest_frame.max(self.payload_left.min(H2_BUFFER_BYTES));
+        self.largest_frame = self.largest_frame.max(self.payload_left.min(H2_BUFFER_BYTES));
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(frame_flag::END_HEADERS);
         self.payload = match which {

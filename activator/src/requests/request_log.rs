@@ -166,8 +166,7 @@ impl RequestLogger {
         let Some(messages) = self.line_sender.get() else { return };
         let size = line.len();
         // Counted before the line is sent, so that several requests at once cannot exceed the bound together.
-        let fits =
-            self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
+        let fits = self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
         if !fits || messages.try_send(LogWriterMessage::Line(line)).is_err() {
             self.queued_bytes.fetch_sub(size, Ordering::Relaxed);
             self.counters.dropped.inc();

@@ -73,7 +73,8 @@ impl BodyFloodFixture {
         let mine = AtomicUsize::new(0);
         let post = async {
             let request = Request::post("http://hello.default.example.com/").body(()).unwrap();
-            let (response, mut body) = send.ready().await.ok()?.send_request(request, false).ok()?;
+            let (response, mut body) =
+                send.ready().await.ok()?.send_request(request, false).ok()?;
             let flow = async {
                 #[allow(unreachable_code, reason = "says what the loop ends with")]
                 loop {
@@ -97,8 +98,7 @@ impl BodyFloodFixture {
     /// Returns true if the connection can send nothing more.
     fn has_settled(&self) -> bool {
         let window = usize::try_from(CLIENT_CONNECTION_WINDOW).unwrap();
-        self.ended.load(SeqCst) == STREAMS
-            || self.unread_bytes.load(SeqCst) + (64 << 10) >= window
+        self.ended.load(SeqCst) == STREAMS || self.unread_bytes.load(SeqCst) + (64 << 10) >= window
     }
 }
 

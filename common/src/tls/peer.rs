@@ -121,12 +121,8 @@ impl TlsPeer {
         if Component::from(sender.role) == identity.role && sender.name == *name && node {
             return Ok(());
         }
-        let claimed = format!(
-            "{} {:?} on node {:?}",
-            Component::from(sender.role),
-            sender.name,
-            sender.node
-        );
+        let claimed =
+            format!("{} {:?} on node {:?}", Component::from(sender.role), sender.name, sender.node);
         Err(PeerDeniedError::IdentityMismatch { real: identity.to_string(), claimed })
     }
 
@@ -200,12 +196,8 @@ mod tests {
 
     #[test]
     fn identities_are_read_as_written() {
-        let identity = CertificateIdentity::new(
-            Component::Agent,
-            "n1.example",
-            "rouse-agent-x",
-            "0c7f-1",
-        );
+        let identity =
+            CertificateIdentity::new(Component::Agent, "n1.example", "rouse-agent-x", "0c7f-1");
         let identity = identity.expect("sound");
         assert_eq!(identity.to_string(), "spiffe://rouse/agent/n1.example/rouse-agent-x/0c7f-1");
         assert_eq!(identity.to_string().parse(), Ok(identity));

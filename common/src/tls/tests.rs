@@ -200,8 +200,7 @@ impl TlsFixture {
         credentials: &Arc<TlsCredentials>,
         sender: ComponentReplica,
     ) -> Result<(), Code> {
-        let channel =
-            link::dial::dial_tls(self.at, credentials, Component::Controller, true).await;
+        let channel = link::dial::dial_tls(self.at, credentials, Component::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
         let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(sender))]);
         let done = PodsClient::new(channel).report(items).await;

@@ -12,8 +12,7 @@ use crate::{
             ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
             RouteState, ServiceManifest, ServiceState, UnixMillis,
             conditions::{
-                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS,
-                SERVICE_CONDITIONS,
+                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
         },
         knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},

@@ -153,8 +153,8 @@ impl KubernetesPlatform {
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let has_no_certificate = has_webhook && !is_late && certificates.bundle().is_none();
-            let no_certificate = has_no_certificate
-                .then(|| "the webhook's certificate is not there yet".to_owned());
+            let no_certificate =
+                has_no_certificate.then(|| "the webhook's certificate is not there yet".to_owned());
             other_reasons().into_iter().chain(waits).chain(no_certificate).collect()
         });
         admin

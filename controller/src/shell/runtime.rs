@@ -255,12 +255,10 @@ impl ControllerRuntime {
         match resolver.request_digests(revision, request) {
             // The resolver calls again when it has a result.
             DigestStatus::Unknown | DigestStatus::Pending => {}
-            DigestStatus::Failed(reason) => {
-                self.step(ControllerEvent::DigestsResolved {
-                    revision: revision.clone(),
-                    resolution: Err(reason),
-                })
-            }
+            DigestStatus::Failed(reason) => self.step(ControllerEvent::DigestsResolved {
+                revision: revision.clone(),
+                resolution: Err(reason),
+            }),
             DigestStatus::Resolved(digests) => {
                 resolver.forget(revision);
                 self.step(ControllerEvent::DigestsResolved {

@@ -24,7 +24,11 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         let record =
             run_load(&mut load)?.pop().with_context(|| format!("wake {index}: no record"))?;
         if !record.is_answered() {
-            bail!("wake {index}: no response from a pod: status {} {}", record.status, record.error);
+            bail!(
+                "wake {index}: no response from a pod: status {} {}",
+                record.status,
+                record.error
+            );
         }
         cold_starts.push(record);
     }

@@ -100,7 +100,8 @@ fn api_server_version(assets: &Path) -> Result<KubernetesVersion> {
             format!("{ASSETS_VARIABLE} is {}, where no API server runs", assets.display())
         })?;
     let version = output.split_whitespace().last().unwrap_or_default();
-    version.parse()
+    version
+        .parse()
         .ok()
         .with_context(|| format!("{ASSETS_VARIABLE} has `{}`, which is no release", output.trim()))
 }

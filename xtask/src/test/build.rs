@@ -52,8 +52,7 @@ impl TestBuilder {
     pub(super) fn with_prebuilt(self, file: &Path) -> Result<Self> {
         let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let built = serde_json::from_slice(&text);
-        let built =
-            built.with_context(|| format!("{} lists no test programs", file.display()))?;
+        let built = built.with_context(|| format!("{} lists no test programs", file.display()))?;
         Ok(Self { prebuilt: Some(built), ..self })
     }
 

@@ -212,7 +212,10 @@ impl ModuleLayers {
 
 impl fmt::Display for ModuleLayers {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "| crate | modules | layers | imports | upward imports | modules in cycles |")?;
+        writeln!(
+            out,
+            "| crate | modules | layers | imports | upward imports | modules in cycles |"
+        )?;
         write!(out, "|---|---|---|---|---|---|")?;
         for (name, _, figures) in self.check_by(LAYERS) {
             let LayerFigures { modules, layers, imports, upward_imports, modules_in_cycles } =
@@ -548,7 +551,10 @@ mod tests {
             ("top.rs", "use crate::model::c::X;"),
         ];
         let (messages, figures) = check(&files, &["model/", "top"]);
-        assert_eq!(messages, ["these modules import each other in a cycle: `model::b`, `model::c`"]);
+        assert_eq!(
+            messages,
+            ["these modules import each other in a cycle: `model::b`, `model::c`"]
+        );
         assert_eq!((figures.modules_in_cycles, figures.upward_imports), (2, 0));
     }
 

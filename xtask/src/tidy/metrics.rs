@@ -72,9 +72,7 @@ pub(crate) fn check_handbook(text: &str, exported: &ExportedMetrics) -> Vec<Tidy
         documented.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
     let missing = exported.0.iter().filter(|(name, _)| !documented.contains(name.as_str()));
     missing
-        .map(|(name, from)| {
-            error(from, format!("exports {name}, which {HANDBOOK} does not name"))
-        })
+        .map(|(name, from)| error(from, format!("exports {name}, which {HANDBOOK} does not name")))
         .collect()
 }
 

@@ -262,8 +262,7 @@ mod tests {
         let counts: Vec<_> =
             words.types.iter().map(|(name, it)| (name.as_str(), it.len())).collect();
         assert_eq!(counts, [("A", 2), ("B", 1)]);
-        let messages: Vec<String> =
-            words.check_totals().into_iter().map(|it| it.message).collect();
+        let messages: Vec<String> = words.check_totals().into_iter().map(|it| it.message).collect();
         let expected = "agent/src/a.rs also define a type `A`: give each its own name";
         assert_eq!(messages, [expected]);
     }

@@ -224,8 +224,9 @@ fn slow_start_reason(
     // A restarted controller keeps a reason that its predecessor has reported.
     let is_reported = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
-    let mut slow = serving
-        .filter(|it| is_reported || timer.is_due_or_schedule(scale::slow_start_at(it), context.now));
+    let mut slow = serving.filter(|it| {
+        is_reported || timer.is_due_or_schedule(scale::slow_start_at(it), context.now)
+    });
     slow.find_map(|pod| not_ready_reason(pod, context))
 }
 

@@ -42,8 +42,7 @@ pub(super) fn route_subjects(
     let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
         let has_pods = !pair.0.pods.is_empty();
-        has_pods
-            || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
+        has_pods || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
     };
     for (revision, template) in pairs().filter(|it| shown(&it)) {
         let labels = || template.pod_labels(name, revision);

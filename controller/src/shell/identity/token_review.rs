@@ -74,7 +74,8 @@ pub fn identity_of_token(
         return Err(CertificateRefusal::WrongAudience);
     }
     let unknown_account = || CertificateRefusal::UnknownAccount { user: reviewed.user.clone() };
-    let account = reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(unknown_account)?;
+    let account =
+        reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(unknown_account)?;
     let (account_namespace, name) = account.split_once(':').ok_or_else(unknown_account)?;
     let mut accounts = SERVICE_ACCOUNTS.iter().filter(|_| account_namespace == namespace);
     let (_, role) = accounts.find(|(account, _)| name == *account).ok_or_else(unknown_account)?;

@@ -114,8 +114,7 @@ impl DigestQueue {
                 None => self.add_query(revision, image, &wanted, now),
             }
         }
-        self.revisions
-            .insert(revision.clone(), WaitingRevision { request: wanted, results });
+        self.revisions.insert(revision.clone(), WaitingRevision { request: wanted, results });
         self.status(revision)
     }
 

@@ -245,7 +245,10 @@ fn default_object(
         // The text is the API server's own for strict decoding of built-in kinds.
         Some("Strict") if !unknown.is_empty() => {
             let refusal = format!("strict decoding error: {}", unknown.join(", "));
-            return Ok(AdmissionDecision { refusal: Some(refusal), ..AdmissionDecision::default() });
+            return Ok(AdmissionDecision {
+                refusal: Some(refusal),
+                ..AdmissionDecision::default()
+            });
         }
         Some("Ignore") => Vec::new(),
         // `Warn` is Kubernetes' default.

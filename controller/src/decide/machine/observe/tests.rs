@@ -399,11 +399,8 @@ impl FakeApiServer {
             return Vec::new();
         };
         self.writes += 1;
-        let mut events = vec![ControllerEvent::ObjectObserved {
-            resource,
-            name: name.clone(),
-            object: None,
-        }];
+        let mut events =
+            vec![ControllerEvent::ObjectObserved { resource, name: name.clone(), object: None }];
         let uid = removed["metadata"]["uid"].clone();
         let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
             it["metadata"]["ownerReferences"][0]["uid"] == uid
@@ -1041,10 +1038,8 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
     let attacker =
         ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
     let now = api_server.now;
-    let withdrawal = ControllerEvent::PodReportWithdrawn {
-        reporter: attacker.clone(),
-        pod_uid: uid,
-    };
+    let withdrawal =
+        ControllerEvent::PodReportWithdrawn { reporter: attacker.clone(), pod_uid: uid };
     assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: attacker.clone(), stream: 9 });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: attacker, stream: 9 });

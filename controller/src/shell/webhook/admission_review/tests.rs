@@ -3,8 +3,9 @@ use super::*;
 fn send_review(hook: AdmissionHook, request: Value) -> Value {
     let body =
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
-    let response = respond_to_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
-        .expect("a response");
+    let response =
+        respond_to_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
+            .expect("a response");
     serde_json::from_slice(&response).expect("JSON")
 }
 

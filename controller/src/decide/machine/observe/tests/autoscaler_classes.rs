@@ -231,16 +231,12 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
         api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber(name), stream });
         if name != "earlier" {
-            api_server.step(ControllerEvent::RoutedServicesBegin {
-                reporter: subscriber(name),
-                stream,
-            });
+            api_server
+                .step(ControllerEvent::RoutedServicesBegin { reporter: subscriber(name), stream });
         }
         if name != "begins" {
-            api_server.step(ControllerEvent::ReportStreamSynced {
-                reporter: subscriber(name),
-                stream,
-            });
+            api_server
+                .step(ControllerEvent::ReportStreamSynced { reporter: subscriber(name), stream });
         }
     }
     api_server.service("hello", "hello:v1", 0, Value::Null);
@@ -265,10 +261,8 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber("two"), stream: 5 });
-    api_server.step(ControllerEvent::RoutedServicesBegin {
-        reporter: subscriber("two"),
-        stream: 5,
-    });
+    api_server
+        .step(ControllerEvent::RoutedServicesBegin { reporter: subscriber("two"), stream: 5 });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: subscriber("two"), stream: 5 });
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Route,

@@ -116,10 +116,8 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
             let error = WriteError { reason: "Invalid", message: "no".into() };
-            api_server.step(ControllerEvent::WriteErrorChanged {
-                key: key.clone(),
-                error: Some(error),
-            });
+            api_server
+                .step(ControllerEvent::WriteErrorChanged { key: key.clone(), error: Some(error) });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
             let resources =

@@ -57,11 +57,10 @@ fn outcome(object: &Value) -> String {
         ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     for order in &orders {
         let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
-        machine
-            .step(UnixMillis(1_000_100), ControllerEvent::PodReported {
-                reporter: agent.clone(),
-                observation,
-            });
+        machine.step(
+            UnixMillis(1_000_100),
+            ControllerEvent::PodReported { reporter: agent.clone(), observation },
+        );
     }
     let RouteTable { services, revisions, .. } = table(&machine);
     format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
