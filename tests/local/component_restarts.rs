@@ -249,7 +249,11 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
         (maps.pod_state(slot).connections == 0).then_some(())
     });
     let (totals, state) = (maps.totals(slot), maps.pod_state(slot));
-    assert_eq!((totals.started, totals.finished), (ended, ended), "the kernel's counts");
+    assert_eq!(
+        (totals.started, totals.finished),
+        (count_at_end, count_at_end),
+        "the kernel's counts"
+    );
     assert_eq!(state.in_flight, 0);
 }
 
