@@ -75,9 +75,9 @@ pub enum ControllerEvent {
     /// The report of an agent or activator begins, on the stream of this number.
     ReportStreamBegin { reporter: ComponentReplica, stream: u64 },
     /// An agent or activator reports the state of a pod.
-    PodReported { reporter: ComponentReplica, observation: PodObservation },
+    PodReported { reporter: ComponentReplica, stream: u64, observation: PodObservation },
     /// An agent or activator no longer sees a pod.
-    PodReportWithdrawn { reporter: ComponentReplica, pod_uid: String },
+    PodReportWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
     /// The reporter opens no more connections to this draining pod: a drain acknowledgement.
     DrainAcked { reporter: ComponentReplica, stream: u64, pod_uid: String },
     /// The reporter withdraws its drain acknowledgement of the pod.
@@ -227,6 +227,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.rebuild_owner_exceptions();
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
@@ -273,11 +274,11 @@ impl ControllerStateMachine {
             Event::ReportStreamBegin { reporter, stream } => {
                 self.handle_report_begin(&reporter, stream, now)
             }
-            Event::PodReported { reporter, observation } => {
-                self.handle_pod_report(&reporter, observation, now)
+            Event::PodReported { reporter, stream, observation } => {
+                self.handle_pod_report(&reporter, stream, observation, now)
             }
-            Event::PodReportWithdrawn { reporter, pod_uid } => {
-                self.handle_report_withdrawn(&reporter, &pod_uid, now)
+            Event::PodReportWithdrawn { reporter, stream, pod_uid } => {
+                self.handle_report_withdrawn(&reporter, stream, &pod_uid, now)
             }
             Event::DrainAcked { reporter, stream, pod_uid } => {
                 self.handle_drain_ack(&reporter, stream, &pod_uid, now)

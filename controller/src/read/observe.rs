@@ -479,10 +479,25 @@ pub fn slice_target_names(object: &Value) -> Vec<&str> {
     array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
-/// Name of the node whose kubelet has rejected or evicted this pod; none for any other pod.
-pub fn rejecting_node(pod: &Value) -> Option<&str> {
+/// Rejection or eviction of a pod by the kubelet of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodRejection<'a> {
+    /// Name of the node.
+    pub node: &'a str,
+    /// Time of the last change that the pod's status states; `None` if it states none.
+    pub at: Option<UnixMillis>,
+}
+
+/// Reads the rejection or eviction of a pod; `None` for any other pod.
+///
+/// The pod object stays for hours and is observed again, so the time is the pod's own.
+pub fn read_rejection(pod: &Value) -> Option<PodRejection<'_>> {
     let status = &pod["status"];
     // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
-    let refused = status["phase"] == "Failed" && status["reason"].is_string();
-    pod["spec"]["nodeName"].as_str().filter(|_| refused)
+    let is_rejected = status["phase"] == "Failed" && status["reason"].is_string();
+    let node = pod["spec"]["nodeName"].as_str().filter(|_| is_rejected)?;
+    // A rejected pod starts and fails at once; conditions of an evicted one change when it is evicted.
+    let changes = array_items(&status["conditions"]).map(|it| &it["lastTransitionTime"]);
+    let times = changes.chain([&status["startTime"]]).filter_map(Value::as_str);
+    Some(PodRejection { node, at: times.filter_map(UnixMillis::parse).max() })
 }

@@ -246,10 +246,10 @@ impl PodReportStream {
         let (reporter, stream) = (self.sender.clone(), self.stream_id);
         self.shared.step(match item {
             PodReportItem::Observed(observation) => {
-                ControllerEvent::PodReported { reporter, observation }
+                ControllerEvent::PodReported { reporter, stream, observation }
             }
             PodReportItem::Removed(pod_uid) => {
-                ControllerEvent::PodReportWithdrawn { reporter, pod_uid }
+                ControllerEvent::PodReportWithdrawn { reporter, stream, pod_uid }
             }
             PodReportItem::DrainAck(pod_uid) => {
                 ControllerEvent::DrainAcked { reporter, stream, pod_uid }

@@ -68,7 +68,8 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Changes one app and plans it; an app without any object left is forgotten. Returns true if the app was planned.
+    /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed, so
+    /// that the caller may have to plan the app itself.
     pub(super) fn change_app(
         &mut self,
         name: NamespacedName,
@@ -335,11 +336,12 @@ impl ControllerStateMachine {
             return;
         }
         // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
-        let rejecting_node = object.and_then(observe::rejecting_node);
-        if let Some(node) = rejecting_node.and_then(|it| self.cluster.nodes.states.get_mut(it)) {
-            node.record_rejection(now);
+        if let Some(rejection) = object.and_then(observe::read_rejection)
+            && let Some(node) = self.cluster.nodes.states.get_mut(rejection.node)
+        {
+            node.record_rejection(rejection.at.map_or(now, |at| at.min(now)));
         }
-        match object.filter(|it| observe::revision_name_of(it).is_some()).and_then(|pod_object| {
+        match object.and_then(|pod_object| {
             let owner = observe::owning_app(pod_object)?;
             Some((
                 owner,

@@ -1,4 +1,4 @@
-//! Pure: reports of agents and activators: states of pods, and drain acknowledgements.
+//! Pure: reports of agents and activators: states of pods, drain acknowledgements, and services that activators route.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,10 @@ const MAX_UNPLACED_REPORTS: usize = 1000;
 pub(super) struct ReporterPods {
     /// Name of the node on which the reporter runs.
     node: String,
+    /// Number of its newest stream. Late messages of an older one have no effect: the newest states everything again.
+    stream: u64,
     pods: BTreeSet<String>,
+    /// Pods of earlier streams that the newest one has not named yet; `None` once it has named everything.
     unconfirmed_pods: Option<BTreeSet<String>>,
     /// Reports of pods whose node the API server has not stated yet.
     unplaced_reports: BTreeMap<String, PodObservation>,
@@ -52,7 +55,8 @@ impl ControllerStateMachine {
         self.handle_node_change(&reporter.node, was_lost, now);
         let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         report.node.clone_from(&reporter.node);
-        // Pods that the last stream did not name again before it ended are still to be named.
+        report.stream = stream;
+        // Pods that earlier streams named stay unconfirmed until the new one names them or ends its list.
         let named = std::mem::take(&mut report.pods);
         report.unconfirmed_pods.get_or_insert_default().extend(named);
     }
@@ -65,6 +69,9 @@ impl ControllerStateMachine {
     ) {
         self.cluster.pods.reporters.handle_synced(&reporter_key(reporter), stream);
         let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) else { return };
+        if report.stream > stream {
+            return;
+        }
         let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
         unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
@@ -93,12 +100,18 @@ impl ControllerStateMachine {
         self.reconcile_draining_apps(now);
     }
 
-    /// Handles the end of a reporter's pod. A pod that it reported as not ready may have become ready, which others
-    /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
-    pub(super) fn handle_reporter_lost(&mut self, reporter: &str, now: UnixMillis) {
-        let Some(report) = self.pods_by_reporter.get(reporter) else { return };
-        let waits = |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
-        for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
+    /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped, since
+    /// it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being ready.
+    pub(super) fn handle_reporter_lost(&mut self, reporter_key: &str, now: UnixMillis) {
+        let Some(report) = self.pods_by_reporter.get(reporter_key) else { return };
+        let is_not_ready =
+            |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
+        let not_ready: Vec<String> = report.pods.iter().filter(is_not_ready).cloned().collect();
+        // The next agent of the node continues this record. An activator's name never returns.
+        if report.pods.is_empty() {
+            self.pods_by_reporter.remove(reporter_key);
+        }
+        for uid in not_ready {
             self.remove_pod_report(&uid, now);
         }
     }
@@ -167,6 +180,7 @@ impl ControllerStateMachine {
     pub(super) fn handle_pod_report(
         &mut self,
         reporter: &ComponentReplica,
+        stream: u64,
         observation: PodObservation,
         now: UnixMillis,
     ) {
@@ -176,10 +190,13 @@ impl ControllerStateMachine {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
         let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
+        if report.stream > stream {
+            return;
+        }
         report.node.clone_from(&reporter.node);
         report.pods.insert(observation.uid.clone());
-        if let Some(unnamed) = &mut report.unconfirmed_pods {
-            unnamed.remove(&observation.uid);
+        if let Some(unconfirmed_pods) = &mut report.unconfirmed_pods {
+            unconfirmed_pods.remove(&observation.uid);
         }
         match placement {
             PodPlacement::Unknown if report.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
@@ -232,21 +249,21 @@ impl ControllerStateMachine {
         let Some(app) = self.pod_index.apps.get(&observation.uid).cloned() else { return };
         let (uid, idle) = (observation.uid.clone(), observation.in_flight == 0);
         let last_report = self.cluster.pods.reports.get(&uid);
-        let is_same_readiness = last_report.is_some_and(|report| {
+        let changes_only_count = last_report.is_some_and(|report| {
             *report == PodObservation { in_flight: report.in_flight, ..observation.clone() }
         });
         // Most reports change only counts, which need no plan.
-        let old_addresses = if is_same_readiness {
+        let old_addresses = if changes_only_count {
             None
         } else {
             plan::serving_addresses(&self.cluster, &app, &uid)
         };
         self.cluster.pods.reports.insert(uid.clone(), observation);
         // After a restart, agents report every pod in a state that the kubelet has already reported.
-        let is_same_readiness = is_same_readiness
+        let needs_no_plan = changes_only_count
             || old_addresses.is_some()
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
-        if !is_same_readiness || (idle && self.draining_apps.contains(&app)) {
+        if !needs_no_plan || (idle && self.draining_apps.contains(&app)) {
             self.reconcile_app(&app, now);
         }
     }
@@ -254,6 +271,7 @@ impl ControllerStateMachine {
     pub(super) fn handle_report_withdrawn(
         &mut self,
         reporter: &ComponentReplica,
+        stream: u64,
         uid: &str,
         now: UnixMillis,
     ) {
@@ -261,6 +279,9 @@ impl ControllerStateMachine {
             return self.refuse_report(&reporter.node, uid, &node);
         }
         if let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) {
+            if report.stream > stream {
+                return;
+            }
             report.pods.remove(uid);
             report.unplaced_reports.remove(uid);
         }
@@ -286,7 +307,7 @@ impl ControllerStateMachine {
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.kube_status.as_deref()) {
             None => PodPlacement::Unknown,
-            // Pods without a placement are the local node's.
+            // Only pods of the local node have no status by a kubelet.
             Some(None) => PodPlacement::ReporterNode,
             Some(Some(status)) if status.node.is_empty() => PodPlacement::Unknown,
             Some(Some(status)) if *status.node == *node => PodPlacement::ReporterNode,

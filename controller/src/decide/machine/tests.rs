@@ -128,7 +128,7 @@ impl MachineSim {
         let mut observation =
             self.machine.cluster.pods.reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
         change(&mut observation);
-        self.step(ControllerEvent::PodReported { reporter: agent(), observation });
+        self.step(ControllerEvent::PodReported { reporter: agent(), stream: 1, observation });
     }
 
     pub(super) fn report_all_ready(&mut self) {

@@ -124,6 +124,16 @@ impl ControllerStateMachine {
             .extend(new.into_iter().map(|object_name| (object_name, name.clone())));
     }
 
+    /// Computes the exceptions of all apps: names that changed during the initial list have left old ones.
+    pub(super) fn rebuild_owner_exceptions(&mut self) {
+        let exceptions_of = |(name, app): (&NamespacedName, &Box<AppState>)| {
+            let exceptions = part_keys::owner_exceptions(name, app, &self.cluster);
+            exceptions.into_iter().map(|it| (it, name.clone())).collect::<Vec<_>>()
+        };
+        self.cluster.names.owner_exceptions =
+            self.cluster.apps.iter().flat_map(exceptions_of).collect();
+    }
+
     /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
     /// them.
     pub(super) fn handle_missing_children(

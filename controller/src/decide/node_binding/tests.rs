@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     model::cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
-    read::observe::rejecting_node,
+    read::observe::{PodRejection, read_rejection},
 };
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
@@ -112,11 +112,15 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
     let mut cluster = cluster(&[("a", node(&["app:v1"]))]);
     let failed =
         json!({"spec": {"nodeName": "a"}, "status": {"phase": "Failed", "reason": "OutOfpods"}});
-    assert_eq!(rejecting_node(&failed), Some("a"));
-    assert_eq!(
-        rejecting_node(&json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}})),
-        None
-    );
+    assert_eq!(read_rejection(&failed), Some(PodRejection { node: "a", at: None }));
+    let running = json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}});
+    assert_eq!(read_rejection(&running), None);
+    let mut evicted = failed;
+    evicted["status"]["startTime"] = NOW.rfc3339().into();
+    let evicted_at = NOW.plus_ms(60_000);
+    evicted["status"]["conditions"] = json!([{"lastTransitionTime": evicted_at.rfc3339()}]);
+    let whole_second = UnixMillis::parse(&evicted_at.rfc3339());
+    assert_eq!(read_rejection(&evicted), Some(PodRejection { node: "a", at: whole_second }));
     cluster.nodes.states.get_mut("a").unwrap().record_rejection(NOW);
     assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
     let node_state = NodeState::from_object(&node(&["app:v1"]), cluster.nodes.states.get("a"));
@@ -127,4 +131,7 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
         "its heartbeat changes nothing"
     );
     assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
+    cluster.nodes.states.get_mut("a").unwrap().record_rejection(UnixMillis(0));
+    let later = NOW.plus_ms(REJECTION_BACKOFF_MS - 1);
+    assert_eq!(choose_node(&cluster, &pod(), 0, later), None, "an older rejection changes nothing");
 }

@@ -180,7 +180,7 @@ fn requests_in_flight(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u
     context.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
 }
 
-/// Drains or stops `count` pods: those that never became ready first, then the least busy, then the newest.
+/// Drains or stops `count` pods: first those that are not ready, then the least busy, then the newest.
 fn remove_surplus_pods(
     revision: &mut AppRevision,
     count: usize,

@@ -150,11 +150,13 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
             };
-            ControllerEvent::PodReported { reporter: subscriber(0), observation }
+            ControllerEvent::PodReported { reporter: subscriber(0), stream: 1, observation }
         }
-        PlanCaseAction::Unsee { pod } => {
-            ControllerEvent::PodReportWithdrawn { reporter: subscriber(0), pod_uid: pick(pod)? }
-        }
+        PlanCaseAction::Unsee { pod } => ControllerEvent::PodReportWithdrawn {
+            reporter: subscriber(0),
+            stream: 1,
+            pod_uid: pick(pod)?,
+        },
         PlanCaseAction::Status { pod, state } => {
             ControllerEvent::PodRunStatus(status(pick(pod)?, state))
         }

@@ -50,9 +50,9 @@ impl NodeState {
         self.is_ready
     }
 
-    /// Records that the node has rejected a pod at `now`.
-    pub fn record_rejection(&mut self, now: UnixMillis) {
-        self.last_rejection = Some(now);
+    /// Records that the node has rejected a pod at this time.
+    pub fn record_rejection(&mut self, at: UnixMillis) {
+        self.last_rejection = self.last_rejection.max(Some(at));
     }
 
     /// Returns true if a pod with these image hashes may be bound to the node at `now`.

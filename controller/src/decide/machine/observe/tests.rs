@@ -482,7 +482,7 @@ impl FakeApiServer {
                 name: "n1".into(),
                 node: "n1".into(),
             };
-            self.step(ControllerEvent::PodReported { reporter: agent, observation });
+            self.step(ControllerEvent::PodReported { reporter: agent, stream: 1, observation });
         }
     }
 
@@ -1006,7 +1006,10 @@ fn sees(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     api_server.other_replica = None;
     api_server
         .machine
-        .step(api_server.now, ControllerEvent::PodReported { reporter: agent, observation })
+        .step(
+            api_server.now,
+            ControllerEvent::PodReported { reporter: agent, stream: 1, observation },
+        )
         .refused_reports
 }
 
@@ -1039,7 +1042,7 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
         ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
     let now = api_server.now;
     let withdrawal =
-        ControllerEvent::PodReportWithdrawn { reporter: attacker.clone(), pod_uid: uid };
+        ControllerEvent::PodReportWithdrawn { reporter: attacker.clone(), stream: 1, pod_uid: uid };
     assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: attacker.clone(), stream: 9 });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: attacker, stream: 9 });
@@ -1737,6 +1740,7 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
         ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
     api_server.step(ControllerEvent::PodReported {
         reporter: on_n1,
+        stream: 1,
         observation: PodObservation { uid, drained: true, ..ready_observation() },
     });
     assert_eq!(pods(&api_server).len(), 1);

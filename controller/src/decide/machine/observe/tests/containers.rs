@@ -185,7 +185,11 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
             ready: false,
             ..ready_observation()
         };
-        api_server.step(ControllerEvent::PodReported { reporter: agent, observation: waits });
+        api_server.step(ControllerEvent::PodReported {
+            reporter: agent,
+            stream: 1,
+            observation: waits,
+        });
         let starting = [common::wire::RoutingPhase::Starting];
         assert_eq!(phases(&api_server), starting);
         steps[0](&mut api_server);

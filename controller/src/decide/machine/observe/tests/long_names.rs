@@ -1,11 +1,11 @@
-//! Names that must be cut: each child object is found again by its owner, at every length of the service's name.
+//! Names that must be cut: the owner of each child object is found, at every length of the service's name.
 
 use super::*;
 use crate::model::object::WriteError;
 
 /// Returns names of every length around the bounds of Image objects, Deployments, private Services, Revisions, tags and
 /// slices of IPv6 addresses.
-fn lengths() -> impl Iterator<Item = String> {
+fn names_of_all_lengths() -> impl Iterator<Item = String> {
     (5..=63).filter(|it| *it == 5 || *it >= 28).map(|length| {
         // Dashes everywhere: each is a place where a name could be cut wrongly.
         let name: String = "a-b".chars().cycle().take(length - 1).collect();
@@ -13,7 +13,8 @@ fn lengths() -> impl Iterator<Item = String> {
     })
 }
 
-fn both_families() -> ControllerEvent {
+/// Second activator, with addresses of both families, so that each name gets a slice of IPv6 addresses.
+fn dual_stack_activator() -> ControllerEvent {
     let object = json!({
         "metadata": {"name": "activator-2", "namespace": "knative-serving", "uid": "a2", "labels": {"app": "activator"}},
         "spec": {"nodeName": "n1"},
@@ -44,7 +45,7 @@ fn kinds(api_server: &FakeApiServer) -> BTreeMap<ResourceKind, usize> {
 
 fn with(service: &str, traffic: Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
-    api_server.step(both_families());
+    api_server.step(dual_stack_activator());
     api_server.service(service, "hello:v1", 1, traffic);
     api_server.ready();
     api_server
@@ -53,7 +54,7 @@ fn with(service: &str, traffic: Value) -> FakeApiServer {
 #[test]
 fn everything_is_made_and_stands_at_every_length_of_a_name() {
     let expected = kinds(&with("hello", tagged()));
-    for service_name in lengths() {
+    for service_name in names_of_all_lengths() {
         let mut api_server = with(&service_name, tagged());
         assert_eq!(kinds(&api_server), expected, "{} bytes", service_name.len());
         let ready = api_server.condition(ResourceKind::KnativeService, &service_name, "Ready");
@@ -68,7 +69,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
             let is_there = api_server.objects.contains_key(&(key.resource, key.name.clone()));
             assert!(is_there, "{} bytes: {key}", service_name.len());
         }
-        // The writer checks each object again that changes.
+        // A second look at each object writes nothing.
         for (resource, name) in api_server.objects.keys().cloned().collect::<Vec<_>>() {
             let again =
                 api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
@@ -106,12 +107,16 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
 
 #[test]
 fn write_errors_are_reported_at_every_length_of_a_name() {
-    for service_name in lengths() {
+    for service_name in names_of_all_lengths() {
         let mut api_server = with(&service_name, tagged());
         let children = api_server.objects.keys().filter(|(resource, it)| {
-            let resources = [ResourceKind::Deployment, ResourceKind::Image, ResourceKind::Service];
-            it.namespace == SPACE
-                && (resources.contains(resource) || *resource == ResourceKind::EndpointSlice)
+            let resources = [
+                ResourceKind::Deployment,
+                ResourceKind::Image,
+                ResourceKind::Service,
+                ResourceKind::EndpointSlice,
+            ];
+            it.namespace == SPACE && resources.contains(resource)
         });
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
@@ -120,22 +125,22 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
                 .step(ControllerEvent::WriteErrorChanged { key: key.clone(), error: Some(error) });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
-            let resources =
+            let is_blocked =
                 route.blocked_reason.is_some() || app.revisions[0].blocked_reason.is_some();
-            assert!(resources, "{} bytes: {resource} {child}", service_name.len());
+            assert!(is_blocked, "{} bytes: {resource} {child}", service_name.len());
             api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
             let app = &api_server.machine.cluster().apps[&name(&service_name)];
             let route = app.route.as_ref().expect("a route");
-            let resources =
+            let is_blocked =
                 route.blocked_reason.is_some() || app.revisions[0].blocked_reason.is_some();
-            assert!(!resources, "{} bytes: {resource} {child}", service_name.len());
+            assert!(!is_blocked, "{} bytes: {resource} {child}", service_name.len());
         }
     }
 }
 
 #[test]
 fn a_pod_of_a_long_name_is_noted_as_draining() {
-    for service_name in lengths() {
+    for service_name in names_of_all_lengths() {
         let mut api_server = FakeApiServer::new();
         api_server.service(&service_name, "hello:v1", 0, Value::Null);
         let revision = api_server.names(ResourceKind::Revision).remove(0);
@@ -209,7 +214,7 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
     let expected = kinds(&scaled_and_mapped("hello"));
     assert_eq!(expected[&ResourceKind::HorizontalPodAutoscaler], 1);
     let claims = |api_server: &FakeApiServer| api_server.names(ResourceKind::ClusterDomainClaim);
-    for service_name in lengths() {
+    for service_name in names_of_all_lengths() {
         let (mut api_server, bytes) = (scaled_and_mapped(&service_name), service_name.len());
         assert_eq!(kinds(&api_server), expected, "{bytes} bytes");
         let domain_name = domain(&service_name);
@@ -217,19 +222,17 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
         assert_eq!(claims(&api_server), [expected_claim], "{bytes} bytes");
         let ready = api_server.condition(ResourceKind::DomainMapping, &domain_name, "Ready");
         assert_eq!(ready, "True : ", "{bytes} bytes");
-        let resources = api_server.table().services[&name(&service_name)]
-            .gateway_rules
-            .clone()
-            .expect("an ingress");
-        let hosts: Vec<String> = resources.mapped_domains.into_iter().map(|it| it.host).collect();
+        let rules = api_server.table().services[&name(&service_name)].gateway_rules.clone();
+        let rules = rules.expect("gateway rules");
+        let hosts: Vec<String> = rules.mapped_domains.into_iter().map(|it| it.host).collect();
         assert_eq!(hosts, [domain_name.as_str()], "{bytes} bytes");
-        // The writer checks each object again that changes.
+        // A second look at each object writes nothing.
         for (resource, name) in api_server.objects.keys().cloned().collect::<Vec<_>>() {
             let again =
                 api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
             assert_eq!(again, [], "{bytes} bytes: {resource} {name}");
         }
-        // Kubernetes scales it, and the number of replicas is observed.
+        // Its write error blocks the Revision. After a deletion it is written again.
         let (at, object) = api_server
             .objects
             .iter()
@@ -266,4 +269,26 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
         assert_eq!(kinds(&api_server), BTreeMap::new(), "{bytes} bytes");
         assert!(api_server.machine.cluster().names.owner_exceptions.is_empty(), "{bytes} bytes");
     }
+}
+
+#[test]
+fn a_tag_that_is_renamed_while_a_replica_starts_leaves_no_name_behind() {
+    let service_name = names_of_all_lengths().last().expect("the longest name");
+    let api_server = with(&service_name, tagged());
+    let mut renamed = api_server.objects.clone();
+    let routes = renamed.iter_mut().filter(|((resource, _), _)| *resource == ResourceKind::Route);
+    for (_, route) in routes {
+        *route = serde_json::from_str(&route.to_string().replace("\"now\"", "\"new\"")).unwrap();
+    }
+    let owner_exceptions = |lists: &[&_]| {
+        let mut other = machine().loading();
+        for event in lists.iter().flat_map(|objects| shown(objects, &[])) {
+            other.step(api_server.now, event);
+        }
+        other.step(api_server.now, ControllerEvent::InitialListSynced);
+        other.cluster().names.owner_exceptions.clone()
+    };
+    let expected = owner_exceptions(&[&renamed]);
+    assert!(expected.iter().any(|(name, _)| name.name.starts_with("new-")), "{expected:?}");
+    assert_eq!(owner_exceptions(&[&api_server.objects, &renamed]), expected);
 }

@@ -147,21 +147,22 @@ fn a_former_leader_follows_the_drain_annotations_of_pods() {
 fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
     let mut api_server = awake(2);
     let uids: Vec<_> = pods(&api_server).into_iter().map(|(_, uid)| uid).collect();
-    let named = |uid: &str| ControllerEvent::PodReported {
+    let named = |stream: u64, uid: &str| ControllerEvent::PodReported {
         reporter: agent(),
+        stream,
         observation: PodObservation { uid: uid.into(), ..ready_observation() },
     };
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     for uid in &uids {
-        api_server.step(named(uid));
+        api_server.step(named(1, uid));
     }
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     // The agent starts again, names one of the pods, and its link breaks.
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 });
-    api_server.step(named(&uids[0]));
+    api_server.step(named(2, &uids[0]));
     api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 2 });
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 3 });
-    api_server.step(named(&uids[0]));
+    api_server.step(named(3, &uids[0]));
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 3 });
     assert_eq!(
         [phase(&api_server, &uids[0]), phase(&api_server, &uids[1])],
@@ -177,7 +178,11 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
     let (_, stuck) = surge(&mut api_server, 1);
     let (_, fine) = surge(&mut api_server, 2);
     let is_ready = PodObservation { uid: fine.clone(), ..ready_observation() };
-    api_server.step(ControllerEvent::PodReported { reporter: agent(), observation: is_ready });
+    api_server.step(ControllerEvent::PodReported {
+        reporter: agent(),
+        stream: 1,
+        observation: is_ready,
+    });
     end(&mut api_server, &old);
     assert_eq!(
         (phase(&api_server, &fine), phase(&api_server, &stuck)),
@@ -283,6 +288,7 @@ fn an_activator_that_was_evicted_is_not_waited_for() {
     let (_, uid) = pods(&api_server).remove(0);
     api_server.step(ControllerEvent::PodReported {
         reporter: agent(),
+        stream: 1,
         observation: PodObservation { uid, drained: true, ..ready_observation() },
     });
     assert_eq!(pods(&api_server).len(), 0);
@@ -321,7 +327,11 @@ fn the_last_report_of_an_ended_agent_starves_no_pod() {
     let (pod, uid) = pods(&api_server).remove(0);
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
     let starts = PodObservation { uid, ready: false, listening: false, ..ready_observation() };
-    api_server.step(ControllerEvent::PodReported { reporter: agent(), observation: starts });
+    api_server.step(ControllerEvent::PodReported {
+        reporter: agent(),
+        stream: 1,
+        observation: starts,
+    });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 });
     change(&mut api_server, &pod, |it| {
@@ -354,4 +364,38 @@ fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
     });
     let ready = api_server.condition(ResourceKind::Revision, "other-00001", "Ready");
     assert!(ready.starts_with("False ContainerMissing"), "{ready}");
+}
+
+/// The controller may read the end of an older stream after the newer one has begun.
+#[test]
+fn late_messages_of_an_older_report_stream_change_nothing() {
+    let mut api_server = awake(1);
+    let (_, uid) = pods(&api_server).remove(0);
+    let reporter = agent();
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
+    api_server.step(begin(1));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: reporter.clone(),
+        stream: 1,
+        observation: PodObservation { uid: uid.clone(), ..ready_observation() },
+    });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: reporter.clone(), stream: 1 });
+    let phases_before = phases(&api_server);
+    api_server.step(begin(2));
+    let late_messages = [
+        ControllerEvent::PodReportWithdrawn { reporter: agent(), stream: 1, pod_uid: uid.clone() },
+        ControllerEvent::PodReported {
+            reporter: agent(),
+            stream: 1,
+            observation: PodObservation { uid: uid.clone(), ready: false, ..ready_observation() },
+        },
+        ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 },
+    ];
+    for message in late_messages {
+        api_server.step(message);
+        assert_eq!(phases(&api_server), phases_before);
+    }
+    // The newest stream has the last word: it does not name the pod.
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter, stream: 2 });
+    assert!(!api_server.machine.cluster().pods.reports.contains_key(&uid));
 }

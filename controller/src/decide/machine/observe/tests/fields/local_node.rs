@@ -59,7 +59,7 @@ fn outcome(object: &Value) -> String {
         let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
         machine.step(
             UnixMillis(1_000_100),
-            ControllerEvent::PodReported { reporter: agent.clone(), observation },
+            ControllerEvent::PodReported { reporter: agent.clone(), stream: 1, observation },
         );
     }
     let RouteTable { services, revisions, .. } = table(&machine);
