@@ -140,6 +140,8 @@ pub struct RoutePlanner {
     ownerless_frontends: BTreeSet<FrontendKey>,
     /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
     frontend_claims: BTreeSet<(FrontendKey, u32)>,
+    /// True if the lists of the activators did not fit the last time. They are in no list of due work.
+    are_activators_unfit: bool,
 }
 
 impl RoutePlanner {
@@ -166,6 +168,7 @@ impl RoutePlanner {
             unfit_services: BTreeMap::new(),
             ownerless_frontends: kernel.frontends.keys().copied().collect(),
             frontend_claims: BTreeSet::new(),
+            are_activators_unfit: false,
             table,
         };
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
@@ -300,12 +303,16 @@ impl RoutePlanner {
         self.service_id_pool.release_expired(now_ns);
         self.list_entry_pool.release_expired(now_ns);
         let draft = self.draft_plan(locals);
-        self.build_plan(now_ns, draft)
+        let plan = self.build_plan(now_ns, draft);
+        self.are_activators_unfit = plan.is_err();
+        plan
     }
 
-    /// Returns true if a refused plan, or part of one, still waits to be planned.
+    /// Returns true if a change is not planned yet, or if something did not fit.
     pub fn has_due_work(&self) -> bool {
-        !self.due_services.is_empty() || !self.ownerless_frontends.is_empty()
+        !self.due_services.is_empty()
+            || !self.ownerless_frontends.is_empty()
+            || self.are_activators_unfit
     }
 
     /// Compares table and lists: returns the lists to switch, and the frontends to remove.

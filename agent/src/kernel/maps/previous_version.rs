@@ -112,7 +112,7 @@ impl PreviousCounters {
         self.previous_slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
     }
 
-    /// Returns the previous version's levels of this version's row.
+    /// Returns the gauges that the previous version counts for this version's row.
     pub(super) fn state(&self, slot: u32) -> abi::PodState {
         self.previous_slots.get(&slot).map(|(_, old)| self.rows.pod_state(*old)).unwrap_or_default()
     }
@@ -141,8 +141,8 @@ impl PreviousCounters {
             let cookies: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
             cookies.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
         }
-        let empty = self.previous_slots.is_empty()
-            && self.pods.keys().filter_map(Result::ok).next().is_none();
+        // A key that cannot be read shows that there is one.
+        let empty = self.previous_slots.is_empty() && self.pods.keys().next().is_none();
         if empty {
             info!(pins = %self.pins.display(), "every connection that the version before counts has closed");
         }

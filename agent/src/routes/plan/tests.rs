@@ -482,12 +482,28 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert!(!fixture.planner.has_due_work());
 }
 
-/// A service may lack even the service numbers that its frontends need to go to the activators.
+/// No service is due when only activators change, and yet the plan must be tried again.
 #[test]
-fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
+fn activators_that_do_not_fit_are_planned_again() {
+    let mut fixture = PlannerFixture::new();
+    let services = [service(1, ConnectionPath::Direct)];
+    fixture.plan(&table(&services, &[], &[activator(1)]));
+    let free_pool = std::mem::replace(&mut fixture.planner.backend_pool, KernelIdPool::new(1, 1));
+    fixture.set_table(&table(&services, &[], &[activator(1), activator(2)]));
+    assert!(fixture.planner.plan(fixture.now, &BTreeMap::new()).is_err());
+    assert!(fixture.planner.has_due_work());
+    fixture.planner.backend_pool = free_pool;
+    fixture.plan_and_write(&BTreeMap::new());
+    let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
+    assert_eq!((activators.len(), fixture.planner.has_due_work()), (2, false));
+}
+
+/// A service may lack even the service ids that its frontends need to go to the activators.
+#[test]
+fn a_new_service_without_a_free_id_passes_unchanged_and_delays_none() {
     let mut fixture = PlannerFixture::new();
     fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
-    // Both addresses of one service.
+    // Two ids are free: one for each address of one service.
     fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
     let mut half = service(9, ConnectionPath::Direct);
     half.addresses.truncate(1);
@@ -499,7 +515,7 @@ fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
     assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 9])), None);
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
-    // The number that it gave up is free for the next one after the quarantine.
+    // The id that it gave up is free for the next one after the quarantine.
     fixture.plan(&table(
         &[service(1, ConnectionPath::Direct), half],
         &pods(1, 1..=1),
