@@ -1,25 +1,28 @@
 //! Shell: `rouse logs`: prints the output of containers, including those of ended pods.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{Read as _, Seek as _, SeekFrom},
     path::PathBuf,
     time::Duration,
 };
 
-use controller::model::object::LocalObjectKind;
+use controller::model::{knative::key, object::LocalObjectKind};
 use local::layout::NodeLayout;
 
 use crate::{args::LogsArgs, command_error::CommandError, kinds, stdout, store::NodeStore};
 
 /// Polling interval of `--follow`.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of polls after which `--follow` looks for logs of new pods.
+const POLLS_PER_SEARCH: u32 = 10;
 
 /// Log of one container, and the number of bytes printed.
 #[derive(Debug)]
 struct ContainerLog {
     path: PathBuf,
-    /// Prefix of each line where several logs are printed together.
+    /// Prefix of each line while several logs are printed together.
     prefix: String,
     printed: u64,
 }
@@ -31,60 +34,77 @@ pub(crate) fn logs(
     args: &LogsArgs,
 ) -> Result<(), CommandError> {
     let mut logs = Vec::new();
-    find_new_logs(layout, args, &mut logs)?;
+    find_new_logs(layout, store, args, &mut logs)?;
     if logs.is_empty() && !args.follow {
         return Err(no_logs_error(layout, store, args)?);
     }
+    let is_shared = logs.len() > 1;
     for log in &mut logs {
-        let text = log.read_new()?;
-        stdout::print_text(&log.prefixed(last_lines(&text, args.tail)))?;
+        let text = log.read_new(args.follow)?;
+        stdout::print_text(&log.add_prefix(last_lines(&text, args.tail), is_shared))?;
     }
     if !args.follow {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
-        loop {
-            // Pods of the service may be created while its logs are followed.
+        for poll in 1.. {
             tokio::time::sleep(POLL_INTERVAL).await;
-            find_new_logs(layout, args, &mut logs)?;
+            // Pods of the service may be created while its logs are followed.
+            if poll % POLLS_PER_SEARCH == 0 {
+                find_new_logs(layout, store, args, &mut logs)?;
+            }
+            let is_shared = logs.len() > 1;
             for log in &mut logs {
-                let text = log.read_new()?;
-                stdout::print_text(&log.prefixed(&text))?;
+                let text = log.read_new(true)?;
+                stdout::print_text(&log.add_prefix(&text, is_shared))?;
             }
         }
+        Ok(())
     })
 }
 
 /// Predicate on pod names: true for the pods whose logs are printed.
 type PodFilter = Box<dyn Fn(&str) -> bool>;
 
-/// Returns the predicate for `selector`: a pod's name, or `KIND/NAME`.
-fn pod_filter(selector: &str) -> Result<PodFilter, CommandError> {
-    let Some((kind, name)) = selector.split_once('/') else {
-        let name = selector.to_owned();
+/// Returns the predicate for the target: a pod's name, or `KIND/NAME`.
+fn pod_filter(store: &NodeStore, args: &LogsArgs) -> Result<PodFilter, CommandError> {
+    let Some((kind, name)) = args.target.split_once('/') else {
+        let name = args.target.clone();
         return Ok(Box::new(move |pod| pod == name));
     };
     let name = name.to_owned();
-    Ok(match kinds::parse_kind(kind)? {
-        LocalObjectKind::Pod => Box::new(move |pod| pod == name),
+    let label = match kinds::parse_kind(kind)? {
+        LocalObjectKind::Pod => return Ok(Box::new(move |pod| pod == name)),
         // These objects have their Revision's name.
         LocalObjectKind::Revision
         | LocalObjectKind::PodAutoscaler
         | LocalObjectKind::ServerlessService => {
-            Box::new(move |pod| revision_of_pod(pod) == Some(&name))
+            return Ok(Box::new(move |pod| revision_of_pod(pod) == Some(&name)));
         }
-        // A Revision is named after its Configuration, and a Configuration after its Service: `hello-00001`.
-        LocalObjectKind::Service | LocalObjectKind::Configuration | LocalObjectKind::Route => {
-            Box::new(move |pod| {
-                let rest =
-                    revision_of_pod(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
-                rest.is_some_and(|rest| {
-                    rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
-                })
-            })
-        }
-    })
+        // The local node makes a Route only for a Service, with its name.
+        LocalObjectKind::Service | LocalObjectKind::Route => key::SERVICE,
+        LocalObjectKind::Configuration => key::CONFIGURATION,
+    };
+    let revisions = store.objects(LocalObjectKind::Revision, Some(&args.scope.namespace))?;
+    let is_of_target =
+        |revision: &&serde_json::Value| revision["metadata"]["labels"][label] == name.as_str();
+    let revisions: BTreeSet<String> = revisions
+        .iter()
+        .filter(is_of_target)
+        .filter_map(|it| it["metadata"]["name"].as_str().map(str::to_owned))
+        .collect();
+    Ok(Box::new(move |pod| {
+        revision_of_pod(pod)
+            .is_some_and(|it| revisions.contains(it) || is_generated_name(it, &name))
+    }))
+}
+
+/// Returns true if the Revision has a name that its Configuration generates, such as `hello-00001`. So logs of deleted
+/// Revisions are found as well.
+fn is_generated_name(revision: &str, configuration: &str) -> bool {
+    let suffix = revision.strip_prefix(configuration).and_then(|it| it.strip_prefix('-'));
+    suffix.is_some_and(|it| it.len() == 5 && it.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Name of the Revision with which a pod's name begins.
@@ -95,10 +115,11 @@ fn revision_of_pod(pod: &str) -> Option<&str> {
 /// Adds logs that were created since the last call.
 fn find_new_logs(
     layout: &NodeLayout,
+    store: &NodeStore,
     args: &LogsArgs,
     logs: &mut Vec<ContainerLog>,
 ) -> Result<(), CommandError> {
-    let is_selected = pod_filter(&args.target)?;
+    let is_selected = pod_filter(store, args)?;
     let prefix = format!("{}_", args.scope.namespace);
     // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
     let mut new_logs = Vec::new();
@@ -117,12 +138,8 @@ fn find_new_logs(
         }
     }
     new_logs.sort();
-    // A pod named by its own name is the only source, so its lines need no prefix.
-    let has_several_logs = new_logs.len() + logs.len() > 1;
     for (path, prefix) in new_logs {
         if !logs.iter().any(|log| log.path == path) {
-            let prefix =
-                if has_several_logs && args.target.contains('/') { prefix } else { String::new() };
             logs.push(ContainerLog { path, prefix, printed: 0 });
         }
     }
@@ -154,27 +171,33 @@ fn no_logs_error(
 }
 
 impl ContainerLog {
-    /// Reads the bytes written since the last call. A file that was replaced is read from its beginning.
-    fn read_new(&mut self) -> Result<String, CommandError> {
-        let failed = || CommandError::file_error("read", self.path.clone());
+    /// Reads what was written since the last call. A file that was replaced is read from its beginning. While the file
+    /// grows, a line that has not ended is left for the next call, as the container may be in the middle of it.
+    fn read_new(&mut self, grows: bool) -> Result<String, CommandError> {
+        let read_error = || CommandError::file_error("read", self.path.clone());
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
-            file => file.map_err(failed())?,
+            file => file.map_err(read_error())?,
         };
-        let length = file.metadata().map_err(failed())?.len();
+        let length = file.metadata().map_err(read_error())?.len();
         // A shorter file means that the log was rotated since, so this one is new.
         if length < self.printed {
             self.printed = 0;
         }
-        file.seek(SeekFrom::Start(self.printed)).map_err(failed())?;
+        file.seek(SeekFrom::Start(self.printed)).map_err(read_error())?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(failed())?;
+        file.read_to_end(&mut bytes).map_err(read_error())?;
+        if grows {
+            let whole_lines = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            bytes.truncate(whole_lines);
+        }
         self.printed += bytes.len() as u64;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn prefixed(&self, text: &str) -> String {
-        if self.prefix.is_empty() {
+    /// Returns the text with the prefix before each line if other logs are printed too.
+    fn add_prefix(&self, text: &str, is_shared: bool) -> String {
+        if !is_shared {
             return text.to_owned();
         }
         text.lines().map(|line| format!("{}{line}\n", self.prefix)).collect()
@@ -195,17 +218,38 @@ fn last_lines(text: &str, lines: Option<usize>) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{args::NamespaceArgs, store::tests::NodeStoreFixture};
+
+    fn logs_args(target: &str) -> LogsArgs {
+        let scope = NamespaceArgs { namespace: "default".into() };
+        let target = target.to_owned();
+        LogsArgs { target, scope, follow: false, container: None, tail: None }
+    }
 
     #[test]
     fn a_service_selects_the_pods_of_its_revisions() {
-        let is_selected = |target: &str, pod: &str| pod_filter(target).unwrap()(pod);
+        let (folder, store) = NodeStoreFixture::new("logs");
+        let named = serde_json::json!({
+            "apiVersion": "serving.knative.dev/v1",
+            "kind": "Revision",
+            "metadata": {"name": "hello-v2", "namespace": "default", "labels": {
+                "serving.knative.dev/service": "hello", "serving.knative.dev/configuration": "hello",
+            }},
+        });
+        folder.put_object(LocalObjectKind::Revision, &named);
+        let is_selected =
+            |target: &str, pod: &str| pod_filter(&store, &logs_args(target)).unwrap()(pod);
         let pod = "hello-00001-deployment-abc12";
         for selector in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
             assert!(is_selected(selector, pod), "{selector}");
         }
+        for selector in ["ksvc/hello", "configuration/hello", "route/hello", "rev/hello-v2"] {
+            assert!(is_selected(selector, "hello-v2-deployment-abc12"), "{selector}");
+        }
+        assert!(!is_selected("ksvc/hello", "hello-v3-deployment-abc12"));
         assert!(!is_selected("ksvc/hello", "hello-world-00001-deployment-abc12"));
         assert!(!is_selected("ksvc/hell", pod));
-        assert!(pod_filter("nope/hello").is_err());
+        assert!(pod_filter(&store, &logs_args("nope/hello")).is_err());
     }
 
     #[test]
@@ -224,12 +268,19 @@ mod tests {
         let path = std::env::temp_dir().join(format!("rouse-logs-{}.log", std::process::id()));
         fs::write(&path, "one\n").unwrap();
         let mut log = ContainerLog { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
-        assert_eq!(log.read_new().unwrap(), "one\n");
+        assert_eq!(log.read_new(true).unwrap(), "one\n");
         fs::write(&path, "one\ntwo\n").unwrap();
-        let text = log.read_new().unwrap();
-        assert_eq!(log.prefixed(&text), "[p] two\n");
+        let text = log.read_new(true).unwrap();
+        assert_eq!(log.add_prefix(&text, false), "two\n");
+        assert_eq!(log.add_prefix(&text, true), "[p] two\n");
+        // The second byte of ü is not there yet.
+        fs::write(&path, b"one\ntwo\nthree\nf\xc3").unwrap();
+        assert_eq!(log.read_new(true).unwrap(), "three\n");
+        fs::write(&path, "one\ntwo\nthree\nfünf").unwrap();
+        assert_eq!(log.read_new(true).unwrap(), "");
+        assert_eq!(log.read_new(false).unwrap(), "fünf");
         fs::write(&path, "new\n").unwrap();
-        assert_eq!(log.read_new().unwrap(), "new\n");
+        assert_eq!(log.read_new(true).unwrap(), "new\n");
         fs::remove_file(path).unwrap();
     }
 }
