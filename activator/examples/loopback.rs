@@ -1,6 +1,6 @@
 //! Shell: an activator on one thread before a pod of the user's choice, for measurements without the other components.
 //!
-//! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [CHECK_DELAY_MS]` serves port 20000
+//! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
 //! with the pod at 127.0.0.1:9000. The pod becomes ready AFTER_MS milliseconds after the start (default 0).
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};

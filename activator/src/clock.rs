@@ -18,7 +18,7 @@ pub fn now_ns() -> u64 {
     unix_ns + u64::try_from(instant.elapsed().as_nanos()).unwrap_or(u64::MAX - unix_ns)
 }
 
-/// Random number, uniform over u64, for spreading load only (xorshift64*, Vigna 2014).
+/// Random number, uniform over u64, for load balancing and trace ids, not for secrets (xorshift64*, Vigna 2014).
 pub fn random_u64() -> u64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(0u8) | 1);
