@@ -26,18 +26,19 @@ pub(super) fn remove_ended_pods(
     timer: &mut PlanTimer,
 ) {
     let mut has_early_end = false;
+    // As in Knative, the pod's grace period is `timeoutSeconds`.
     let grace = context.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
         let status = context.cluster.pods.statuses.get(&*pod.uid);
         let is_removed = status.is_some_and(|it| it.phase == local_node::PodRunPhase::Removed);
-        let stopping = match pod.stage {
+        let stop_timed_out = match pod.stage {
             PodStage::Stopping { since } if !is_undeleted_stopping_pod(pod) => {
                 timer.is_due_or_schedule(since.plus_ms(grace).plus_ms(STOP_TIMEOUT_MS), context.now)
             }
             PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. } => false,
         };
         has_early_end |= is_removed && pod.stage == PodStage::Serving && !pod.was_ready;
-        !is_removed && !stopping
+        !is_removed && !stop_timed_out
     });
     if has_early_end {
         revision.scaling.retry_at = context.now.plus_ms(RETRY_MS);
@@ -123,7 +124,7 @@ pub(super) fn scale_pods(
 }
 
 /// Lets draining pods serve again, busiest first since they are warm; then pods that Kubernetes should have stopped and
-/// did not. Pods that are not ready come after all others: they may never be.
+/// did not. Pods that are not ready come after all others: they may never be. Returns the number of revived pods.
 fn revive_pods(
     revision: &mut AppRevision,
     missing: usize,
@@ -138,8 +139,12 @@ fn revive_pods(
         let in_flight = requests_in_flight(pod, context);
         (!is_pod_ready(pod, context), !drains(pod), std::cmp::Reverse(in_flight))
     });
-    let revived = pods.into_iter().take(missing).map(|pod| pod.stage = PodStage::Serving);
-    revived.count()
+    pods.truncate(missing);
+    let revived = pods.len();
+    for pod in pods {
+        pod.stage = PodStage::Serving;
+    }
+    revived
 }
 
 /// Returns true if a pod was ordered to stop and Kubernetes has not deleted it. Kubernetes makes the final choice: a
@@ -207,20 +212,21 @@ fn remove_surplus_pods(
 /// The serving container's listener is known before the runtime reports the container. Of other containers the report
 /// is required, since requests may need them. If only the kubelet can run a probe, its readiness is required, too: a
 /// command that passes proves nothing about the port. Without an agent's report the kubelet's readiness alone counts.
-/// Pods of a node that is gone are not ready: Kubernetes reports only those lost that were ready before.
+/// Pods of a lost node are not ready. Kubernetes withdraws readiness only from pods that were ready, so `is_lost`
+/// covers the others.
 pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
     let is_lost = pod.kube_status.as_ref().is_some_and(|it| context.cluster.is_node_lost(&it.node));
     let status = context.cluster.pods.statuses.get(&*pod.uid);
     // The local node reports readiness in the pod's status.
-    let is_kubelet_ready = match kubelet {
+    let node_reports_ready = match kubelet {
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
     let ready = match context.cluster.pods.reports.get(&*pod.uid) {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
         Some(report) => {
-            report.ready && (is_kubelet_ready || !context.template.needs_kubelet_probes())
+            report.ready && (node_reports_ready || !context.template.needs_kubelet_probes())
         }
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };
@@ -229,17 +235,17 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>)
         kubelet == Some(KubeletReadiness::Ready) || pod.restored_address.is_some();
     ready
         && !status.is_some_and(has_crashed_container)
-        && (are_all_running || are_sidecars_running(status, context))
+        && (are_all_running || are_other_containers_running(status, context))
 }
 
-/// Returns true if every container beside the serving one runs.
-fn are_sidecars_running(
+/// Returns true if every main container beside the serving one runs.
+fn are_other_containers_running(
     status: Option<&local_node::PodRunStatus>,
     context: &RevisionPlanContext<'_>,
 ) -> bool {
     let containers = context.template.raw.spec.pod.containers.iter().enumerate();
-    let mut sidecars = containers.filter(|(index, _)| *index != context.template.serving_index);
-    sidecars.all(|(_, container)| {
+    let mut others = containers.filter(|(index, _)| *index != context.template.serving_index);
+    others.all(|(_, container)| {
         let containers_status = status.into_iter().flat_map(|status| &status.containers);
         let mut containers_status = containers_status.filter(|it| it.name == container.name);
         containers_status.any(|it| it.state == ContainerRunState::Running)
@@ -252,6 +258,7 @@ const PROVEN_AFTER_MS: u64 = 5000;
 
 /// Updates a pod's uninterrupted readiness; the restart of a container interrupts it.
 pub(super) fn update_steady_readiness(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
+    // The readiness probe of a pod's only container is proof enough: `count_proven_pods` requires no more.
     if context.template.raw.spec.pod.containers.len() < 2 {
         return;
     }
@@ -271,14 +278,14 @@ pub(super) fn count_proven_pods(
     timer: &mut PlanTimer,
 ) -> u32 {
     let is_single = context.template.raw.spec.pod.containers.len() < 2;
-    let is_old = |pod: &RevisionPod, timer: &mut PlanTimer| {
+    let is_steady = |pod: &RevisionPod, timer: &mut PlanTimer| {
         pod.steady_readiness.is_some_and(|steady| {
             timer.is_due_or_schedule(steady.since.plus_ms(PROVEN_AFTER_MS), context.now)
         })
     };
     let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
     let ready = serving.filter(|it| is_pod_ready(it, context));
-    let proven = ready.filter(|it| is_single || is_old(it, timer)).count();
+    let proven = ready.filter(|it| is_single || is_steady(it, timer)).count();
     u32::try_from(proven).unwrap_or(u32::MAX)
 }
 
