@@ -104,8 +104,8 @@ impl DesiredCluster {
 
     /// Returns empty digests, as for a registry that is skipped.
     fn resolve_digests(&self, revision: &NamespacedName) -> Option<ControllerEvent> {
-        let query = self.machine.digest_query(revision)?;
-        let none = query.images.into_iter().map(|(name, _)| (name, String::new()));
+        let request = self.machine.digest_request(revision)?;
+        let none = request.images.into_iter().map(|(name, _)| (name, String::new()));
         Some(ControllerEvent::DigestsResolved {
             revision: revision.clone(),
             resolution: Ok(none.collect()),

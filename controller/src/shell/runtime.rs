@@ -249,7 +249,7 @@ impl ControllerRuntime {
     /// Passes the known digests of a Revision's images to the machine, and starts to resolve unknown ones.
     pub fn resolve_digests(&self, revision: &NamespacedName) {
         let Some(resolver) = self.digest_resolver.get() else { return };
-        let Some(request) = self.with_machine(|machine| machine.digest_query(revision)) else {
+        let Some(request) = self.with_machine(|machine| machine.digest_request(revision)) else {
             return resolver.forget(revision);
         };
         match resolver.request_digests(revision, request) {

@@ -40,27 +40,29 @@ pub struct PullAccount {
 pub type DigestResolution = Result<Vec<(String, String)>, String>;
 
 impl ControllerStateMachine {
-    /// Adds to the effects the Revisions whose digests are missing, and those that were deleted before they had any.
+    /// Adds to the effects the Revisions whose digests are missing. Revisions that were deleted before they had digests
+    /// are added as well, so that the resolver forgets them.
     pub(super) fn request_digests(
         &mut self,
         app: &NamespacedName,
-        previous: &AppState,
+        before: &AppState,
         after: Option<&AppState>,
     ) {
         if self.cluster.settings.platform != PlatformKind::Kubernetes || !self.cluster.is_leader {
             return;
         }
-        let open = |it: &&AppRevision| it.digests.is_empty();
+        let is_unresolved = |it: &&AppRevision| it.digests.is_empty();
         let named = |it: &AppRevision| NamespacedName::new(app.namespace.clone(), &*it.name);
-        let unresolved = after.iter().flat_map(|app| &app.revisions).filter(open);
+        let unresolved = after.iter().flat_map(|app| &app.revisions).filter(is_unresolved);
         let is_removed =
             |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
-        let removed = previous.revisions.iter().filter(open).filter(is_removed);
+        let removed = before.revisions.iter().filter(is_unresolved).filter(is_removed);
         self.effects.revisions_to_resolve.extend(unresolved.chain(removed).map(named));
     }
 
-    /// Returns the query for a Revision's digests; `None` if it has them already, or this replica is not the leader.
-    pub fn digest_query(&self, name: &NamespacedName) -> Option<DigestRequest> {
+    /// Returns the request for a Revision's digests. `None` if it has them already, the Revision no longer exists, or
+    /// this replica is not the leader.
+    pub fn digest_request(&self, name: &NamespacedName) -> Option<DigestRequest> {
         let revision = self.cluster.revision(&name.namespace, &name.name)?;
         if !revision.digests.is_empty() || !self.cluster.is_leader {
             return None;

@@ -78,8 +78,8 @@ fn skipped_digests(
     machine: &ControllerStateMachine,
     revision: &NamespacedName,
 ) -> Option<ControllerEvent> {
-    let query = machine.digest_query(revision)?;
-    let digests = query.images.into_iter().map(|(name, _)| (name, String::new())).collect();
+    let request = machine.digest_request(revision)?;
+    let digests = request.images.into_iter().map(|(name, _)| (name, String::new())).collect();
     Some(ControllerEvent::DigestsResolved { revision: revision.clone(), resolution: Ok(digests) })
 }
 
@@ -1585,8 +1585,8 @@ fn nothing_is_started_before_its_images_are_resolved() {
         (None, "Unknown ResolvingDigests: ".into())
     );
     let revision = name("hello-00001");
-    let query = api_server.machine.digest_query(&revision).expect("a question");
-    assert_eq!(query.images, [("user-container".into(), "registry.test/hello:v1".into())]);
+    let request = api_server.machine.digest_request(&revision).expect("a request");
+    assert_eq!(request.images, [("user-container".into(), "registry.test/hello:v1".into())]);
     let error = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
     api_server.step(ControllerEvent::DigestsResolved {
         revision: revision.clone(),
@@ -1613,7 +1613,7 @@ fn nothing_is_started_before_its_images_are_resolved() {
     let status = &api_server.object(ResourceKind::Revision, "hello-00001")["status"];
     let named = json!([{"name": "user-container", "imageDigest": digest}]);
     assert_eq!(status["containerStatuses"], named);
-    assert_eq!(api_server.machine.digest_query(&revision), None, "once is enough");
+    assert_eq!(api_server.machine.digest_request(&revision), None, "once is enough");
     // A tag that now points to another image is not resolved again.
     let mut other = machine().loading();
     for event in shown(&api_server.objects, &[]) {
@@ -1637,7 +1637,7 @@ fn digests_of_deleted_revisions_are_no_longer_requested() {
         named.extend(api_server.machine.step(api_server.now, event).revisions_to_resolve);
     }
     assert!(named.contains(&name("hello-00001")));
-    assert_eq!(api_server.machine.digest_query(&name("hello-00001")), None);
+    assert_eq!(api_server.machine.digest_request(&name("hello-00001")), None);
 }
 
 fn activator(name: &str, leaves: bool) -> ControllerEvent {

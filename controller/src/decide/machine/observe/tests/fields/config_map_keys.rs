@@ -117,7 +117,7 @@ fn judged(maps: &ConfigMapData<'_>) -> String {
     let said: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
     api_server.resolves_digests = false;
     try_to_make(&mut api_server, service());
-    format!("{said:?}\n{:?}", api_server.machine.digest_query(&name("hello-00001")))
+    format!("{said:?}\n{:?}", api_server.machine.digest_request(&name("hello-00001")))
 }
 
 /// Returns a defaulted object and its verdict.
