@@ -56,11 +56,11 @@ impl ControllerStateMachine {
                 let changed_apps = self.cluster.network_policies.set_namespace(&name.name, object);
                 self.reconcile_namespaces(&changed_apps, now);
             }
+            ResourceKind::PodAutoscaler => self.observe_autoscaler(name, object),
             // Kinds that have a file of their own, or are only written.
             ResourceKind::EndpointSlice => self.observe_slice(&name, object),
             ResourceKind::DomainMapping => self.observe_mapping(&name, object, now),
             ResourceKind::ClusterDomainClaim => self.observe_claim(&name, object, now),
-            ResourceKind::PodAutoscaler => self.observe_autoscaler(name, object),
             ResourceKind::HorizontalPodAutoscaler
             | ResourceKind::ServerlessService
             | ResourceKind::Metric
@@ -163,7 +163,7 @@ impl ControllerStateMachine {
             }
             match (object.map(observe::read_route), previous) {
                 (Some(observed), previous) => {
-                    // After a restart, the shares that an earlier leader wrote are the starting point.
+                    // After a restart, the traffic percentages that an earlier leader wrote are the starting point.
                     let previous = previous.unwrap_or_else(|| observed.clone());
                     // The writer reports a write error only once, so the present one is kept.
                     let RouteState { allocations, blocked_reason, .. } = previous.clone();
@@ -439,16 +439,17 @@ impl ControllerStateMachine {
         affected.map(|(name, _)| name.clone()).collect()
     }
 
+    /// Handles the Service that reserves a name of a Route (Knative: placeholder Service).
     fn observe_placeholder(
         &mut self,
         name: &NamespacedName,
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let hidden = |cluster: &ClusterState| {
+        let is_cluster_local = |cluster: &ClusterState| {
             cluster.names.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
         };
-        let was_hidden = hidden(&self.cluster);
+        let was_cluster_local = is_cluster_local(&self.cluster);
         match object.and_then(observe::read_placeholder) {
             Some(observed) => drop(self.cluster.names.placeholders.insert(name.clone(), observed)),
             None => {
@@ -462,7 +463,7 @@ impl ControllerStateMachine {
         let owner_app = owner.clone();
         let planned = self
             .change_app(owner, now, |app, cluster| allocate::allocate(app, &owner_app, cluster));
-        if was_hidden != hidden(&self.cluster) {
+        if was_cluster_local != is_cluster_local(&self.cluster) {
             // The app has no field for it, but its routes and URLs depend on it.
             self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
             if !planned {
@@ -488,6 +489,7 @@ impl ControllerStateMachine {
     /// Handles the gain or loss of the leadership.
     pub(super) fn handle_leadership(&mut self, is_leader: bool, now: UnixMillis) {
         self.cluster.is_leader = is_leader;
+        // The RouteTable names the leader as the controller's active replica.
         let own_pod_name = self.cluster.settings.own_pod_name.clone();
         self.set_chosen_replica(
             ServerComponent::Controller,
@@ -529,7 +531,7 @@ fn with_interned_template(
     manifest
 }
 
-/// Keeps the running pods as the desired ones until the autoscaler decides.
+/// Requests as many pods as serve now, until the autoscaler decides.
 fn keep_running_scale(revision: &mut AppRevision) {
     revision.scaling.requested_scale = revision.serving_pods();
 }
@@ -553,7 +555,7 @@ fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
     }
 }
 
-/// Copies the fields of a Revision that only a leader determines, or that it may have observed earlier.
+/// Copies the fields of a Revision that only the leader sets, or that the leader may observe before this replica.
 fn adopt_leader_fields(revision: &mut AppRevision, observed: &AppRevision) {
     revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
     if revision.digests.is_empty() {
@@ -572,8 +574,8 @@ fn store_pod(
     now: UnixMillis,
 ) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
-    let is_deleted = revision.is_deleted;
-    let deleted = pod.is_terminating() || is_deleted;
+    let is_revision_deleted = revision.is_deleted;
+    let must_drain = pod.is_terminating() || is_revision_deleted;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known_pod) => {
             let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
@@ -585,15 +587,15 @@ fn store_pod(
                 status.kubelet_readiness = KubeletReadiness::NoLongerReady;
             }
             known_pod.kube_status = pod.kube_status;
-            if deleted && known_pod.stage == PodStage::Serving {
+            if must_drain && known_pod.stage == PodStage::Serving {
                 known_pod.stage = PodStage::Draining { since: now };
-            } else if !is_leader && !is_deleted {
+            } else if !is_leader && !is_revision_deleted {
                 adopt_drain_annotation(known_pod, now);
             }
         }
         None => {
             adopt_drain_annotation(&mut pod, now);
-            if deleted && pod.stage == PodStage::Serving {
+            if must_drain && pod.stage == PodStage::Serving {
                 pod.stage = PodStage::Draining { since: now };
             }
             revision.pods.push(pod);
