@@ -17,7 +17,7 @@ use crate::{
     model::{
         cluster_state::{
             ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate,
-            PodStage, RevisionPod, RouteNameAllocation, RoutingState, Uid,
+            PodStage, RevisionPod, RouteNameAllocation, RoutingState,
         },
         object::{
             DesiredState, LocalObjectKey, LocalObjectKind, ObjectPart, ObjectPartKey, ResourceKind,
@@ -104,11 +104,11 @@ fn knative_part(
         LocalObjectKind::Configuration => app
             .configuration
             .as_ref()
-            .map_or((false, ObjectOwner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
+            .map_or((false, ObjectOwner::Service), |it| (it.meta.exists(), it.owner)),
         LocalObjectKind::Route => app
             .route
             .as_ref()
-            .map_or((false, ObjectOwner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
+            .map_or((false, ObjectOwner::Service), |it| (it.meta.exists(), it.owner)),
         LocalObjectKind::Service
         | LocalObjectKind::Revision
         | LocalObjectKind::Pod
@@ -159,7 +159,7 @@ fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     };
     match key.part {
         ObjectPart::Scale => DesiredState::Unmanaged,
-        ObjectPart::Status if revision.meta.uid == Uid(0) => DesiredState::Unmanaged,
+        ObjectPart::Status if !revision.meta.exists() => DesiredState::Unmanaged,
         ObjectPart::Status => DesiredState::Body(without_nulls(object["status"].take())),
         ObjectPart::Object => DesiredState::Body(without_server_fields(object)),
     }
@@ -205,8 +205,7 @@ impl<'a> LiveRevision<'a> {
     ) -> Option<Self> {
         let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
         app.configuration.as_ref().filter(|it| !it.is_terminating)?;
-        let is_there =
-            revision.meta.uid != Uid(0) && !revision.is_terminating && !revision.is_deleted;
+        let is_there = revision.meta.exists() && !revision.is_terminating && !revision.is_deleted;
         is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
     }
 
@@ -365,7 +364,7 @@ fn deployment_scale(
     owner: &NamespacedName,
     revision: &AppRevision,
 ) -> DesiredState {
-    let is_there = revision.meta.uid != Uid(0) && !revision.is_deleted;
+    let is_there = revision.meta.exists() && !revision.is_deleted;
     if !is_there
         || !cluster.apps.get(owner).is_some_and(|it| is_scaled(cluster, owner, it, revision))
     {
@@ -419,7 +418,7 @@ fn with_placeholder<T>(
     make: impl FnOnce(services::PlaceholderSpec<'_>) -> T,
 ) -> Option<T> {
     let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
-    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.is_terminating)?;
+    let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
     let uid = route.meta.uid.to_string();
     Some(make(services::PlaceholderSpec {
         namespace: &owner.namespace,

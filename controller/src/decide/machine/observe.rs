@@ -15,7 +15,7 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
-            ParsedTemplate, PodStage, RevisionPod, RouteState, ServiceManifest, ServiceState, Uid,
+            ParsedTemplate, PodStage, RevisionPod, RouteState, ServiceManifest, ServiceState,
             UnixMillis, conditions,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
@@ -137,7 +137,7 @@ impl ControllerStateMachine {
                     &conditions::CONFIGURATION_CONDITIONS,
                 );
             }
-            let previous = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
+            let previous = app.configuration.take().filter(|it| it.meta.exists());
             app.configuration =
                 object.map(observe::read_configuration).map(|configuration| ConfigurationState {
                     template: cluster.template_cache.intern(&configuration.template),
@@ -249,7 +249,9 @@ impl ControllerStateMachine {
             }
             match app.revisions.iter_mut().find(|it| it.name == observed.name) {
                 // All other fields are the controller's own, and newer in the cluster state.
-                Some(revision) if [Uid(0), observed.meta.uid].contains(&revision.meta.uid) => {
+                Some(revision)
+                    if !revision.meta.exists() || revision.meta.uid == observed.meta.uid =>
+                {
                     if !cluster.is_leader {
                         adopt_leader_fields(revision, &observed);
                     }

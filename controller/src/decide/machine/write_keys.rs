@@ -9,7 +9,7 @@ use crate::{
     decide::part_keys,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ConditionReason, RevisionScaling, RouteState, Uid,
+            AppRevision, AppState, ClusterState, ConditionReason, RevisionScaling, RouteState,
             UnixMillis,
         },
         object::{ObjectPartKey, ResourceKind, WriteError},
@@ -150,7 +150,7 @@ impl ControllerStateMachine {
             (ResourceKind::Route, _) => vec![None],
             // A Configuration without its newest Revision is like one whose newest Revision fails.
             (ResourceKind::Configuration, Some(app_state)) => {
-                let is_meant = |it: &&AppRevision| reason.is_none() || it.meta.uid == Uid(0);
+                let is_meant = |it: &&AppRevision| reason.is_none() || !it.meta.exists();
                 let revisions = app_state.revisions.iter().filter(is_meant);
                 revisions.map(|it| Some(it.name.clone())).collect()
             }

@@ -102,3 +102,10 @@ pub struct ObjectMetaSummary {
     /// Creation time of the object (`metadata.creationTimestamp`).
     pub created: UnixMillis,
 }
+
+impl ObjectMetaSummary {
+    /// Returns true if the API server has created the object: it has a UID. A planned object has none yet.
+    pub fn exists(&self) -> bool {
+        self.uid != Uid(0)
+    }
+}

@@ -30,7 +30,7 @@ pub fn required_children(cluster: &ClusterState, name: &NamespacedName) -> Vec<R
     };
     let full = |it: &AppRevision| NamespacedName::new(name.namespace.clone(), &*it.name);
     let revisions = app.revisions.iter().filter(|it| !it.is_terminating && !it.is_deleted);
-    let (planned, existing): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
+    let (planned, existing): (Vec<_>, Vec<_>) = revisions.partition(|it| !it.meta.exists());
     let keys = planned
         .into_iter()
         .map(|it| ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, full(it)));
@@ -63,7 +63,7 @@ fn required_by_route(
     name: &NamespacedName,
     app: &AppState,
 ) -> Option<RequiredChildren> {
-    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.is_terminating)?;
+    let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
     let named = |pod: &String| {
         cluster.activator_readiness(pod).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
     };
