@@ -1,7 +1,8 @@
 //! Pure: `config-deployment`: digests, deadlines, and settings of Revision pods.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/deployment/config.go` at 98e5ef9. Keys of Knative's
-//! sidecar are accepted and have no effect, since there is none.
+//! sidecar are accepted and have no effect, since there is none. Knative appends its reasons to the message about an
+//! invalid runtime class, and refuses invalid label selectors as well; Rouse does neither.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -86,12 +87,13 @@ pub(super) fn best_selector_match<'a>(
     all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'a str> {
-    let matches = |class: &(&str, &BTreeMap<String, String>)| {
-        class.1.iter().all(|(label, value)| labels.get(label) == Some(value))
+    let matches = |choice: &(&str, &BTreeMap<String, String>)| {
+        choice.1.iter().all(|(label, value)| labels.get(label) == Some(value))
     };
     let matching = all.filter(matches);
     // `max_by` returns the last of equal elements, so names compare in reverse.
     let best = matching.max_by(|a, b| a.1.len().cmp(&b.1.len()).then_with(|| b.0.cmp(a.0)));
+    // `config-domain` may have an empty key, which only draws a warning.
     best.map(|(name, _)| name).filter(|name| !name.is_empty())
 }
 
@@ -163,9 +165,9 @@ fn accept_sidecar_keys(keys: &mut ConfigMapReader<'_>) {
 fn read_positive_duration(
     keys: &mut ConfigMapReader<'_>,
     key: &'static str,
-    unset: Duration,
+    default: Duration,
 ) -> Duration {
-    let mut span = GoDuration::from(unset);
+    let mut span = GoDuration::from(default);
     keys.read_duration(key, &mut span);
     if span.0 <= 0 {
         keys.add_error(format!("{key} cannot be a non-positive duration, was {span}"));
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_is_in_knatives_words() {
+    fn refused_values_have_the_expected_messages() {
         for (pair, expected) in [
             (
                 ("progress-deadline", "-1s"),
@@ -294,7 +296,8 @@ mod tests {
         ] {
             assert_eq!(map(&[pair]), Err(expected.to_owned()), "{pair:?}");
         }
-        let torn = map(&[("runtime-class-name", "a: [")]).unwrap_err();
-        assert!(torn.starts_with("runtime-class-name cannot be parsed, please check the format: "));
+        let malformed = map(&[("runtime-class-name", "a: [")]).unwrap_err();
+        let expected_start = "runtime-class-name cannot be parsed, please check the format: ";
+        assert!(malformed.starts_with(expected_start));
     }
 }
