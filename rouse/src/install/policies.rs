@@ -17,25 +17,25 @@ use super::{
 /// Label of namespaces whose pods may read metrics.
 pub(crate) const MONITORING_LABEL: &str = "rouse.dev/monitoring";
 
-/// One network policy for each component.
+/// One policy for each component that runs in the pod network.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
-    let open = |port: u16| json!({"port": port, "protocol": "TCP"});
+    let tcp_port = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
     // Activators are pods, so a policy can select them.
     let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
-    let peers = json!({"from": activators, "ports": [open(PEER_PORT)]});
+    let peers = json!({"from": activators, "ports": [tcp_port(PEER_PORT)]});
     vec![
         component_policy(
             "controller",
-            json!([open(CONTROLLER_PORT), open(WEBHOOK_PORT)]),
+            json!([tcp_port(CONTROLLER_PORT), tcp_port(WEBHOOK_PORT)]),
             None,
             settings,
         ),
-        component_policy("autoscaler", json!([open(USAGE_PORT)]), None, settings),
+        component_policy("autoscaler", json!([tcp_port(USAGE_PORT)]), None, settings),
         component_policy(
             "activator",
-            json!([open(GATEWAY_PORT), open(INTERNAL_PORT), services]),
+            json!([tcp_port(GATEWAY_PORT), tcp_port(INTERNAL_PORT), services]),
             Some(peers),
             settings,
         ),
@@ -45,14 +45,15 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
 /// Policy of one component: its public ports, its metrics, and `extra` if it has a further rule.
 fn component_policy(
     app: &str,
-    open: Value,
+    public_ports: Value,
     extra: Option<Value>,
     settings: &InstallSettings,
 ) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}});
     let metrics =
         json!({"from": [monitoring], "ports": [{"port": admin_port(app), "protocol": "TCP"}]});
-    let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(extra).collect();
+    let public = json!({"ports": public_ports});
+    let rules: Vec<Value> = [public, metrics].into_iter().chain(extra).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": app}},
         "policyTypes": ["Ingress"],

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use controller::model::config_maps::{Configs, RevisionDefaults};
+use controller::model::{
+    cluster_state::ControllerSettings,
+    config_maps::{Configs, RevisionDefaults},
+};
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
     api::{
@@ -226,4 +229,14 @@ fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
     configs.update("config-network", Some(&data));
     assert_eq!(configs.network.edge.trusted_proxies, settings.trusted_proxies);
     assert!(configs.network.edge.requires_proxy_protocol);
+}
+
+#[test]
+fn the_activator_policy_admits_the_ports_of_all_services() {
+    let policies = objects_of_kind("NetworkPolicy");
+    let is_activator = |it: &&Value| it["metadata"]["name"] == "activator";
+    let policy = policies.iter().find(is_activator).expect("a policy of the activators");
+    let ports = policy["spec"]["ingress"][0]["ports"].as_array().expect("ports");
+    let (first, last) = ControllerSettings::default().activator_port_range;
+    assert!(ports.iter().any(|it| it["port"] == first && it["endPort"] == last), "{ports:?}");
 }
