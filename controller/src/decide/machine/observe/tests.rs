@@ -46,10 +46,10 @@ mod pod_changes;
 mod revision_services;
 mod write_errors;
 
-const SPACE: &str = "default";
+const NAMESPACE: &str = "default";
 
 fn name(name: &str) -> NamespacedName {
-    NamespacedName::new(SPACE, name)
+    NamespacedName::new(NAMESPACE, name)
 }
 
 /// A model of the API server, with the Kubernetes controllers that matter here.
@@ -436,7 +436,7 @@ impl FakeApiServer {
     fn user(&mut self, resource: ResourceKind, object_name: &str, spec: Value) {
         let body = json!({
             "apiVersion": resource.api_version(), "kind": resource.kind(),
-            "metadata": {"name": object_name, "namespace": SPACE}, "spec": spec,
+            "metadata": {"name": object_name, "namespace": NAMESPACE}, "spec": spec,
         });
         for event in self.apply(resource, &name(object_name), body) {
             self.step(event);
@@ -460,7 +460,7 @@ impl FakeApiServer {
     /// Reports every pod as ready, as its agent does.
     fn ready(&mut self) {
         for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
-            if resource != ResourceKind::Pod || it.namespace != SPACE {
+            if resource != ResourceKind::Pod || it.namespace != NAMESPACE {
                 continue;
             }
             let pod = &self.objects[&(resource, it)];
@@ -655,7 +655,7 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
     let made: BTreeSet<String> = api_server
         .objects
         .keys()
-        .filter(|(_, it)| it.namespace == SPACE)
+        .filter(|(_, it)| it.namespace == NAMESPACE)
         .map(|(resource, it)| format!("{resource}/{}", it.name))
         .collect();
     let expected = [
@@ -710,7 +710,7 @@ fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
     assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(2), &json!(2)));
     api_server.decide("hello-00001", 0);
     let left = |api_server: &FakeApiServer| {
-        api_server.names(ResourceKind::Pod).iter().filter(|it| it.namespace == SPACE).count()
+        api_server.names(ResourceKind::Pod).iter().filter(|it| it.namespace == NAMESPACE).count()
     };
     assert_eq!(left(&api_server), 2, "they drain first");
     api_server.now = api_server.now.plus_ms(301_000);
@@ -1017,7 +1017,7 @@ fn pods(api_server: &FakeApiServer) -> Vec<(NamespacedName, String)> {
     let all = api_server
         .objects
         .iter()
-        .filter(|((resource, it), _)| *resource == ResourceKind::Pod && it.namespace == SPACE);
+        .filter(|((resource, it), _)| *resource == ResourceKind::Pod && it.namespace == NAMESPACE);
     let uid = |it: &Value| it["metadata"]["uid"].as_str().expect("a uid").to_owned();
     all.map(|((_, name), it)| (name.clone(), uid(it))).collect()
 }
@@ -1098,7 +1098,7 @@ fn only_pods_of_the_system_namespace_are_parts() {
         (table.activators.len(), replicas.collect::<Vec<_>>())
     };
     for part in ["activator", "controller", "autoscaler", "rouse-agent"] {
-        assert_eq!(step(part, SPACE, true), (1, vec![]), "{part} of a user");
+        assert_eq!(step(part, NAMESPACE, true), (1, vec![]), "{part} of a user");
     }
     assert_eq!(step("controller", "knative-serving", true), (1, vec!["10.1.0.66:7100".into()]));
     assert_eq!(step("autoscaler", "knative-serving", true).1, ["10.1.0.66:7100", "10.1.0.66:7110"]);
@@ -1244,7 +1244,7 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     let (old, _) = pods(&api_server).remove(0);
     // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
     let deployment = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
-    let new_pod = NamespacedName::new(SPACE, format!("{}-new", old.name));
+    let new_pod = NamespacedName::new(NAMESPACE, format!("{}-new", old.name));
     let mut new = deployment.clone();
     new["metadata"]["name"] = json!(new_pod.name.as_str());
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
@@ -1373,7 +1373,7 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
     api_server.claim(at, "somebody");
     assert!(condition(&api_server, "Ready").starts_with("False DomainAlreadyClaimed"));
     assert_eq!(domains(&api_server, "hello"), [""; 0]);
-    api_server.claim(at, SPACE);
+    api_server.claim(at, NAMESPACE);
     assert_eq!(
         (condition(&api_server, "Ready"), domains(&api_server, "hello")),
         ("True : ".into(), vec![at.into()])
@@ -1414,7 +1414,7 @@ fn claims_that_we_make_come_and_go_with_their_mappings() {
         api_server.objects.get(&claim_key).map(|it| it["spec"]["namespace"].clone())
     };
     api_server.map(at, "Service", "hello");
-    assert_eq!(claim(&api_server), Some(json!(SPACE)));
+    assert_eq!(claim(&api_server), Some(json!(NAMESPACE)));
     assert_eq!(api_server.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
     api_server.remove(ResourceKind::DomainMapping, at);
     assert_eq!(claim(&api_server), None);

@@ -23,7 +23,8 @@ fn deployment(api_server: &FakeApiServer) -> NamespacedName {
 
 fn pods(api_server: &FakeApiServer) -> Vec<NamespacedName> {
     let all = api_server.objects.keys();
-    let all = all.filter(|(resource, it)| *resource == ResourceKind::Pod && it.namespace == SPACE);
+    let all =
+        all.filter(|(resource, it)| *resource == ResourceKind::Pod && it.namespace == NAMESPACE);
     all.map(|(_, it)| it.clone()).collect()
 }
 

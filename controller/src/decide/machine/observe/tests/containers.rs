@@ -143,7 +143,7 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
 /// Returns the only pod of a Revision.
 fn only(api_server: &FakeApiServer) -> NamespacedName {
     let mut pods =
-        api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
+        api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == NAMESPACE);
     pods.next().expect("a pod")
 }
 

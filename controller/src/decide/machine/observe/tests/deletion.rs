@@ -50,7 +50,7 @@ fn made(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
         ResourceKind::Pod => 4,
         _ => 3,
     };
-    let object_name = api_server.objects.keys().filter(|(_, it)| it.namespace == SPACE);
+    let object_name = api_server.objects.keys().filter(|(_, it)| it.namespace == NAMESPACE);
     let mut all: Vec<_> = object_name.cloned().collect();
     all.sort_by_key(|(resource, _)| order(resource));
     all
@@ -287,14 +287,14 @@ fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
 fn nothing_is_written_in_a_namespace_that_goes() {
     let mut api_server = running(false);
     let space = |going: bool| {
-        let mut meta = json!({"name": SPACE});
+        let mut meta = json!({"name": NAMESPACE});
         if going {
             meta["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
         }
         let object = json!({"metadata": meta});
         ControllerEvent::ObjectObserved {
             resource: ResourceKind::Namespace,
-            name: NamespacedName::new("", SPACE),
+            name: NamespacedName::new("", NAMESPACE),
             object: Some(Box::new(object)),
         }
     };
@@ -313,7 +313,7 @@ fn nothing_is_written_in_a_namespace_that_goes() {
     // A service of the same name is created afterwards.
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Namespace,
-        name: NamespacedName::new("", SPACE),
+        name: NamespacedName::new("", NAMESPACE),
         object: None,
     });
     api_server.step(space(false));

@@ -63,7 +63,7 @@ fn rows_of(line: &str) -> Vec<FieldRow> {
 fn service() -> Value {
     json!({
         "apiVersion": "serving.knative.dev/v1", "kind": "Service",
-        "metadata": {"name": "hello", "namespace": SPACE, "annotations": {}, "labels": {}},
+        "metadata": {"name": "hello", "namespace": NAMESPACE, "annotations": {}, "labels": {}},
         "spec": {
             "template": {
                 "metadata": {"annotations": {}, "labels": {}},
@@ -84,15 +84,15 @@ fn all_of(row: FieldRow) -> Vec<FieldRow> {
 }
 
 /// Returns an object with the field of a row set; `None` if the row is about something else.
-fn with(row: &FieldRow) -> Option<(AdmittedKind, Value)> {
+fn object_with_field(row: &FieldRow) -> Option<(AdmittedKind, Value)> {
     let (mut at, kind) = place(&row.on)?;
     let mut object = other_objects::base(kind);
     match row.on.as_str() {
         "traffic" => object["spec"]["traffic"] = json!([{"percent": 100}]),
         "annotation beside class hpa" => {
-            let beside = json!({"autoscaling.knative.dev/class": scale_policy::HPA_CLASS,
+            let annotations = json!({"autoscaling.knative.dev/class": scale_policy::HPA_CLASS,
                 "autoscaling.knative.dev/metric": "cpu", "autoscaling.knative.dev/target": "70"});
-            object["spec"]["template"]["metadata"]["annotations"] = beside;
+            object["spec"]["template"]["metadata"]["annotations"] = annotations;
         }
         _ => {}
     }
@@ -101,12 +101,12 @@ fn with(row: &FieldRow) -> Option<(AdmittedKind, Value)> {
     at.push_str(&field.unwrap_or(&row.field).replace('/', "~1"));
     let (parent, own) = at.rsplit_once('/').expect("a place in it");
     object.pointer_mut(parent).expect("it is there")[own.replace("~1", "/")] = row.value.clone();
-    beside(&mut object, row);
+    add_counterpart(&mut object, row);
     Some((kind, object))
 }
 
 /// Adds the counterpart of a row's field: volumes and mounts need each other.
-fn beside(object: &mut Value, row: &FieldRow) {
+fn add_counterpart(object: &mut Value, row: &FieldRow) {
     let Some(spec) = object.pointer_mut("/spec/template/spec") else { return };
     if row.field.starts_with("volumes[]") {
         let mount = json!([{"name": "v", "mountPath": "/v", "readOnly": true}]);
@@ -171,7 +171,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
 /// Returns everything that follows from an object, but for fields that are only copied without an effect.
 fn outcome(kind: AdmittedKind, object: &Value) -> String {
     if kind != AdmittedKind::Service {
-        return told(&other_objects::alone(kind, object));
+        return observable_state(&other_objects::alone(kind, object));
     }
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
@@ -179,12 +179,13 @@ fn outcome(kind: AdmittedKind, object: &Value) -> String {
         api_server.step(event);
     }
     api_server.ready();
-    told(&api_server)
+    observable_state(&api_server)
 }
 
-fn told(api_server: &FakeApiServer) -> String {
+/// Returns the specs that are written and the routes that are sent, as text.
+fn observable_state(api_server: &FakeApiServer) -> String {
     let specs = api_server.objects.iter().filter_map(|((resource, name), it)| match resource {
-        ResourceKind::Deployment => Some(format!("{name} {}", bare(it))),
+        ResourceKind::Deployment => Some(format!("{name} {}", comparable_spec(it))),
         ResourceKind::HorizontalPodAutoscaler => Some(format!("{name} {}", it["spec"])),
         _ => None,
     });
@@ -204,7 +205,7 @@ fn told(api_server: &FakeApiServer) -> String {
 }
 
 /// Returns a Deployment's spec without the fields that differ from test to test.
-fn bare(deployment: &Value) -> Value {
+fn comparable_spec(deployment: &Value) -> Value {
     let mut spec = deployment["spec"].clone();
     let labels = spec.pointer_mut("/template/metadata/labels").expect("labels");
     labels.as_object_mut().expect("a map").retain(|key, _| !key.to_lowercase().ends_with("uid"));
@@ -287,7 +288,7 @@ fn try_row(row: &FieldRow) {
     if row.on.starts_with("config-") {
         return config_map_keys::try_row(row, word, rest);
     }
-    let Some((kind, object)) = with(row) else { return other_objects::try_made(row) };
+    let Some((kind, object)) = object_with_field(row) else { return other_objects::try_made(row) };
     let feature = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let (filled, result) = admit(kind, &object, feature);
     let warned = is_warned(row, &result.warnings);

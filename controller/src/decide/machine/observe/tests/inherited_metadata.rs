@@ -24,7 +24,7 @@ fn apply(api_server: &mut FakeApiServer, own: &Value, inner: &Value, image: &str
     let body = json!({
         "apiVersion": "serving.knative.dev/v1", "kind": "Service",
         "metadata": {
-            "name": "hello", "namespace": SPACE,
+            "name": "hello", "namespace": NAMESPACE,
             "labels": own["labels"], "annotations": own["annotations"],
         },
         "spec": {"template": template, "traffic": traffic},
@@ -36,7 +36,7 @@ fn apply(api_server: &mut FakeApiServer, own: &Value, inner: &Value, image: &str
 
 fn passed(api_server: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
     let all = api_server.objects.keys().filter(|(resource, it)| {
-        it.namespace == SPACE
+        it.namespace == NAMESPACE
             && *resource != ResourceKind::KnativeService
             && of(api_server, *resource, &it.name, field).contains_key(key)
     });

@@ -31,19 +31,19 @@ fn dual_stack_activator() -> ControllerEvent {
     }
 }
 
-fn tagged() -> Value {
+fn tagged_traffic() -> Value {
     json!([{"latestRevision": true, "percent": 100, "tag": "now"}])
 }
 
 /// Returns the number of objects of each kind.
-fn kinds(api_server: &FakeApiServer) -> BTreeMap<ResourceKind, usize> {
-    let mut kinds = BTreeMap::new();
-    let own_objects = api_server.objects.keys().filter(|(_, it)| it.namespace == SPACE);
-    own_objects.for_each(|(resource, _)| *kinds.entry(*resource).or_default() += 1);
-    kinds
+fn object_counts(api_server: &FakeApiServer) -> BTreeMap<ResourceKind, usize> {
+    let mut counts = BTreeMap::new();
+    let own_objects = api_server.objects.keys().filter(|(_, it)| it.namespace == NAMESPACE);
+    own_objects.for_each(|(resource, _)| *counts.entry(*resource).or_default() += 1);
+    counts
 }
 
-fn with(service: &str, traffic: Value) -> FakeApiServer {
+fn api_server_with_service(service: &str, traffic: Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.step(dual_stack_activator());
     api_server.service(service, "hello:v1", 1, traffic);
@@ -52,19 +52,25 @@ fn with(service: &str, traffic: Value) -> FakeApiServer {
 }
 
 #[test]
-fn everything_is_made_and_stands_at_every_length_of_a_name() {
-    let expected = kinds(&with("hello", tagged()));
+fn services_with_names_of_every_length_get_all_objects() {
+    let expected = object_counts(&api_server_with_service("hello", tagged_traffic()));
     for service_name in names_of_all_lengths() {
-        let mut api_server = with(&service_name, tagged());
-        assert_eq!(kinds(&api_server), expected, "{} bytes", service_name.len());
+        let mut api_server = api_server_with_service(&service_name, tagged_traffic());
+        assert_eq!(object_counts(&api_server), expected, "{} bytes", service_name.len());
         let ready = api_server.condition(ResourceKind::KnativeService, &service_name, "Ready");
         assert_eq!(ready, "True : ", "{} bytes", service_name.len());
         let required_children = crate::write::desired::required_children(
             api_server.machine.cluster(),
             &name(&service_name),
         );
-        let owing = required_children.iter().filter(|it| !it.keys.is_empty()).count();
-        assert_eq!(owing, 2, "{} bytes: of a Revision and of a Route", service_name.len());
+        let owners_with_children =
+            required_children.iter().filter(|it| !it.keys.is_empty()).count();
+        assert_eq!(
+            owners_with_children,
+            2,
+            "{} bytes: of a Revision and of a Route",
+            service_name.len()
+        );
         for key in required_children.iter().flat_map(|it| &it.keys) {
             let is_there = api_server.objects.contains_key(&(key.resource, key.name.clone()));
             assert!(is_there, "{} bytes: {key}", service_name.len());
@@ -81,7 +87,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
             1,
             json!([{"latestRevision": true, "percent": 100}]),
         );
-        let (count, expected_count) = (|it| kinds(&api_server)[&it], |it| expected[&it]);
+        let (count, expected_count) = (|it| object_counts(&api_server)[&it], |it| expected[&it]);
         assert_eq!(
             count(ResourceKind::Service) + 1,
             expected_count(ResourceKind::Service),
@@ -96,7 +102,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
             service_name.len()
         );
         api_server.remove(ResourceKind::KnativeService, &service_name);
-        assert_eq!(kinds(&api_server), BTreeMap::new(), "{} bytes", service_name.len());
+        assert_eq!(object_counts(&api_server), BTreeMap::new(), "{} bytes", service_name.len());
         assert!(
             api_server.machine.cluster().names.owner_exceptions.is_empty(),
             "{} bytes",
@@ -106,9 +112,9 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
 }
 
 #[test]
-fn write_errors_are_reported_at_every_length_of_a_name() {
+fn write_errors_are_reported_for_names_of_every_length() {
     for service_name in names_of_all_lengths() {
-        let mut api_server = with(&service_name, tagged());
+        let mut api_server = api_server_with_service(&service_name, tagged_traffic());
         let children = api_server.objects.keys().filter(|(resource, it)| {
             let resources = [
                 ResourceKind::Deployment,
@@ -116,7 +122,7 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
                 ResourceKind::Service,
                 ResourceKind::EndpointSlice,
             ];
-            it.namespace == SPACE && resources.contains(resource)
+            it.namespace == NAMESPACE && resources.contains(resource)
         });
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
@@ -139,7 +145,7 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
 }
 
 #[test]
-fn a_pod_of_a_long_name_is_noted_as_draining() {
+fn pods_with_names_of_every_length_are_annotated_as_draining() {
     for service_name in names_of_all_lengths() {
         let mut api_server = FakeApiServer::new();
         api_server.service(&service_name, "hello:v1", 0, Value::Null);
@@ -151,11 +157,11 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
             api_server
                 .objects
                 .iter()
-                .filter(|((it, name), _)| *it == ResourceKind::Pod && name.namespace == SPACE)
+                .filter(|((it, name), _)| *it == ResourceKind::Pod && name.namespace == NAMESPACE)
         };
-        let noted =
+        let are_annotated =
             pods().all(|(_, it)| it["metadata"]["annotations"]["rouse.dev/draining"].is_string());
-        assert!(noted && pods().count() == 1, "{} bytes", service_name.len());
+        assert!(are_annotated && pods().count() == 1, "{} bytes", service_name.len());
     }
 }
 
@@ -210,13 +216,13 @@ fn domain(name: &str) -> String {
 }
 
 #[test]
-fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
-    let expected = kinds(&scaled_and_mapped("hello"));
+fn autoscalers_and_domains_work_for_names_of_every_length() {
+    let expected = object_counts(&scaled_and_mapped("hello"));
     assert_eq!(expected[&ResourceKind::HorizontalPodAutoscaler], 1);
     let claims = |api_server: &FakeApiServer| api_server.names(ResourceKind::ClusterDomainClaim);
     for service_name in names_of_all_lengths() {
         let (mut api_server, bytes) = (scaled_and_mapped(&service_name), service_name.len());
-        assert_eq!(kinds(&api_server), expected, "{bytes} bytes");
+        assert_eq!(object_counts(&api_server), expected, "{bytes} bytes");
         let domain_name = domain(&service_name);
         let expected_claim = NamespacedName::new("", domain_name.as_str());
         assert_eq!(claims(&api_server), [expected_claim], "{bytes} bytes");
@@ -233,13 +239,13 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
             assert_eq!(again, [], "{bytes} bytes: {resource} {name}");
         }
         // Its write error blocks the Revision. After a deletion it is written again.
-        let (at, object) = api_server
+        let (object_key, object) = api_server
             .objects
             .iter()
             .find(|((resource, _), _)| *resource == ResourceKind::HorizontalPodAutoscaler)
-            .map(|(at, object)| (at.clone(), object.clone()))
+            .map(|(object_key, object)| (object_key.clone(), object.clone()))
             .expect("one");
-        let key = ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone());
+        let key = ObjectPartKey::new(object_key.0, ObjectPart::Object, object_key.1.clone());
         let error = Some(WriteError { reason: "Invalid", message: "no".into() });
         api_server.step(ControllerEvent::WriteErrorChanged { key: key.clone(), error });
         let blocked = |api_server: &FakeApiServer| {
@@ -247,26 +253,30 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
                 .blocked_reason
                 .is_some()
         };
-        assert!(blocked(&api_server), "{bytes} bytes: {}", at.1);
+        assert!(blocked(&api_server), "{bytes} bytes: {}", object_key.1);
         api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
-        assert!(!blocked(&api_server), "{bytes} bytes: {}", at.1);
-        api_server.objects.remove(&at);
+        assert!(!blocked(&api_server), "{bytes} bytes: {}", object_key.1);
+        api_server.objects.remove(&object_key);
         api_server.step(ControllerEvent::ObjectObserved {
-            resource: at.0,
-            name: at.1.clone(),
+            resource: object_key.0,
+            name: object_key.1.clone(),
             object: None,
         });
-        api_server.write(&ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone()));
+        api_server.write(&ObjectPartKey::new(
+            object_key.0,
+            ObjectPart::Object,
+            object_key.1.clone(),
+        ));
         let spec = |it: &Value| it["spec"].clone();
         assert_eq!(
-            api_server.objects.get(&at).map(spec),
+            api_server.objects.get(&object_key).map(spec),
             Some(spec(&object)),
             "{bytes} bytes: again"
         );
         api_server.remove(ResourceKind::DomainMapping, &domain_name);
         assert_eq!(claims(&api_server), [], "{bytes} bytes");
         api_server.remove(ResourceKind::KnativeService, &service_name);
-        assert_eq!(kinds(&api_server), BTreeMap::new(), "{bytes} bytes");
+        assert_eq!(object_counts(&api_server), BTreeMap::new(), "{bytes} bytes");
         assert!(api_server.machine.cluster().names.owner_exceptions.is_empty(), "{bytes} bytes");
     }
 }
@@ -274,7 +284,7 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
 #[test]
 fn a_tag_that_is_renamed_while_a_replica_starts_leaves_no_name_behind() {
     let service_name = names_of_all_lengths().last().expect("the longest name");
-    let api_server = with(&service_name, tagged());
+    let api_server = api_server_with_service(&service_name, tagged_traffic());
     let mut renamed = api_server.objects.clone();
     let routes = renamed.iter_mut().filter(|((resource, _), _)| *resource == ResourceKind::Route);
     for (_, route) in routes {

@@ -36,7 +36,8 @@ fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
     assert_eq!(way(&api_server, "hello-00001"), proxied(), "no pod is ready yet");
     api_server.ready();
     let (mode, addresses) = way(&api_server, "hello-00001");
-    let pods = api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
+    let pods =
+        api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == NAMESPACE);
     let of = |it: NamespacedName| {
         api_server.objects[&(ResourceKind::Pod, it)]["status"]["podIP"].clone()
     };

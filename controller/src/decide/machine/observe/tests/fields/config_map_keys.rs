@@ -66,26 +66,28 @@ fn samples() -> Vec<Value> {
 static GUARDED: LazyLock<Vec<Value>> = LazyLock::new(|| {
     let all = rows();
     let guarded = all.iter().filter(|it| it.effect.starts_with("works with `kubernetes."));
-    guarded.filter_map(with).map(|(_, object)| object).collect()
+    guarded.filter_map(object_with_field).map(|(_, object)| object).collect()
 });
 
 /// ConfigMaps, each with its name.
 type ConfigMapData<'a> = [(&'a str, &'a Value)];
 
 /// Returns true if the ConfigMaps change the objects, the verdict or the table of any sample.
-fn differs(with: &ConfigMapData<'_>, without: &ConfigMapData<'_>) -> bool {
+fn change_any_result(with: &ConfigMapData<'_>, without: &ConfigMapData<'_>) -> bool {
     static SAMPLES: LazyLock<Vec<Value>> = LazyLock::new(samples);
-    static USUAL: LazyLock<Vec<String>> =
-        LazyLock::new(|| SAMPLES.iter().map(|it| becomes(it, &[])).collect());
-    let all = SAMPLES.iter().zip(USUAL.iter());
-    let became = |(sample, usual): (&Value, &String)| match without {
-        [] => becomes(sample, with) != *usual,
-        _ => becomes(sample, with) != becomes(sample, without),
+    static DEFAULT_RESULTS: LazyLock<Vec<String>> =
+        LazyLock::new(|| SAMPLES.iter().map(|it| service_result(it, &[])).collect());
+    let all = SAMPLES.iter().zip(DEFAULT_RESULTS.iter());
+    let is_changed = |(sample, default_result): (&Value, &String)| match without {
+        [] => service_result(sample, with) != *default_result,
+        _ => service_result(sample, with) != service_result(sample, without),
     };
-    judged(with) != judged(without) || all.into_iter().any(became)
+    let are_verdicts_changed =
+        verdicts_and_digest_request(with) != verdicts_and_digest_request(without);
+    are_verdicts_changed || all.into_iter().any(is_changed)
 }
 
-fn under(maps: &ConfigMapData<'_>) -> FakeApiServer {
+fn api_server_with_configs(maps: &ConfigMapData<'_>) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
     for (name, data) in maps {
@@ -95,29 +97,29 @@ fn under(maps: &ConfigMapData<'_>) -> FakeApiServer {
 }
 
 /// Returns the result of a service and of a second Revision of it, or the refusal.
-fn becomes(sample: &Value, maps: &ConfigMapData<'_>) -> String {
-    let mut api_server = under(maps);
+fn service_result(sample: &Value, maps: &ConfigMapData<'_>) -> String {
+    let mut api_server = api_server_with_configs(maps);
     let mut newer = sample.clone();
     newer["spec"]["template"]["spec"]["containers"][0]["image"] = "hello:v2".into();
-    let mut said = Vec::new();
+    let mut problems = Vec::new();
     for object in [sample.clone(), newer] {
-        said.push(try_to_make(&mut api_server, object));
+        problems.push(try_to_make(&mut api_server, object));
         api_server.ready();
     }
     let others =
         api_server.objects.iter().filter(|((resource, _), _)| *resource != ResourceKind::ConfigMap);
     let others: Vec<String> = others.map(|(at, it)| format!("{at:?} {it}")).collect();
-    format!("{said:?}\n{others:?}\n{:?}", api_server.table())
+    format!("{problems:?}\n{others:?}\n{:?}", api_server.table())
 }
 
-/// Returns the verdicts on fields that need a feature, and the queries to registries.
-fn judged(maps: &ConfigMapData<'_>) -> String {
-    let mut api_server = under(maps);
+/// Returns the verdicts on fields that need a feature, and the request for digests.
+fn verdicts_and_digest_request(maps: &ConfigMapData<'_>) -> String {
+    let mut api_server = api_server_with_configs(maps);
     let configs = api_server.machine.cluster().settings.config_maps.clone();
-    let said: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
+    let verdicts: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
     api_server.resolves_digests = false;
     try_to_make(&mut api_server, service());
-    format!("{said:?}\n{:?}", api_server.machine.digest_request(&name("hello-00001")))
+    format!("{verdicts:?}\n{:?}", api_server.machine.digest_request(&name("hello-00001")))
 }
 
 /// Returns a defaulted object and its verdict.
@@ -155,19 +157,19 @@ fn try_to_make(api_server: &mut FakeApiServer, object: Value) -> String {
 
 /// Returns two data maps: one with a row's key and any key that it depends on, one without the row's key.
 fn data(row: &FieldRow, rest: &str) -> (Value, Value) {
-    let beside = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
+    let required_key = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let mut without = json!({});
-    if let Some((key, value)) = beside.and_then(|it| it.split_once('=')) {
+    if let Some((key, value)) = required_key.and_then(|it| it.split_once('=')) {
         without[key] = value.into();
     }
     let mut with = without.clone();
     with[&row.field] = row.value.clone();
-    (without, with)
+    (with, without)
 }
 
 pub(super) fn try_row(row: &FieldRow, word: &str, rest: &str) {
     let context = format!("{} {} {}", row.on, row.field, row.value);
-    let (without, with) = data(row, rest);
+    let (with, without) = data(row, rest);
     let texts = |it: &Value| serde_json::from_value(it.clone()).expect("texts");
     let admitted = config_maps::admit(&row.on, &BTreeMap::new(), &texts(&with));
     let warnings = admitted.unwrap_or_else(|problems| panic!("{context}: {problems:?}"));
@@ -187,7 +189,7 @@ pub(super) fn try_row(row: &FieldRow, word: &str, rest: &str) {
     match word {
         "works" => {
             let (with, without) = ([more, &[with]].concat(), [more, without].concat());
-            assert!(differs(&with, &without), "{context} changes nothing");
+            assert!(change_any_result(&with, &without), "{context} changes nothing");
         }
         "warned" => {}
         other => panic!("{context}: what does {other:?} mean?"),
@@ -243,11 +245,12 @@ fn old_revisions_go_as_config_gc_says() {
 
 #[test]
 fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
-    let said = |data: Value| {
+    let resources_available = |data: Value| {
         let mut api_server = FakeApiServer::new();
         api_server.config("config-deployment", data);
         api_server.service("hello", "hello:v1", 1, Value::Null);
-        let pod = api_server.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == SPACE);
+        let pod =
+            api_server.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == NAMESPACE);
         let pod = pod.expect("a pod");
         let mut object = api_server.objects[&(ResourceKind::Pod, pod.clone())].clone();
         object["status"] = json!({"phase": "Pending", "conditions": [{
@@ -262,6 +265,7 @@ fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
         });
         api_server.condition(ResourceKind::Revision, "hello-00001", "ResourcesAvailable")
     };
-    assert_eq!(said(json!({})), "False Unschedulable: 0/3 nodes are available");
-    assert_eq!(said(json!({"pod-is-always-schedulable": "true"})), "Unknown Deploying: ");
+    assert_eq!(resources_available(json!({})), "False Unschedulable: 0/3 nodes are available");
+    let data = json!({"pod-is-always-schedulable": "true"});
+    assert_eq!(resources_available(data), "Unknown Deploying: ");
 }

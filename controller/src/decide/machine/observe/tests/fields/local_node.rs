@@ -96,7 +96,7 @@ fn is_kept(row: &FieldRow, object: &Value) -> bool {
 }
 
 fn try_locally(row: &FieldRow, exceptions: &[Vec<FieldRow>]) {
-    let Some((kind, object)) = with(row) else { return };
+    let Some((kind, object)) = object_with_field(row) else { return };
     let config = ScalePolicyConfig::default();
     let read = parse::service_manifest(&object, &config);
     if kind != AdmittedKind::Service {

@@ -26,7 +26,7 @@ pub(super) fn base(kind: AdmittedKind) -> Value {
     };
     json!({
         "apiVersion": format!("serving.knative.dev/{version}"), "kind": format!("{kind:?}"),
-        "metadata": {"name": own, "namespace": SPACE, "annotations": {}, "labels": {}},
+        "metadata": {"name": own, "namespace": NAMESPACE, "annotations": {}, "labels": {}},
         "spec": spec,
     })
 }
@@ -36,7 +36,7 @@ pub(super) fn base(kind: AdmittedKind) -> Value {
 pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
-    api_server.claim(DOMAIN, SPACE);
+    api_server.claim(DOMAIN, NAMESPACE);
     for (which, resource) in [
         (AdmittedKind::Configuration, ResourceKind::Configuration),
         (AdmittedKind::Route, ResourceKind::Route),
