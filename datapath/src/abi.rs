@@ -4,7 +4,7 @@
 //! meaning raises [`ABI_VERSION`]: pins live in a folder named after it, and the agent refuses an object of another
 //! version.
 //!
-//! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service number →
+//! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service id →
 //! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`.
 //! Writers fill new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed
 //! by that are in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when
@@ -18,7 +18,7 @@ pub const ABI_VERSION: u32 = 5;
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
 pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000005";
 
-/// Quarantine of a freed backend, extent or service number before reuse, in ns.
+/// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
 /// A connect runs for microseconds, so a second covers nearly any preemption on a live machine. For the others the
 /// connect [reads again](crate::load_balancing::ServiceReading) the words by which it found its backend.
@@ -26,11 +26,11 @@ pub const QUARANTINE_NS: u64 = 1_000_000_000;
 
 /// Names of the maps: pins in `bpf/v<ABI>/` and symbols of the object.
 pub mod maps {
-    /// Hash: [`FrontendKey`](super::FrontendKey) → service number (`u32`).
+    /// Hash: [`FrontendKey`](super::FrontendKey) → service id (`u32`).
     pub const FRONTENDS: &str = "FRONTENDS";
-    /// Mmapable array by service number: packed [`SvcState`](crate::load_balancing::SvcState) (`u64`).
+    /// Mmapable array by service id: packed [`SvcState`](crate::load_balancing::SvcState) (`u64`).
     pub const SVC_STATE: &str = "SVC_STATE";
-    /// Mmapable array by service number: packed [`ActivatorFallback`](crate::load_balancing::ActivatorFallback) (`u64`).
+    /// Mmapable array by service id: packed [`ActivatorFallback`](crate::load_balancing::ActivatorFallback) (`u64`).
     pub const SVC_INFO: &str = "SVC_INFO";
     /// Mmapable array: backend numbers (`u64`), in extents.
     pub const SLOTS: &str = "SLOTS";
@@ -90,7 +90,7 @@ pub mod maps {
 
 /// Most frontends (address and port): two families of 16 384 services.
 pub const FRONTENDS_MAX: u32 = 32_768;
-/// Most service numbers: one for each frontend, the two activator lists, and some in quarantine.
+/// Most service ids: one for each frontend, the two activator lists, and some in quarantine.
 pub const SERVICES_MAX: u32 = 40_960;
 /// Most backend numbers in lists, including extents in quarantine. Each backend fits in two lists, such as
 /// those of a Route and of one tag, each once in force and once in quarantine.
@@ -119,13 +119,13 @@ pub const ACTIVATOR_PORTS: [u16; 2] = [20_000, 29_999];
 /// Bytes of the event ring: 2 000 events. Events only wake the agent; losing one is harmless.
 pub const EVENTS_BYTES: u32 = 65_536;
 
-/// Service number of the list of activators with an IPv4 address.
+/// Service id of the list of activators with an IPv4 address.
 pub const ACTIVATORS_V4: u32 = 0;
-/// Service number of the list of activators with an IPv6 address.
+/// Service id of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
 /// Service id of the self-test: its mode is `SelfTest`, and [`SELF_TEST_FRONTEND`] maps to it.
 pub const SELF_TEST_SERVICE: u32 = 2;
-/// First service number for frontends of the RouteTable.
+/// First service id for frontends of the RouteTable.
 pub const FIRST_SERVICE: u32 = 3;
 
 /// Frontend of the self-test: 192.0.0.8, the IPv4 dummy address (RFC 7600), at which no host can listen; port 1.

@@ -41,7 +41,7 @@ impl RoutingMode {
     }
 }
 
-/// List and mode of one service. One 64-bit store of it switches the service.
+/// List and mode of one service id. One 64-bit store of it switches one address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SvcState {
     /// Index in `SLOTS` of the list's first backend, below 2²⁴.
@@ -81,7 +81,7 @@ impl SvcState {
 /// Target of a service's connects that find no pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivatorFallback {
-    /// Service number of the list of activators.
+    /// Service id of the list of activators.
     pub activators: u32,
     /// Port of the service at the activators, network byte order.
     pub port_be: u16,
@@ -103,12 +103,12 @@ impl ActivatorFallback {
 
 /// Words that a connect reads on its way to a backend: once before it copies the backend's fields, and once after.
 ///
-/// Writers change one of these words, or the frontend's service number, before they reuse a slot or a backend that a
+/// Writers change one of these words, or the frontend's service id, before they reuse a slot or a backend that a
 /// list named. So fields copied between two equal readings belong to this service, however long the connect was
 /// preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceReading {
-    /// Service number that `FRONTENDS` gives for the address.
+    /// Service id that `FRONTENDS` gives for the address.
     pub service: u32,
     /// Word of the service in `SVC_STATE`.
     pub state: u64,
@@ -262,7 +262,7 @@ mod tests {
         }
     }
 
-    /// State of a service's tables at one moment: service number of its address, its word, two slots, and the owner of
+    /// State of a service's tables at one moment: service id of its address, its word, two slots, and the owner of
     /// each of two backends.
     #[derive(Clone, Copy)]
     struct ServiceTablesCase {

@@ -163,8 +163,8 @@ fn frontend_key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
 
 /// Chooses a backend, in up to three attempts if the maps change meanwhile.
 ///
-/// A connect may be preempted for longer than the quarantine of what was freed. Then a service's number, its list and
-/// the backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
+/// A connect may be preempted for longer than the quarantine of what was freed. Then a service id, its list and the
+/// backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
 /// to prove what each iteration leaves to the next.
 #[inline(always)]
 fn choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
@@ -245,10 +245,10 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
     if before.is_unchanged(&current) { Ok(()) } else { Err(NoRewriteReason::Changed) }
 }
 
-/// Returns the service number of a frontend.
+/// Returns the service id of a frontend.
 ///
-/// A removed entry's memory is used again at once (since 6.1), so the number may be that of another address; reading it
-/// [again](verify_unchanged) shows that.
+/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
+/// reading it [again](verify_unchanged) shows that.
 #[inline(always)]
 fn service_number(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.

@@ -64,25 +64,25 @@ pub enum MapOp {
         /// Backend numbers, one for each entry.
         backends: Vec<u32>,
     },
-    /// Sets the target of a service's connects while it has no pod.
+    /// Sets the target of connects to one frontend of a service while the service has no pod.
     Info {
-        /// Id of the service in the kernel's maps.
+        /// Service id of the frontend.
         service_id: u32,
         /// List of activators, and the service's port there.
         info: ActivatorFallback,
     },
-    /// Switches a service to another list, in one store.
+    /// Switches one frontend of a service to another list, in one store.
     State {
-        /// Id of the service in the kernel's maps.
+        /// Service id of the frontend.
         service_id: u32,
-        /// New state of the service.
+        /// New state of the frontend.
         state: SvcState,
     },
-    /// Assigns an address and port to a service.
+    /// Assigns a service id to an address and port.
     Frontend {
         /// Address and port of the frontend.
         key: FrontendKey,
-        /// Id of the service in the kernel's maps.
+        /// Service id of the frontend.
         service_id: u32,
     },
     /// Removes a frontend: its connects then pass unchanged to any other implementation.
@@ -97,7 +97,7 @@ pub enum MapOp {
 pub struct KernelRoutes {
     /// Service id by frontend.
     pub frontends: BTreeMap<FrontendKey, u32>,
-    /// State, activators and backend numbers by service id: of each service that a frontend names, and of the two
+    /// State, activators and backend numbers by service id: of each service id that a frontend names, and of the two
     /// activator lists.
     pub services: BTreeMap<u32, (SvcState, ActivatorFallback, Vec<u32>)>,
     /// Backends that those lists name.

@@ -1,7 +1,7 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
 //! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
-//! refers to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan
+//! refers to. Then it switches each frontend by one store, adds frontends, and at last removes frontends. What a plan
 //! frees is in quarantine for [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just
 //! read the old word still finds the old list behind it.
 
@@ -57,7 +57,7 @@ const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
 /// One list in force: the backends of a frontend, or of the activators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BackendList {
-    /// Id of the kernel's service, an index of the maps `SVC_STATE` and `SVC_INFO`.
+    /// Service id of the list: its index in the maps `SVC_STATE` and `SVC_INFO`.
     service_id: u32,
     /// Number of the service in the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
     owner: u32,
