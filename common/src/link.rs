@@ -235,12 +235,12 @@ impl ComponentLink {
 
     async fn keep_route_stream(&self, mut each: impl FnMut(RouteBatch)) {
         let mut chooser = ReplicaSelector::default();
-        let mut table = route_batches::RouteStreamState::default();
+        let mut stream_state = route_batches::RouteStreamState::default();
         let begin = Instant::now();
         loop {
             let endpoint = self.wait_for_replica(&mut chooser, begin).await;
             let opened = Instant::now();
-            let ended = self.run_route_stream(&endpoint, &mut table, &mut each).await;
+            let ended = self.run_route_stream(&endpoint, &mut stream_state, &mut each).await;
             let wait = chooser.record_failure(
                 begin.elapsed(),
                 &endpoint,
@@ -283,7 +283,7 @@ impl ComponentLink {
     async fn run_route_stream(
         &self,
         endpoint: &ReplicaEndpoint,
-        table: &mut route_batches::RouteStreamState,
+        stream_state: &mut route_batches::RouteStreamState,
         each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
         let broke = |status| stream_error(endpoint, status);
@@ -294,24 +294,24 @@ impl ComponentLink {
         let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
         let _up = self.record_stream_opened(endpoint, "routes");
         // Until the first `Synced`, the table of the former stream stays in force.
-        table.begin_stream(endpoint);
+        stream_state.begin_stream(endpoint);
         loop {
             // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
-            let hold_timeout =
-                if table.next_is_snapshot() { Some(Instant::now() + TABLE_TIMEOUT) } else { None };
+            let table_timeout =
+                stream_state.next_is_snapshot().then(|| Instant::now() + TABLE_TIMEOUT);
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
-                () = sleep_until(hold_timeout) => {
+                () = sleep_until(table_timeout) => {
                     return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
                 }
-                () = sleep_until(table.held_until()) => {
-                    each(table.release_held());
+                () = sleep_until(stream_state.held_until()) => {
+                    each(stream_state.release_held());
                     continue;
                 }
             };
             let Some(item) = item else { return Ok(()) };
             let Some(item) = serve::parse_item::<_, RouteItem>(item) else { continue };
-            if let Some(batch) = table.apply_item(item) {
+            if let Some(batch) = stream_state.apply_item(item) {
                 // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
                 self.apply_to_process(&batch);
                 each(batch);

@@ -11,7 +11,7 @@ use std::{
 use http_body_util::Empty;
 use hyper::{Request, Uri, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 use tonic::{
     client::Grpc,
     codegen::{BoxFuture, Service},
@@ -28,22 +28,22 @@ const USER_AGENT: &str = "kube-probe/rouse";
 
 /// Method of opening a connection to a pod: the agent and the local node each have their own.
 pub trait ProbeConnector: Clone + Send + Sync + 'static {
-    /// Opens a connection to `at`. `patience` bounds the whole attempt.
+    /// Opens a connection to `at`. `timeout` bounds the whole attempt.
     fn connect(
         &self,
         at: SocketAddr,
-        patience: Duration,
+        timeout: Duration,
     ) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
-/// Makes one attempt, which fails after `patience`. `Err` states the reason in a few words.
+/// Makes one attempt, which fails after `timeout`. `Err` states the reason in a few words.
 pub async fn run_probe(
     how: &ProbeHandler,
     address: SocketAddr,
-    patience: Duration,
+    timeout: Duration,
     connector: &impl ProbeConnector,
 ) -> Result<(), String> {
-    let target = ProbeTarget { address, timeout: patience, connector: connector.clone() };
+    let target = ProbeTarget { address, timeout, connector: connector.clone() };
     let probe = async {
         match how {
             // Nothing to ask over the network: the agent learns of listeners from the eBPF programs.
@@ -56,9 +56,9 @@ pub async fn run_probe(
             ProbeHandler::Grpc { service } => probe_grpc(target, service).await,
         }
     };
-    match timeout(patience, probe).await {
+    match tokio::time::timeout(timeout, probe).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(format!("no response from {address} within {patience:?}")),
+        Err(_elapsed) => Err(format!("no response from {address} within {timeout:?}")),
     }
 }
 
@@ -187,12 +187,12 @@ struct HealthResponse {
 const SERVING: i32 = 1;
 
 async fn probe_grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> Result<(), String> {
-    let (at, patience) = (target.address, target.timeout);
+    let (at, timeout) = (target.address, target.timeout);
     let failed = |error: &dyn std::error::Error| {
         format!("health check at {at} failed: {}", crate::link::error_chain(error))
     };
     let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|error| failed(&error))?;
-    let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
+    let endpoint = endpoint.connect_timeout(timeout).user_agent(USER_AGENT);
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect_with_connector(target).await;
     // The call sets no deadline of its own: `ask` bounds the attempt as a whole.
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Connects with an ordinary TCP connect.
     #[derive(Clone)]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     async fn run_plain_probe(at: SocketAddr, how: ProbeHandler) -> Result<(), String> {
-        run_probe(&how, at, PATIENCE, &PlainConnectorFixture).await
+        run_probe(&how, at, TIMEOUT, &PlainConnectorFixture).await
     }
 
     fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHandler {
@@ -259,7 +259,7 @@ mod tests {
     async fn an_http_probe_names_itself_and_its_host() {
         let (at, request) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
         let result =
-            run_probe(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &PlainConnectorFixture)
+            run_probe(&http("ready?deep=1", &[("x-a", "b")]), at, TIMEOUT, &PlainConnectorFixture)
                 .await;
         assert_eq!(result, Ok(()));
         let request = request.await.expect("no panic");
@@ -274,7 +274,7 @@ mod tests {
     async fn a_header_of_the_probe_replaces_our_own() {
         let (at, request) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
-        assert_eq!(run_probe(&http("/", &own), at, PATIENCE, &PlainConnectorFixture).await, Ok(()));
+        assert_eq!(run_probe(&http("/", &own), at, TIMEOUT, &PlainConnectorFixture).await, Ok(()));
         let request = request.await.expect("no panic");
         assert!(
             request.contains("host: hello.local\r\n") && request.contains("user-agent: mine\r\n")
@@ -303,9 +303,9 @@ mod tests {
     async fn silence_is_a_failure_after_the_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        let patience = Duration::from_millis(20);
+        let timeout = Duration::from_millis(20);
         assert_eq!(
-            run_probe(&http("/", &[]), at, patience, &PlainConnectorFixture).await,
+            run_probe(&http("/", &[]), at, timeout, &PlainConnectorFixture).await,
             Err(format!("no response from {at} within 20ms"))
         );
     }

@@ -232,19 +232,22 @@ mod tests {
         RouteChange::Pod(fixtures::pod("p", &NamespacedName::new("a", "b"), phase).into())
     }
 
-    fn apply_change(table: &mut RouteStreamState, change: RouteChange) -> Option<RouteBatch> {
-        table.apply_item(RouteItem { version: 1, change })
+    fn apply_change(
+        stream_state: &mut RouteStreamState,
+        change: RouteChange,
+    ) -> Option<RouteBatch> {
+        stream_state.apply_item(RouteItem { version: 1, change })
     }
 
     /// Sends the replica's whole table with the pod, and returns the phase that is passed on.
     fn apply_whole_table(
-        table: &mut RouteStreamState,
+        stream_state: &mut RouteStreamState,
         from: &ReplicaEndpoint,
         phase: RoutingPhase,
     ) -> RoutingPhase {
-        table.begin_stream(from);
-        apply_change(table, pod(phase));
-        let batch = apply_change(table, RouteChange::Synced).expect("a batch");
+        stream_state.begin_stream(from);
+        apply_change(stream_state, pod(phase));
+        let batch = apply_change(stream_state, RouteChange::Synced).expect("a batch");
         match batch.changes.into_values().next() {
             Some(RouteChange::Pod(pod)) => pod.phase,
             other => panic!("{other:?}"),
@@ -254,24 +257,24 @@ mod tests {
     #[test]
     fn a_pod_stays_draining_although_the_move_takes_two_streams() {
         let (ahead, behind) = (replica(1), replica(2));
-        let mut table = RouteStreamState::default();
-        apply_whole_table(&mut table, &ahead, RoutingPhase::Draining);
-        table.begin_stream(&behind);
-        apply_change(&mut table, pod(RoutingPhase::Ready));
+        let mut stream_state = RouteStreamState::default();
+        apply_whole_table(&mut stream_state, &ahead, RoutingPhase::Draining);
+        stream_state.begin_stream(&behind);
+        apply_change(&mut stream_state, pod(RoutingPhase::Ready));
         // The stream broke in the middle of its table.
         assert_eq!(
-            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            apply_whole_table(&mut stream_state, &behind, RoutingPhase::Ready),
             RoutingPhase::Draining
         );
         // This one breaks before the replica had time to catch up.
         assert_eq!(
-            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            apply_whole_table(&mut stream_state, &behind, RoutingPhase::Ready),
             RoutingPhase::Draining
         );
-        assert!(table.held_until().is_some());
-        table.release_held();
+        assert!(stream_state.held_until().is_some());
+        stream_state.release_held();
         assert_eq!(
-            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            apply_whole_table(&mut stream_state, &behind, RoutingPhase::Ready),
             RoutingPhase::Ready
         );
     }
@@ -279,10 +282,13 @@ mod tests {
     #[test]
     fn a_replica_is_trusted_at_once_if_it_was_followed_before() {
         let (one, other) = (replica(1), replica(2));
-        let mut table = RouteStreamState::default();
-        apply_whole_table(&mut table, &one, RoutingPhase::Draining);
-        table.begin_stream(&other);
-        assert_eq!(apply_whole_table(&mut table, &one, RoutingPhase::Ready), RoutingPhase::Ready);
+        let mut stream_state = RouteStreamState::default();
+        apply_whole_table(&mut stream_state, &one, RoutingPhase::Draining);
+        stream_state.begin_stream(&other);
+        assert_eq!(
+            apply_whole_table(&mut stream_state, &one, RoutingPhase::Ready),
+            RoutingPhase::Ready
+        );
     }
 
     #[test]
