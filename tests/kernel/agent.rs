@@ -415,7 +415,7 @@ impl AgentFixture {
             stream.read_to_string(&mut text)?;
             Ok(text.lines().next().unwrap_or_default().to_owned())
         };
-        node.run_inside("answer", exchange).expect("a response")
+        node.run_inside("get a response", exchange).expect("a response")
     }
 
     /// Gets a [`page`] in a namespace of this node.
@@ -492,7 +492,7 @@ fn http_get(namespace: &str, address: &str, path: &str) -> String {
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)
     };
-    namespace.expect("it exists").run_inside("page", exchange).unwrap_or_default()
+    namespace.expect("it exists").run_inside("read a page", exchange).unwrap_or_default()
 }
 
 /// Removes a cgroup and its descendants, as soon as their last processes have ended.
@@ -724,7 +724,8 @@ impl AgentFixture {
     fn request_fails(&self) -> bool {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
-        let refused = node.run_inside("answer", || TcpStream::connect(ADDRESS).map(drop)).is_err();
+        let connect = || TcpStream::connect(ADDRESS).map(drop);
+        let refused = node.run_inside("connect", connect).is_err();
         if refused {
             thread::sleep(Duration::from_millis(1));
         } else {

@@ -43,13 +43,13 @@ pub enum NamespaceError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A query in the namespace failed.
-    #[error("cannot ask network namespace {} for its {what}", path.display())]
-    Query {
+    /// A job in the namespace failed.
+    #[error("cannot {action} in network namespace {}", path.display())]
+    Job {
         /// Path of the namespace.
         path: PathBuf,
-        /// Kind of the facts asked for.
-        what: &'static str,
+        /// Action of the job, such as `list connections`.
+        action: &'static str,
         source: io::Error,
     },
 }
@@ -72,12 +72,12 @@ impl NetworkNamespace {
         }
     }
 
-    /// Runs `job` on a thread of its own inside the namespace and waits for it. `subject` names the query in errors.
+    /// Runs `job` on a thread of its own inside the namespace and waits for it. `action` names the job in errors.
     ///
     /// The thread ends with the job and does nothing else, so no other code can run in the wrong namespace by mistake.
     pub fn run_inside<T: Send>(
         &self,
-        subject: &'static str,
+        action: &'static str,
         job: impl FnOnce() -> io::Result<T> + Send,
     ) -> Result<T, NamespaceError> {
         let run = || {
@@ -86,11 +86,7 @@ impl NetworkNamespace {
                 source: error.into(),
             };
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(enter)?;
-            job().map_err(|source| NamespaceError::Query {
-                path: self.path.clone(),
-                what: subject,
-                source,
-            })
+            job().map_err(|source| NamespaceError::Job { path: self.path.clone(), action, source })
         };
         thread::scope(|scope| match scope.spawn(run).join() {
             Ok(result) => result,
@@ -100,7 +96,7 @@ impl NetworkNamespace {
 
     /// Returns the cookie and addresses of the namespace, and a redirection of its connections.
     pub fn read_facts(&self, cookies: &NetnsCookies) -> Result<NamespaceFacts, NamespaceError> {
-        self.run_inside("addresses", || {
+        self.run_inside("list addresses", || {
             let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
             let addresses = list_addresses(&netlink)?;
             let cookie = match addresses.is_empty() {
@@ -121,7 +117,7 @@ impl NetworkNamespace {
         cookie: u64,
         cookies: &NetnsCookies,
     ) -> Result<bool, NamespaceError> {
-        self.run_inside("cookie", || {
+        self.run_inside("read the cookie", || {
             let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
             cookies.has_cookie(cookie, netlink.socket(), self.file.as_fd())
         })
@@ -133,7 +129,7 @@ impl NetworkNamespace {
         cookie: u64,
         cookies: &NetnsCookies,
     ) -> Result<Option<NamespaceSockets>, NamespaceError> {
-        self.run_inside("sockets", || {
+        self.run_inside("list listeners", || {
             let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
             if !cookies.has_cookie(cookie, netlink.socket(), self.file.as_fd())? {
                 return Ok(None);

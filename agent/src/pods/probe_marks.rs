@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use common::probe::ProbeConnector;
 use datapath::abi::ProbeKey;
 use tokio::net::{TcpSocket, TcpStream};
@@ -20,8 +20,8 @@ use crate::{clock::monotonic_ns, kernel::maps, lock::lock};
 const MARK_LINGER: Duration = Duration::from_secs(1);
 
 /// Map of the marks of probes under way; clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct ProbeMarks(Option<Arc<Mutex<HashMap<MapData, ProbeKey, u64>>>>);
+#[derive(Clone, Debug)]
+pub struct ProbeMarks(Arc<Mutex<HashMap<MapData, ProbeKey, u64>>>);
 
 /// Mark of one probe. Removed if the probe's connect fails; after a connect, the eBPF programs remove it.
 #[derive(Debug)]
@@ -34,21 +34,17 @@ struct ProbeMark<'a> {
 impl ProbeMarks {
     /// Opens the map that is pinned in the folder `pins`.
     pub fn open(pins: &Path) -> Result<Self, maps::KernelMapError> {
-        maps::open_probe_marks(pins).map(|map| Self(Some(Arc::new(Mutex::new(map)))))
+        maps::open_probe_marks(pins).map(|map| Self(Arc::new(Mutex::new(map))))
     }
 }
 
 /// Connects to a pod without being counted.
 impl ProbeConnector for ProbeMarks {
-    async fn connect(&self, at: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    async fn connect(&self, at: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        let mut mark = None;
-        if self.0.is_some() {
-            // The kernel gives a bound port to no other socket until this one closes, so the mark is only of this
-            // probe.
-            socket.bind(SocketAddr::new(source_address(at)?, 0))?;
-            mark = self.insert(socket.local_addr()?, patience);
-        }
+        // The kernel gives a bound port to no other socket until this one closes, so the mark is only of this probe.
+        socket.bind(SocketAddr::new(source_address(at)?, 0))?;
+        let mut mark = self.insert(socket.local_addr()?, timeout);
         let stream = socket.connect(at).await?;
         if let Some(mark) = &mut mark {
             mark.connected = true;
@@ -58,22 +54,14 @@ impl ProbeConnector for ProbeMarks {
 }
 
 impl ProbeMarks {
-    fn insert(&self, local: SocketAddr, lifetime: Duration) -> Option<ProbeMark<'_>> {
+    fn insert(&self, local: SocketAddr, timeout: Duration) -> Option<ProbeMark<'_>> {
         let key = probe_key(local);
-        let until = (lifetime + MARK_LINGER).as_nanos();
-        let until = monotonic_ns().saturating_add(u64::try_from(until).unwrap_or(u64::MAX));
-        let done = self.with_map(|map| map.insert(key, until, 0))?;
+        let lifetime_ns = u64::try_from((timeout + MARK_LINGER).as_nanos()).unwrap_or(u64::MAX);
+        let expires_at_ns = monotonic_ns().saturating_add(lifetime_ns);
+        let inserted = lock(&self.0).insert(key, expires_at_ns, 0);
         // Without a mark the probe counts as a request, which is better than a pod that is never ready.
-        done.inspect_err(|error| debug!(own = %local, %error, "cannot mark probe")).ok()?;
+        inserted.inspect_err(|error| debug!(own = %local, %error, "cannot mark probe")).ok()?;
         Some(ProbeMark { marks: self, key, connected: false })
-    }
-
-    fn with_map<T>(
-        &self,
-        act: impl FnOnce(&mut HashMap<MapData, ProbeKey, u64>) -> T,
-    ) -> Option<T> {
-        let map = self.0.as_ref()?;
-        Some(act(&mut lock(map)))
     }
 }
 
@@ -81,7 +69,7 @@ impl Drop for ProbeMark<'_> {
     fn drop(&mut self) {
         if !self.connected {
             // The eBPF programs may have removed it already.
-            let _: Option<Result<(), MapError>> = self.marks.with_map(|map| map.remove(&self.key));
+            let _none = lock(&self.marks.0).remove(&self.key);
         }
     }
 }

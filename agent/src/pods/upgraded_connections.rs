@@ -30,7 +30,7 @@ pub(crate) fn count_upgraded(
         // age, which voids the count.
         let counted_at = Instant::now();
         let job = move || {
-            namespace.run_inside("connections", || conns.count_upgraded(&SockDiag::open()?))
+            namespace.run_inside("list connections", || conns.count_upgraded(&SockDiag::open()?))
         };
         match spawn_blocking(job).await {
             // A failed send means that the loop has ended: its result has no receiver any more.

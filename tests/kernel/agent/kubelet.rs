@@ -25,7 +25,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     fixture.wait_pod("ready", |pod| pod.ready);
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
-    let request = node.run_inside("a request that lasts", || {
+    let request = node.run_inside("send a request", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
         stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
         let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
@@ -63,7 +63,7 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     let mut fixture = http_server::server_fixture("tunnels", Duration::from_secs(60));
     fixture.wait_pod("ready", |pod| pod.ready);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
-    let tunnel = node.run_inside("a tunnel", || {
+    let tunnel = node.run_inside("open a tunnel", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
         write!(stream, "GET /upgrade HTTP/1.1\r\nhost: hello\r\n{}\r\n", http_server::UPGRADE)?;
         let mut response = Vec::new();

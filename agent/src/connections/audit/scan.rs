@@ -87,8 +87,9 @@ impl GaugeAuditor {
     async fn scan_pod(&self, uid: &str, pod: RegisteredPod) -> Option<AuditScan> {
         let namespace = request_namespace(&self.finder_commands, uid, pod.cookie).await?;
         let (conns, gauges) = (self.conns.clone(), self.gauges.clone());
-        let job =
-            move || namespace.run_inside("connections", || scan_namespace(pod, &conns, &gauges));
+        let job = move || {
+            namespace.run_inside("list connections", || scan_namespace(pod, &conns, &gauges))
+        };
         match spawn_blocking(job).await {
             Ok(Ok(scan)) => Some(scan),
             Ok(Err(error)) => {

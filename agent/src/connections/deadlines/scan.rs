@@ -61,8 +61,9 @@ async fn scan_pod(
     conns: ConnectionStorage,
 ) -> Option<DeadlineScan> {
     let DeadlineScanTarget { uid, timeout } = due;
-    let job =
-        move || namespace.run_inside("connections", || DeadlineScanner { timeout, conns }.scan());
+    let job = move || {
+        namespace.run_inside("list connections", || DeadlineScanner { timeout, conns }.scan())
+    };
     match spawn_blocking(job).await {
         Ok(Ok(scan)) => {
             let ended = scan.closed;

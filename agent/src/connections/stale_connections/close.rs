@@ -135,9 +135,8 @@ impl StaleConnectionCloser {
             clients.iter().filter(|client| !client.due.is_empty())
         {
             let locked_closer = locked_closer.as_deref_mut();
-            match namespace
-                .run_inside("connections", || close_in_namespace(draining, due, locked_closer))
-            {
+            let close = || close_in_namespace(draining, due, locked_closer);
+            match namespace.run_inside("close connections", close) {
                 Ok(counts) => total += counts,
                 Err(error) => warn!(error = %error_chain(&error), "cannot close stale connections"),
             }
@@ -181,7 +180,7 @@ impl ScannedClient {
             )?;
             Ok((found, thread_cpu_time()))
         };
-        let found = namespace.run_inside("connections", list_connections);
+        let found = namespace.run_inside("list connections", list_connections);
         let found = found.inspect_err(
             |error| warn!(error = %error_chain(error), "cannot list stale connections"),
         );

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::kernel::sys;
 
-/// Maps of the previous version that this version reads.
+/// Maps of the previous version that this version reads, and whose `PODS` it edits.
 #[derive(Debug)]
 pub(super) struct PreviousCounters {
     pins: PathBuf,
@@ -32,13 +32,13 @@ pub(super) struct PreviousCounters {
 }
 
 impl PreviousCounters {
-    /// Opens the maps; `None` if they have another shape. Then the requests in flight there are not known, and the new
-    /// programs count new connections as usual.
+    /// Opens the maps. `None` if they cannot be read, for example because their layout differs. Then the requests in
+    /// flight there are not known, and the new programs count new connections as usual.
     pub(super) fn open(pins: &Path) -> Option<Self> {
         let opened = Self::try_open(pins);
         let opened = opened.inspect_err(|error| {
             let error = error_chain(error);
-            warn!(pins = %pins.display(), %error, "cannot read the counts of the version before");
+            warn!(pins = %pins.display(), %error, "cannot read the counts of the previous version");
         });
         opened.ok()
     }
@@ -144,7 +144,7 @@ impl PreviousCounters {
         // A key that cannot be read shows that there is one.
         let empty = self.previous_slots.is_empty() && self.pods.keys().next().is_none();
         if empty {
-            info!(pins = %self.pins.display(), "every connection that the version before counts has closed");
+            info!(pins = %self.pins.display(), "every connection of the previous version has closed");
         }
         empty
     }

@@ -376,8 +376,8 @@ fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
-/// A Revision whose request terms are the defaults.
-fn default_revision(name: &NamespacedName) -> RevisionEntry {
+/// A Revision of the Service `hello` with the default timeout.
+fn hello_revision(name: &NamespacedName) -> RevisionEntry {
     RevisionEntry { timeout: Duration::from_secs(300), ..fixtures::revision(name, "hello") }
 }
 
@@ -386,7 +386,7 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
     let mut fixture = PlannerFixture::new();
     let names =
         ["hello-00001", "hello-00002", "green"].map(|name| NamespacedName::new("default", name));
-    let [first, second, green] = names.each_ref().map(default_revision);
+    let [first, second, green] = names.each_ref().map(hello_revision);
     let short_timeout = RevisionEntry { timeout: Duration::from_secs(7), ..second };
     let mut full = RouteTable::default();
     full.revisions.extend([first, short_timeout, green].map(|it| (it.name.clone(), it)));
@@ -408,7 +408,7 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
 #[test]
 fn nothing_is_stored_of_removed_subjects() {
     let mut fixture = PlannerFixture::new();
-    let h2c = RevisionEntry { protocol: AppProtocol::H2c, ..default_revision(&name(1)) };
+    let h2c = RevisionEntry { protocol: AppProtocol::H2c, ..hello_revision(&name(1)) };
     let mut full = table(
         &[service(1, ConnectionPath::Direct)],
         &[pod(7, 1, RoutingPhase::Ready)],
