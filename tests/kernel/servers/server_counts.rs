@@ -1,4 +1,4 @@
-//! Shell: counts of the servers themselves: request books, logs and status pages.
+//! Shell: counts of the servers themselves: request records, logs and status pages.
 
 use std::{
     fmt, fs,
@@ -40,7 +40,8 @@ pub(super) enum ServerCountSource {
     Nginx { log: PathBuf, status: PathBuf },
     /// Log with a line for each request that has ended, and the socket of haproxy's statistics with the open ones.
     Haproxy { log: PathBuf, stats: PathBuf },
-    /// Log with a line for each request that has ended, and the book of the application behind it with the open ones.
+    /// Log with a line for each request that has ended, and the request record of the application behind it with the
+    /// open ones.
     Apache { log: PathBuf, backend: PathBuf },
 }
 

@@ -38,7 +38,7 @@ pub(super) struct ServerRecipe {
 
 pub(super) struct ServerFixture {
     pub(super) server: &'static str,
-    /// Dropped before the fixture, which also kills the children of the servers.
+    /// Dropped before `kernel`, whose drop also kills the children of the servers.
     running: RunningServers,
     pub(super) kernel: SharedKernelFixture,
     pub(super) pod: NetnsFixture,
@@ -62,7 +62,7 @@ impl Drop for RunningServers {
     }
 }
 
-/// Directory of one stage, removed on drop.
+/// Directory of one fixture, removed on drop.
 pub(super) struct TempFolder(pub(super) PathBuf);
 
 impl Drop for TempFolder {
@@ -95,7 +95,7 @@ impl ServerFixture {
         }
     }
 
-    /// Path of a file of this stage.
+    /// Path of a file in the fixture's folder.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.0.join(name)
     }
@@ -166,7 +166,7 @@ impl ServerFixture {
         self.count_source = Some(recipe.count_source.clone());
     }
 
-    /// Command in a place's network namespace and cgroup.
+    /// Command in the network namespace and cgroup of `netns`.
     pub(super) fn netns_command(&self, netns: &NetnsFixture, args: &[&str]) -> Command {
         let mut command = command_in(&netns.cgroup, &netns.netns);
         command.args(args).current_dir(SOURCES);

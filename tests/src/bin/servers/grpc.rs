@@ -41,7 +41,7 @@ async fn execute(text: Text) -> Result<Text, Status> {
     Ok(text)
 }
 
-/// Stream that keeps the request open in the book until the stream ends.
+/// Stream that keeps the request open in the request record until the stream ends.
 fn hold_open(
     request: BookedRequest,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! Shell: the book, a file with the begin and the end of each request, and the gate, a file that waiting requests
-//! need.
+//! Shell: the request record, a file with the begin and the end of each request, and the gate, a file that waiting
+//! requests need.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
     Some(file.expect("BOOK names a file that can be written"))
 });
 
-/// A request that has begun. Its end is written to the book on drop.
+/// A request that has begun. Its end is written to the request record on drop.
 #[derive(Debug)]
 pub(crate) struct BookedRequest(());
 
