@@ -144,7 +144,8 @@ impl PreviousCounters {
         // A key that cannot be read shows that there is one.
         let empty = self.previous_slots.is_empty() && self.pods.keys().next().is_none();
         if empty {
-            info!(pins = %self.pins.display(), "every connection of the previous version has closed");
+            let pins = self.pins.display();
+            info!(%pins, "every connection of the previous version has closed");
         }
         empty
     }
