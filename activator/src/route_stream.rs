@@ -12,13 +12,13 @@ use common::{
 };
 use tracing::info;
 
-use crate::{listeners::service_ports::ServicePortListeners, requests::gateway::RequestForwarder};
+use crate::{listeners::service_ports::ServicePortListeners, requests::forwarder::RequestForwarder};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn watch_routes(
     link: &ComponentLink,
     reports: &ComponentLink,
-    gateway: &RequestForwarder,
+    forwarder: &RequestForwarder,
     ports: &ServicePortListeners,
     has_table: &AtomicBool,
 ) {
@@ -29,16 +29,16 @@ pub async fn watch_routes(
         let version = batch.version;
         draining.record_batch(&batch);
         routed.record_batch(&batch);
-        if gateway.apply(batch) {
+        if forwarder.apply(batch) {
             ports.apply();
         }
-        gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        forwarder.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         // Drain acknowledgements go out only after the batch is in force: the controller stops pods by them.
         outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
         draining.acknowledge(&outbox);
         routed.report_services(&outbox);
         if !has_table.swap(true, Ordering::Relaxed) {
-            let (services, pods) = gateway.routes.service_and_pod_counts();
+            let (services, pods) = forwarder.routes.service_and_pod_counts();
             info!(version, services, pods, "first routes in force");
         }
     });

@@ -176,7 +176,7 @@ const ROWS: &[FailureResponseCase] = &[
     FailureResponseCase {
         trigger: "a kubelet's probe while draining",
         setup: |fixture| {
-            fixture.activator.gateway.reconnect_clients.set();
+            fixture.activator.forwarder.reconnect_clients.set();
             no_setup(fixture)
         },
         fields: &[("user-agent", "kube-probe/1.35")],

@@ -113,7 +113,7 @@ async fn abort_request(
 }
 
 async fn assert_no_state_left(fixture: &ActivatorFixture) {
-    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     wait_until(|| (served.queue_metrics().2, served.waiting_count()) == (0, 0)).await;
     wait_until(|| fixture.waiting_totals().0 == fixture.waiting_totals().1).await;
     assert_eq!(fixture.metric("rouse_activator_waiting_requests"), 0.0);
