@@ -104,7 +104,7 @@ impl ClientConnectionServer {
     }
 
     /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
-    /// connected to. They are served until `close_when_idle`, then closed in order.
+    /// connected to. They are served until `close_when_idle`, then closed gracefully.
     pub async fn run_listener(
         self: Arc<Self>,
         listener: TcpListener,
@@ -368,7 +368,7 @@ impl ClientConnectionServer {
             }
         });
         let io = TokioIo::new(socket.clone());
-        let in_order = async {
+        let graceful = async {
             let connection = self.http2.serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
@@ -383,7 +383,7 @@ impl ClientConnectionServer {
         };
         // Too many resets end the connection at once, with all its requests.
         tokio::select! {
-            ended = in_order => return ended,
+            ended = graceful => return ended,
             () = resets.flood.wait() => self.connections.count_refusal(ClientBound::Resets),
         }
         // The connection of hyper is dropped already, and would have sent GOAWAY without an error.

@@ -67,7 +67,7 @@ pub struct ForwardedPodBody {
 enum ResponseTimeoutState {
     /// The timeout is not over.
     Open,
-    /// The text was sent, and the response has ended in order.
+    /// The text was sent, and the response has ended gracefully.
     EndedWithText,
     /// The text was sent, and has to reach the client before the connection is closed.
     TextSent,

@@ -27,7 +27,7 @@ impl FaultRng {
     }
 }
 
-/// Pod that responds in order, or breaks off at some point with a reset or an end.
+/// Pod that responds completely, or breaks off at some point with a reset or an end.
 async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
