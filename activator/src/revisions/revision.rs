@@ -485,8 +485,8 @@ impl LockedRevisionState {
         })
     }
 
-    /// Prepares an arriving request: with a hard limit it needs slots.
-    fn prepare_request(&mut self, revision: &ActivatorRevision) {
+    /// Creates the slots if the Revision has a hard limit: an arriving request then needs a slot.
+    fn ensure_slots_if_limited(&mut self, revision: &ActivatorRevision) {
         if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
             self.ensure_slots(&revision.name, &revision.context);
         }
