@@ -2,9 +2,9 @@
 //! far as needed to count the memory that the frames make the crate h2 hold.
 //!
 //! In the dynamic table, h2 keeps `:path`, `:authority` and `:scheme` as parts of the buffers that they came in
-//! (`hpack/decoder.rs`). An entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep no
-//! table (`SETTINGS_HEADER_TABLE_SIZE` 0). h2 empties its own table when the client announces that at the beginning of
-//! a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
+//! (`hpack/decoder.rs`). An entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep
+//! no table (`SETTINGS_HEADER_TABLE_SIZE` 0). h2 empties its own table when the client announces that at the beginning
+//! of a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
 
 use datapath::h2::{frame_flag, frame_kind};
 
