@@ -160,14 +160,14 @@ impl ClientConnectionServer {
         let server = Arc::clone(self);
         self.forwarder.tasks.spawn(async move {
             server.forwarder.metrics.client_connections.inc();
-            // The cut is checked here, around the whole connection, since it must end whatever the connection waits
+            // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
             // for.
-            let cut = client_connection.cut_off.clone();
+            let cut_off = client_connection.cut_off.clone();
             tokio::select! {
                 ended = server.serve_connection(stream, entrypoint, client, client_connection) => if let Err(error) = ended {
                     debug!(?entrypoint, %client, %error, "connection ended");
                 },
-                () = cut.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
+                () = cut_off.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
             }
             server.forwarder.metrics.client_connections.dec();
         });
@@ -258,12 +258,12 @@ impl ClientConnectionServer {
 
     /// Returns true if the client speaks HTTP/2.
     async fn detect_http2(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
-        let words = socket.peek_http2_preface();
-        tokio::pin!(words);
+        let preface = socket.peek_http2_preface();
+        tokio::pin!(preface);
         tokio::select! {
             biased;
-            first = timeout(self.connections.budget.head_timeout, words.as_mut()) => first,
-            () = self.forwarder.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, words).await,
+            first = timeout(self.connections.budget.head_timeout, preface.as_mut()) => first,
+            () = self.forwarder.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, preface).await,
         }
     }
 
@@ -279,6 +279,7 @@ impl ClientConnectionServer {
             let socket = socket.clone();
             // The request carries its socket: interim responses and unread bodies need it.
             request.extensions_mut().insert(socket.clone());
+            // hyper cannot hold some targets; the socket keeps those as received.
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
@@ -301,8 +302,8 @@ impl ClientConnectionServer {
                     biased;
                     response = handling => {
                         Ok(response.map(|body| {
-                            let ahead = body.max_buffered();
-                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, ahead)
+                            let max_buffered = body.max_buffered();
+                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, max_buffered)
                         }))
                     }
                     () = socket.wait_client_gone() => Err(ClientGoneError),
@@ -362,8 +363,8 @@ impl ClientConnectionServer {
                     must_reconnect.set();
                 }
                 Ok::<_, Infallible>(response.map(|body| {
-                    let ahead = body.max_buffered();
-                    ChargedResponseBody::new(body, request_guard, ahead)
+                    let max_buffered = body.max_buffered();
+                    ChargedResponseBody::new(body, request_guard, max_buffered)
                 }))
             }
         });

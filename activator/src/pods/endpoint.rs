@@ -112,8 +112,8 @@ impl PodEndpoint {
         }
         let dialled = {
             let mut pool = self.lock_pool();
-            if let Some(idle) = pool.take_idle() {
-                return Ok(idle);
+            if let Some(connection) = pool.take_usable() {
+                return Ok(connection);
             }
             let (waiter, dialled) = oneshot::channel();
             let dials = pool.add_waiter(waiter);

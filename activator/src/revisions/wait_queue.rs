@@ -260,7 +260,8 @@ impl<W> WaitQueue<W> {
         open.chain(self.closed_pods.values().copied()).map(u64::from).sum()
     }
 
-    /// Number of requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
+    /// Number of requests that may wait now. Example: with the bound 10,000 and two pods with containerConcurrency 4,
+    /// 10,080 requests may wait.
     fn max_waiting(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         // Paused pods count too, so that a short pause does not lower the bound.
