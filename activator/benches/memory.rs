@@ -44,7 +44,7 @@ fn main() -> std::io::Result<()> {
 fn apply_changes(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change))).collect();
     let other_ports =
-        activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
+        activator.forwarder.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
     assert!(other_ports, "each service brings its port");
 }
 

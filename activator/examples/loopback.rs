@@ -33,7 +33,7 @@ async fn main() -> anyhow::Result<()> {
     let apply = |states: Vec<RouteChange>| {
         let states = states.into_iter().filter_map(|state| Some((state.key()?, state)));
         let batch = RouteBatch { changes: states.collect(), ..RouteBatch::default() };
-        activator.gateway.routes.apply(batch);
+        activator.forwarder.routes.apply(batch);
     };
     apply(table(port).all_states().collect());
     activator.ports.apply();

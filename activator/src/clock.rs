@@ -7,8 +7,7 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Monotonic time in ns, which does not go back over a restart either: the time of day at the start plus the time
-/// since.
+/// Unix time at the start plus monotonic time since, in ns. It goes back over a restart only if the system clock does.
 pub fn now_ns() -> u64 {
     static START: OnceLock<(Instant, u64)> = OnceLock::new();
     let (instant, unix_ns) = START.get_or_init(|| {

@@ -77,7 +77,7 @@ use crate::{
     metrics::ActivatorMetrics,
     peer_streams::PeerStreams,
     pods::endpoint::PodConnectionSettings,
-    requests::{gateway::RequestForwarder, request_log::RequestLogger},
+    requests::{forwarder::RequestForwarder, request_log::RequestLogger},
     revisions::{revision::RevisionContext, usage_reporter::QueueUsageReporter},
     route_stream::RoutesReceivedFlag,
     routes::{
@@ -119,7 +119,7 @@ pub enum ActivatorError {
 #[derive(Debug)]
 pub struct ActivatorInstance {
     /// Forwarder of requests to pods.
-    pub gateway: Arc<RequestForwarder>,
+    pub forwarder: Arc<RequestForwarder>,
     /// Server of client connections.
     pub server: Arc<ClientConnectionServer>,
     /// Listeners of the services' own ports.
@@ -151,7 +151,7 @@ impl ActivatorInstance {
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
         };
-        let gateway = Arc::new(RequestForwarder {
+        let forwarder = Arc::new(RequestForwarder {
             routes: Arc::new(RouteIndex::new(settings)),
             edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
@@ -162,19 +162,20 @@ impl ActivatorInstance {
             close_when_idle: shutdown.clone(),
             close_upgraded: CancellationToken::new(),
         });
-        registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway.routes))));
+        registry
+            .register_collector(Box::new(RevisionQueueCollector(Arc::clone(&forwarder.routes))));
         let client_connections =
-            Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
+            Arc::new(ClientConnections::new(budget, forwarder.metrics.refusals.clone()));
         let server =
-            Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), client_connections));
+            Arc::new(ClientConnectionServer::new(Arc::clone(&forwarder), client_connections));
         let ports = Arc::new(ServicePortListeners::new(
             Arc::clone(&server),
-            Arc::clone(&gateway),
+            Arc::clone(&forwarder),
             config.listen_addresses(),
             config.ports_map.clone(),
             shutdown.clone(),
         ));
-        Self { gateway, server, ports, usage_reporter }
+        Self { forwarder, server, ports, usage_reporter }
     }
 
     async fn run_housekeeping(&self) {
@@ -182,9 +183,9 @@ impl ActivatorInstance {
         loop {
             tick.tick().await;
             self.ports.retry_failed();
-            self.gateway.routes.drop_unreferenced_revisions();
-            self.gateway.routes.fail_missing_revisions(Instant::now());
-            for revision in self.gateway.routes.revisions_with_pods() {
+            self.forwarder.routes.drop_unreferenced_revisions();
+            self.forwarder.routes.fail_missing_revisions(Instant::now());
+            for revision in self.forwarder.routes.revisions_with_pods() {
                 revision.prune_connections();
             }
         }
@@ -196,10 +197,10 @@ impl ActivatorInstance {
         // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
         // connection has to be accepted.
         let bound = config.linger();
-        self.gateway.reconnect_clients.set();
-        let mut listed = self.gateway.routes.subscribe_listing();
+        self.forwarder.reconnect_clients.set();
+        let mut listed = self.forwarder.routes.subscribe_listing();
         let unlisted = async {
-            // The sender cannot be gone, since it is in the gateway.
+            // The sender cannot be gone, since it is in the forwarder.
             let _ = listed.wait_for(|it| *it == ActivatorListing::Removed).await;
             // Kube-proxies of other nodes follow EndpointSlices later than this activator follows the table.
             tokio::time::sleep(config.propagation_delay()).await;
@@ -211,13 +212,13 @@ impl ActivatorInstance {
 
     /// Waits for requests in flight to end, for at most the drain time.
     async fn drain(&self, config: &ActivatorConfig) {
-        let (tasks, bound) = (&self.gateway.tasks, config.drain());
+        let (tasks, bound) = (&self.forwarder.tasks, config.drain());
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
         // Upgraded connections can last forever. They get a part of the drain time only.
         let cut = async {
             tokio::time::sleep(config.upgraded_drain()).await;
-            self.gateway.close_upgraded.cancel();
+            self.forwarder.close_upgraded.cancel();
             std::future::pending::<()>().await;
         };
         let ended = async {
@@ -259,13 +260,13 @@ pub async fn run(
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
-        &activator.gateway,
+        &activator.forwarder,
         &activator.ports,
         &links.routes_received,
     );
     let peers = PeerStreams::new(
-        Arc::clone(&activator.gateway.routes),
-        activator.gateway.metrics.disconnected_peers.clone(),
+        Arc::clone(&activator.forwarder.routes),
+        activator.forwarder.metrics.disconnected_peers.clone(),
         links.subscriber.clone(),
         links.credentials.clone(),
         stop_links.clone(),
@@ -278,7 +279,7 @@ pub async fn run(
         // to it.
         activator.drain(&config).await;
         peers.announce_shutdown().await;
-        activator.gateway.request_log.flush(LOG_FLUSH_TIMEOUT).await;
+        activator.forwarder.request_log.flush(LOG_FLUSH_TIMEOUT).await;
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {

@@ -4,14 +4,14 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`gateway`] | one request: its route, its way to a pod, and the response |
+//! | [`forwarder`] | one request: its route, its way to a pod, and the response |
 //! | `pending_request` | stages of a request |
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
 //! | [`upgraded_connection`] | upgraded connections |
 //! | [`request_log`] | a log line of each finished request |
 
-pub mod gateway;
+pub mod forwarder;
 pub(crate) mod pending_request;
 pub mod request_log;
 pub mod request_timer;

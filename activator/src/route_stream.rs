@@ -12,37 +12,37 @@ use common::{
 };
 use tracing::info;
 
-use crate::{listeners::service_ports::ServicePortListeners, requests::gateway::RequestForwarder};
+use crate::{listeners::service_ports::ServicePortListeners, requests::forwarder::RequestForwarder};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn watch_routes(
-    link: &ComponentLink,
-    reports: &ComponentLink,
-    gateway: &RequestForwarder,
+    route_link: &ComponentLink,
+    report_link: &ComponentLink,
+    forwarder: &RequestForwarder,
     ports: &ServicePortListeners,
     has_table: &AtomicBool,
 ) {
     let outbox = Outbox::new();
     let (mut draining, mut routed) =
         (DrainAckReporter::default(), RoutedServiceReporter::default());
-    let watch = link.watch_batches(|batch| {
+    let watch = route_link.watch_batches(|batch| {
         let version = batch.version;
         draining.record_batch(&batch);
         routed.record_batch(&batch);
-        if gateway.apply(batch) {
+        if forwarder.apply(batch) {
             ports.apply();
         }
-        gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
-        // Drain acknowledgements go out only after the batch is in force: the controller stops pods by them.
+        forwarder.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        // Drain acknowledgements go out only after the batch is in force: the controller stops pods because of them.
         outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
         draining.acknowledge(&outbox);
         routed.report_services(&outbox);
         if !has_table.swap(true, Ordering::Relaxed) {
-            let (services, pods) = gateway.routes.service_and_pod_counts();
+            let (services, pods) = forwarder.routes.service_and_pod_counts();
             info!(version, services, pods, "first routes in force");
         }
     });
-    tokio::join!(watch, reports.report_pods(&outbox));
+    tokio::join!(watch, report_link.report_pods(&outbox));
 }
 
 /// Flag that is true once routes were received.

@@ -62,8 +62,8 @@ pub struct AgentConfig {
     pub wait_for_drain: bool,
 
     /// Milliseconds that a draining pod waits for upgraded connections, such as WebSockets, once no request is in
-    /// flight in it. Then its application is told to stop, and may close them in order. Default: Knative's (`pkg/queue`
-    /// of knative/serving, HijackTracker).
+    /// flight in it. Then its application is told to stop, and may close them gracefully. Default: Knative's
+    /// (`pkg/queue` of knative/serving, HijackTracker).
     #[arg(long, env = "ROUSE_TUNNEL_DRAIN_MS", default_value_t = 60_000)]
     pub tunnel_drain_ms: u64,
 

@@ -54,7 +54,7 @@ pub use slot_stream::{SlotStreamEvent, grant_stream};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
 const USAGE_HEARTBEAT: Duration = Duration::from_secs(1);
-/// Timeout of a route stream that has not named every subject, counted from its latest item.
+/// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Lifetime from which a stream counts as established: its server did not refuse it.
 const ESTABLISHED_AFTER: Duration = Duration::from_secs(1);
@@ -75,6 +75,12 @@ pub enum LinkError {
     NoIdentity {
         /// Endpoint that needs TLS.
         endpoint: String,
+    },
+    /// No replica uses TLS, over which alone a certificate is requested.
+    #[error("no replica at {setting} uses TLS, which a request for a certificate needs")]
+    NoTlsReplica {
+        /// Setting that locates the replicas.
+        setting: String,
     },
     /// No connection could be made to the endpoint.
     #[error("cannot connect to {endpoint}")]
@@ -297,11 +303,11 @@ impl ComponentLink {
         stream_state.begin_stream(endpoint);
         loop {
             // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
-            let table_timeout =
+            let table_deadline =
                 stream_state.next_is_snapshot().then(|| Instant::now() + TABLE_TIMEOUT);
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
-                () = sleep_until(table_timeout) => {
+                () = sleep_until(table_deadline) => {
                     return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
                 }
                 () = sleep_until(stream_state.held_until()) => {

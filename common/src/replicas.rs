@@ -56,6 +56,18 @@ pub enum EndpointSetting {
     },
 }
 
+impl fmt::Display for EndpointSetting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(all) => {
+                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+                out.write_str(&all.join(","))
+            }
+            Self::Dns { name, port } => write!(out, "dns:{name}:{port}"),
+        }
+    }
+}
+
 /// Error of a setting that matches none of the accepted forms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {text:?}: {RULE}")]

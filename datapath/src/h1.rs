@@ -321,15 +321,15 @@ impl Http1Connection {
         }
     }
 
-    /// Handles the end of the server's data (`in_order`) or of the connection. Ends the request in flight, once.
+    /// Handles the end of the server's data (`graceful`) or of the connection. Ends the request in flight, once.
     ///
-    /// Pipelined requests behind it never began. A response without a length is complete if the server ends it in
-    /// order; an upgraded connection ends in any case.
+    /// Pipelined requests behind it never began. A response without a length is complete if the server ends it
+    /// gracefully; an upgraded connection ends in any case.
     #[inline(always)]
-    pub fn close(&mut self, in_order: bool) -> Http1Events {
+    pub fn close(&mut self, graceful: bool) -> Http1Events {
         let busy = self.is_busy();
         let is_whole = self.is_upgrading()
-            || (self.tx.state == state::TUNNEL && (in_order || self.tx.status == 101));
+            || (self.tx.state == state::TUNNEL && (graceful || self.tx.status == 101));
         self.responses_read = self.requests_read;
         self.rx.begin_tunnel();
         self.tx.begin_tunnel();

@@ -469,9 +469,9 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Ends requests in flight: the server sends nothing more (`in_order`), or the connection is gone.
+/// Ends requests in flight: the server sends nothing more (`graceful`), or the connection is gone.
 #[inline(always)]
-fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
+fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, graceful: bool) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
     let streams =
         if conn.http.protocol == abi::PROTOCOL_HTTP2 { STREAMS.get(socket) } else { None };
@@ -484,7 +484,7 @@ fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
             let _nothing_to_read = h1.tx.seek(conn.http.tx_end_seq, 0);
             conn.http.events |= h1.after_response_seek();
             let status = h1.tx.status;
-            conn.http.events |= h1.close(in_order);
+            conn.http.events |= h1.close(graceful);
             let events = take_events(conn);
             rows.count_http1(conn, events, status, now_ns);
             rows.add_bytes(conn);

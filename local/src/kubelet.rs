@@ -132,7 +132,7 @@ impl LocalKubelet {
             match process {
                 Some(fd) => {
                     let pidfd = Arc::new(fd);
-                    managed_pod.processes[index] = Some(Arc::clone(&pidfd));
+                    managed_pod.pidfds[index] = Some(Arc::clone(&pidfd));
                     self.watch_exit(&uid, &container.name, index, Arc::clone(&pidfd));
                     let (resources, prepared) =
                         (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
@@ -152,7 +152,7 @@ impl LocalKubelet {
                 }
             }
         }
-        let running = managed_pod.processes.iter().flatten().count();
+        let running = managed_pod.pidfds.iter().flatten().count();
         info!(pod = managed_pod.prepared.pod_spec.name, uid, running, "pod adopted");
         self.pods.insert(uid.clone(), managed_pod);
         self.step_pod(&uid, PodEvent::Begin, EventResource::None);
@@ -330,7 +330,7 @@ impl LocalKubelet {
             }
             PodAction::Terminate(index) => {
                 let signal = managed_pod.stop_signal(index);
-                if let Some(fd) = &managed_pod.processes[index] {
+                if let Some(fd) = &managed_pod.pidfds[index] {
                     // An error means that the process has ended; its exit is reported by its own task.
                     let _ = sys::pidfd_signal(fd.as_fd(), signal);
                 }

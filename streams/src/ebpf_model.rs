@@ -232,11 +232,11 @@ impl EbpfModel {
         self.check_invariants();
     }
 
-    /// Closes the connection: the server sends nothing more (`in_order`), or the connection is gone.
-    pub fn close(&mut self, in_order: bool) {
+    /// Closes the connection: the server sends nothing more (`graceful`), or the connection is gone.
+    pub fn close(&mut self, graceful: bool) {
         match self.protocol {
             ModelProtocol::Http1 => {
-                let happened = self.h1.close(in_order);
+                let happened = self.h1.close(graceful);
                 assert_eq!(happened & !(h1::FINISHED | h1::ABORTED), 0, "a close may only end");
                 if happened & h1::FINISHED != 0 {
                     self.events.push(ModelEvent::Closed);

@@ -298,7 +298,7 @@ fn requests_outlive_their_namespace() {
     wait_gone(&rouse, namespace, &pods);
 }
 
-/// An upgraded connection keeps its pod for a minute; then the application gets SIGTERM and closes it in order.
+/// An upgraded connection keeps its pod for a minute; then the application gets SIGTERM and closes it gracefully.
 #[test]
 #[ignore = "takes more than a minute: --long"]
 fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {

@@ -64,7 +64,7 @@ fn haproxy_agrees_over_http2() {
     fixture.start_backends();
     fixture.start(&haproxy);
     fixture.http2(8);
-    // Not "cut": haproxy ends tunnels in order as long as it can send to a client that has gone.
+    // Not "cut": haproxy ends tunnels gracefully as long as it can send to a client that has gone.
     fixture.tunnels(&["reset"]);
     fixture.grpc();
     fixture.finish();

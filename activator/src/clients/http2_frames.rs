@@ -1,18 +1,21 @@
 //! Pure: inspection of the frames that a client sends over HTTP/2 (RFC 9113 §4.1, §6; RFC 7541 §5, §6). It goes only as
 //! far as needed to count the memory that the frames make the crate h2 hold.
 //!
-//! In the dynamic table, h2 keeps a client's paths as parts of the buffers that they came in (`hpack/decoder.rs`). An
-//! entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep no table
-//! (`SETTINGS_HEADER_TABLE_SIZE` 0). h2 empties its own table when the client announces that at the beginning of a
-//! block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
+//! In the dynamic table, h2 keeps `:path`, `:authority` and `:scheme` as parts of the buffers that they came in
+//! (`hpack/decoder.rs`). An entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep
+//! no table (`SETTINGS_HEADER_TABLE_SIZE` 0). h2 empties its own table when the client announces that at the beginning
+//! of a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
 
 use datapath::h2::{frame_flag, frame_kind};
 
 /// Bytes of a HEADERS frame that state its priority.
 const HEADERS_PRIORITY_BYTES: usize = 5;
-/// Bytes of a buffer that one entry can hold beside the bytes of its own block.
-const H2_BUFFER_BYTES: usize = 16 << 10;
-/// Entries of a table of 4,096 bytes, each of at least 38: `:path` and one byte count 32 more (RFC 7541 §4.1).
+/// Largest payload of a frame that h2 accepts: the default of `SETTINGS_MAX_FRAME_SIZE`.
+const MAX_FRAME_BYTES: usize = 16 << 10;
+/// Maximum bytes that one entry keeps alive: those of its own block, and the rest of the buffer that they came in.
+const MAX_BYTES_PER_ENTRY: usize = 2 * MAX_FRAME_BYTES;
+/// Entries of a table of 4,096 bytes, each of at least 38: `:path` with one byte is the smallest that keeps a buffer
+/// alive, and 32 bytes are added to each (RFC 7541 §4.1).
 const MAX_TABLE_ENTRIES: usize = 4096 / 38;
 
 /// Inspector of the frames of one client connection.
@@ -25,7 +28,7 @@ pub struct Http2FrameInspector {
     header: [u8; 9],
     header_filled: usize,
     block_scanner: HpackBlockScanner,
-    /// True once the client has acknowledged the settings, so that it keeps no table.
+    /// True once the client has acknowledged the settings: from now on it knows that its table must be empty.
     is_settings_acked: bool,
     /// True once the client has announced an empty table at the beginning of a block.
     is_table_disabled: bool,
@@ -42,8 +45,8 @@ pub struct Http2FrameInspector {
 enum FramePayload {
     /// Payload of a DATA frame, a part of a body.
     Data,
-    /// Payload of a block of header fields. `before`: bytes before the block. `padding`: bytes behind it, `None` until
-    /// their number was received.
+    /// Payload of a block of header fields. `before`: bytes before the block, still to skip. `padding`: bytes behind
+    /// it, `None` until their number was received.
     HeaderBlock {
         before: usize,
         padding: Option<usize>,
@@ -110,7 +113,7 @@ impl Http2FrameInspector {
         self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.header_filled = 0;
         // A larger frame is an error of the connection, and h2 buffers none of it.
-        self.largest_frame = self.largest_frame.max(self.payload_left.min(H2_BUFFER_BYTES));
+        self.largest_frame = self.largest_frame.max(self.payload_left.min(MAX_FRAME_BYTES));
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(frame_flag::END_HEADERS);
         self.payload = match which {
@@ -146,7 +149,7 @@ impl Http2FrameInspector {
         });
         let skipped = (*before).min(piece.len());
         (*before, piece) = (*before - skipped, &piece[skipped..]);
-        // Padding lies at the end of the payload, and the frame may still have `left` bytes to come.
+        // Padding lies at the end of the payload, and `payload_left` bytes of the payload are still to come.
         let fields = (piece.len() + self.payload_left).saturating_sub(padding).min(piece.len());
         self.block_scanner.scan(&piece[..fields]);
         if self.payload_left == 0 {
@@ -166,11 +169,11 @@ impl Http2FrameInspector {
             (self.is_table_disabled, self.entry_bytes) = (true, 0);
         }
         if block.adds_entry && !self.is_table_disabled {
-            // Bytes received since the entry before it lie in other buffers, or in the same one.
-            let most = MAX_TABLE_ENTRIES * (H2_BUFFER_BYTES + H2_BUFFER_BYTES);
-            self.entry_bytes = (self.entry_bytes
-                + self.bytes_since_entry.min(H2_BUFFER_BYTES + H2_BUFFER_BYTES))
-            .min(most);
+            // The entry keeps alive at most what was received since the entry before it. Earlier bytes were counted
+            // with that one.
+            let entry_bytes = self.bytes_since_entry.min(MAX_BYTES_PER_ENTRY);
+            self.entry_bytes =
+                (self.entry_bytes + entry_bytes).min(MAX_TABLE_ENTRIES * MAX_BYTES_PER_ENTRY);
             self.bytes_since_entry = 0;
         }
     }
@@ -288,7 +291,7 @@ impl HpackBlockScanner {
     }
 }
 
-/// Position behind a string, of `strings` including it.
+/// Position behind a string. `strings` counts the strings from that one on.
 fn position_after_string(strings: u8) -> HpackPosition {
     if strings > 1 {
         HpackPosition::StringLength { strings: strings - 1 }

@@ -41,7 +41,7 @@ use crate::{
     listeners::{charged_body::ChargedResponseBody, stream_resets::StreamResetCounter},
     request_error::ProxyRequestError,
     requests::{
-        gateway::RequestForwarder, response_body::ClientResponseBody,
+        forwarder::RequestForwarder, response_body::ClientResponseBody,
         watched_body::ClientWatchedBody,
     },
     tcp_socket,
@@ -60,7 +60,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// Server of client connections, each in a task of its own.
 #[derive(Debug)]
 pub struct ClientConnectionServer {
-    gateway: Arc<RequestForwarder>,
+    forwarder: Arc<RequestForwarder>,
     connections: Arc<ClientConnections>,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
@@ -68,8 +68,8 @@ pub struct ClientConnectionServer {
 }
 
 impl ClientConnectionServer {
-    /// Creates a server in front of `gateway` that accepts as much as `connections` allow.
-    pub fn new(gateway: Arc<RequestForwarder>, connections: Arc<ClientConnections>) -> Self {
+    /// Creates a server in front of `forwarder` that accepts as much as `connections` allow.
+    pub fn new(forwarder: Arc<RequestForwarder>, connections: Arc<ClientConnections>) -> Self {
         let bounds = connections.budget;
         let mut http1 = http1::Builder::new();
         http1
@@ -95,7 +95,7 @@ impl ClientConnectionServer {
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_INTERVAL)
             .auto_date_header(true);
-        Self { gateway, connections, http1, http2, last_warning: Mutex::new(None) }
+        Self { forwarder, connections, http1, http2, last_warning: Mutex::new(None) }
     }
 
     /// Table of the client connections.
@@ -104,7 +104,7 @@ impl ClientConnectionServer {
     }
 
     /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
-    /// connected to. They are served until `close_when_idle`, then closed in order.
+    /// connected to. They are served until `close_when_idle`, then closed gracefully.
     pub async fn run_listener(
         self: Arc<Self>,
         listener: TcpListener,
@@ -158,18 +158,18 @@ impl ClientConnectionServer {
             return debug!(?entrypoint, %client, "connection refused: there are enough");
         };
         let server = Arc::clone(self);
-        self.gateway.tasks.spawn(async move {
-            server.gateway.metrics.client_connections.inc();
-            // The cut is checked here, around the whole connection, since it must end whatever the connection waits
+        self.forwarder.tasks.spawn(async move {
+            server.forwarder.metrics.client_connections.inc();
+            // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
             // for.
-            let cut = client_connection.cut_off.clone();
+            let cut_off = client_connection.cut_off.clone();
             tokio::select! {
                 ended = server.serve_connection(stream, entrypoint, client, client_connection) => if let Err(error) = ended {
                     debug!(?entrypoint, %client, %error, "connection ended");
                 },
-                () = cut.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
+                () = cut_off.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
             }
-            server.gateway.metrics.client_connections.dec();
+            server.forwarder.metrics.client_connections.dec();
         });
     }
 
@@ -181,7 +181,7 @@ impl ClientConnectionServer {
         peer: SocketAddr,
     ) -> bool {
         let is_trusted = entrypoint == Entrypoint::External
-            && self.gateway.edge_policy.current().is_trusted_proxy(peer.ip());
+            && self.forwarder.edge_policy.current().is_trusted_proxy(peer.ip());
         is_trusted || client_connection.try_assign_client(peer.ip())
     }
 
@@ -235,7 +235,7 @@ impl ClientConnectionServer {
         entrypoint: Entrypoint,
         peer: SocketAddr,
     ) -> Option<(SocketAddr, ProxiedClient)> {
-        let edge = self.gateway.edge_policy.current();
+        let edge = self.forwarder.edge_policy.current();
         if entrypoint != Entrypoint::External
             || !edge.requires_proxy_protocol
             || !edge.is_trusted_proxy(peer.ip())
@@ -258,12 +258,12 @@ impl ClientConnectionServer {
 
     /// Returns true if the client speaks HTTP/2.
     async fn detect_http2(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
-        let words = socket.peek_http2_preface();
-        tokio::pin!(words);
+        let preface = socket.peek_http2_preface();
+        tokio::pin!(preface);
         tokio::select! {
             biased;
-            first = timeout(self.connections.budget.head_timeout, words.as_mut()) => first,
-            () = self.gateway.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, words).await,
+            first = timeout(self.connections.budget.head_timeout, preface.as_mut()) => first,
+            () = self.forwarder.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, preface).await,
         }
     }
 
@@ -279,6 +279,7 @@ impl ClientConnectionServer {
             let socket = socket.clone();
             // The request carries its socket: interim responses and unread bodies need it.
             request.extensions_mut().insert(socket.clone());
+            // hyper cannot hold some targets; the socket keeps those as received.
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
@@ -289,7 +290,7 @@ impl ClientConnectionServer {
             let handling = Box::pin(async move {
                 match request {
                     Some(request) => {
-                        self.gateway.handle(request, entrypoint, client, client_connection).await
+                        self.forwarder.handle(request, entrypoint, client, client_connection).await
                     }
                     None => ProxyRequestError::TooManyRequestBytes
                         .response(ClientResponseBody::from_text),
@@ -301,8 +302,8 @@ impl ClientConnectionServer {
                     biased;
                     response = handling => {
                         Ok(response.map(|body| {
-                            let ahead = body.max_buffered();
-                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, ahead)
+                            let max_buffered = body.max_buffered();
+                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, max_buffered)
                         }))
                     }
                     () = socket.wait_client_gone() => Err(ClientGoneError),
@@ -316,7 +317,7 @@ impl ClientConnectionServer {
         tokio::select! {
             ended = connection.as_mut() => return ended,
             () = client_connection.wait_refused() => {}
-            () = self.gateway.close_when_idle.cancelled() => {}
+            () = self.forwarder.close_when_idle.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
         connection.await
@@ -344,9 +345,9 @@ impl ClientConnectionServer {
             // Boxed, so that little of it is left once the response has begun, or for a refusal: clients may leave
             // thousands of either unread.
             let handling = request.map(|request| {
-                let gateway = Arc::clone(&self.gateway);
+                let forwarder = Arc::clone(&self.forwarder);
                 Box::pin(async move {
-                    gateway.handle(request, entrypoint, client, &client_connection).await
+                    forwarder.handle(request, entrypoint, client, &client_connection).await
                 })
             });
             async move {
@@ -362,20 +363,20 @@ impl ClientConnectionServer {
                     must_reconnect.set();
                 }
                 Ok::<_, Infallible>(response.map(|body| {
-                    let ahead = body.max_buffered();
-                    ChargedResponseBody::new(body, request_guard, ahead)
+                    let max_buffered = body.max_buffered();
+                    ChargedResponseBody::new(body, request_guard, max_buffered)
                 }))
             }
         });
         let io = TokioIo::new(socket.clone());
-        let in_order = async {
+        let graceful = async {
             let connection = self.http2.serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
                 ended = connection.as_mut() => return ended,
                 () = must_reconnect.wait() => {}
                 () = client_connection.wait_refused() => {}
-                () = self.gateway.close_when_idle.cancelled() => {}
+                () = self.forwarder.close_when_idle.cancelled() => {}
                 () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
             }
             connection.as_mut().graceful_shutdown();
@@ -383,7 +384,7 @@ impl ClientConnectionServer {
         };
         // Too many resets end the connection at once, with all its requests.
         tokio::select! {
-            ended = in_order => return ended,
+            ended = graceful => return ended,
             () = resets.flood.wait() => self.connections.count_refusal(ClientBound::Resets),
         }
         // The connection of hyper is dropped already, and would have sent GOAWAY without an error.

@@ -57,13 +57,13 @@ impl PortRangeListener {
         // The inode is read before the map is opened: if the map is replaced in between, `is_current` finds that out.
         let inode = inode(map);
         let data = Map::SockHash(MapData::from_pin(map).map_err(failed)?);
-        let mut led = SockHash::<_, [u8; 16]>::try_from(data).map_err(failed)?;
+        let mut socket_map = SockHash::<_, [u8; 16]>::try_from(data).map_err(failed)?;
         let mut listeners = Vec::new();
         for &address in addresses {
             // Any free port will do: clients connect to the services' ports, and the program selects the socket.
             let listener = tcp_socket::bind_listener(SocketAddr::new(address, 0))
                 .map_err(|source| PortRangeError::Listen { address, source })?;
-            led.insert(map_key(address), listener.as_raw_fd(), 0).map_err(failed)?;
+            socket_map.insert(map_key(address), listener.as_raw_fd(), 0).map_err(failed)?;
             listeners.push(listener);
         }
         let range = Self { map_path: map.to_owned(), inode, _closed: closed.drop_guard() };

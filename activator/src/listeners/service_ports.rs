@@ -17,7 +17,7 @@ use crate::{
         client_server::ClientConnectionServer,
         port_range::{PortRangeError, PortRangeListener},
     },
-    requests::gateway::RequestForwarder,
+    requests::forwarder::RequestForwarder,
     tcp_socket,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug)]
 pub struct ServicePortListeners {
     server: Arc<ClientConnectionServer>,
-    gateway: Arc<RequestForwarder>,
+    forwarder: Arc<RequestForwarder>,
     addresses: Vec<IpAddr>,
     /// Pinned eBPF map by which all ports are routed to one listener for each address.
     listener_map: Option<PathBuf>,
@@ -48,12 +48,12 @@ impl ServicePortListeners {
     /// can be used.
     pub fn new(
         server: Arc<ClientConnectionServer>,
-        gateway: Arc<RequestForwarder>,
+        forwarder: Arc<RequestForwarder>,
         addresses: Vec<IpAddr>,
         listener_map: Option<PathBuf>,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { server, gateway, addresses, listener_map, shutdown, open_ports: Mutex::default() }
+        Self { server, forwarder, addresses, listener_map, shutdown, open_ports: Mutex::default() }
     }
 
     /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
@@ -66,7 +66,7 @@ impl ServicePortListeners {
         // One listener for all ports makes those for single ports needless: they are closed below.
         let want = match self.ensure_port_range(&mut open) {
             true => BTreeSet::new(),
-            false => self.desired_addresses(&self.gateway.routes.ports()),
+            false => self.desired_addresses(&self.forwarder.routes.ports()),
         };
         open.listeners.retain(|address, closed| {
             let keep = want.contains(address);
@@ -83,8 +83,8 @@ impl ServicePortListeners {
             }
         }
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.gateway.metrics.service_ports.set(count(open.listeners.len()));
-        self.gateway.metrics.service_ports_failed.set(count(open.failed_addresses.len()));
+        self.forwarder.metrics.service_ports.set(count(open.listeners.len()));
+        self.forwarder.metrics.service_ports_failed.set(count(open.failed_addresses.len()));
     }
 
     /// Tries failed ports again, and opens the listener again if an agent has replaced the map.

@@ -1,6 +1,6 @@
 //! Pure: the connections to one pod, and their assignment to requests.
 //!
-//! A request that finds no idle connection waits for the next one, new or given back. The number of dials is bounded,
+//! A request that finds no usable connection waits for the next one, new or given back. The number of dials is bounded,
 //! because a pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a
 //! dial counts as under way until that response, or until a moment after it is connected. Afterwards it counts only
 //! until it is connected.
@@ -34,7 +34,8 @@ pub trait PoolableConnection: Sized {
 /// Connections of one pod, and the requests that wait for them.
 #[derive(Debug)]
 pub struct PodConnectionPool<C, W> {
-    idle: Vec<C>,
+    /// Idle connections, and shared connections in use.
+    pooled: Vec<C>,
     waiters: VecDeque<W>,
     /// Dials that are not connected yet.
     dials_in_progress: u32,
@@ -71,7 +72,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     fn with_max_dials(max_dials: u32) -> Self {
         Self {
-            idle: Vec::new(),
+            pooled: Vec::new(),
             waiters: VecDeque::new(),
             dials_in_progress: 0,
             recently_connected: 0,
@@ -82,19 +83,19 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     /// Connection for one request: the newest one that is usable. Stale ones found on the way are dropped.
-    pub fn take_idle(&mut self) -> Option<C> {
-        for at in (0..self.idle.len()).rev() {
-            match self.idle[at].reserve() {
-                PoolReservation::Exclusive => return Some(self.idle.remove(at)),
+    pub fn take_usable(&mut self) -> Option<C> {
+        for at in (0..self.pooled.len()).rev() {
+            match self.pooled[at].reserve() {
+                PoolReservation::Exclusive => return Some(self.pooled.remove(at)),
                 PoolReservation::Shared(connection) => return Some(connection),
                 PoolReservation::Busy => {}
-                PoolReservation::Unusable => drop(self.idle.remove(at)),
+                PoolReservation::Unusable => drop(self.pooled.remove(at)),
             }
         }
         None
     }
 
-    /// Queues a request that found no idle connection. Returns the number of dials to start.
+    /// Queues a request that found no usable connection. Returns the number of dials to start.
     #[must_use]
     pub fn add_waiter(&mut self, waiter: W) -> u32 {
         self.waiters.push_back(waiter);
@@ -152,7 +153,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         let handoff = match self.waiters.pop_front() {
             Some(waiter) => Some((waiter, self.reserve_for_waiter(connection))),
             None => {
-                self.keep_idle(connection);
+                self.keep_pooled(connection);
                 None
             }
         };
@@ -162,10 +163,10 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     /// Registers that a waiter was served. Returns the next waiter, if a shared connection can carry it.
     pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
-        let free = if self.waiters.is_empty() { None } else { self.take_idle() };
+        let free = if self.waiters.is_empty() { None } else { self.take_usable() };
         let handoff = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
         if self.is_closed && self.waiters.is_empty() {
-            self.idle.clear();
+            self.pooled.clear();
         }
         PoolAction { handoff, dials: self.allocate_dials() }
     }
@@ -174,7 +175,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     fn reserve_for_waiter(&mut self, connection: C) -> C {
         match connection.reserve() {
             PoolReservation::Shared(reserved) => {
-                self.idle.push(connection);
+                self.pooled.push(connection);
                 reserved
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
@@ -185,15 +186,15 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         }
     }
 
-    fn keep_idle(&mut self, connection: C) {
+    fn keep_pooled(&mut self, connection: C) {
         if !self.is_closed {
-            self.idle.push(connection);
+            self.pooled.push(connection);
         }
     }
 
-    /// Drops idle connections for which `keep` returns false.
+    /// Drops pooled connections for which `keep` returns false.
     pub fn prune_idle(&mut self, keep: impl FnMut(&C) -> bool) {
-        self.idle.retain(keep);
+        self.pooled.retain(keep);
     }
 
     /// Registers that the pod takes requests.
@@ -205,13 +206,13 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     /// another pod.
     pub fn close(&mut self) -> VecDeque<W> {
         self.is_closed = true;
-        self.idle.clear();
+        self.pooled.clear();
         std::mem::take(&mut self.waiters)
     }
 
-    /// Number of idle connections.
-    pub fn idle_count(&self) -> usize {
-        self.idle.len()
+    /// Number of pooled connections: idle ones, and shared ones in use.
+    pub fn pooled_count(&self) -> usize {
+        self.pooled.len()
     }
 
     /// Number of dials under way.
@@ -270,10 +271,10 @@ mod tests {
             handed.push(waiter);
             next = pool.on_waiter_served();
         }
-        assert_eq!((handed, pool.idle_count(), pool.on_first_response()), (vec![0, 1], 1, 1));
+        assert_eq!((handed, pool.pooled_count(), pool.on_first_response()), (vec![0, 1], 1, 1));
         uses.set(1);
         assert_eq!(pool.on_waiter_served().handoff.map(|(waiter, _)| waiter), Some(2));
-        assert!(pool.take_idle().is_none(), "as much in use as it can be");
+        assert!(pool.take_usable().is_none(), "as much in use as it can be");
     }
 
     #[test]
@@ -302,8 +303,8 @@ mod tests {
         assert_eq!(pool.add_waiter("a"), 1);
         assert_eq!(pool.on_idle_connection(7), PoolAction { handoff: Some(("a", 7)), dials: 0 });
         assert_eq!(pool.on_connected(8), PoolAction { handoff: None, dials: 0 });
-        assert_eq!(pool.take_idle(), Some(8));
-        assert_eq!(pool.take_idle(), None);
+        assert_eq!(pool.take_usable(), Some(8));
+        assert_eq!(pool.take_usable(), None);
     }
 
     #[test]
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(pool.add_waiter("a"), 1);
         assert_eq!(pool.close(), ["a"]);
         assert_eq!(pool.on_connected(2).handoff, None);
-        assert_eq!(pool.idle_count(), 0);
+        assert_eq!(pool.pooled_count(), 0);
     }
 
     proptest! {
@@ -333,7 +334,7 @@ mod tests {
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
             for op in ops {
                 match op {
-                    0 => if pool.take_idle().is_some() { busy += 1 } else { connecting += pool.add_waiter(0) },
+                    0 => if pool.take_usable().is_some() { busy += 1 } else { connecting += pool.add_waiter(0) },
                     1 if connecting > 0 => {
                         connecting -= 1;
                         fresh += u32::from(!pool.has_responded());
@@ -355,7 +356,7 @@ mod tests {
                 prop_assert!(pool.dials_under_way() <= 4);
                 prop_assert_eq!((pool.dials_in_progress, pool.recently_connected), (connecting, fresh));
                 prop_assert!(pool.waiters.is_empty() || pool.dials_under_way() > 0);
-                prop_assert!(pool.waiters.is_empty() || pool.idle.is_empty());
+                prop_assert!(pool.waiters.is_empty() || pool.pooled.is_empty());
             }
         }
     }

@@ -27,9 +27,9 @@ use crate::{
     },
 };
 
-/// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
-const FIRST_REFUSAL_PAUSE: Duration = Duration::from_millis(10);
-/// Number of refusals after which the pause stays the same.
+/// Pause after the first failed dial to a pod. Each further failure doubles it, up to 1.28 s.
+const FIRST_DIAL_FAILURE_PAUSE: Duration = Duration::from_millis(10);
+/// Number of failed dials after which the pause stays the same.
 const MAX_PAUSE_DOUBLINGS: u32 = 7;
 
 /// Time after which a pod with an unanswered dial may be gone with its node: TCP's first retransmission timeout.
@@ -72,7 +72,7 @@ pub struct PodEndpoint {
     settings: PodConnectionSettings,
     pool: Mutex<PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>,
     has_responded: AtomicBool,
-    refusals: AtomicU32,
+    failed_dials: AtomicU32,
 }
 
 /// Uid and name of a pod.
@@ -96,9 +96,9 @@ impl PodEndpoint {
             AppProtocol::Http1 => PodConnectionPool::new(settings.listen_backlog),
             AppProtocol::H2c => PodConnectionPool::for_shared(),
         });
-        let (has_responded, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
+        let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));
         let PodIdentity { uid, name } = identity;
-        Self { key, uid, name, protocol, settings, pool, has_responded, refusals }
+        Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials }
     }
 
     /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For
@@ -112,8 +112,8 @@ impl PodEndpoint {
         }
         let dialled = {
             let mut pool = self.lock_pool();
-            if let Some(idle) = pool.take_idle() {
-                return Ok(idle);
+            if let Some(connection) = pool.take_usable() {
+                return Ok(connection);
             }
             let (waiter, dialled) = oneshot::channel();
             let dials = pool.add_waiter(waiter);
@@ -125,7 +125,7 @@ impl PodEndpoint {
         dialled.await.map_err(dropped)?
     }
 
-    /// Gives a connection back whose exchange has ended in order.
+    /// Gives a connection back whose exchange has ended gracefully.
     pub fn return_connection(self: &Arc<Self>, connection: PodConnection) {
         // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.
         if self.protocol == AppProtocol::Http1 && matches!(connection, PodConnection::Http1(_)) {
@@ -141,10 +141,10 @@ impl PodEndpoint {
         }
     }
 
-    /// Registers a refusal. Returns the time for which the pod gets no requests.
-    pub fn next_pause(&self) -> Duration {
-        let before = self.refusals.fetch_add(1, Ordering::Relaxed);
-        FIRST_REFUSAL_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
+    /// Registers a failed dial. Returns the time for which the pod gets no requests.
+    pub fn record_failed_dial(&self) -> Duration {
+        let before = self.failed_dials.fetch_add(1, Ordering::Relaxed);
+        FIRST_DIAL_FAILURE_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
 
     /// Opens the pod for requests, or closes it. A closed pod keeps no idle connection, so that it can drain, and
@@ -226,8 +226,8 @@ impl PodEndpoint {
         };
         match opened {
             Ok(connection) => {
-                // The pod accepts again: the pause after its next refusal begins with the shortest one.
-                self.refusals.store(0, Ordering::Relaxed);
+                // The pod accepts again: the pause after its next failed dial is the shortest one.
+                self.failed_dials.store(0, Ordering::Relaxed);
                 self.put_connection(connection, PodConnectionPool::on_connected);
                 // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
                 // as a dial a moment longer, so that the queue does not overflow.

@@ -367,7 +367,7 @@ impl Http1ResponseBody {
         }
     }
 
-    /// Connection, if it may serve another request: the request and its response are complete, in order.
+    /// Connection, if it may serve another request: the request and its response are complete, and nothing follows.
     pub fn into_reusable(mut self) -> Option<Http1PodConnection> {
         // A body that is still being sent makes the connection unusable: its end is not known here.
         if let Some(mut rest) = self.upload_task.take() {

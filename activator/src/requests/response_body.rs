@@ -1,8 +1,8 @@
 //! Shell: the body of a response, passed on from the pod to the client as it comes.
 //!
-//! A timeout after the response has begun ends it in Knative's way (`pkg/http/handler/timeout.go`). The code stays, the
-//! text of the failure is appended, and the response ends. A response with a stated length cannot end before that
-//! length. It is cut off behind the text, or without the text if that would not fit.
+//! A timeout after the response has begun ends it in Knative's way (`pkg/http/handler/timeout.go`). The status code
+//! stays, the text of the failure is appended, and the response ends. A response with a stated length cannot end before
+//! that length. It is cut off behind the text, or without the text if that would not fit.
 
 use std::{
     pin::Pin,
@@ -67,11 +67,11 @@ pub struct ForwardedPodBody {
 enum ResponseTimeoutState {
     /// The timeout is not over.
     Open,
-    /// The text was sent, and the response has ended in order.
+    /// The text was sent, and the response has ended gracefully.
     EndedWithText,
     /// The text was sent, and has to reach the client before the connection is closed.
     TextSent,
-    /// The text does not fit into the stated length, so the connection is closed.
+    /// The next poll returns the error that closes the connection: the text was sent, or does not fit.
     Aborted,
 }
 
@@ -87,18 +87,18 @@ impl ClientResponseBody {
         mut timer: RequestTimer,
         permit: Arc<PodPermit>,
     ) -> Self {
-        timer.on_response_started();
-        let mut reply = ForwardedPodBody {
+        timer.restart_idle_timeout();
+        let mut pod_body = ForwardedPodBody {
             body,
             timer,
             permit: Some(permit),
             timeout_state: ResponseTimeoutState::Open,
         };
-        if reply.body.is_end() {
-            reply.release_connection();
+        if pod_body.body.is_end() {
+            pod_body.release_connection();
             return Self::Text(None);
         }
-        Self::Pod(Box::new(reply))
+        Self::Pod(Box::new(pod_body))
     }
 
     /// Adds the entry in the request log, which is written once the body was passed on.
@@ -112,10 +112,10 @@ impl ClientResponseBody {
     pub fn max_buffered(&self) -> usize {
         match self {
             Self::Text(_) => 0,
-            Self::Pod(reply) => {
-                let upper = reply.body.size_hint().upper();
+            Self::Pod(pod_body) => {
+                let upper = pod_body.body.size_hint().upper();
                 let upper = upper.and_then(|it| usize::try_from(it).ok()).unwrap_or(usize::MAX);
-                reply.body.max_buffered().min(upper)
+                pod_body.body.max_buffered().min(upper)
             }
             Self::Logged(logged) => logged.body.max_buffered(),
         }
@@ -125,7 +125,7 @@ impl ClientResponseBody {
     pub fn forward_fin(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Text(_) => false,
-            Self::Pod(reply) => reply.body.forward_fin(cx),
+            Self::Pod(pod_body) => pod_body.body.forward_fin(cx),
             Self::Logged(logged) => logged.body.forward_fin(cx),
         }
     }
@@ -184,7 +184,7 @@ impl ForwardedPodBody {
         match &next {
             // The connection is free again with the last frame, before the client has read it.
             Some(Ok(_)) if self.body.is_end() => self.release_connection(),
-            Some(Ok(_)) if self.timer.idle_timeout().is_some() => self.timer.on_response_started(),
+            Some(Ok(_)) if self.timer.idle_timeout().is_some() => self.timer.restart_idle_timeout(),
             Some(Ok(_)) => {}
             Some(Err(_)) => self.close_connection(),
             None => self.release_connection(),
@@ -233,7 +233,7 @@ impl Body for ClientResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.get_mut() {
             Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Self::Pod(reply) => reply.poll(cx),
+            Self::Pod(pod_body) => pod_body.poll(cx),
             Self::Logged(logged) => logged.poll(cx),
         }
     }
@@ -241,7 +241,7 @@ impl Body for ClientResponseBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Text(text) => text.is_none(),
-            Self::Pod(reply) => reply.is_ended(),
+            Self::Pod(pod_body) => pod_body.is_ended(),
             Self::Logged(logged) => logged.body.is_end_stream(),
         }
     }
@@ -251,7 +251,7 @@ impl Body for ClientResponseBody {
             Self::Text(text) => SizeHint::with_exact(
                 text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
             ),
-            Self::Pod(reply) => reply.body.size_hint(),
+            Self::Pod(pod_body) => pod_body.body.size_hint(),
             Self::Logged(logged) => logged.body.size_hint(),
         }
     }

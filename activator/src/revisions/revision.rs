@@ -117,8 +117,8 @@ impl ActivatorRevision {
     }
 
     /// Sets the settings of the RouteTable. `None`: the table does not contain the Revision any more.
-    pub fn set_route_settings(&self, terms: Option<RevisionRouteSettings>) {
-        self.lock_state().route_settings = terms;
+    pub fn set_route_settings(&self, settings: Option<RevisionRouteSettings>) {
+        self.lock_state().route_settings = settings;
     }
 
     /// Settings of the Revision in the RouteTable; `None`: the table does not contain it.
@@ -191,10 +191,10 @@ impl ActivatorRevision {
         state.drop_if_idle();
         // The waiters run as soon as they have their permits, so the lock is released before.
         drop(state);
-        let released = permits.len();
+        let dispatched_count = permits.len();
         send_permits(permits);
         if waiting > 0 {
-            info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
+            info!(revision = %self.name, ready = count, limit, waiting, released = dispatched_count, "pods changed");
         }
     }
 
@@ -220,25 +220,25 @@ impl ActivatorRevision {
     /// Handles a failed dial to the permit's pod: the pod gets no requests for a short pause.
     pub fn on_dial_failed(self: &Arc<Self>, permit: PodPermit) {
         let pod = Arc::clone(&permit.pod);
-        let was_open = self.close_pod(pod.key);
+        let was_open = self.pause_pod(pod.key);
         drop(permit);
         // Of several requests whose dials fail at the same time, only the first pauses the pod and starts the timer.
         if !was_open {
             return;
         }
-        let pause = pod.next_pause();
+        let pause = pod.record_failed_dial();
         info!(revision = %self.name, pod = %pod.uid, ?pause, "pod paused: dial failed");
         let revision = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            revision.reopen_pod(pod.key);
+            revision.resume_pod(pod.key);
         });
     }
 
     /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
     fn on_unanswered_dial(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
         let has_other = self.has_other_open_pod(pod.key);
-        if has_other && self.close_pod(pod.key) {
+        if has_other && self.pause_pod(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
             pod.redirect_waiters();
             tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key));
@@ -253,7 +253,7 @@ impl ActivatorRevision {
         while Instant::now() < until && self.has_other_open_pod(pod) {
             tokio::time::sleep(UNANSWERED_POD_PAUSE / 100).await;
         }
-        self.reopen_pod(pod);
+        self.resume_pod(pod);
     }
 
     fn has_other_open_pod(&self, pod: PodEndpointKey) -> bool {
@@ -263,8 +263,8 @@ impl ActivatorRevision {
             .is_some_and(|active| active.wait_queue.has_other_open(pod))
     }
 
-    /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
-    fn close_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
+    /// Pauses the pod, and frees its slots for other activators. Returns true if the pod was open.
+    fn pause_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
         let mut was_open = false;
         self.update_and_dispatch(|state| {
             was_open = state.active.as_mut().is_some_and(|active| active.wait_queue.pause_pod(pod));
@@ -273,10 +273,11 @@ impl ActivatorRevision {
         was_open
     }
 
-    fn reopen_pod(self: &Arc<Self>, pod: PodEndpointKey) {
+    /// Ends the pause of the pod, which then gets requests again.
+    fn resume_pod(self: &Arc<Self>, pod: PodEndpointKey) {
         self.update_and_dispatch(|state| {
             let Some(active) = state.active.as_mut() else { return Vec::new() };
-            active.wait_queue.on_pod_retry(pod, random_u64)
+            active.wait_queue.resume_pod(pod, random_u64)
         });
     }
 
@@ -484,8 +485,8 @@ impl LockedRevisionState {
         })
     }
 
-    /// Prepares an arriving request: with a hard limit it needs slots.
-    fn prepare_request(&mut self, revision: &ActivatorRevision) {
+    /// Creates the slots if the Revision has a hard limit: an arriving request then needs a slot.
+    fn ensure_slots_if_limited(&mut self, revision: &ActivatorRevision) {
         if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
             self.ensure_slots(&revision.name, &revision.context);
         }

@@ -100,7 +100,7 @@ impl QueueUsageReporter {
     }
 }
 
-/// Key of the requests that wait at this activator, which are no pod's.
+/// Key of the requests that wait at this activator, which belong to no pod.
 fn usage_key(revision: NamespacedName) -> UsageKey {
     UsageKey { revision, pod: None }
 }

@@ -218,7 +218,7 @@ impl<W> WaitQueue<W> {
         Vec::new()
     }
 
-    /// Pauses `pod`: it gets no request until [`on_pod_retry`](Self::on_pod_retry), or until the RouteTable lists it
+    /// Pauses `pod`: it gets no request until [`resume_pod`](Self::resume_pod), or until the RouteTable lists it
     /// again after it was not ready. Returns true if it was open.
     pub fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find_open(pod) else { return false };
@@ -234,8 +234,8 @@ impl<W> WaitQueue<W> {
         self.open_pods.iter().any(|load| load.key != pod)
     }
 
-    /// Opens a paused pod again. Returns the requests dispatched by it.
-    pub fn on_pod_retry(
+    /// Ends the pause of a pod, which is then open again. Returns the requests dispatched by it.
+    pub fn resume_pod(
         &mut self,
         pod: PodEndpointKey,
         random: impl FnMut() -> u64,
@@ -260,7 +260,8 @@ impl<W> WaitQueue<W> {
         open.chain(self.closed_pods.values().copied()).map(u64::from).sum()
     }
 
-    /// Number of requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
+    /// Number of requests that may wait now. Example: with the bound 10,000 and two pods with containerConcurrency 4,
+    /// 10,080 requests may wait.
     fn max_waiting(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         // Paused pods count too, so that a short pause does not lower the bound.

@@ -92,7 +92,7 @@ impl ActivatorFixture {
         let changes = self.table.changes_to(&next).into_iter();
         let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
         self.table = next;
-        self.activator.gateway.apply(RouteBatch { changes, ..RouteBatch::default() });
+        self.activator.forwarder.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply();
     }
 
@@ -124,20 +124,20 @@ impl ActivatorFixture {
 
     /// Waits until `count` requests wait for the Revision.
     pub async fn wait_for_queued(&self, count: usize) {
-        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        let revision = self.activator.forwarder.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == count).await;
     }
 
     /// Totals of the requests that waited: begun and ended.
     pub fn waiting_totals(&self) -> (u64, u64) {
-        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        let revision = self.activator.forwarder.routes.revision(&revision()).unwrap();
         let (totals, _) = revision.totals();
         (totals.started, totals.finished)
     }
 
     /// Number of requests that waited and that no pod got.
     pub fn abandoned_requests(&self) -> u64 {
-        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        let revision = self.activator.forwarder.routes.revision(&revision()).unwrap();
         revision.totals().0.abandoned
     }
 

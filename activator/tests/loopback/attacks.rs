@@ -439,7 +439,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
         fixture.add_ready_pod("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
         let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
-        let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+        let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
         wait_until(|| served.queue_metrics().2 == 1).await;
         let mut next = connect_from(&fixture, OTHER).await;
         let whole =
@@ -655,7 +655,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_s
         let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
         let Ok((response, mut body)) = ready.send_request(request, false) else { break };
         sent += 1;
-        let revision = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+        let revision = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == 1 || ended.is_finished()).await;
         body.send_reset(h2::Reason::CANCEL);
         drop(response);

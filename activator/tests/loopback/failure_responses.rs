@@ -176,7 +176,7 @@ const ROWS: &[FailureResponseCase] = &[
     FailureResponseCase {
         trigger: "a kubelet's probe while draining",
         setup: |fixture| {
-            fixture.activator.gateway.reconnect_clients.set();
+            fixture.activator.forwarder.reconnect_clients.set();
             no_setup(fixture)
         },
         fields: &[("user-agent", "kube-probe/1.35")],
@@ -322,7 +322,7 @@ async fn a_hash_comes_back() {
 async fn a_timeout_after_the_head_is_appended_to_the_body() {
     const TEXT: &str = "activator request timeout";
     for (head, body, ends) in [
-        // No length is stated: the response ends in order.
+        // No length is stated: the response ends gracefully.
         ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
         // The stated length allows more than the text.
         ("content-length: 100\r\n\r\nhello", "hello", false),

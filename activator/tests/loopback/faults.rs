@@ -27,7 +27,7 @@ impl FaultRng {
     }
 }
 
-/// Pod that responds in order, or breaks off at some point with a reset or an end.
+/// Pod that responds completely, or breaks off at some point with a reset or an end.
 async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -113,7 +113,7 @@ async fn abort_request(
 }
 
 async fn assert_no_state_left(fixture: &ActivatorFixture) {
-    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     wait_until(|| (served.queue_metrics().2, served.waiting_count()) == (0, 0)).await;
     wait_until(|| fixture.waiting_totals().0 == fixture.waiting_totals().1).await;
     assert_eq!(fixture.metric("rouse_activator_waiting_requests"), 0.0);

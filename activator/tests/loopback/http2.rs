@@ -339,7 +339,7 @@ async fn a_response_that_had_begun_ends_with_the_text_of_the_timeout() {
     assert_eq!(response.next().await.unwrap(), "begun");
     clock.advance(Duration::from_millis(51)).await;
     assert_eq!(response.next().await.unwrap(), "activator request timeout");
-    assert!(response.next().await.is_none(), "the response ends in order");
+    assert!(response.next().await.is_none(), "the response ends gracefully");
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     calls.drain(..20);
     wait_until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
     fixture.wait_for_queued(0).await;
-    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     wait_until(|| served.queue_metrics().2 == 0).await;
 }
 
@@ -167,7 +167,7 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
     fixture.wait_for_queued(1).await;
     clients[0].write_all(b"body").await.unwrap();
     let end = uploads.recv().await.unwrap();
-    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     assert_eq!(served.queue_metrics(), (true, 1, 1), "the response goes on");
     end.send(()).unwrap();
     assert_eq!(read_rest(&mut clients[0]).await, "lo");

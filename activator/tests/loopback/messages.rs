@@ -690,7 +690,7 @@ async fn a_stop_lets_requests_in_flight_end() {
     fixture.shutdown.cancel();
     let response = read_rest(&mut client).await;
     assert!(response.ends_with("hello") && response.contains("connection: close"), "{response}");
-    let tasks = &fixture.activator.gateway.tasks;
+    let tasks = &fixture.activator.forwarder.tasks;
     tasks.close();
     tokio::time::timeout(LONG, tasks.wait()).await.unwrap();
 }

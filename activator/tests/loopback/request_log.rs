@@ -70,7 +70,7 @@ fn set(fixture: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
 /// Creates an activator that logs by this template.
 async fn logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
     let (mut fixture, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    fixture.activator.gateway.request_log.set_sink(Box::new(written.clone()));
+    fixture.activator.forwarder.request_log.set_sink(Box::new(written.clone()));
     set(&mut fixture, Some(template), false);
     (fixture, written)
 }
@@ -102,7 +102,7 @@ async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
 #[tokio::test]
 async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
     let (mut fixture, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    fixture.activator.gateway.request_log.set_sink(Box::new(written.clone()));
+    fixture.activator.forwarder.request_log.set_sink(Box::new(written.clone()));
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     fixture.exchange(GET).await;
@@ -187,7 +187,7 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
 async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_counted() {
     let mut fixture = ActivatorFixture::new().await;
     let (go_on, wait) = mpsc::channel();
-    fixture.activator.gateway.request_log.set_sink(Box::new(StuckLogSink(wait)));
+    fixture.activator.forwarder.request_log.set_sink(Box::new(StuckLogSink(wait)));
     // Lines of 64 KiB each; at most eight megabytes of them wait.
     set(&mut fixture, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
     let pod = start_pod(DATED, Duration::ZERO).await;

@@ -30,7 +30,7 @@ fn address() -> SocketAddr {
 async fn a_new_stream_replaces_everything() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.add_ready_pod("p", address());
-    let routes = &fixture.activator.gateway.routes;
+    let routes = &fixture.activator.forwarder.routes;
     assert_eq!(routes.service_and_pod_counts(), (1, 1));
     let mut other = hello_service(4711);
     other.name = NamespacedName::new("default", "other");
@@ -46,7 +46,7 @@ async fn a_new_stream_replaces_everything() {
 #[tokio::test]
 async fn a_service_routes_to_a_revision_that_arrives_later() {
     let fixture = ActivatorFixture::new().await;
-    let routes = &fixture.activator.gateway.routes;
+    let routes = &fixture.activator.forwarder.routes;
     routes.apply(batch(vec![RouteChange::Service(hello_service(fixture.port))], true));
     let service = routes.service_by_port(fixture.port).unwrap();
     assert_eq!(service.targets[0].revision.route_settings(), None);
@@ -57,7 +57,7 @@ async fn a_service_routes_to_a_revision_that_arrives_later() {
 #[tokio::test]
 async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() {
     let fixture = ActivatorFixture::new().await;
-    let routes = &fixture.activator.gateway.routes;
+    let routes = &fixture.activator.forwarder.routes;
     let mut other = hello_service(4711);
     other.name = NamespacedName::new("default", "heir");
     let host = other.hosts[0].clone();
@@ -71,7 +71,7 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
 async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
         let fixture = ActivatorFixture::new().await;
-        let routes = &fixture.activator.gateway.routes;
+        let routes = &fixture.activator.forwarder.routes;
         routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
         let named = |own: &str| NamespacedName::new("default", own);
         let host = hello_service(1).hosts[0].clone();
@@ -91,7 +91,7 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
 #[tokio::test]
 async fn pods_belong_to_the_revision_they_serve_now() {
     let fixture = ActivatorFixture::new().await;
-    let routes = &fixture.activator.gateway.routes;
+    let routes = &fixture.activator.forwarder.routes;
     let served = routes.revision(&revision()).unwrap();
     let mut entry = pod("p", address(), RoutingPhase::Ready);
     routes.apply(batch(vec![RouteChange::Pod(entry.clone().into())], false));
@@ -107,7 +107,7 @@ async fn pods_belong_to_the_revision_they_serve_now() {
 #[tokio::test]
 async fn a_request_keeps_its_queue_position_while_pods_change() {
     let fixture = ActivatorFixture::new().await;
-    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     let entry = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
     let pods = PodTable::from([("p".to_owned(), entry)]);
     served.set_pods(&pods);
@@ -132,7 +132,7 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
 #[tokio::test]
 async fn requests_at_a_removed_revision_fail() {
     let fixture = ActivatorFixture::new().await;
-    let routes = &fixture.activator.gateway.routes;
+    let routes = &fixture.activator.forwarder.routes;
     let gone = || batch(vec![RouteChange::Removed(RouteKey::Revision(revision()))], false);
     let served = routes.revision(&revision()).unwrap();
     let mut visit = served.queue_entry(0);

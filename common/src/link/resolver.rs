@@ -48,9 +48,9 @@ impl DnsResolver for SystemDnsResolver {
 pub struct ReplicaResolver {
     setting: EndpointSetting,
     known: watch::Sender<KnownReplicas>,
-    /// Role that the replicas must prove, and the certificate to present to them.
+    /// Component that the replicas must prove, and the certificate to present to them.
     identity: Option<(Component, Arc<TlsCredentials>)>,
-    lookup: Arc<dyn DnsResolver>,
+    dns: Arc<dyn DnsResolver>,
     /// Held by the one task that looks names up for all links.
     lookup_lock: Mutex<()>,
     lookup_requested: Notify,
@@ -78,7 +78,7 @@ impl ReplicaResolver {
     /// Returns a resolver for a parsed setting.
     pub fn new(
         setting: EndpointSetting,
-        lookup: Arc<dyn DnsResolver>,
+        dns: Arc<dyn DnsResolver>,
         identity: Option<(Component, Arc<TlsCredentials>)>,
     ) -> Arc<Self> {
         let known = watch::Sender::new(KnownReplicas::new(&setting));
@@ -86,7 +86,7 @@ impl ReplicaResolver {
             setting,
             known,
             identity,
-            lookup,
+            dns,
             lookup_lock: Mutex::new(()),
             lookup_requested: Notify::new(),
             lookup_error: RwLock::new(None),
@@ -102,7 +102,7 @@ impl ReplicaResolver {
         self.known.borrow().contains(endpoint)
     }
 
-    /// Returns the latest lookup error, for users; `None` if the lookup succeeded.
+    /// Returns the error of the latest lookup, for users; `None` if none has failed, or the latest succeeded.
     pub fn lookup_error(&self) -> Option<String> {
         self.lookup_error.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -138,8 +138,7 @@ impl ReplicaResolver {
         // The others wait here, and one of them takes over when the link that holds the lock ends.
         let _alone = self.lookup_lock.lock().await;
         loop {
-            let result =
-                tokio::time::timeout(LOOKUP_TIMEOUT, self.lookup.lookup(name, *port)).await;
+            let result = tokio::time::timeout(LOOKUP_TIMEOUT, self.dns.lookup(name, *port)).await;
             let result = result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
             let has_answer = self.apply_lookup(name, result);
             // At least this pause separates lookups, however many streams break at once.
@@ -160,8 +159,8 @@ impl ReplicaResolver {
         let has_answer = failure.is_none();
         // Never held across an await, so a blocking lock is safe here.
         let mut before = self.lookup_error.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(failure) = failure.as_ref().filter(|_| *before != failure) {
-            warn!(trouble = failure, "replicas not found; the last known stay");
+        if let Some(new_failure) = failure.as_ref().filter(|_| *before != failure) {
+            warn!(trouble = new_failure, "replicas not found; the last known stay");
         }
         *before = failure;
         drop(before);
@@ -218,8 +217,8 @@ impl ReplicaResolver {
             }
         }
         self.request_lookup();
-        let setting = format!("{:?}", self.setting);
-        Err(failed.unwrap_or(LinkError::Endpoint { endpoint: setting }))
+        let no_tls = || LinkError::NoTlsReplica { setting: self.setting.to_string() };
+        Err(failed.unwrap_or_else(no_tls))
     }
 
     fn require_identity(

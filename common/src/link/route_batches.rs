@@ -80,6 +80,7 @@ impl RouteStreamState {
 
     /// Applies one item; returns the batch that it ends.
     pub(super) fn apply_item(&mut self, item: RouteItem) -> Option<RouteBatch> {
+        // Only `Synced`, which ends a batch, has no key.
         if let Some(key) = item.change.key() {
             self.pending_changes.insert(key, item.change);
             return None;
@@ -89,8 +90,8 @@ impl RouteStreamState {
         let next = self.next_replica.take();
         let is_snapshot = next.is_some();
         if is_snapshot {
-            // Streams that broke before their first table, or while it was held, do not count as followed.
-            // A replica that was followed before cannot lag behind itself.
+            // `replica` is the sender of the table in force: a stream that broke before its first `Synced` never set
+            // it. That replica cannot lag behind itself, unless changes are still held for it.
             let may_lag =
                 !self.held_changes.is_empty() || self.replica.is_some() && self.replica != next;
             (self.replica, self.held_changes, self.held_until) = (next, RouteChanges::new(), None);

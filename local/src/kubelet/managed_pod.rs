@@ -1,4 +1,4 @@
-//! Shell: one pod of the kubelet, with its descriptors and images.
+//! Shell: one pod of the local node: its state machine, its pidfds and its images.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,9 +19,12 @@ use crate::sys;
 pub(super) struct ManagedPod {
     pub(super) pod: PodStateMachine,
     pub(super) prepared: Arc<PreparedPod>,
+    /// Time at which the pod's spec was received, or the pod was adopted.
     pub(super) received_at: Instant,
     pub(super) address: Option<PodAddress>,
-    pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
+    /// Pidfd of each running container, by index in `prepared.containers`.
+    pub(super) pidfds: Vec<Option<Arc<OwnedFd>>>,
+    /// Unpacked image of each container, by the same index.
     pub(super) images: Vec<Option<UnpackedImage>>,
     pub(super) reported_status: Option<PodRunStatus>,
 }
@@ -45,13 +48,13 @@ impl ManagedPod {
             spec.init_containers.iter().flatten().map(|container| (container, init(container)));
         let containers =
             inits.chain(spec.containers.iter().map(|container| (container, ContainerRole::Main)));
-        let readiness = pod_spec.kubelet_probes;
+        let runs_readiness_probes = pod_spec.kubelet_probes;
         let plans = containers.clone().map(|(container, role)| ContainerPlan {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             role,
             is_probed: container.startup_probe.is_some()
-                || (readiness && container.readiness_probe.is_some()),
+                || (runs_readiness_probes && container.readiness_probe.is_some()),
         });
         let pod = PodStateMachine::new(restart, grace, plans.collect());
         let containers: Vec<Container> =
@@ -63,7 +66,7 @@ impl ManagedPod {
             prepared,
             received_at: Instant::now(),
             address: None,
-            processes: vec![None; count],
+            pidfds: vec![None; count],
             images: vec![None; count],
             reported_status: None,
         }
@@ -77,9 +80,9 @@ impl ManagedPod {
                 self.images[*index] = Some(image)
             }
             (PodEvent::Started { index }, EventResource::Process(fd)) => {
-                self.processes[*index] = Some(fd)
+                self.pidfds[*index] = Some(fd)
             }
-            (PodEvent::Exited { index, .. }, _) => self.processes[*index] = None,
+            (PodEvent::Exited { index, .. }, _) => self.pidfds[*index] = None,
             _ => {}
         }
     }

@@ -192,10 +192,10 @@ pub fn play(script: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
     let outcome = pair.run(&mut script, rng);
     outcome.map_err(|what| {
         let asked: Vec<_> = pair.requests.iter().map(|it| (it.id, it.state)).collect();
-        let (sent_outcomes, events, log) =
-            (&pair.server.sent_outcomes, pair.model.events(), &pair.reference.events);
+        let (given, events, log) =
+            (&pair.server.given_requests, pair.model.events(), &pair.reference.events);
         format!(
-            "{what}\n  asked {asked:?}\n  said {sent_outcomes:?}\n  events {events:?}\n  reference {log:?}"
+            "{what}\n  asked {asked:?}\n  given {given:?}\n  events {events:?}\n  reference {log:?}"
         )
     })
 }
@@ -219,7 +219,7 @@ impl H2PairCase {
             self.deliver_all_and_compare(rng)?;
         }
         self.check_waiting_requests()?;
-        let given = self.server.sent_outcomes.len() as u64;
+        let given = self.server.given_requests.len() as u64;
         let outcome = self.comparison.totals(given, self.is_over());
         self.model.close(false);
         self.server_io.close_incoming();
@@ -361,7 +361,7 @@ impl H2PairCase {
         self.comparison.compare(&self.model, &self.reference)?;
         self.check_statuses()?;
         for ClientStream { id, state, .. } in &self.requests {
-            let is_given = self.server.sent_outcomes.contains_key(id);
+            let is_given = self.server.given_requests.contains_key(id);
             let is_open = self.reference.in_flight.contains(id);
             // The client may not have read the rest of a response that has already arrived.
             let is_wanted = matches!(state, ClientStreamState::Open | ClientStreamState::Dropped);
@@ -387,7 +387,7 @@ impl H2PairCase {
             return Ok(());
         }
         let given =
-            self.requests.iter().filter(|it| self.server.sent_outcomes.contains_key(&it.id));
+            self.requests.iter().filter(|it| self.server.given_requests.contains_key(&it.id));
         match given
             .filter(|it| it.state == ClientStreamState::Open)
             .find(|it| !self.reference.in_flight.contains(&it.id))
@@ -413,7 +413,7 @@ impl H2PairCase {
             _ => None,
         });
         for (id, (class, outcome)) in ids.zip(seen_statuses) {
-            let sent = self.server.sent_outcomes.get(id).copied().unwrap_or_default();
+            let sent = self.server.given_requests.get(id).copied().unwrap_or_default();
             let SentOutcome { status, grpc: grpc_status } = sent;
             let is_right = match outcome {
                 grpc::UNSEEN => true,

@@ -26,7 +26,7 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
         let (events, log) = (play.model.events(), &play.reference.events);
         format!(
             "{what}\n  given {:?}\n  events {events:?}\n  reference {log:?}",
-            play.server.sent_outcomes
+            play.server.given_requests
         )
     })
 }
@@ -61,7 +61,7 @@ impl H2ServerCase {
         self.server.finish_calls();
         self.poll_and_compare(rng)?;
         let is_over = self.server.is_over();
-        let outcome = self.comparison.totals(self.server.sent_outcomes.len() as u64, is_over);
+        let outcome = self.comparison.totals(self.server.given_requests.len() as u64, is_over);
         self.model.close(is_over);
         self.io.close_incoming();
         self.server.poll_until_idle();
@@ -82,8 +82,8 @@ impl H2ServerCase {
         }
         self.comparison.compare(&self.model, &self.reference)?;
         // The server has read all bytes, so each request in flight was given to the application.
-        match self.reference.in_flight.iter().find(|id| !self.server.sent_outcomes.contains_key(id))
-        {
+        let given = &self.server.given_requests;
+        match self.reference.in_flight.iter().find(|id| !given.contains_key(id)) {
             None => Ok(()),
             Some(id) => Err(format!("{id} is in flight, but was not given to the application")),
         }

@@ -46,8 +46,8 @@ pub(super) struct SimHttp2Server {
     state: SimHttp2State,
     poller: ManualPoller,
     calls: Vec<SimHttp2Call>,
-    /// All requests that the application was ever given, by stream.
-    pub(super) sent_outcomes: BTreeMap<u32, SentOutcome>,
+    /// All requests that were given to the application, by stream, with what it has sent for each.
+    pub(super) given_requests: BTreeMap<u32, SentOutcome>,
 }
 
 impl SimHttp2Server {
@@ -63,7 +63,7 @@ impl SimHttp2Server {
             state,
             poller: ManualPoller::default(),
             calls: Vec::new(),
-            sent_outcomes: BTreeMap::new(),
+            given_requests: BTreeMap::new(),
         }
     }
 
@@ -98,7 +98,7 @@ impl SimHttp2Server {
 
     fn accept(&mut self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let id = respond.stream_id().as_u32();
-        self.sent_outcomes.insert(id, SentOutcome::default());
+        self.given_requests.insert(id, SentOutcome::default());
         let request = Some(request.into_body());
         self.calls.push(SimHttp2Call { id, request, respond: Some(respond), send: None });
     }
@@ -113,7 +113,7 @@ impl SimHttp2Server {
             self.calls[index].read_body(rng.next_length(3_000), &self.poller);
         }
         let call = &mut self.calls[index];
-        let sent = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
+        let sent = self.given_requests.get_mut(&call.id).expect("it was accepted");
         if call.step(sent, rng).is_none() {
             self.calls.swap_remove(index);
         }
@@ -124,7 +124,7 @@ impl SimHttp2Server {
     pub(super) fn finish_calls(&mut self) {
         for mut call in std::mem::take(&mut self.calls) {
             call.read_body(usize::MAX, &self.poller);
-            let sent = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
+            let sent = self.given_requests.get_mut(&call.id).expect("it was accepted");
             if let Some(send) = &mut call.send {
                 let _reset_meanwhile = send.send_data(Bytes::new(), true);
             } else if let Some(respond) = &mut call.respond {

@@ -1,4 +1,4 @@
-//! Shell: initramfs of a machine: a shell, the modules that mount the host's files, and the job.
+//! Shell: initramfs of a virtual machine: a shell, the modules that mount the host's files, and the job.
 
 use std::{
     fs,
@@ -9,9 +9,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{cpio::CpioArchive, debian::CachedKernel, modules};
+
 /// Script of the first process.
 const INIT: &str = include_str!("init.sh");
-/// Modules that the host's files need. All others are loaded from there on demand.
+/// Kernel modules that mount the host's files. All other modules are loaded from these files on demand.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// Directories that the init script needs, mostly as mount points.
 const DIRECTORIES: [&str; 9] =
@@ -44,16 +45,16 @@ fn busybox() -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns true if an ELF program (64 bits, this machine's byte order) needs a dynamic loader.
+/// Returns true if an ELF program (64 bits, little-endian) needs a dynamic loader.
 fn has_interpreter(program: &[u8]) -> bool {
-    const INTERPRETER: u32 = 3;
-    let number = |at: usize, bytes: usize| {
-        let name = program.get(at..at + bytes).unwrap_or_default();
-        name.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
+    const PT_INTERP: u32 = 3;
+    let read_integer = |offset: usize, length: usize| {
+        let field = program.get(offset..offset + length).unwrap_or_default();
+        field.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
     };
     // Offset of the program headers, size of one header, and their number.
-    let (at, size, count) = (number(32, 8), number(54, 2), number(56, 2));
-    (0..count).any(|index| number(at + index * size, 4) as u32 == INTERPRETER)
+    let (start, size, count) = (read_integer(32, 8), read_integer(54, 2), read_integer(56, 2));
+    (0..count).any(|index| read_integer(start + index * size, 4) as u32 == PT_INTERP)
 }
 
 fn boot_modules(kernel: &CachedKernel) -> Result<Vec<String>> {

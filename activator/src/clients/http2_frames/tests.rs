@@ -153,7 +153,7 @@ proptest! {
         let empties = fields.iter().any(|it| matches!(it, HpackFieldCase::TableSize(0)));
         prop_assert_eq!(machine.is_table_disabled, knows && empties);
         let came = all.len() - body.len();
-        let wanted = if adds && !machine.is_table_disabled { came.min(H2_BUFFER_BYTES + H2_BUFFER_BYTES) } else { 0 };
+        let wanted = if adds && !machine.is_table_disabled { came.min(MAX_BYTES_PER_ENTRY) } else { 0 };
         prop_assert_eq!(machine.entry_bytes, wanted);
     }
 }
@@ -176,7 +176,7 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     for _ in 0..10_000 {
         frames.inspect(&adds);
     }
-    let most = MAX_TABLE_ENTRIES * (H2_BUFFER_BYTES + H2_BUFFER_BYTES);
+    let most = MAX_TABLE_ENTRIES * MAX_BYTES_PER_ENTRY;
     assert_eq!(frames.entry_bytes, most, "an entry that is pushed out holds nothing");
     let empties = encode_block(&[HpackFieldCase::TableSize(0), ENTRY], 100, None, false);
     frames.inspect(&empties);

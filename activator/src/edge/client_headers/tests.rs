@@ -21,7 +21,8 @@ fn headers_for(traffic_origin: TrafficOrigin, fields: &[(&str, &str)]) -> Header
     headers
 }
 
-/// Headers after a request of a trusted load balancer, and true if it has come by https. All of 10.0.0.0/8 is trusted.
+/// Headers for the pod of a request from outside, and true if the request has come by https. All of 10.0.0.0/8 is
+/// trusted.
 fn proxied_headers(proxied_client: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
@@ -110,12 +111,12 @@ fn headers_of_a_trusted_proxy_are_kept_and_extended() {
 }
 
 #[test]
-fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
+fn a_trusted_proxy_may_send_only_the_header_forwarded() {
     let given = "for=\"[2001:db8::1]:7\";proto=http, for=192.0.2.1;host=shop.example;proto=https";
     let (headers, is_secure) =
         proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", given)]);
-    let said = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
-    assert_eq!(client_headers(&headers), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
+    let written = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
+    assert_eq!(client_headers(&headers), ["192.0.2.1, 10.0.0.9", "https", "shop.example", written]);
     assert!(is_secure, "{headers:?}");
     let (headers, is_secure) =
         proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
@@ -123,7 +124,7 @@ fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
         client_headers(&headers),
         ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]
     );
-    assert!(!is_secure, "half a field says nothing");
+    assert!(!is_secure, "an incomplete field is ignored");
 }
 
 #[test]
@@ -140,20 +141,23 @@ fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
         assert_eq!(field(&headers, "x-forwarded-for"), Some(kept), "{given}");
     }
     let protos = [("x-forwarded-proto", "https"), ("x-forwarded-proto", "http")];
-    assert!(!proxied_headers(ProxiedClient::Direct, &protos).1, "the proxy's own word is the last");
+    assert!(!proxied_headers(ProxiedClient::Direct, &protos).1, "the last value is the proxy's");
 }
 
 #[test]
-fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
-    // The client behind the balancer has an address that is trusted itself: it is another proxy.
-    let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
+fn a_proxy_header_names_the_client_and_its_protocol() {
     let (headers, is_secure) =
-        proxied_headers(ProxiedClient::Named { is_secure: true }, &forged[..1]);
+        proxied_headers(ProxiedClient::Named { is_secure: true }, &[("host", "a")]);
     assert_eq!(
         client_headers(&headers),
         ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]
     );
     assert!(is_secure);
+}
+
+#[test]
+fn headers_are_replaced_if_a_proxy_header_does_not_name_the_client() {
+    let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
     let (headers, is_secure) = proxied_headers(ProxiedClient::Unnamed, &forged);
     assert_eq!(
         client_headers(&headers),
@@ -163,7 +167,7 @@ fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
 }
 
 #[test]
-fn who_writes_an_address_cannot_write_more_than_that() {
+fn an_address_cannot_add_parameters_to_forwarded() {
     let headers = headers_for(
         TrafficOrigin::Internal,
         &[("host", "a"), ("x-forwarded-for", "x;proto=\"https")],
@@ -244,12 +248,12 @@ fn value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-fn forwarded_scheme(headers: &HeaderMap) -> &str {
+fn x_forwarded_proto(headers: &HeaderMap) -> &str {
     client_headers(headers)[1]
 }
 
 proptest! {
-    /// Whatever comes by a trusted proxy, `Forwarded` keeps its grammar and ends with that proxy.
+    /// For any headers of a trusted proxy, `Forwarded` keeps its grammar and ends with that proxy.
     #[test]
     fn forwarded_keeps_its_grammar_by_a_trusted_proxy(
         given in proptest::option::of("[ -~]{0,40}"),
@@ -268,14 +272,16 @@ proptest! {
         prop_assert!(elements.is_some(), "{}", text);
         let last = elements.unwrap_or_default().pop().and_then(|it| it.forwarded_for);
         prop_assert_eq!(last.as_deref(), Some("10.0.0.9"));
-        let known = ["http", "https", "ws", "wss"].contains(&forwarded_scheme(&headers));
+        let known = ["http", "https", "ws", "wss"].contains(&x_forwarded_proto(&headers));
         prop_assert!(known, "{:?}", headers);
     }
 
-    /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client's real address, and has the true
-    /// host and protocol.
+    /// For any headers of an external client, `Forwarded` has the real address, host and protocol. An internal client's
+    /// `X-Forwarded-For` and `X-Forwarded-Proto` are kept: `Forwarded` is well-formed and ends with the real address.
     #[test]
     fn forwarded_keeps_its_grammar(
+        forwarded in proptest::option::of("[ -~]{0,40}"),
+        forwarded_host in proptest::option::of("[ -~]{1,20}"),
         forwarded_for in proptest::option::of("[ -~]{0,40}"),
         host in "[a-z0-9.:-]{1,20}",
         proto in proptest::option::of("[ -~]{1,10}"),
@@ -283,6 +289,10 @@ proptest! {
     ) {
         let side = if outside { TrafficOrigin::External } else { TrafficOrigin::Internal };
         let mut fields = vec![("host", host.as_str())];
+        if outside {
+            fields.extend(forwarded.as_deref().map(|forwarded| ("forwarded", forwarded)));
+            fields.extend(forwarded_host.as_deref().map(|forwarded_host| ("x-forwarded-host", forwarded_host)));
+        }
         fields.extend(forwarded_for.as_deref().map(|forwarded_for| ("x-forwarded-for", forwarded_for)));
         fields.extend(proto.as_deref().map(|proto| ("x-forwarded-proto", proto)));
         let headers = headers_for(side, &fields);

@@ -11,7 +11,8 @@ use crate::{
     revisions::wait_queue::ArrivalNumber,
 };
 
-/// Entry of one request in a Revision's queue, until a pod has received the request. Dropping it leaves the queue.
+/// Entry of one request, from its first wait until the head of its response. It keeps the request's place if no pod has
+/// processed it. Dropping it removes a waiting request from the queue.
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
@@ -32,9 +33,9 @@ impl QueueEntry {
     pub async fn acquire_permit(&mut self) -> Result<PodPermit, ProxyRequestError> {
         let permit_rx = {
             let mut state = self.revision.lock_state();
-            state.prepare_request(&self.revision);
+            state.ensure_slots_if_limited(&self.revision);
             let active = state.ensure_active(self.revision.context.queue_bounds);
-            // A request that was refused by a pod comes back here, and keeps its place in the order of arrival.
+            // After a failed dial, and before a resend, the request comes back here. It keeps its place in the order.
             let arrival = *self.arrival.get_or_insert_with(|| {
                 active.queue_entries += 1;
                 active.wait_queue.assign_arrival_number()
@@ -50,9 +51,10 @@ impl QueueEntry {
                 .enqueue(arrival, self.bytes, waiter)
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = active.wait_queue.waiting_count();
-            // A request that waits a second time is still counted from the first.
-            let is_first = self.waiting_since.is_none();
-            if is_first {
+            // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
+            // as a new wait.
+            let starts_waiting = self.waiting_since.is_none();
+            if starts_waiting {
                 self.waiting_since = Some(Instant::now());
                 state.totals.record_start(now_ns());
             }
@@ -61,13 +63,14 @@ impl QueueEntry {
             let dispatched = self.revision.reconcile_waiting(&mut state);
             let permits = self.revision.grant_permits(&state, dispatched);
             drop(state);
-            if is_first {
+            if starts_waiting {
                 // After the lock is released, since the reporter has a lock of its own.
                 self.revision.on_waiting_started(waiting);
             }
             send_permits(permits);
             permit_rx
         };
+        // Only `fail_waiters` drops the sender of a waiting request, after the Revision has left the RouteTable.
         permit_rx
             .await
             .map_err(|_dropped| ProxyRequestError::UnknownRevision(self.revision.name.to_string()))
@@ -111,7 +114,6 @@ impl Drop for QueueEntry {
             (waiter, permits)
         };
         send_permits(permits);
-        // Dropped after the lock is released: the channel may hold a permit, and dropping a permit takes the lock.
         drop(waiter);
         self.end_waiting(false);
     }

@@ -101,12 +101,12 @@ impl<W> SoleHolderQueueFixture<W> {
         self.wait_queue.pause_pod(pod)
     }
 
-    fn on_pod_retry(
+    fn resume_pod(
         &mut self,
         pod: PodEndpointKey,
         mut random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        let dispatched = self.wait_queue.on_pod_retry(pod, &mut random);
+        let dispatched = self.wait_queue.resume_pod(pod, &mut random);
         self.dispatch_with_free_slots(dispatched, random)
     }
 
@@ -174,7 +174,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
         queue.enqueue(arrival, 0, ()).is_ok()
     };
     assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
-    assert!(queue.pause_pod(pod(1)), "who refuses for a moment still counts");
+    assert!(queue.pause_pod(pod(1)), "a paused pod still counts");
     assert_eq!(queue.on_routes([pod(2)], 0, || 0).len(), 41);
 }
 
@@ -189,7 +189,7 @@ fn a_removed_waiter_is_not_dispatched() {
 }
 
 #[test]
-fn a_request_that_was_refused_keeps_its_turn() {
+fn a_request_whose_dial_failed_keeps_its_place() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     assert_eq!(queue.on_routes([pod(1)], 1, || 0), []);
     let first = queue.assign_arrival_number();
@@ -198,11 +198,11 @@ fn a_request_that_was_refused_keeps_its_turn() {
     assert!(queue.pause_pod(pod(1)));
     assert_eq!(queue.on_request_done(pod(1), || 0), []);
     queue.enqueue(first, 1, 1).expect("below the bounds");
-    assert_eq!(queue.on_pod_retry(pod(1), || 0), [(1, pod(1))]);
+    assert_eq!(queue.resume_pod(pod(1), || 0), [(1, pod(1))]);
 }
 
 #[test]
-fn a_refusing_pod_is_open_again_once_the_table_lists_it_again() {
+fn a_paused_pod_is_open_again_once_the_table_lists_it_again() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     queue.on_routes([pod(1)], 0, || 0);
     queue.pause_pod(pod(1));
@@ -210,7 +210,7 @@ fn a_refusing_pod_is_open_again_once_the_table_lists_it_again() {
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
     queue.on_routes([], 0, || 0);
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(1, pod(1))]);
-    assert_eq!(queue.on_pod_retry(pod(1), || 0), []);
+    assert_eq!(queue.resume_pod(pod(1), || 0), []);
 }
 
 #[test]
@@ -229,8 +229,8 @@ enum WaitQueueOpCase {
     Request,
     Leave(usize),
     Done(usize),
-    Refused(usize),
-    Retry(u8),
+    Failed(usize),
+    Resume(u8),
     Routes(Vec<u8>, u32),
 }
 
@@ -239,8 +239,8 @@ fn ops() -> impl Strategy<Value = Vec<WaitQueueOpCase>> {
         4 => Just(WaitQueueOpCase::Request),
         1 => any::<usize>().prop_map(WaitQueueOpCase::Leave),
         3 => any::<usize>().prop_map(WaitQueueOpCase::Done),
-        1 => any::<usize>().prop_map(WaitQueueOpCase::Refused),
-        1 => (0..4u8).prop_map(WaitQueueOpCase::Retry),
+        1 => any::<usize>().prop_map(WaitQueueOpCase::Failed),
+        1 => (0..4u8).prop_map(WaitQueueOpCase::Resume),
         2 => (proptest::collection::vec(0..4u8, 0..4), 0..6u32).prop_map(|(p, l)| WaitQueueOpCase::Routes(p, l)),
     ];
     proptest::collection::vec(op, 0..200)
@@ -253,7 +253,7 @@ struct WaitQueueModel {
     in_flight: Vec<(ArrivalNumber, u32, PodEndpointKey)>,
     ended: Vec<u32>,
     ready: BTreeSet<u8>,
-    refusing: BTreeSet<u8>,
+    paused: BTreeSet<u8>,
     limit: u32,
     requests: u32,
 }
@@ -309,31 +309,31 @@ impl WaitQueueModel {
                 self.ended.push(name);
                 self.on_dispatched(queue.on_request_done(pod, random));
             }
-            WaitQueueOpCase::Refused(at) if !self.in_flight.is_empty() => {
+            WaitQueueOpCase::Failed(at) if !self.in_flight.is_empty() => {
                 let (arrival, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
                 if queue.pause_pod(pod) {
-                    self.refusing.insert(last_octet(pod));
+                    self.paused.insert(last_octet(pod));
                 }
                 self.on_dispatched(queue.on_request_done(pod, &mut random));
                 self.admit_or_enqueue(queue, arrival, name, random());
             }
-            WaitQueueOpCase::Retry(last) => {
-                self.refusing.remove(&last);
-                self.on_dispatched(queue.on_pod_retry(pod(last), random));
+            WaitQueueOpCase::Resume(last) => {
+                self.paused.remove(&last);
+                self.on_dispatched(queue.resume_pod(pod(last), random));
             }
             WaitQueueOpCase::Routes(ready, limit) => {
                 self.ready = ready.iter().copied().collect();
-                self.refusing.retain(|last| self.ready.contains(last));
+                self.paused.retain(|last| self.ready.contains(last));
                 self.limit = limit;
                 self.on_dispatched(queue.on_routes(ready.into_iter().map(pod), limit, random));
             }
-            WaitQueueOpCase::Leave(_) | WaitQueueOpCase::Done(_) | WaitQueueOpCase::Refused(_) => {}
+            WaitQueueOpCase::Leave(_) | WaitQueueOpCase::Done(_) | WaitQueueOpCase::Failed(_) => {}
         }
     }
 
     /// Capacity of the open pods; `None`: no hard limit.
     fn free_slots(&self) -> Option<usize> {
-        let open: Vec<_> = self.ready.difference(&self.refusing).collect();
+        let open: Vec<_> = self.ready.difference(&self.paused).collect();
         if open.is_empty() {
             return Some(0);
         }

@@ -59,7 +59,7 @@ async fn respond(
         "/websocket" => return Ok(echo_websocket(request, booked)),
         _ => {
             // A proxy that still sends the body when the server closes may see the close before the response, and
-            // answer itself.
+            // respond itself.
             request.into_body().collect().await?;
             return Ok(status_response(StatusCode::NOT_FOUND));
         }
@@ -94,7 +94,7 @@ fn echo_websocket(mut request: Request<Incoming>, booked: BookedRequest) -> Resp
     let accept = derive_accept_key(key.as_bytes());
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
-        let _until_here = booked;
+        let _until_closed = booked;
         let Ok(stream) = upgrade.await else { return };
         let mut socket =
             WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;

@@ -151,15 +151,15 @@ impl RequestForwarder {
     }
 }
 
-/// Revision of the service chosen at random by the shares, with its settings.
+/// Revision of the service chosen at random by the percents, with its settings.
 fn choose_revision(
     service: &RoutedService,
 ) -> Result<(Arc<ActivatorRevision>, RevisionRouteSettings), ProxyRequestError> {
     let chosen = pick_by_percent(&service.targets, |it| it.percent, random_u64());
-    let share = chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))?;
-    let settings = share.revision.route_settings();
-    let unknown = || ProxyRequestError::UnknownRevision(share.revision.name.to_string());
-    Ok((Arc::clone(&share.revision), settings.ok_or_else(unknown)?))
+    let target = chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))?;
+    let settings = target.revision.route_settings();
+    let unknown = || ProxyRequestError::UnknownRevision(target.revision.name.to_string());
+    Ok((Arc::clone(&target.revision), settings.ok_or_else(unknown)?))
 }
 
 /// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is

@@ -30,8 +30,8 @@ use crate::{
     revisions::revision::PodPermit,
 };
 
-/// Number of failed dials of one request after which its client gets an error. With the pauses between, they take at
-/// least 3.8 s if no other request meets them.
+/// Number of failed dials of one request after which its client gets an error. If the Revision has one ready pod and
+/// that one refuses them all, the pauses between them take at least 3.8 s.
 const MAX_DIAL_ATTEMPTS: u32 = 10;
 /// Number of times that a request is sent again because its connection closed before the pod processed it.
 const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
@@ -51,9 +51,9 @@ impl RequestForwarder {
     ) -> Result<PodResponse, ProxyRequestError> {
         let revision = Arc::clone(&pending.revision);
         let mut queue_entry = revision.queue_entry(pending.charged_bytes());
-        let (mut refusals, mut stale) = (0, 0);
+        let (mut failed_dials, mut closed_connections) = (0, 0);
         loop {
-            // A permit that comes together with a refusal is used.
+            // If a permit and the refusal of the client connection come together, the permit is used.
             let permit = tokio::select! {
                 biased;
                 permit = queue_entry.acquire_permit() => permit?,
@@ -65,11 +65,11 @@ impl RequestForwarder {
             let connection = match connect_to_pod(&permit, pending.settings.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
-                    refusals += 1;
+                    failed_dials += 1;
                     // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall
                     // behind others.
                     revision.on_dial_failed(permit);
-                    if refusals == MAX_DIAL_ATTEMPTS {
+                    if failed_dials == MAX_DIAL_ATTEMPTS {
                         return Err(ProxyRequestError::DialFailed {
                             address,
                             reason: error.to_string(),
@@ -94,10 +94,10 @@ impl RequestForwarder {
             let result = connection.send(request, &mut interim_sink);
             let result = match idle_timer {
                 None => result.await,
-                Some((idle_timer, is_stream)) => tokio::select! {
+                Some((idle_timer, is_grpc)) => tokio::select! {
                     biased;
                     result = result => result,
-                    failure = wait_body_failure(&pending.connection, &idle_timer, is_stream) => return Err(failure),
+                    failure = wait_body_failure(&pending.connection, &idle_timer, is_grpc) => return Err(failure),
                 },
             };
             let error = match result {
@@ -111,12 +111,12 @@ impl RequestForwarder {
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
             // with its place.
             match error.resendable {
-                Some(request_again) if stale < MAX_CLOSED_CONNECTION_RETRIES => {
+                Some(request_again) if closed_connections < MAX_CLOSED_CONNECTION_RETRIES => {
                     pending.put_back(request_again)
                 }
                 _ => return Err(exchange_error(address, &error.cause)),
             }
-            stale += 1;
+            closed_connections += 1;
             self.metrics.retries.inc();
         }
     }
@@ -174,7 +174,7 @@ async fn connect_to_pod(
     }
 }
 
-/// Returns true for gRPC, whose clients may pause for as long as they like: its calls have two directions at once.
+/// Returns true for gRPC, whose clients may pause their bodies for any time: its calls have two directions at once.
 fn is_grpc<B>(request: &Request<B>) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
@@ -186,12 +186,12 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn wait_body_failure(
     connection: &Arc<ClientConnection>,
     idle_timer: &BodyIdleTimer,
-    is_stream: bool,
+    is_grpc: bool,
 ) -> ProxyRequestError {
     let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
     tokio::select! {
         () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
-        () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
+        () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_grpc => {
             connections.count_refusal(ClientBound::BodyIdleTimeout);
             ProxyRequestError::BodyIdleTimeout
         }

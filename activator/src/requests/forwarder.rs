@@ -119,15 +119,15 @@ impl RequestForwarder {
         }
         let mut timer = RequestTimer::start(pending.settings.timeouts);
         // A response that arrives together with the timeout counts as in time.
-        let result = tokio::select! {
+        let pod_response = tokio::select! {
             biased;
-            result = self.forward_to_pod(&mut pending) => result?,
+            pod_response = self.forward_to_pod(&mut pending) => pod_response?,
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         if let Some(entry) = entry {
-            entry.set_pod(&result.permit.pod);
+            entry.set_pod(&pod_response.permit.pod);
         }
-        let mut response = self.relay_response(result, &mut pending, timer, entry);
+        let mut response = self.relay_response(pod_response, &mut pending, timer, entry);
         self.request_reconnect(&mut response, &pending);
         Ok(response)
     }
