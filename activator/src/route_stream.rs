@@ -12,7 +12,9 @@ use common::{
 };
 use tracing::info;
 
-use crate::{listeners::service_ports::ServicePortListeners, requests::forwarder::RequestForwarder};
+use crate::{
+    listeners::service_ports::ServicePortListeners, requests::forwarder::RequestForwarder,
+};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn watch_routes(

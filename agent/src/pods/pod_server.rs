@@ -72,7 +72,8 @@ impl PodServers {
     ) -> Result<PodServer, namespace::NamespaceError> {
         // Both sockets stay in the pod's namespace; only their creation has to run inside it.
         let open_sockets = || Ok((open_listener()?, SockDiag::open()?));
-        let (listener, diag) = namespace.run_inside("open a listener on port 8022", open_sockets)?;
+        let (listener, diag) =
+            namespace.run_inside("open a listener on port 8022", open_sockets)?;
         let stop = CancellationToken::new();
         let in_use_lookup = InUseLookup::new(diag, self.conns.clone());
         let state = PodServerState {
