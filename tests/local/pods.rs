@@ -132,7 +132,7 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
         json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
     );
     node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
-    let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
+    let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no response"));
     node.wait_pod("a restart because of a failed probe", "a", |pod| {
         pod.containers.iter().any(|container| failed(&container.state))
     });

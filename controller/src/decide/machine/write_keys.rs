@@ -126,12 +126,13 @@ impl ControllerStateMachine {
 
     /// Computes the exceptions of all apps: names that changed during the initial list have left old ones.
     pub(super) fn rebuild_owner_exceptions(&mut self) {
-        let exceptions_of = |(name, app): (&NamespacedName, &Box<AppState>)| {
+        let exceptions_of = |name: &NamespacedName| {
+            let Some(app) = self.cluster.apps.get(name) else { return Vec::new() };
             let exceptions = part_keys::owner_exceptions(name, app, &self.cluster);
             exceptions.into_iter().map(|it| (it, name.clone())).collect::<Vec<_>>()
         };
         self.cluster.names.owner_exceptions =
-            self.cluster.apps.iter().flat_map(exceptions_of).collect();
+            self.cluster.apps.keys().flat_map(exceptions_of).collect();
     }
 
     /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made

@@ -117,7 +117,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
     };
-    ControllerEvent::PodReported { reporter: subscriber, observation }
+    ControllerEvent::PodReported { reporter: subscriber, stream: 1, observation }
 }
 
 #[tokio::test]
