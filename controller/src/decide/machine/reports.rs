@@ -43,6 +43,25 @@ enum PodPlacement {
     Unknown,
 }
 
+impl ReporterPods {
+    /// Returns true if no pod of any stream is recorded.
+    fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+            && self.unplaced_reports.is_empty()
+            && self.unconfirmed_pods.as_ref().is_none_or(BTreeSet::is_empty)
+    }
+}
+
+/// Returns the record of a reporter; `None`: the stream is not its newest one, so this message is late.
+fn pods_of_stream<'a>(
+    pods_by_reporter: &'a mut BTreeMap<String, ReporterPods>,
+    reporter: &ComponentReplica,
+    stream: u64,
+) -> Option<&'a mut ReporterPods> {
+    let report = pods_by_reporter.entry(reporter_key(reporter)).or_default();
+    (report.stream <= stream).then_some(report)
+}
+
 impl ControllerStateMachine {
     pub(super) fn handle_report_begin(
         &mut self,
@@ -68,10 +87,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         self.cluster.pods.reporters.handle_synced(&reporter_key(reporter), stream);
-        let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) else { return };
-        if report.stream > stream {
+        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
-        }
+        };
         let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
         unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
@@ -107,8 +125,8 @@ impl ControllerStateMachine {
         let is_not_ready =
             |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         let not_ready: Vec<String> = report.pods.iter().filter(is_not_ready).cloned().collect();
-        // The next agent of the node continues this record. An activator's name never returns.
-        if report.pods.is_empty() {
+        // The next agent of the node confirms the pods that are left. An activator has none, and its name never returns.
+        if report.is_empty() {
             self.pods_by_reporter.remove(reporter_key);
         }
         for uid in not_ready {
@@ -189,10 +207,9 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
-        let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
-        if report.stream > stream {
+        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
-        }
+        };
         report.node.clone_from(&reporter.node);
         report.pods.insert(observation.uid.clone());
         if let Some(unconfirmed_pods) = &mut report.unconfirmed_pods {
@@ -278,13 +295,11 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }
-        if let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) {
-            if report.stream > stream {
-                return;
-            }
-            report.pods.remove(uid);
-            report.unplaced_reports.remove(uid);
-        }
+        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
+            return;
+        };
+        report.pods.remove(uid);
+        report.unplaced_reports.remove(uid);
         self.remove_pod_report(uid, now);
     }
 

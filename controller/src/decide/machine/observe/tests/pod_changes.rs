@@ -399,3 +399,36 @@ fn late_messages_of_an_older_report_stream_change_nothing() {
     api_server.step(ControllerEvent::ReportStreamSynced { reporter, stream: 2 });
     assert!(!api_server.machine.cluster().pods.reports.contains_key(&uid));
 }
+
+/// In a rollout of the agents, the new agent's stream may begin before the old agent's pod is seen as deleted.
+#[test]
+fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends_first() {
+    let mut api_server = awake(1);
+    let (_, uid) = pods(&api_server).remove(0);
+    let agent_pod = NamespacedName::new("knative-serving", "rouse-agent-1");
+    let observed = |object| ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: agent_pod.clone(),
+        object,
+    };
+    let object = json!({
+        "metadata": {"name": "rouse-agent-1", "namespace": "knative-serving", "labels": {"app": "rouse-agent"}},
+        "spec": {"nodeName": agent().node},
+        "status": {"phase": "Running"},
+    });
+    api_server.step(observed(Some(Box::new(object))));
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
+    api_server.step(begin(1));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: agent(),
+        stream: 1,
+        observation: PodObservation { uid: uid.clone(), ..ready_observation() },
+    });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
+    api_server.step(begin(2));
+    api_server.step(observed(None));
+    let is_reported = |it: &FakeApiServer| it.machine.cluster().pods.reports.contains_key(&uid);
+    assert!(is_reported(&api_server), "the new stream has not named all pods yet");
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 });
+    assert!(!is_reported(&api_server));
+}
