@@ -1,7 +1,6 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
-//! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`,
-//! `log`,
+//! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`, `log`,
 //! `probe`, `tls`, `enrollment` and `admin` do I/O; every component would otherwise repeat them.
 //!
 //! | module | between | content |

@@ -135,13 +135,16 @@ impl RouseCluster {
                     pods.iter().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
                 let are_ready =
                     pods.iter().all(|pod| find_condition(pod, "Ready")["status"] == "True");
-                if pods.len() == 2 && are_ready && nodes.len() < 2 {
-                    let name = pods[0]["metadata"]["name"].as_str()?;
-                    let delete = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, name];
-                    self.cluster.kubectl(&delete).expect("an operator may");
+                if pods.len() != 2 || !are_ready {
                     return None;
                 }
-                (pods.len() == 2 && are_ready).then_some(())
+                if nodes.len() == 2 {
+                    return Some(());
+                }
+                let name = pods[0]["metadata"]["name"].as_str()?;
+                let delete = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, name];
+                self.cluster.kubectl(&delete).expect("an operator may");
+                None
             });
         }
     }

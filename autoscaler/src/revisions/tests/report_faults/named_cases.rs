@@ -303,14 +303,19 @@ fn a_takeover_does_not_shorten_the_stable_window() {
     assert_eq!((expected, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
 }
 
+/// A fault of three seconds every five seconds, at the same time in the reports of all these senders.
+fn frequent_faults(senders: &[usize], fault: ReportFault) -> FaultCase {
+    let times = (32..88).step_by(5).flat_map(|from| senders.iter().map(move |&it| (it, from)));
+    let faults = times.map(|(sender, from)| TimedFault { sender, fault, from, long: 3 });
+    FaultCase { faults: faults.collect(), ..FaultCase::default() }
+}
+
 /// Reports of totals that do not change come late again and again: they show that nothing has happened meanwhile.
 #[test]
 fn late_reports_of_quiet_pods_keep_none() {
     let series = [constant_load(30, 10), constant_load(60, 0)].concat();
     for fault in [ReportFault::Late, ReportFault::Lost] {
-        let times = (32..88).step_by(5).flat_map(|from| [(0, from), (1, from), (ACTIVATOR, from)]);
-        let faults = times.map(|(sender, from)| TimedFault { sender, fault, from, long: 3 });
-        let faults = FaultCase { faults: faults.collect(), ..FaultCase::default() };
+        let faults = frequent_faults(&[0, 1, ACTIVATOR], fault);
         let pods = requested_pods(&small_policy(), &series, &faults);
         assert_eq!((pods[4 * 30], pods.last()), (9, Some(&0)), "{fault:?}: 60 at 7 a pod");
     }
@@ -320,10 +325,7 @@ fn late_reports_of_quiet_pods_keep_none() {
 #[test]
 fn late_reports_of_constant_load_keep_only_its_pods() {
     let series = [constant_load(30, 10), constant_load(60, 5)].concat();
-    let times = (32..88).step_by(5).flat_map(|from| [(0, from), (1, from)]);
-    let fault = ReportFault::Late;
-    let faults = times.map(|(sender, from)| TimedFault { sender, fault, from, long: 3 });
-    let faults = FaultCase { faults: faults.collect(), ..FaultCase::default() };
+    let faults = frequent_faults(&[0, 1], ReportFault::Late);
     let pods = requested_pods(&small_policy(), &series, &faults);
     assert_eq!((pods[4 * 30], pods.last()), (9, Some(&5)), "60 and 30 at 7 a pod");
 }
