@@ -195,7 +195,7 @@ impl Agent {
                     }
                     self.handle_event(event);
                 }
-                Some(result) = self.remote_pods.next_result() => self.handle_reach_result(&result),
+                Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
                 results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
                 batch = routes.next() => self.apply_batch(batch),
                 () = sleep_until(wake.into()) => {
@@ -261,7 +261,7 @@ impl Agent {
         }
     }
 
-    fn handle_reach_result(&mut self, result: &RemoteProbeResult) {
+    fn handle_remote_probe_result(&mut self, result: &RemoteProbeResult) {
         self.remote_pods.record_result(result);
         self.update_exclusion(&result.0.uid);
     }

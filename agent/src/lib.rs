@@ -122,9 +122,11 @@ fn replica_resolvers(
     shutdown: &CancellationToken,
 ) -> (Arc<ReplicaResolver>, Arc<ReplicaResolver>) {
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
-    let find = |holder, text| ReplicaResolver::with_credentials(holder, text, credentials.as_ref());
-    let controllers = find(Component::Controller, &config.controller);
-    let autoscalers = find(Component::Autoscaler, &config.autoscaler);
+    let resolver = |component, setting| {
+        ReplicaResolver::with_credentials(component, setting, credentials.as_ref())
+    };
+    let controllers = resolver(Component::Controller, &config.controller);
+    let autoscalers = resolver(Component::Autoscaler, &config.autoscaler);
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own_credentials, resolver) = (Arc::clone(credentials), Arc::clone(&controllers));
         tasks.spawn(enrollment::keep_enrolled(

@@ -188,12 +188,13 @@ impl Agent {
 
     /// Makes one attempt of a readiness probe, in a task of its own.
     fn start_probe(&self, attempt: PodProbeAttempt) {
-        let (tries, marks) = (self.pod_events_tx.clone(), self.handles.probe_marks.clone());
+        let (events, marks) = (self.pod_events_tx.clone(), self.handles.probe_marks.clone());
         tokio::spawn(async move {
             let result =
                 run_probe(&attempt.probe.handler, attempt.at, attempt.timeout, &marks).await;
             // A failed send means that the loop has ended, and the agent with it.
-            let _ = tries.send(PodTrackerEvent::ProbeEnded(attempt.uid, attempt.seq, result)).await;
+            let event = PodTrackerEvent::ProbeEnded(attempt.uid, attempt.seq, result);
+            let _ = events.send(event).await;
         });
     }
 

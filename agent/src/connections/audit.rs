@@ -65,8 +65,8 @@ impl AuditScan {
                 && (gauge != PodGauge::InFlight
                     || before.totals == between.totals && between.totals == after.totals);
             let [first, second] = self.sockets.each_ref().map(|all| socket_shares(all, gauge));
-            let level: i64 = first.values().sum();
-            (is_unchanged && first == second).then(|| level - before.values[index])
+            let counted: i64 = first.values().sum();
+            (is_unchanged && first == second).then(|| counted - before.values[index])
         })
     }
 }
@@ -87,7 +87,7 @@ fn socket_shares(all: &CountedSockets, gauge: PodGauge) -> BTreeMap<u64, i64> {
 pub(crate) struct AuditVerdict {
     /// Correction of the gauges; all 0 if there is no drift.
     pub(crate) correction: GaugeValues,
-    /// True if all gauges stood still, so that each could be judged.
+    /// True if no gauge changed during the scan, so that each could be judged.
     pub(crate) is_steady: bool,
 }
 
@@ -101,11 +101,13 @@ pub(crate) struct GaugeAudit {
 struct PodAudit {
     /// True if all gauges of the pod are 0.
     is_idle: bool,
+    /// End of the newest scan; before the first one, the time at which the pod was added.
     scanned_ns: u64,
     /// Time of the next scan at the earliest.
     next_scan_ns: u64,
     /// Difference that the last scans found, and the number of these scans, by gauge.
     suspects: [(i64, u32); GAUGE_COUNT],
+    /// Uncounted connections of the newest scan, by their cookies.
     uncounted: BTreeSet<u64>,
     /// Number of uncounted connections that the previous scan found as well.
     still_uncounted: usize,
@@ -115,8 +117,8 @@ impl GaugeAudit {
     /// Sets the pods to audit, each with its present gauges.
     pub(crate) fn set_pods(&mut self, now_ns: u64, pods: &BTreeMap<String, GaugeValues>) {
         self.pods.retain(|uid, _| pods.contains_key(uid));
-        for (uid, levels) in pods {
-            let is_idle = *levels == GaugeValues::default();
+        for (uid, values) in pods {
+            let is_idle = *values == GaugeValues::default();
             let new_audit = || PodAudit {
                 scanned_ns: now_ns,
                 next_scan_ns: now_ns + nanos(SCAN_PERIOD),
@@ -174,9 +176,9 @@ impl GaugeAudit {
 
 impl PodAudit {
     fn is_due(&self, now_ns: u64) -> bool {
-        let suspicious = self.suspects.iter().any(|(_, times)| *times > 0);
-        // A pod at rest is scanned rarely, but a suspicion there is followed at the usual rate.
-        let pause = if self.is_idle && !suspicious { IDLE_SCAN_PERIOD } else { Duration::ZERO };
+        let has_suspect = self.suspects.iter().any(|(_, times)| *times > 0);
+        // An idle pod is scanned rarely, but a difference that was found there is checked again at the usual rate.
+        let pause = if self.is_idle && !has_suspect { IDLE_SCAN_PERIOD } else { Duration::ZERO };
         self.next_scan_ns.max(self.scanned_ns + nanos(pause)) <= now_ns
     }
 }

@@ -117,8 +117,8 @@ impl PodDeadlines {
 
 impl PodDeadline {
     fn next_scan_ns(&self) -> Option<u64> {
-        let over_ns = self.since_ns.saturating_add(nanos(self.timeout));
-        self.is_busy.then_some(over_ns.max(self.paused_until_ns))
+        let overdue_ns = self.since_ns.saturating_add(nanos(self.timeout));
+        self.is_busy.then_some(overdue_ns.max(self.paused_until_ns))
     }
 }
 
@@ -141,11 +141,11 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn names(due: &[DeadlineScanTarget]) -> Vec<&str> {
+    fn uids(due: &[DeadlineScanTarget]) -> Vec<&str> {
         due.iter().map(|it| it.uid.as_str()).collect()
     }
 
-    fn found(at_ns: u64, oldest_ns: Option<u64>) -> Option<DeadlineScan> {
+    fn scan_result(at_ns: u64, oldest_ns: Option<u64>) -> Option<DeadlineScan> {
         Some(DeadlineScan { at_ns, oldest_ns, ..DeadlineScan::default() })
     }
 
@@ -168,9 +168,9 @@ mod tests {
         assert_eq!(deadlines.due_scans(10 * SECOND - 1), []);
         let due = deadlines.due_scans(10 * SECOND);
         assert_eq!(due, [DeadlineScanTarget { uid: "a".into(), timeout: TIMEOUT }]);
-        deadlines.handle_scan(10 * SECOND, "a", found(10 * SECOND, Some(4 * SECOND)));
+        deadlines.handle_scan(10 * SECOND, "a", scan_result(10 * SECOND, Some(4 * SECOND)));
         assert_eq!(deadlines.next_scan_ns(), Some(14 * SECOND));
-        deadlines.handle_scan(14 * SECOND, "a", found(14 * SECOND, None));
+        deadlines.handle_scan(14 * SECOND, "a", scan_result(14 * SECOND, None));
         assert_eq!(deadlines.next_scan_ns(), Some(24 * SECOND), "what began since");
         deadlines.update_in_flight(20 * SECOND, "a", 0, TIMEOUT);
         assert_eq!(deadlines.next_scan_ns(), None);
@@ -182,23 +182,23 @@ mod tests {
         let now = 1_000 * SECOND;
         deadlines.update_in_flight(now, "busy", 1, TIMEOUT);
         deadlines.update_in_flight(now, "idle", 0, TIMEOUT);
-        assert_eq!(names(&deadlines.due_scans(now)), ["busy"]);
+        assert_eq!(uids(&deadlines.due_scans(now)), ["busy"]);
         deadlines.forget("busy");
-        deadlines.handle_scan(now, "busy", found(now, None));
-        assert_eq!(deadlines.due_scans(u64::MAX), [], "it is no more");
+        deadlines.handle_scan(now, "busy", scan_result(now, None));
+        assert_eq!(deadlines.due_scans(u64::MAX), [], "the pod is gone");
     }
 
     #[test]
     fn scans_pause_and_pause_longer_where_they_take_long_or_fail() {
-        let (mut deadlines, rest) = (PodDeadlines::default(), nanos(SCAN_PAUSE));
+        let (mut deadlines, pause_ns) = (PodDeadlines::default(), nanos(SCAN_PAUSE));
         deadlines.update_in_flight(0, "a", 1, TIMEOUT);
         let now = 100 * SECOND;
-        let over =
+        let overdue =
             DeadlineScan { at_ns: now, oldest_ns: Some(0), closed: 0, cpu_time: Duration::ZERO };
-        deadlines.handle_scan(now, "a", Some(over));
-        assert_eq!(deadlines.next_scan_ns(), Some(now + rest), "the next one is over already");
-        deadlines.handle_scan(now, "a", Some(DeadlineScan { cpu_time: SCAN_PAUSE, ..over }));
-        assert_eq!(deadlines.next_scan_ns(), Some(now + rest * u64::from(CPU_BUDGET_DIVISOR)));
+        deadlines.handle_scan(now, "a", Some(overdue));
+        assert_eq!(deadlines.next_scan_ns(), Some(now + pause_ns), "another is overdue");
+        deadlines.handle_scan(now, "a", Some(DeadlineScan { cpu_time: SCAN_PAUSE, ..overdue }));
+        assert_eq!(deadlines.next_scan_ns(), Some(now + pause_ns * u64::from(CPU_BUDGET_DIVISOR)));
         deadlines.handle_scan(now, "a", None);
         assert_eq!(deadlines.next_scan_ns(), Some(now + nanos(FAILED_SCAN_PAUSE)));
     }
@@ -221,7 +221,7 @@ mod tests {
         fn every_request_is_closed_within_a_second_of_its_timeout_and_none_before(requests in requests()) {
             let tick = SECOND / 100;
             let mut open: Vec<_> = requests.iter().map(|(began, takes)| (*began, began + takes)).collect();
-            let (mut deadlines, mut looks, mut ended) = (PodDeadlines::default(), 0, 0);
+            let (mut deadlines, mut scans, mut closed) = (PodDeadlines::default(), 0, 0);
             for now in 0..9_000 {
                 let in_flight = |(began, ends): &&(u64, u64)| *began <= now && now < *ends;
                 let is_late = |(began, _): &(u64, u64)| now - began > 1_100;
@@ -233,18 +233,18 @@ mod tests {
                 if deadlines.due_scans(now * tick).is_empty() {
                     continue;
                 }
-                looks += 1;
+                scans += 1;
                 let all = open.len();
                 open.retain(|it| !(in_flight(&it) && is_overdue(now * tick, TIMEOUT, it.0 * tick)));
-                ended += all - open.len();
+                closed += all - open.len();
                 let oldest = open.iter().filter(in_flight).map(|(began, _)| began * tick).min();
-                deadlines.handle_scan(now * tick, "a", found(now * tick, oldest));
+                deadlines.handle_scan(now * tick, "a", scan_result(now * tick, oldest));
             }
             let too_long = requests.iter().filter(|(_, takes)| *takes > 1_000 + 25).count();
-            prop_assert!(ended >= too_long, "{} of {}", ended, too_long);
+            prop_assert!(closed >= too_long, "{} of {}", closed, too_long);
             let all = requests.iter().filter(|(_, takes)| *takes > 1_000).count();
-            prop_assert!(ended <= all, "{} of {}", ended, all);
-            prop_assert!(looks <= 9 + 2 * requests.len(), "{} looks", looks);
+            prop_assert!(closed <= all, "{} of {}", closed, all);
+            prop_assert!(scans <= 9 + 2 * requests.len(), "{} scans", scans);
         }
     }
 }

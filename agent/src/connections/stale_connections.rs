@@ -100,6 +100,7 @@ impl DrainingAddress {
         if patient { IDLE_TIME } else { SHORT_IDLE_TIME }
     }
 
+    /// Returns true if the address has drained for longer than idle connections take to close.
     fn is_late(self, now: Instant) -> bool {
         now.duration_since(self.since) >= DRAINING_WATCH_TIME
     }
@@ -275,14 +276,14 @@ mod tests {
             ClientScanStats::default(),
             ClientScanStats { known_connections: 1, ..ClientScanStats::default() },
         );
-        assert_eq!(connections.next_scan(now, some), None, "nothing is left");
+        assert_eq!(connections.next_scan(now, some), None, "no address drains");
         connections.start_draining(now, address, Some(RoutingPhase::Ready));
         assert_eq!(connections.next_scan(now, none), Some(ClientScanScope::AllClients));
         assert_eq!(connections.next_scan(now, none), None, "none is known");
         assert_eq!(
             connections.next_scan(now, some),
             Some(ClientScanScope::KnownConnections),
-            "however new that look is"
+            "right after a scan of all clients"
         );
         assert_eq!(connections.next_scan(now, some), None, "just now");
         assert_eq!(
@@ -309,20 +310,20 @@ mod tests {
         connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
         let (full_scan_cpu, known_scan_cpu) = (FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
         let last_scans = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
-        let mut rounds = |after| connections.next_scan(now + after, last_scans);
-        assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::AllClients));
-        assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::KnownConnections));
-        assert_eq!(rounds(KNOWN_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)), None);
+        let mut scan_after = |after| connections.next_scan(now + after, last_scans);
+        assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::AllClients));
+        assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::KnownConnections));
+        assert_eq!(scan_after(KNOWN_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)), None);
         assert_eq!(
-            rounds(KNOWN_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            scan_after(KNOWN_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            rounds(FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
+            scan_after(FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            rounds(FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            scan_after(FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
             Some(ClientScanScope::AllClients)
         );
     }
@@ -411,7 +412,7 @@ mod tests {
             since_acknowledged: IDLE_TIME * 2,
             ..answered(IDLE_TIME * 3)
         };
-        assert!(!is_idle(next, IDLE_TIME), "the next one neither");
+        assert!(!is_idle(next, IDLE_TIME), "its next request has no answer yet");
         let same_tick =
             TcpActivity { since_acknowledged: IDLE_TIME * 3 - ms(40), ..answered(IDLE_TIME * 3) };
         assert!(

@@ -30,11 +30,11 @@ const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 pub(crate) struct KernelBtf<'a> {
     strings: &'a [u8],
     types: &'a [u8],
-    /// Offset of each type, by its number; number 0 is `void`.
+    /// Offset of each type, by its type id; id 0 is `void`.
     type_offsets: Vec<u32>,
 }
 
-/// Field of a structure: its offset in bytes and further bits, and the number of its type.
+/// Field of a structure: its offset in bytes and further bits, and the id of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BtfField {
     offset: u32,
@@ -94,18 +94,18 @@ impl<'a> KernelBtf<'a> {
         Some(SocketBit { byte_index, mask })
     }
 
-    /// Returns the number of a function.
+    /// Returns the type id of a function.
     pub(crate) fn function_id(&self, name: &str) -> Option<u32> {
         self.find_type(FUNCTION, name)
     }
 
-    /// Returns the number of a type by its kind and name.
+    /// Returns the id of a type by its kind and name.
     fn find_type(&self, kind: u32, name: &str) -> Option<u32> {
-        let is = |number: &usize| {
-            let Some(begin) = self.type_offset(*number) else { return false };
+        let is_wanted = |type_id: &usize| {
+            let Some(begin) = self.type_offset(*type_id) else { return false };
             self.kind_at(begin) == Some(kind) && self.is_named(begin, name)
         };
-        u32::try_from((1..self.type_offsets.len()).find(is)?).ok()
+        u32::try_from((1..self.type_offsets.len()).find(is_wanted)?).ok()
     }
 
     /// Returns the offset of `path` (`field` or `field.field`) in a structure.
@@ -119,10 +119,10 @@ impl<'a> KernelBtf<'a> {
     }
 
     /// Finds a member of a structure or union, also inside unnamed members.
-    fn find_member(&self, of: u32, name: &str, deep: usize) -> Option<BtfField> {
+    fn find_member(&self, type_id: u32, name: &str, depth_left: usize) -> Option<BtfField> {
         // Bounded, as a malformed description may refer to itself.
-        let deep = deep.checked_sub(1)?;
-        let begin = self.composite(of)?;
+        let depth_left = depth_left.checked_sub(1)?;
+        let begin = self.composite(type_id)?;
         let info = word(self.types, begin + 4)?;
         // With this flag the high byte is the width of a bit field.
         let mask = if info >> 31 == 1 { 0x00FF_FFFF } else { u32::MAX };
@@ -135,26 +135,26 @@ impl<'a> KernelBtf<'a> {
                 return Some(BtfField { offset, bit: (bits % 8) as u8, type_id });
             }
             let inner =
-                self.is_named(member, "").then(|| self.find_member(type_id, name, deep))??;
+                self.is_named(member, "").then(|| self.find_member(type_id, name, depth_left))??;
             Some(BtfField { offset: offset.checked_add(inner.offset)?, ..inner })
         })
     }
 
     /// Returns the offset of a structure or union, through any aliases of it.
-    fn composite(&self, mut number: u32) -> Option<usize> {
+    fn composite(&self, mut type_id: u32) -> Option<usize> {
         for _ in 0..DEPTH_MAX {
-            let begin = self.type_offset(number as usize)?;
+            let begin = self.type_offset(type_id as usize)?;
             match self.kind_at(begin)? {
                 STRUCT | UNION => return Some(begin),
-                kind if MODIFIERS.contains(&kind) => number = word(self.types, begin + 8)?,
+                kind if MODIFIERS.contains(&kind) => type_id = word(self.types, begin + 8)?,
                 _ => return None,
             }
         }
         None
     }
 
-    fn type_offset(&self, number: usize) -> Option<usize> {
-        (number > 0).then(|| self.type_offsets.get(number).map(|&begin| begin as usize))?
+    fn type_offset(&self, type_id: usize) -> Option<usize> {
+        (type_id > 0).then(|| self.type_offsets.get(type_id).map(|&begin| begin as usize))?
     }
 
     fn kind_at(&self, begin: usize) -> Option<u32> {

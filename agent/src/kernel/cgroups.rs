@@ -111,19 +111,19 @@ pub fn is_kubelet(comm: &str) -> bool {
 /// Returns the kubelet's cgroup that is nearest to `pods`, from these candidates. `None` if two are equally near, or if
 /// the cgroup also holds pods or a user's session.
 pub fn nearest_kubelet(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf> {
-    let near = |candidate: &Path| {
+    let shared_parts = |candidate: &Path| {
         let both = candidate.iter().zip(pods);
         both.take_while(|(one, other)| one == other).count()
     };
     // A cgroup that contains the pods, or lies inside them, would mark requests as probes.
     let is_own = |candidate: &&PathBuf| {
-        let mut apart = candidate.iter().skip(near(candidate));
+        let mut apart = candidate.iter().skip(shared_parts(candidate));
         let is_foreign = |it: &OsStr| is_kubepods(it) || it == "user.slice";
         !pods.starts_with(candidate) && !candidate.starts_with(pods) && !apart.any(is_foreign)
     };
     let own_candidates: Vec<&PathBuf> = candidates.iter().filter(is_own).collect();
-    let nearest = own_candidates.iter().map(|it| near(it)).max()?;
-    let mut all = own_candidates.into_iter().filter(|it| near(it) == nearest);
+    let nearest = own_candidates.iter().map(|it| shared_parts(it)).max()?;
+    let mut all = own_candidates.into_iter().filter(|it| shared_parts(it) == nearest);
     all.next().filter(|_| all.next().is_none()).cloned()
 }
 
@@ -193,7 +193,7 @@ mod tests {
     const ID: &str = "4f0c7b7e1f60b4a4f3d4b1f8f6a9d2c1e0b3a5978695a4b3c2d1e0f9a8b7c6d5";
 
     /// Returns the pods' directory and the pod in a path from the mount, and true if the path has a monitor.
-    fn read(path: &str) -> (Option<PathBuf>, Option<String>, bool) {
+    fn read_path(path: &str) -> (Option<PathBuf>, Option<String>, bool) {
         let path = Path::new(path);
         let at = |which: fn(&OsStr) -> bool| path.iter().position(which);
         let kubepods = at(is_kubepods).map(|at| path.iter().take(at + 1).collect());
@@ -282,7 +282,8 @@ mod tests {
             ),
         ];
         for (path, kubepods, uid) in cases {
-            assert_eq!(read(&path), (Some(kubepods.into()), Some(uid.into()), false), "{path}");
+            let want = (Some(kubepods.into()), Some(uid.into()), false);
+            assert_eq!(read_path(&path), want, "{path}");
         }
     }
 
@@ -299,10 +300,10 @@ mod tests {
             "init.scope",
             "rouse-self-test-7",
         ] {
-            assert_eq!(read(path).1, None, "{path}");
+            assert_eq!(read_path(path).1, None, "{path}");
         }
         let conmon = format!("kubepods/burstable/pod{UID}/crio-conmon-{ID}.scope");
-        assert!(read(&conmon).2, "a monitor is in the pod's directory and no container of it");
+        assert!(read_path(&conmon).2, "a monitor is in the pod's directory and no container of it");
     }
 
     #[test]

@@ -53,14 +53,14 @@ mod tests {
             listening_since_ns: at_ns(10),
             ..ListenValue::default()
         };
-        let is_over = |reachable, loopback, serves, seconds| {
-            is_deletable(&listen(reachable, loopback), serves, at_ns(seconds))
+        let is_deletable = |reachable, loopback, is_serving, seconds| {
+            is_deletable(&listen(reachable, loopback), is_serving, at_ns(seconds))
         };
-        assert!(is_over(0, 0, false, 70));
-        assert!(!is_over(0, 0, false, 69), "it may open again");
-        assert!(!is_over(1, 0, false, 700) && !is_over(0, 1, false, 700), "open");
-        assert!(is_over(ONE_LESS, 0, false, 70), "its pod was forgotten before it closed");
-        assert!(!is_over(0, 0, true, 700), "the pod's process may be started again");
-        assert!(is_over(ONE_LESS, 0, true, 11), "the next listener would not count");
+        assert!(is_deletable(0, 0, false, 70));
+        assert!(!is_deletable(0, 0, false, 69), "it may open again");
+        assert!(!is_deletable(1, 0, false, 700) && !is_deletable(0, 1, false, 700), "open");
+        assert!(is_deletable(ONE_LESS, 0, false, 70), "its pod was forgotten before it closed");
+        assert!(!is_deletable(0, 0, true, 700), "the pod's process may be started again");
+        assert!(is_deletable(ONE_LESS, 0, true, 11), "the next listener would not count");
     }
 }

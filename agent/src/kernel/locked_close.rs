@@ -25,7 +25,7 @@ use crate::{
     net::sockdiag::DiagConnection,
 };
 
-/// Name of the eBPF program.
+/// Name of the eBPF program that closes connections under their locks.
 const END: &str = "end";
 /// Kernel function that closes a locked socket.
 const DESTROY: &str = "bpf_sock_destroy";
@@ -84,18 +84,18 @@ impl LockedCloseSupport {
     /// Returns a copy of the object with the call of this kernel's function in its reserved place. Aya cannot link
     /// kernel functions yet.
     pub(crate) fn patch_object(&self, object: &[u8]) -> Result<AlignedObject, LockedCloseError> {
-        let mut filled = AlignedObject::copy(object);
+        let mut patched = AlignedObject::copy(object);
         let placeholder = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
         // Instructions are aligned to their size, in memory and in the file.
         let mut call_sites =
-            filled.bytes_mut().chunks_exact_mut(8).filter(|word| **word == placeholder);
+            patched.bytes_mut().chunks_exact_mut(8).filter(|word| **word == placeholder);
         match (call_sites.next(), call_sites.next()) {
             (Some(call_site), None) => {
                 call_site.copy_from_slice(&encode_call(KFUNC_CALL, self.function_id))
             }
             _ => return Err(LockedCloseError::Object),
         }
-        Ok(filled)
+        Ok(patched)
     }
 }
 
@@ -164,7 +164,7 @@ impl std::ops::AddAssign for CloseCounts {
 }
 
 impl LockedCloser {
-    /// Loads the program of an object that was [filled in](LockedCloseSupport::patch_object), and takes its map.
+    /// Loads the program of a [patched](LockedCloseSupport::patch_object) object, and takes its map.
     pub(crate) fn load(ebpf: &mut Ebpf) -> Result<Self, LockedCloseError> {
         let btf = Btf::from_sys_fs()?;
         let Some(Program::Iter(program)) = ebpf.program_mut(END) else {
@@ -172,8 +172,8 @@ impl LockedCloser {
         };
         program.load("tcp", &btf)?;
         let link = sys::link_iterator(program.fd()?.as_fd()).map_err(LockedCloseError::Link)?;
-        let ending = ebpf.take_map(maps::ENDING).ok_or(LockedCloseError::Object)?;
-        Ok(Self { link, requests: HashMap::try_from(ending)? })
+        let requests = ebpf.take_map(maps::ENDING).ok_or(LockedCloseError::Object)?;
+        Ok(Self { link, requests: HashMap::try_from(requests)? })
     }
 
     /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
@@ -181,24 +181,24 @@ impl LockedCloser {
     pub fn close(&mut self, connections: &[&DiagConnection]) -> io::Result<CloseCounts> {
         let mut counts = CloseCounts::default();
         for batch in connections.chunks(abi::ENDING_MAX as usize) {
-            let ended = self.close_batch(batch);
+            let result = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
             for connection in batch {
                 counts += self.take_outcome(connection.cookie())?;
             }
-            ended?;
+            result?;
         }
         Ok(counts)
     }
 
     fn close_batch(&mut self, connections: &[&DiagConnection]) -> io::Result<()> {
         for connection in connections {
-            let ending = CloseRequest {
+            let request = CloseRequest {
                 bytes_acked: connection.activity.bytes_acked,
                 bytes_received: connection.activity.bytes_received,
                 result: abi::CLOSE_NOT_FOUND,
             };
-            self.requests.insert(connection.cookie(), ending, 0).map_err(io::Error::other)?;
+            self.requests.insert(connection.cookie(), request, 0).map_err(io::Error::other)?;
         }
         sys::run_iterator(self.link.as_fd())
     }
@@ -212,8 +212,8 @@ impl LockedCloser {
             Err(error) => return Err(io::Error::other(error)),
         };
         self.requests.remove(&cookie).map_err(io::Error::other)?;
-        let is = |result| u64::from(request.result == result);
-        Ok(CloseCounts { closed: is(abi::CLOSE_DONE), spared: is(abi::CLOSE_SKIPPED) })
+        let count_if = |result| u64::from(request.result == result);
+        Ok(CloseCounts { closed: count_if(abi::CLOSE_DONE), spared: count_if(abi::CLOSE_SKIPPED) })
     }
 }
 
@@ -223,17 +223,18 @@ mod tests {
 
     #[test]
     fn the_only_call_site_is_patched() {
-        let offer =
+        let support =
             LockedCloseSupport { function_id: 0x1234_5678, fields: SockFieldOffsets::default() };
         let placeholder = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
         let object = [[1; 8], placeholder, [2; 8]].concat();
-        let filled = offer.patch_object(&object).expect("one place");
-        assert_eq!(filled.bytes(), [[1; 8], encode_call(KFUNC_CALL, 0x1234_5678), [2; 8]].concat());
-        assert_eq!(filled.bytes().as_ptr().align_offset(8), 0);
+        let patched = support.patch_object(&object).expect("one call site");
+        let call = encode_call(KFUNC_CALL, 0x1234_5678);
+        assert_eq!(patched.bytes(), [[1; 8], call, [2; 8]].concat());
+        assert_eq!(patched.bytes().as_ptr().align_offset(8), 0);
         for object in
             [vec![1; 16], [placeholder, placeholder].concat(), [&[0; 4], &placeholder[..]].concat()]
         {
-            assert!(matches!(offer.patch_object(&object), Err(LockedCloseError::Object)));
+            assert!(matches!(support.patch_object(&object), Err(LockedCloseError::Object)));
         }
     }
 }

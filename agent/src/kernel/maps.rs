@@ -98,6 +98,7 @@ pub struct KernelMaps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
     pods: HashMap<MapData, u64, abi::PodValue>,
     listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
+    /// Number of entries in `LISTEN` by netns cookie.
     listeners: HashMap<MapData, u64, u32>,
     node_addresses: HashMap<MapData, [u8; 16], u32>,
     svc_state: SharedWords,
@@ -176,11 +177,13 @@ impl KernelMaps {
         PodGauges::open(&self.pins)
     }
 
-    /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. `all` also
-    /// drops pods of the previous version that are not registered here.
-    pub fn fold_previous(&mut self, all: bool) -> bool {
-        let is_folded =
-            self.previous.as_mut().is_none_or(|old| old.fold_idle(&self.counter_rows, all));
+    /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. With
+    /// `drop_unregistered`, pods of the previous version that are not registered here are dropped.
+    pub fn fold_previous(&mut self, drop_unregistered: bool) -> bool {
+        let is_folded = self
+            .previous
+            .as_mut()
+            .is_none_or(|old| old.fold_idle(&self.counter_rows, drop_unregistered));
         if is_folded {
             self.previous = None;
         }
@@ -389,7 +392,7 @@ impl KernelMaps {
         self.write_op(&MapOp::Frontend { key, service_id: abi::SELF_TEST_SERVICE })
     }
 
-    /// Removes one entry of listeners that are known to be closed.
+    /// Removes the entry of a port whose listeners are known to be closed.
     pub fn delete_listener(&mut self, cookie: u64, port: u16) -> Result<(), KernelMapError> {
         let key = abi::ListenKey { netns_cookie: cookie, port: port.into(), reserved: 0 };
         let done = ignore_missing(self.listen.remove(&key));
@@ -444,7 +447,7 @@ impl KernelMaps {
         abi::ResponseCounters::from_words(sum)
     }
 
-    /// Returns one pod's levels, with gauges clamped at 0.
+    /// Returns one pod's state, with gauges clamped at 0.
     pub fn pod_state(&self, slot: u32) -> abi::PodState {
         let new = self.counter_rows.pod_state(slot);
         let Some(old) = self.previous.as_ref().map(|old| old.state(slot)) else { return new };
@@ -505,7 +508,7 @@ impl CounterRows {
         abi::ResponseCounters::from_words(sum)
     }
 
-    /// Returns one pod's levels, with gauges clamped at 0.
+    /// Returns one pod's state, with gauges clamped at 0.
     fn pod_state(&self, slot: u32) -> abi::PodState {
         let row = row(&self.pod_state, slot as usize, STATE_WORDS);
         let load = |at: usize| row[at / 8].load(Acquire);
@@ -570,11 +573,11 @@ impl AsRawFd for KernelEventRing {
 /// Decodes an event from its bytes; `None` if they have another length.
 pub fn decode_event(bytes: &[u8]) -> Option<abi::KernelEvent> {
     let bytes: &[u8; 24] = bytes.try_into().ok()?;
-    let half =
+    let u32_at =
         |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     Some(abi::KernelEvent {
-        kind: half(0),
-        port_or_slot: half(4),
+        kind: u32_at(0),
+        port_or_slot: u32_at(4),
         netns_cookie: word(&bytes[8..16]),
         at_ns: word(&bytes[16..24]),
     })

@@ -68,7 +68,7 @@ impl NetnsCookies {
             Err(error) if is_unsupported(&error) => {
                 Ok(lock(&self.known).get(&netns_inode(netns)?) == Some(&cookie))
             }
-            told => Ok(told? == cookie),
+            found => Ok(found? == cookie),
         }
     }
 

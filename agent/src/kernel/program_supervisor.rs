@@ -100,7 +100,7 @@ async fn wait_for_cgroups(config: &AgentConfig, not_ready: &NotReadyReasons) -> 
     }
 }
 
-/// Returns the cgroups; or the reason for which the agent waits for them, with the pause before the next look.
+/// Returns the cgroups; or the reason for which the agent waits for them, with the pause before the next search.
 fn find_cgroups(config: &AgentConfig) -> Result<AgentPaths, (String, Duration)> {
     let Some(paths) = config.paths(None) else {
         let pods_cgroup = cgroup_search::find_pods_cgroup()
@@ -132,12 +132,12 @@ impl ProgramSupervisor {
     ) {
         let mut next_self_test = Instant::now();
         loop {
-            let due = Instant::now() >= next_self_test;
-            let now = *stage.borrow_and_update();
+            let self_test_due = Instant::now() >= next_self_test;
+            let current_stage = *stage.borrow_and_update();
             // Blocking calls: the programs move into the job and come back with its result.
             let check = spawn_blocking(move || {
-                self.advance_takeover(now);
-                let self_test_result = self.verify_programs(due);
+                self.advance_takeover(current_stage);
+                let self_test_result = self.verify_programs(self_test_due);
                 (self, self_test_result)
             });
             let self_test_result;
@@ -145,7 +145,7 @@ impl ProgramSupervisor {
                 Ok(checked) => checked,
                 Err(error) => return error!(%error, "the watch over the eBPF programs has ended"),
             };
-            if due {
+            if self_test_due {
                 metrics.set_foreign_programs(&self.foreign_programs);
             }
             if let Some(failure) = self_test_result {
@@ -173,7 +173,7 @@ impl ProgramSupervisor {
         }
     }
 
-    /// Takes over from another version's programs up to this stage. A failure is tried again at the next look.
+    /// Takes over from another version's programs up to this stage. A failure is tried again at the next check.
     fn advance_takeover(&mut self, stage: ProgramTakeoverStage) {
         let done = match stage {
             ProgramTakeoverStage::TablesEmpty => Ok(()),
@@ -204,8 +204,8 @@ impl ProgramSupervisor {
             }
         }
         // Programs that were just attached again are proven at once.
-        let lost = attached.is_ok_and(|count| count > 0);
-        if !self_test_due && !lost {
+        let were_lost = attached.is_ok_and(|count| count > 0);
+        if !self_test_due && !were_lost {
             return None;
         }
         self.programs.remove_outlived_pins();

@@ -142,7 +142,7 @@ pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     }
     const BPF_PROG_LOAD: i32 = 5;
     /// Number of attempts: the verifier gives up when a signal arrives, and libbpf tries as often.
-    const TRIES: usize = 5;
+    const ATTEMPTS_MAX: usize = 5;
     // Some helpers, such as probe_read_kernel, are only for programs under the GPL.
     let license = c"GPL";
     let mut attr = ProgLoadAttr {
@@ -157,7 +157,7 @@ pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
         ifindex: 0,
         attach_type,
     };
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS_MAX {
         match bpf(BPF_PROG_LOAD, &mut attr).map(owned_fd) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
             result => return result.is_ok(),
@@ -273,14 +273,15 @@ pub fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Returns the inode of the network namespace that a link is attached to; 0 once that namespace is gone.
 pub fn link_netns(link: BorrowedFd<'_>) -> io::Result<u64> {
-    // struct bpf_link_info: type, id, program id, (padding), inode (32 bits), attach type.
+    // struct bpf_link_info has the inode (32 bits) where a cgroup's link has the cgroup id (64 bits).
     link_cgroup(link).map(|word| word & u64::from(u32::MAX))
 }
 
 /// Returns the names of the programs that are attached to a cgroup itself, at one hook. Needs CAP_NET_ADMIN. Without
 /// CAP_SYS_ADMIN the names are empty.
 pub fn attached_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<String>> {
-    const MOST: usize = 64;
+    /// Highest number of programs that are read.
+    const PROGRAMS_MAX: usize = 64;
     #[repr(C)]
     struct ProgQueryAttr {
         target: u32,
@@ -291,19 +292,19 @@ pub fn attached_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result
         count: u32,
         reserved: u32,
     }
-    let mut ids = [0u32; MOST];
+    let mut ids = [0u32; PROGRAMS_MAX];
     let mut query = ProgQueryAttr {
         target: cgroup.as_raw_fd() as u32,
         attach_type,
         query_flags: 0,
         attach_flags: 0,
         ids: ids.as_mut_ptr() as u64,
-        count: MOST as u32,
+        count: PROGRAMS_MAX as u32,
         reserved: 0,
     };
     // With more programs than fit, the kernel returns ENOSPC, and the hook counts as empty.
     bpf(BPF_PROG_QUERY, &mut query)?;
-    let count = (query.count as usize).min(MOST);
+    let count = (query.count as usize).min(PROGRAMS_MAX);
     Ok(ids[..count].iter().map(|&id| program_name(id).unwrap_or_default()).collect())
 }
 
@@ -421,16 +422,16 @@ impl SelfTestProcess {
         drop(into);
         let mut bytes = [0; REPORT_BYTES];
         from.read_exact(&mut bytes)?;
-        let half = |at: usize| {
+        let i32_at = |at: usize| {
             i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let mut cookie = [0; 8];
         cookie.copy_from_slice(&bytes[16..24]);
         process.report = SelfTestReport {
-            connect_errno: half(0),
-            listen_errno: half(4),
-            enter_errno: half(8),
-            connects: half(12).unsigned_abs(),
+            connect_errno: i32_at(0),
+            listen_errno: i32_at(4),
+            enter_errno: i32_at(8),
+            connects: i32_at(12).unsigned_abs(),
             cookie: u64::from_ne_bytes(cookie),
             port: u16::from_ne_bytes([bytes[24], bytes[25]]),
         };
@@ -483,7 +484,8 @@ unsafe fn close_all_but(one: i32, other: i32) {
 ///
 /// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
 unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
-    const PATIENCE_S: u32 = 10;
+    /// Time after which the process ends by itself, in seconds.
+    const LIFETIME_MAX_S: u32 = 10;
     let mut report = SelfTestReport::default();
     // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.
     unsafe {
@@ -494,7 +496,7 @@ unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: 
         }
         close_all_but(procs, report_to);
         // Without a parent to kill it, it ends by the alarm.
-        libc::alarm(PATIENCE_S);
+        libc::alarm(LIFETIME_MAX_S);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid().unsigned_abs() != parent {
             // The parent had ended before PR_SET_PDEATHSIG took effect.

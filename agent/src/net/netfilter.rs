@@ -16,9 +16,13 @@ const RESPONSE_TIMEOUT_MS: u16 = 500;
 // From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h.
 const NEW_CHAIN: u16 = 10 << 8 | 3;
 const GET_CHAIN: u16 = 10 << 8 | 4;
+/// Attribute with the type of a chain (`NFTA_CHAIN_TYPE`).
 const CHAIN_TYPE: u16 = 7;
+/// Flags of a dump: `NLM_F_REQUEST | NLM_F_DUMP`.
 const REQUEST_DUMP: u16 = 0x301;
+/// Length of `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
+/// Length of `struct nfgenmsg` in bytes.
 const NFGENMSG: usize = 4;
 
 /// Returns true if the namespace has a table or chain of type nat. A kernel without netfilter rewrites nothing.

@@ -12,14 +12,14 @@ use std::{
 
 use common::wire::{PodEntry, RoutingPhase};
 
-/// Shortest wait between two attempts; the wait is a quarter of the time spent so far.
+/// Shortest wait between two probes of a pod; the wait is a quarter of the time spent so far.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(2);
-/// Longest wait between two attempts.
+/// Longest wait between two probes of a pod.
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Time after which a pod counts as reached: a policy may block this node's agent and admit clients.
 const ASSUME_REACHED_AFTER: Duration = Duration::from_secs(10);
 
-/// Reachability of the pods of other nodes. Pass in pods and results, and make the attempts that it returns.
+/// Reachability of the pods of other nodes. Pass in pods and results, and start the probes that it returns.
 #[derive(Debug, Default)]
 pub struct PodReachability {
     pods: BTreeMap<String, RemotePod>,
@@ -27,7 +27,7 @@ pub struct PodReachability {
     known_addresses: BTreeSet<SocketAddr>,
 }
 
-/// One connect to attempt now.
+/// Probe of a pod to start now: one connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReachabilityProbe {
     /// Uid of the pod.
@@ -56,7 +56,7 @@ impl PodReachability {
         Self { pods: BTreeMap::new(), known_addresses }
     }
 
-    /// Adds or updates a pod of another node. Returns the attempt to make, if any.
+    /// Adds or updates a pod of another node. Returns the probe to start, if any.
     pub fn update_pod(&mut self, now: Instant, pod: &PodEntry) -> Option<ReachabilityProbe> {
         let at = pod.address.filter(|_| pod.phase == RoutingPhase::Ready)?;
         if let Some(remote_pod) = self.pods.get_mut(&pod.uid)
@@ -84,7 +84,7 @@ impl PodReachability {
         self.known_addresses.clear();
     }
 
-    /// Records the result of an attempt.
+    /// Records the result of a probe.
     pub fn record_result(&mut self, now: Instant, probe: &ReachabilityProbe, reached: bool) {
         let Some(remote_pod) = self.pods.get_mut(&probe.uid) else { return };
         // A result for an earlier address, or after the kubelet's report, changes nothing.
@@ -99,7 +99,7 @@ impl PodReachability {
         };
     }
 
-    /// Returns the attempts that are due now.
+    /// Returns the probes that are due now.
     pub fn take_due_probes(&mut self, now: Instant) -> Vec<ReachabilityProbe> {
         let mut probes = Vec::new();
         for (uid, remote_pod) in &mut self.pods {
@@ -148,15 +148,15 @@ mod tests {
         let now = Instant::now();
         let mut reach = PodReachability::default();
         assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Starting, false)), None);
-        let first = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try at once");
+        let first = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a probe");
         assert!(reach.is_unreached("a"));
         assert_eq!(
             reach.update_pod(now, &pod(RoutingPhase::Ready, false)),
             None,
-            "one try at a time"
+            "one probe at a time"
         );
         reach.record_result(now, &first, false);
-        let wake = reach.next_wake().expect("another try");
+        let wake = reach.next_wake().expect("another probe");
         assert_eq!(wake, now + RETRY_WAIT_MIN);
         assert_eq!(reach.take_due_probes(now), []);
         assert_eq!(reach.take_due_probes(wake), std::slice::from_ref(&first));
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Ready, true)), None);
         assert!(!reach.is_unreached("a"));
         let mut reach = PodReachability::default();
-        reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try");
+        reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a probe");
         reach.update_pod(now, &pod(RoutingPhase::Ready, true));
         assert!(!reach.is_unreached("a"));
     }
@@ -185,19 +185,19 @@ mod tests {
         let mut now = Instant::now();
         let begin = now;
         let mut reach = PodReachability::default();
-        let attempt = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try");
-        let mut tries = 1;
+        let probe = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a probe");
+        let mut probes = 1;
         loop {
-            reach.record_result(now, &attempt, false);
+            reach.record_result(now, &probe, false);
             let Some(wake) = reach.next_wake() else { break };
             now = wake;
-            tries += reach.take_due_probes(now).len();
+            probes += reach.take_due_probes(now).len();
         }
         assert!(
             now - begin >= ASSUME_REACHED_AFTER
                 && now - begin < ASSUME_REACHED_AFTER + RETRY_WAIT_MAX
         );
-        assert!((20..60).contains(&tries), "{tries}");
+        assert!((20..60).contains(&probes), "{probes}");
         assert!(!reach.is_unreached("a"));
     }
 

@@ -104,7 +104,7 @@ impl RemotePodProber {
     /// Records the result of a probe.
     pub(crate) fn record_result(&mut self, (probe, reached): &RemoteProbeResult) {
         self.pods.record_result(Instant::now(), probe, *reached);
-        debug!(uid = probe.uid, at = %probe.at, reached, "pod of another node tried");
+        debug!(uid = probe.uid, at = %probe.at, reached, "pod of another node probed");
     }
 }
 

@@ -287,10 +287,10 @@ mod tests {
             setsockopt, socket, sockopt::Ipv6V6Only,
         };
         use std::os::fd::AsRawFd as _;
-        for alone in [false, true] {
+        for v6_only in [false, true] {
             let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::empty(), None);
             let fd = fd.expect("IPv6");
-            setsockopt(&fd, Ipv6V6Only, &alone).expect("not bound yet");
+            setsockopt(&fd, Ipv6V6Only, &v6_only).expect("not bound yet");
             let any = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, 0);
             bind(fd.as_raw_fd(), &SockaddrIn6::from(any)).expect("a free port");
             listen(&fd, Backlog::new(1).expect("a number")).expect("it listens");
@@ -298,7 +298,7 @@ mod tests {
             let listeners = SockDiag::open().and_then(|diag| diag.listeners()).expect("a dump");
             let mut found =
                 listeners.iter().filter(|(it, _)| it.is_ipv6() && it.port() == at.port());
-            assert_eq!(found.next().map(|it| it.1), Some(alone), "{listeners:?}");
+            assert_eq!(found.next().map(|it| it.1), Some(v6_only), "{listeners:?}");
         }
     }
 
@@ -326,7 +326,7 @@ mod tests {
             use io::ErrorKind::{PermissionDenied, Unsupported};
             assert!(matches!(error.kind(), Unsupported | PermissionDenied), "{error}");
         }
-        client.write_all(b"x").expect("it stands");
+        client.write_all(b"x").expect("still open");
     }
 
     #[test]
@@ -338,11 +338,11 @@ mod tests {
         let connections = diag.connections().expect("a dump");
         let connection =
             connections.iter().find(|it| it.peer == client_address).expect("it is listed").clone();
-        assert_eq!(diag.sent_segments(&connection).expect("it stands"), 0);
-        client.shutdown(Shutdown::Write).expect("it stands");
+        assert_eq!(diag.sent_segments(&connection).expect("still open"), 0);
+        client.shutdown(Shutdown::Write).expect("still open");
         assert_eq!(std::io::Read::read(&mut server, &mut [0]).expect("the end"), 0);
-        server.write_all(b"x").expect("it stands");
-        assert_eq!(diag.sent_segments(&connection).expect("it half stands"), 1);
+        server.write_all(b"x").expect("still open");
+        assert_eq!(diag.sent_segments(&connection).expect("half open"), 1);
         drop((client, server));
         let error = diag.sent_segments(&connection).expect_err("it has ended");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
@@ -366,9 +366,9 @@ mod tests {
         server.write_all(b"x").expect("sent");
         client.peek(&mut [0]).expect("it came");
         client.write_all(b"y").expect("sent");
-        let seen = diag.refresh(&connection).expect("it stands").activity;
+        let seen = diag.refresh(&connection).expect("still open").activity;
         assert!(seen.since_received.is_some() && seen.has_sent, "{seen:?}");
-        client.shutdown(Shutdown::Write).expect("it stands");
+        client.shutdown(Shutdown::Write).expect("still open");
         let half = diag.refresh(&connection).expect_err("no request can come of it any more");
         assert_eq!(half.kind(), io::ErrorKind::NotFound);
         drop((client, server, listener));

@@ -271,7 +271,7 @@ mod tests {
     fn the_first_attempt_follows_the_listener_at_once() {
         let now = Instant::now();
         let mut machine = ReadinessMachine::new(probe(ProbeHandler::Tcp));
-        assert_eq!(machine.step(now, ReadinessEvent::Tick), None, "nobody listens yet");
+        assert_eq!(machine.step(now, ReadinessEvent::Tick), None, "no listener is open yet");
         let first = machine.step(now, ReadinessEvent::Listening(true));
         assert_eq!(first, Some(ReadinessAttempt { seq: 1, timeout: Duration::from_secs(1) }));
         assert_eq!(

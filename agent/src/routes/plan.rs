@@ -92,7 +92,7 @@ struct ServiceListUpdate {
 
 impl ServiceListUpdate {
     fn backend_count(&self) -> usize {
-        self.updates.iter().map(|step| step.next.backends.len()).sum()
+        self.updates.iter().map(|update| update.next.backends.len()).sum()
     }
 }
 
@@ -125,6 +125,7 @@ enum BackendListKey {
 pub struct RoutePlanner {
     table: PlannerTable,
     lists: HashMap<BackendListKey, BackendList>,
+    /// Number of each backend, and the number of lists that name it.
     backend_ids: HashMap<BackendTarget, (u32, u32)>,
     backends_by_id: HashMap<u32, BackendTarget>,
     backend_pool: KernelIdPool,
@@ -132,7 +133,7 @@ pub struct RoutePlanner {
     list_entry_pool: ExtentPool,
     /// True if an activator has an IPv6 address; every service with an IPv6 address depends on it.
     has_ipv6_activator: bool,
-    /// Services of the table that the next plan looks at.
+    /// Numbers of the services in the table that the next plan looks at.
     due_services: BTreeSet<u32>,
     /// Services among them that did not fit, each with the time of the first refusal.
     unfit_services: BTreeMap<u32, u64>,
@@ -245,8 +246,8 @@ impl RoutePlanner {
 
     fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
         self.table.set_activator(name, addresses);
-        let six = self.table.has_ipv6_activator();
-        if std::mem::replace(&mut self.has_ipv6_activator, six) != six {
+        let has_ipv6 = self.table.has_ipv6_activator();
+        if std::mem::replace(&mut self.has_ipv6_activator, has_ipv6) != has_ipv6 {
             self.due_services.extend(self.table.service_numbers());
         }
     }
@@ -355,7 +356,7 @@ impl RoutePlanner {
         &self,
         target: BackendListKey,
         next: DesiredBackendList,
-        steps: &mut Vec<BackendListUpdate>,
+        updates: &mut Vec<BackendListUpdate>,
     ) {
         // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
         // for.
@@ -368,7 +369,7 @@ impl RoutePlanner {
                 && current.iter().copied().eq(&next.backends)
         });
         if !is_in_force {
-            steps.push(BackendListUpdate { target, next });
+            updates.push(BackendListUpdate { target, next });
         }
     }
 
@@ -427,19 +428,19 @@ impl RoutePlanner {
         error.wanted <= error.free + error.quarantined
     }
 
-    /// Allocates what the steps need and switches their lists, or changes nothing at all.
+    /// Allocates what the updates need and switches their lists, or changes nothing at all.
     fn switch_lists(
         &mut self,
-        steps: Vec<BackendListUpdate>,
+        updates: Vec<BackendListUpdate>,
         ops: &mut OrderedMapOps,
         freed: &mut Vec<BackendList>,
     ) -> Result<(), MapCapacityError> {
-        self.check_room(&steps)?;
+        self.check_room(&updates)?;
         // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
         // switched.
-        let mut extents: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
-        for step in &steps {
-            let count = step.next.backends.len() as u32;
+        let mut extents: Vec<(u32, u32)> = Vec::with_capacity(updates.len());
+        for update in &updates {
+            let count = update.next.backends.len() as u32;
             let Some(offset) = self.list_entry_pool.allocate(count) else {
                 let refusal = self.list_entry_pool.capacity_error(count);
                 let back = |(offset, count)| self.list_entry_pool.undo_allocate(offset, count);
@@ -448,22 +449,22 @@ impl RoutePlanner {
             };
             extents.push((offset, count));
         }
-        for (step, (offset, _)) in steps.into_iter().zip(extents) {
-            freed.extend(self.switch_list(step, offset, ops));
+        for (update, (offset, _)) in updates.into_iter().zip(extents) {
+            freed.extend(self.switch_list(update, offset, ops));
         }
         Ok(())
     }
 
-    /// Compares the needs of one service's steps with what is free, so that only extents may have to be undone.
-    fn check_room(&self, steps: &[BackendListUpdate]) -> Result<(), MapCapacityError> {
-        let new_backends: BTreeSet<&BackendTarget> = steps
+    /// Compares the needs of one service's updates with what is free, so that only extents may have to be undone.
+    fn check_room(&self, updates: &[BackendListUpdate]) -> Result<(), MapCapacityError> {
+        let new_backends: BTreeSet<&BackendTarget> = updates
             .iter()
-            .flat_map(|step| &step.next.backends)
+            .flat_map(|update| &update.next.backends)
             .filter(|backend| !self.backend_ids.contains_key(*backend))
             .collect();
         self.backend_pool.check_free(abi::maps::BACKENDS, new_backends.len())?;
-        let is_new_list = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
-        let new_services = steps.iter().filter(is_new_list).count();
+        let is_new_list = |update: &&BackendListUpdate| !self.lists.contains_key(&update.target);
+        let new_services = updates.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
         // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
         // contains the frontend of the self-test, so `lists` may have one entry less.
@@ -484,11 +485,11 @@ impl RoutePlanner {
     /// Puts one list in force. Returns the list that it replaces, whose parts go into quarantine with the plan.
     fn switch_list(
         &mut self,
-        step: BackendListUpdate,
+        update: BackendListUpdate,
         offset: u32,
         ops: &mut OrderedMapOps,
     ) -> Option<BackendList> {
-        let DesiredBackendList { mode, info, backends } = step.next;
+        let DesiredBackendList { mode, info, backends } = update.next;
         let backends: Vec<u32> =
             backends.into_iter().map(|backend| self.acquire_backend(backend, ops)).collect();
         let count = backends.len() as u32;
@@ -496,8 +497,8 @@ impl RoutePlanner {
             ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
         }
         let backends = backends.into_boxed_slice();
-        let old = self.lists.remove(&step.target);
-        let service_id = match (&step.target, &old) {
+        let old = self.lists.remove(&update.target);
+        let service_id = match (&update.target, &old) {
             (_, Some(list)) => list.service_id,
             (BackendListKey::Activators(list), None) => *list,
             (BackendListKey::Frontend(_), None) => {
@@ -512,10 +513,10 @@ impl RoutePlanner {
             ops.infos.push(MapOp::Info { service_id, info });
         }
         ops.states.push(MapOp::State { service_id, state });
-        if let (BackendListKey::Frontend(key), None) = (step.target, &old) {
+        if let (BackendListKey::Frontend(key), None) = (update.target, &old) {
             ops.frontends.push(MapOp::Frontend { key, service_id });
         }
-        self.lists.insert(step.target, BackendList { service_id, owner, state, info, backends });
+        self.lists.insert(update.target, BackendList { service_id, owner, state, info, backends });
         old
     }
 

@@ -1,15 +1,15 @@
 //! Pure: throttle of growth reports: pods whose growth was reported a moment ago, and the end of each one's pause.
 //!
 //! A growth event means that more requests are in flight in a pod than were reported. The agent reports at once, and
-//! arms the pod's next event only one round later. So a pod is reported once a round at most, however fast requests
-//! come.
+//! arms the pod's next event only after a pause. So a pod is reported once in each pause at most, however fast
+//! requests come.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// Pause between two growth reports of one pod. Ten rounds are shorter than an autoscaler's way to a new pod.
+/// Pause between two growth reports of one pod. Ten pauses are shorter than an autoscaler's way to a new pod.
 const REPORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// End of the pause of each paused pod, by row.
@@ -19,7 +19,6 @@ pub(crate) struct GrowthThrottle(BTreeMap<u32, Instant>);
 impl GrowthThrottle {
     /// Starts the pause of a pod whose growth was reported. A pause that runs already is not extended.
     pub(crate) fn start_pause(&mut self, now: Instant, slot: u32) {
-        // Growth during the pause does not extend it.
         self.0.entry(slot).or_insert(now + REPORT_PAUSE);
     }
 
@@ -30,8 +29,8 @@ impl GrowthThrottle {
 
     /// Removes and returns the rows whose pause is over.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<u32> {
-        let rested = self.0.iter().filter(|(_, until)| **until <= now);
-        let due: Vec<u32> = rested.map(|(slot, _)| *slot).collect();
+        let over = self.0.iter().filter(|(_, until)| **until <= now);
+        let due: Vec<u32> = over.map(|(slot, _)| *slot).collect();
         self.0.retain(|_, until| *until > now);
         due
     }

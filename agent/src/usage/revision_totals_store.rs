@@ -35,12 +35,11 @@ pub(crate) struct RevisionTotalsStore {
 impl RevisionTotalsStore {
     /// Resumes from the previous agent's totals. Nothing is exported before they are complete.
     pub(crate) fn resume(maps: &KernelMaps, totals: SharedRevisionTotals) -> Self {
-        let ledger = maps.stored_totals();
-        let ledger = ledger.inspect_err(|error| {
+        let stored = maps.stored_totals().inspect_err(|error| {
             warn!(error = %error_chain(error), "totals of revisions will start from zero with the next agent");
         });
-        let mut stored = ledger.ok();
-        let resumed = stored.as_mut().map(|ledger| restore_totals(ledger, maps)).transpose();
+        let mut stored = stored.ok();
+        let resumed = stored.as_mut().map(|stored| restore_totals(stored, maps)).transpose();
         let resumed = resumed.inspect_err(|error| {
             warn!(error = %error_chain(error), "totals of revisions start from zero");
         });
@@ -63,7 +62,7 @@ impl RevisionTotalsStore {
         totals.assign_slot(slot, revision);
         totals.set_owners(revision, [terms.service, terms.configuration]);
         drop(totals);
-        self.write_stored(|ledger| ledger.set_owner(cookie, Some(revision)));
+        self.write_stored(|stored| stored.set_owner(cookie, Some(revision)));
     }
 
     /// Marks a row's pod as gone.
@@ -72,7 +71,7 @@ impl RevisionTotalsStore {
         read_rows(&mut lock(&self.totals), maps);
         lock(&self.totals).mark_gone(Instant::now(), slot);
         self.save();
-        self.write_stored(|ledger| ledger.set_owner(cookie, None));
+        self.write_stored(|stored| stored.set_owner(cookie, None));
     }
 
     /// Returns the Revisions with totals here that a batch of the RouteTable names, each with true if it still exists.
@@ -137,16 +136,16 @@ impl RevisionTotalsStore {
 
 /// Reads the previous agent's sums of gone pods, and the owners of the rows.
 fn restore_totals(
-    ledger: &mut StoredTotals,
+    stored: &mut StoredTotals,
     maps: &KernelMaps,
 ) -> Result<RevisionTotals, maps::KernelMapError> {
-    let mut totals = RevisionTotals::resume(ledger.gone_totals()?);
+    let mut totals = RevisionTotals::resume(stored.gone_totals()?);
     let pods = maps.pods()?;
-    for (cookie, name) in ledger.owners()? {
+    for (cookie, name) in stored.owners()? {
         match pods.get(&cookie) {
             Some(pod) => totals.assign_slot(pod.slot, &name),
             // The agent ended between the two deletions of a pod.
-            None => ledger.set_owner(cookie, None)?,
+            None => stored.set_owner(cookie, None)?,
         }
     }
     Ok(totals)

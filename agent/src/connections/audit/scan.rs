@@ -48,8 +48,8 @@ impl GaugeAuditor {
     async fn scan_due(&self, audit: &mut GaugeAudit) {
         // Copied: scans take long, and a registration must not wait for them.
         let pods = self.targets.all();
-        let levels = |pod: &RegisteredPod| self.gauges.values(pod.entry.slot);
-        let all = pods.iter().map(|(uid, pod)| (uid.clone(), levels(pod))).collect();
+        let values = |pod: &RegisteredPod| self.gauges.values(pod.entry.slot);
+        let all = pods.iter().map(|(uid, pod)| (uid.clone(), values(pod))).collect();
         audit.set_pods(monotonic_ns(), &all);
         for uid in audit.due_pods(monotonic_ns()) {
             let Some(&pod) = pods.get(&uid) else { continue };

@@ -6,9 +6,9 @@ const UID: &str = "uid-1";
 const S: u64 = 1_000_000_000;
 const ONE: SocketShare = SocketShare { in_flight: 1, is_fresh: false, is_estimated: false };
 
-/// Returns a scan of sockets that stand still, each with its requests in flight and its freshness.
-fn steady_scan(levels: GaugeValues, sockets: &[(u32, bool)]) -> AuditScan {
-    let reading = GaugeReading { values: levels, totals: [7, 7] };
+/// Returns a scan during which nothing changes. Each socket has its requests in flight, and true if it is fresh.
+fn steady_scan(values: GaugeValues, sockets: &[(u32, bool)]) -> AuditScan {
+    let reading = GaugeReading { values, totals: [7, 7] };
     let counts = |&(in_flight, is_fresh)| SocketShare { in_flight, is_fresh, is_estimated: false };
     let counts = sockets.iter().map(counts);
     let all: CountedSockets = (100..).zip(counts).collect();
@@ -16,24 +16,24 @@ fn steady_scan(levels: GaugeValues, sockets: &[(u32, bool)]) -> AuditScan {
 }
 
 /// Returns an audit of one pod with these gauges.
-fn audit(levels: GaugeValues) -> GaugeAudit {
+fn audit(values: GaugeValues) -> GaugeAudit {
     let mut audit = GaugeAudit::default();
-    audit.set_pods(0, &BTreeMap::from([(UID.to_owned(), levels)]));
+    audit.set_pods(0, &BTreeMap::from([(UID.to_owned(), values)]));
     audit
 }
 
 /// Scans whenever a scan is due, for this number of seconds. Returns the times of the scans, and the sum of all
 /// corrections.
 fn run_scans(audit: &mut GaugeAudit, scan: &AuditScan, seconds: u64) -> (Vec<u64>, GaugeValues) {
-    let (mut looks, mut added) = (Vec::new(), GaugeValues::default());
+    let (mut scan_times, mut added) = (Vec::new(), GaugeValues::default());
     for second in 0..=seconds {
         for uid in audit.due_pods(second * S) {
-            looks.push(second);
+            scan_times.push(second);
             let add = audit.handle_scan(second * S, &uid, Some(scan)).correction;
             added.iter_mut().zip(add).for_each(|(all, it)| *all += it);
         }
     }
-    (looks, added)
+    (scan_times, added)
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_difference_is_corrected_once_three_scans_agree_on_it() {
 #[test]
 fn a_difference_that_changes_or_goes_is_none() {
     let mut audit = audit([1, 0, 0, 0]);
-    let looks = [
+    let readings = [
         [1, 0, 0, 0],
         [1, 0, 0, 0],
         [2, 0, 0, 0],
@@ -63,9 +63,9 @@ fn a_difference_that_changes_or_goes_is_none() {
         [1, 0, 0, 0],
         [1, 0, 0, 0],
     ];
-    for (second, levels) in (10..).zip(looks) {
-        let verdict = audit.handle_scan(second * S, UID, Some(&steady_scan(levels, &[])));
-        assert_eq!(verdict, AuditVerdict { correction: [0; 4], is_steady: true }, "{levels:?}");
+    for (second, values) in (10..).zip(readings) {
+        let verdict = audit.handle_scan(second * S, UID, Some(&steady_scan(values, &[])));
+        assert_eq!(verdict, AuditVerdict { correction: [0; 4], is_steady: true }, "{values:?}");
     }
     let verdict = audit.handle_scan(20 * S, UID, Some(&steady_scan([1, 0, 0, 0], &[])));
     assert_eq!(verdict.correction, [-1, 0, 0, 0]);
@@ -181,29 +181,29 @@ struct SimPodGauges {
 
 impl SimPodGauges {
     fn step(&mut self, step: &SimSocketEvent) {
-        let Self { reading: GaugeReading { values: levels, totals }, sockets } = self;
+        let Self { reading: GaugeReading { values, totals }, sockets } = self;
         match step {
             SimSocketEvent::Open(cookie) if !sockets.contains_key(cookie) => {
                 let is_estimated = cookie % 2 == 1;
                 let counts = SocketShare { in_flight: 0, is_fresh: true, is_estimated };
                 sockets.insert(*cookie, counts);
-                levels[3] += i64::from(is_estimated);
-                levels[0] += 1;
-                levels[2] += 1;
+                values[3] += i64::from(is_estimated);
+                values[0] += 1;
+                values[2] += 1;
             }
             SimSocketEvent::Close(cookie) => {
                 let Some(gone) = sockets.remove(cookie) else { return };
-                levels[0] -= 1;
-                levels[1] -= i64::from(gone.in_flight);
+                values[0] -= 1;
+                values[1] -= i64::from(gone.in_flight);
                 totals[1] += u64::from(gone.in_flight);
-                levels[2] -= i64::from(gone.is_fresh);
-                levels[3] -= i64::from(gone.is_estimated);
+                values[2] -= i64::from(gone.is_fresh);
+                values[3] -= i64::from(gone.is_estimated);
             }
             SimSocketEvent::StartRequest(cookie) => {
                 let Some(socket) = sockets.get_mut(cookie) else { return };
-                levels[2] -= i64::from(std::mem::take(&mut socket.is_fresh));
+                values[2] -= i64::from(std::mem::take(&mut socket.is_fresh));
                 socket.in_flight += 1;
-                levels[1] += 1;
+                values[1] += 1;
                 totals[0] += 1;
             }
             SimSocketEvent::EndRequest(cookie) => {
@@ -211,7 +211,7 @@ impl SimPodGauges {
                     return;
                 };
                 socket.in_flight -= 1;
-                levels[1] -= 1;
+                values[1] -= 1;
                 totals[1] += 1;
             }
             SimSocketEvent::Open(_) | SimSocketEvent::Scan => {}

@@ -80,7 +80,7 @@ async fn scan_pod(
     }
 }
 
-/// A pod, as seen from inside its namespace.
+/// Scan of one pod, for a thread inside its namespace.
 struct DeadlineScanner {
     timeout: Duration,
     conns: ConnectionStorage,
@@ -116,8 +116,8 @@ impl DeadlineScanner {
         waiting: &'a OpenRequestList,
     ) -> impl Iterator<Item = &'a DiagConnection> {
         let (now, timeout) = (monotonic_ns(), self.timeout);
-        let over = waiting.iter().filter(move |(_, began)| is_overdue(now, timeout, *began));
-        over.map(|(connection, _)| connection)
+        let overdue = waiting.iter().filter(move |(_, began)| is_overdue(now, timeout, *began));
+        overdue.map(|(connection, _)| connection)
     }
 
     /// Closes connections that are overdue, were so `before`, and have sent nothing since; at the last try also the
@@ -132,8 +132,8 @@ impl DeadlineScanner {
         let mut ended = BTreeSet::new();
         for connection in self.overdue(waiting) {
             let Some(before) = before.get(&connection.cookie()) else { continue };
-            let is_still = sent_segments(diag, connection)? == *before;
-            if (is_still || is_last) && destroy(diag, connection)? {
+            let is_unchanged = sent_segments(diag, connection)? == *before;
+            if (is_unchanged || is_last) && destroy(diag, connection)? {
                 ended.insert(connection.cookie());
             }
         }

@@ -1,4 +1,5 @@
-//! Shell: enforces `timeoutSeconds` on the direct path: deadlines of requests, and the task that scans for late ones.
+//! Shell: enforces `timeoutSeconds` on the direct path: deadlines of requests, and the task that scans for
+//! overdue ones.
 
 use std::{
     future::pending,

@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// Clients of this node, and the way to close their connections. Cheap to clone.
+/// Closer of stale connections of this node's clients. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct StaleConnectionCloser {
     cgroup: PathBuf,
@@ -46,9 +46,10 @@ struct LastClientScan {
 }
 
 impl StaleConnectionCloser {
-    /// Makes the clients: all processes in `cgroup`. Without a `closer` they are closed by sock_diag, with a race.
-    pub(crate) fn new(cgroup: PathBuf, closer: Option<LockedCloser>) -> Self {
-        let locked_closer = closer.map(|closer| Arc::new(Mutex::new(closer)));
+    /// The clients are all processes in `cgroup`. Without a `locked_closer`, sock_diag closes their connections, and a
+    /// request between check and close is lost.
+    pub(crate) fn new(cgroup: PathBuf, locked_closer: Option<LockedCloser>) -> Self {
+        let locked_closer = locked_closer.map(|closer| Arc::new(Mutex::new(closer)));
         Self { cgroup, locked_closer, last_scan: Arc::default() }
     }
 
@@ -184,8 +185,8 @@ impl ScannedClient {
         let found = found.inspect_err(
             |error| warn!(error = %error_chain(error), "cannot list stale connections"),
         );
-        let (stale, took) = found.ok()?;
-        Some((Self { path, namespace, stale, due: Vec::new() }, took))
+        let (stale, cpu_time) = found.ok()?;
+        Some((Self { path, namespace, stale, due: Vec::new() }, cpu_time))
     }
 
     /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
@@ -284,9 +285,9 @@ fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
     let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
     let paths =
         processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
-    let named = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
+    let with_inodes = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
     // Processes of one namespace give one entry, by whichever of their paths comes last.
     let different: HashMap<u64, PathBuf> =
-        named.filter(|(inode, _)| Some(*inode) != own_inode).collect();
+        with_inodes.filter(|(inode, _)| Some(*inode) != own_inode).collect();
     different.into_values()
 }

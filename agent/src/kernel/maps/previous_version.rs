@@ -117,11 +117,11 @@ impl PreviousCounters {
         self.previous_slots.get(&slot).map(|(_, old)| self.rows.pod_state(*old)).unwrap_or_default()
     }
 
-    /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left; `all` also forgets
-    /// pods of the previous version that no agent has registered here.
-    pub(super) fn fold_idle(&mut self, into: &CounterRows, all: bool) -> bool {
+    /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left. With
+    /// `drop_unregistered`, pods of the previous version that no agent has registered here are forgotten.
+    pub(super) fn fold_idle(&mut self, into: &CounterRows, drop_unregistered: bool) -> bool {
         // Without connections and requests the old programs can count nothing more: the port is closed for them.
-        let done: Vec<(u32, u64, u32)> = self
+        let idle_rows: Vec<(u32, u64, u32)> = self
             .previous_slots
             .iter()
             .map(|(&slot, &(cookie, old))| (slot, cookie, old))
@@ -130,12 +130,12 @@ impl PreviousCounters {
                 state.connections == 0 && state.in_flight == 0
             })
             .collect();
-        for (slot, cookie, old) in done {
+        for (slot, cookie, old) in idle_rows {
             let (totals, responses) = (self.rows.totals(old), self.rows.responses(old));
             self.forget(cookie);
             into.add(slot, &totals, &responses);
         }
-        if all {
+        if drop_unregistered {
             let claimed: Vec<u64> =
                 self.previous_slots.values().map(|(cookie, _)| *cookie).collect();
             let cookies: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();

@@ -53,15 +53,15 @@ pub(super) fn open_object(
     // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins)?;
     let previous_pins = version_in_force(paths);
-    // Decided before the load: the place of the call is filled in the object itself.
-    let offer = LockedCloseSupport::detect()
-        .and_then(|offer| Ok((offer.patch_object(object)?, offer.fields)));
-    let (object, fields) = match &offer {
-        Ok((filled, fields)) => (filled.bytes(), *fields),
+    // Decided before the load: the call is patched into the object itself.
+    let patched = LockedCloseSupport::detect()
+        .and_then(|support| Ok((support.patch_object(object)?, support.fields)));
+    let (object, fields) = match &patched {
+        Ok((patched, fields)) => (patched.bytes(), *fields),
         Err(_) => (object, SockFieldOffsets::default()),
     };
     let ebpf = load_object(object, &pins, previous_pins.as_deref(), (&fields, features), log)?;
-    Ok(OpenedObject { ebpf, previous_pins, locked_close: offer.map(drop) })
+    Ok(OpenedObject { ebpf, previous_pins, locked_close: patched.map(drop) })
 }
 
 fn check_object(object: &[u8]) -> Result<(), EbpfProgramsError> {

@@ -65,8 +65,8 @@ fn encode_response(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActiv
 /// Parses a response: the use of each client's connection that is known. `None` if it is malformed.
 pub(crate) fn parse_response(response: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
     let line = |line: &str| {
-        let (said, at) = line.split_once(' ')?;
-        let (activity, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
+        let (first_word, at) = line.split_once(' ')?;
+        let (activity, _) = USE_WORDS.into_iter().find(|(_, word)| *word == first_word)?;
         Some((at.parse().ok()?, activity))
     };
     response.lines().map(line).collect()
@@ -189,12 +189,12 @@ mod tests {
         tokio::task::yield_now().await;
         drop(scan_guard);
         let mut results = Vec::new();
-        for queries in queries {
-            results.push(queries.await.expect("no panic"));
+        for query in queries {
+            results.push(query.await.expect("no panic"));
         }
-        assert!(results.iter().all(|it| Arc::ptr_eq(it, &results[0])), "one look");
+        assert!(results.iter().all(|it| Arc::ptr_eq(it, &results[0])), "one scan");
         let later = lookup.next_result().await.expect("a result");
-        assert!(!Arc::ptr_eq(&later, &results[0]), "another one");
+        assert!(!Arc::ptr_eq(&later, &results[0]), "another scan");
     }
 
     #[test]

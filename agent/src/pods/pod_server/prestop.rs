@@ -118,38 +118,38 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_waiting_request_is_answered_once_the_pod_may_stop() {
-        let drains = PreStopHooks::default();
+    async fn a_waiting_request_gets_its_response_once_the_pod_may_stop() {
+        let hooks = PreStopHooks::default();
         let waiting = tokio::spawn({
-            let drains = drains.clone();
-            async move { drains.wait_until_released("a").await }
+            let hooks = hooks.clone();
+            async move { hooks.wait_until_released("a").await }
         });
         tokio::task::yield_now().await;
-        drains.release("b");
+        hooks.release("b");
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished(), "another pod's");
-        drains.release("a");
+        hooks.release("a");
         waiting.await.expect("released");
-        drains.wait_until_released("a").await;
-        drains.forget("a");
-        assert!(!drains.with_released(|pods| pods.contains("a")));
+        hooks.wait_until_released("a").await;
+        hooks.forget("a");
+        assert!(!hooks.with_released(|pods| pods.contains("a")));
     }
 
     #[tokio::test]
-    async fn a_stopping_agent_waits_for_the_last_answer() {
-        let drains = PreStopHooks::default();
-        drains.wait_until_none_open().await;
-        let questions = [drains.track_request(), drains.track_request()];
+    async fn a_stopping_agent_waits_for_the_last_response() {
+        let hooks = PreStopHooks::default();
+        hooks.wait_until_none_open().await;
+        let requests = [hooks.track_request(), hooks.track_request()];
         let waiting = tokio::spawn({
-            let drains = drains.clone();
-            async move { drains.wait_until_none_open().await }
+            let hooks = hooks.clone();
+            async move { hooks.wait_until_none_open().await }
         });
-        let mut left = questions.into_iter();
+        let mut left = requests.into_iter();
         drop(left.next());
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished(), "one still waits");
         drop(left.next());
-        waiting.await.expect("all have their answer");
+        waiting.await.expect("all have their response");
     }
 
     #[test]

@@ -60,8 +60,11 @@ impl KernelIdPool {
 /// Pool of runs of `SLOTS`: best fit, with adjacent free runs joined.
 #[derive(Clone, Debug)]
 pub(super) struct ExtentPool {
+    /// Lengths of the free runs, by their offset.
     by_offset: BTreeMap<u32, u32>,
+    /// Lengths and offsets of the free runs, the shortest first.
     by_length: BTreeSet<(u32, u32)>,
+    /// Extents in quarantine, the oldest first: begin of the quarantine, offset, length.
     quarantined: VecDeque<(u64, u32, u32)>,
     free_count: usize,
 }

@@ -38,11 +38,11 @@ fn a_revision_is_the_sum_of_its_pods_and_of_those_that_are_gone() {
     assert_eq!(exported(&totals), [(name(1), row(15), levels(3))]);
     totals.mark_gone(now, 1);
     totals.update_slot(1, row(11), levels(0));
-    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "one closed late");
+    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "one connection closed late");
     totals.fold_expired(now + GONE_READ_TIME);
     assert_eq!(totals.slots(), [2]);
     totals.update_slot(1, row(99), levels(9));
-    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "nobody's");
+    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "no pod has the row");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn the_sum_of_gone_pods_is_stored_once_it_changes_and_deleted_with_its_revision(
     totals.update_slot(1, row(11), levels(0));
     assert_eq!(totals.take_unsaved(), [(name(1), Some(row(11)))]);
     totals.fold_expired(now + GONE_READ_TIME);
-    assert_eq!(totals.take_unsaved(), [(name(1), Some(row(11)))], "no more, no less");
+    assert_eq!(totals.take_unsaved(), [(name(1), Some(row(11)))], "the row has moved into the sum");
     totals.forget_revision(&name(1));
     assert_eq!(totals.take_unsaved(), [], "a pod of it is still there");
     totals.mark_gone(now, 2);
@@ -161,7 +161,7 @@ impl SimTotalsNode {
     fn step(&mut self, step: SimRowEvent) {
         match step {
             SimRowEvent::AddPod(slot, revision)
-                if self.pods.get(&slot).is_none_or(|(_, is)| !is) =>
+                if self.pods.get(&slot).is_none_or(|(_, exists)| !exists) =>
             {
                 self.read();
                 self.rows.insert(slot, 0);
@@ -173,9 +173,9 @@ impl SimTotalsNode {
                 let (revision, _) = self.pods[&slot];
                 *self.true_totals.entry(revision).or_default() += by;
             }
-            SimRowEvent::EndPod(slot) if self.pods.get(&slot).is_some_and(|(_, is)| *is) => {
+            SimRowEvent::EndPod(slot) if self.pods.get(&slot).is_some_and(|(_, exists)| *exists) => {
                 self.read();
-                self.pods.entry(slot).and_modify(|(_, is)| *is = false);
+                self.pods.entry(slot).and_modify(|(_, exists)| *exists = false);
                 self.totals.mark_gone(self.now, slot);
                 self.read();
             }
@@ -191,8 +191,8 @@ impl SimTotalsNode {
                 self.read();
                 self.totals = RevisionTotals::resume(self.saved.clone());
                 (0..3).for_each(|number| set_owners(&mut self.totals, number));
-                for (slot, (revision, is)) in self.pods.clone() {
-                    if is {
+                for (slot, (revision, exists)) in self.pods.clone() {
+                    if exists {
                         self.totals.assign_slot(slot, &name(revision));
                     }
                 }
@@ -204,7 +204,7 @@ impl SimTotalsNode {
 
 proptest! {
     #[test]
-    fn no_total_goes_back_and_none_is_counted_twice_or_lost(
+    fn no_total_decreases_and_none_is_counted_twice_or_lost(
         steps in prop::collection::vec(row_event(), 0..120)
     ) {
         let mut node = SimTotalsNode::new();
@@ -216,9 +216,9 @@ proptest! {
                 node.read();
             }
             for (name, row, _) in exported(&node.totals) {
-                let is = before.entry(name.clone()).or_default();
-                prop_assert!(row.started >= *is, "{name} went back after {step:?}");
-                *is = row.started;
+                let last = before.entry(name.clone()).or_default();
+                prop_assert!(row.started >= *last, "{name} decreased after {step:?}");
+                *last = row.started;
             }
             node.read();
             let started = |count: u64| row(count).started;
