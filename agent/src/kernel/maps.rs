@@ -1,26 +1,26 @@
-//! Shell: the kernel's maps: applies map operations, reads listeners and counters, returns events.
+//! Shell: the kernel's maps: applies map operations, reads listeners and counters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     mem::offset_of,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::atomic::{
         AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
-        fence,
     },
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use common::wire::RequestTotals;
 use datapath::{
     abi::{self, maps},
     load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 
-use self::{connection_storage::ConnectionStorage, gauges::PodGauges};
+pub use self::event_ring::{KernelEventRing, decode_event};
+use self::{connection_storage::ConnectionStorage, counter_rows::CounterRows, gauges::PodGauges};
 use crate::kernel::{
     map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
     sys::{self, SharedWords},
@@ -88,6 +88,8 @@ const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
 const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
 pub mod connection_storage;
+mod counter_rows;
+mod event_ring;
 pub mod gauges;
 mod previous_version;
 pub(crate) mod stored_totals;
@@ -111,16 +113,6 @@ pub struct KernelMaps {
     pins: PathBuf,
     /// Counters that the programs of the previous version still keep.
     previous: Option<previous_version::PreviousCounters>,
-}
-
-/// Counters of each pod in the kernel, by row.
-#[derive(Debug)]
-struct CounterRows {
-    pod_state: SharedWords,
-    counters: SharedWords,
-    responses: SharedWords,
-    /// Rows of one pod: one for each possible CPU, and after them one for user space.
-    rows_per_pod: usize,
 }
 
 impl KernelMaps {
@@ -476,140 +468,6 @@ impl KernelMaps {
     /// Returns a word of `CONTROL`, by its `abi::CONTROL_*` number.
     pub fn control_word(&self, word: u32) -> u64 {
         self.control.words()[word as usize].load(Acquire)
-    }
-}
-
-impl CounterRows {
-    /// Returns one pod's running totals over all CPUs.
-    fn totals(&self, slot: u32) -> RequestTotals {
-        let mut sum = RequestTotals::default();
-        for cpu in 0..self.rows_per_pod {
-            let index = cpu * abi::PODS_MAX as usize + slot as usize;
-            let counters = read_counters(row(&self.counters, index, COUNTER_WORDS));
-            sum.started = sum.started.wrapping_add(counters.started);
-            sum.finished = sum.finished.wrapping_add(counters.finished);
-            sum.started_sum_ns = sum.started_sum_ns.wrapping_add(counters.started_sum_ns);
-            sum.finished_sum_ns = sum.finished_sum_ns.wrapping_add(counters.finished_sum_ns);
-        }
-        sum
-    }
-
-    /// Returns one pod's responses over all CPUs.
-    fn responses(&self, slot: u32) -> abi::ResponseCounters {
-        let mut sum = [0_u64; RESPONSE_WORDS];
-        for cpu in 0..self.rows_per_pod {
-            let index = cpu * abi::PODS_MAX as usize + slot as usize;
-            // Read word by word: each only grows, so that no word of the sum is more than a moment old.
-            let words = row(&self.responses, index, RESPONSE_WORDS);
-            sum.iter_mut().zip(words).for_each(|(total, word)| {
-                *total = total.wrapping_add(word.load(Relaxed));
-            });
-        }
-        abi::ResponseCounters::from_words(sum)
-    }
-
-    /// Returns one pod's state, with gauges clamped at 0.
-    fn pod_state(&self, slot: u32) -> abi::PodState {
-        let row = row(&self.pod_state, slot as usize, STATE_WORDS);
-        let load = |at: usize| row[at / 8].load(Acquire);
-        let gauge = |at: usize| datapath::load_balancing::clamp_gauge(load(at));
-        abi::PodState {
-            in_flight: gauge(offset_of!(abi::PodState, in_flight)),
-            event_threshold: load(offset_of!(abi::PodState, event_threshold)),
-            connections: gauge(offset_of!(abi::PodState, connections)),
-            awaiting_first_request: gauge(offset_of!(abi::PodState, awaiting_first_request)),
-            last_activity_ns: load(offset_of!(abi::PodState, last_activity_ns)),
-            desynced_connections: load(offset_of!(abi::PodState, desynced_connections)),
-            opaque_connections: gauge(offset_of!(abi::PodState, opaque_connections)),
-            stray_responses: load(offset_of!(abi::PodState, stray_responses)),
-        }
-    }
-}
-
-/// The event ring. Wrap it in `AsyncFd` and call [`next`](Self::next) until `None` when readable.
-pub struct KernelEventRing(RingBuf<MapData>);
-
-impl std::fmt::Debug for KernelEventRing {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("KernelEventRing")
-    }
-}
-
-impl KernelEventRing {
-    /// Opens the ring that is pinned in `pins`. Only one reader may exist.
-    pub fn open(pins: &Path) -> Result<Self, KernelMapError> {
-        let map = Map::RingBuf(open_map(pins, maps::EVENTS)?);
-        let ring = RingBuf::try_from(map);
-        ring.map(Self).map_err(|source| open_error(pins, maps::EVENTS, source))
-    }
-
-    /// Returns the next event, if there is one. Bytes of another size are skipped, as events are hints.
-    #[allow(
-        clippy::should_implement_trait,
-        reason = "an iterator would seem to end; this one goes on when the ring fills again"
-    )]
-    pub fn next(&mut self) -> Option<abi::KernelEvent> {
-        while let Some(item) = self.0.next() {
-            if let Some(event) = decode_event(&item) {
-                return Some(event);
-            }
-        }
-        None
-    }
-}
-
-impl AsFd for KernelEventRing {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl AsRawFd for KernelEventRing {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// Decodes an event from its bytes; `None` if they have another length.
-pub fn decode_event(bytes: &[u8]) -> Option<abi::KernelEvent> {
-    let bytes: &[u8; 24] = bytes.try_into().ok()?;
-    let u32_at =
-        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    Some(abi::KernelEvent {
-        kind: u32_at(0),
-        port_or_slot: u32_at(4),
-        netns_cookie: word(&bytes[8..16]),
-        at_ns: word(&bytes[16..24]),
-    })
-}
-
-/// Reads a row of counters when no program is writing it: `write_begin` and `write_end` are equal, and `write_end` was
-/// read first.
-///
-/// A program holds a row for nanoseconds on a CPU that is running, so a few attempts are enough. After 1,000 attempts
-/// the words are returned as they are.
-fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
-    let load = |at: usize| row[at / 8].load(Relaxed);
-    let mut tries = 0;
-    loop {
-        // The reverse of the writer's order, as in a seqlock: `end` first, the data, then `begin`.
-        let end = row[offset_of!(abi::PodCounters, write_end) / 8].load(Acquire);
-        let counters = abi::PodCounters {
-            write_begin: load(offset_of!(abi::PodCounters, write_begin)),
-            started: load(offset_of!(abi::PodCounters, started)),
-            finished: load(offset_of!(abi::PodCounters, finished)),
-            started_sum_ns: load(offset_of!(abi::PodCounters, started_sum_ns)),
-            finished_sum_ns: load(offset_of!(abi::PodCounters, finished_sum_ns)),
-            reserved: [0; 2],
-            write_end: end,
-        };
-        fence(Acquire);
-        let begin = row[offset_of!(abi::PodCounters, write_begin) / 8].load(Relaxed);
-        tries += 1;
-        if begin == end || tries == 1_000 {
-            return counters;
-        }
-        std::hint::spin_loop();
     }
 }
 

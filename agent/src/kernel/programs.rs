@@ -1,4 +1,4 @@
-//! Shell: the eBPF programs: loads, attaches, pins and replaces them, and proves that they work.
+//! Shell: the eBPF programs: loads, attaches, pins and replaces them.
 //!
 //! Pins are in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects work without
 //! it. The next agent puts its programs into the same links, so there is no moment without programs.
@@ -19,17 +19,16 @@ use aya::{
     programs::{Program, ProgramError},
 };
 use datapath::abi::{self, maps};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use crate::{
-    clock::monotonic_ns,
     incompatible::ForeignProgramOwner,
     kernel::{
         cgroup_search,
         features::VerifierFeatures,
         locked_close::LockedCloser,
         maps::{self as tables, KernelMaps},
-        netns_cookies, sys,
+        sys,
     },
     paths::AgentPaths,
 };
@@ -41,6 +40,7 @@ use self::versions::{
 };
 
 mod load;
+mod self_test;
 mod versions;
 
 /// The eBPF programs as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
@@ -520,64 +520,6 @@ impl EbpfPrograms {
             program.fd().map_err(|e| EbpfProgramsError::Program { name, source: Box::new(e) })?;
         Ok(act(fd.as_fd()))
     }
-
-    /// Proves that the programs see events below the pods' cgroup: a process there connects to the frontend of the
-    /// self-test and listens. Takes a few milliseconds; blocks.
-    pub fn verify_by_self_test(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
-        if self.follows_previous {
-            // The other version's programs see the self-test, and count it in their own maps.
-            return Ok(());
-        }
-        let cgroup = self.paths.pods.join(format!("rouse-self-test-{}", std::process::id()));
-        make_folder(&cgroup)?;
-        let result = self.run_self_test(&cgroup, maps);
-        // The process has just been waited for. A busy folder is removed at the next call, before it is made again.
-        if let Err(error) = fs::remove_dir(&cgroup) {
-            warn!(cgroup = %cgroup.display(), %error, "cannot remove the self-test's cgroup");
-        }
-        result
-    }
-
-    fn run_self_test(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
-        let failed = |what: String| EbpfProgramsError::SelfTest { cgroup: cgroup.to_owned(), what };
-        let (before, began_ns) = (maps.control_word(abi::CONTROL_SELF_TEST), monotonic_ns());
-        let process = sys::SelfTestProcess::start(cgroup, None)
-            .map_err(|e| failed(format!("it did not run: {e}")))?;
-        let report = process.report();
-        let connects_seen = maps.control_word(abi::CONTROL_SELF_TEST).wrapping_sub(before);
-        if connects_seen < u64::from(report.connects) {
-            let mut what = format!("its connect was not seen (errno {})", report.connect_errno);
-            if connects_seen > 0 {
-                what = "its IPv6 connect was not seen".into();
-            }
-            if report.enter_errno != 0 {
-                let entering = io::Error::from_raw_os_error(report.enter_errno);
-                what += &format!(", and it could not enter the cgroup: {entering}");
-            }
-            return Err(failed(what));
-        }
-        if report.port == 0 {
-            return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
-        }
-        let cookie = match report.cookie {
-            // The kernel gives no cookie: the namespace is the one whose listener has just opened.
-            0 => {
-                netns_cookies::listening_namespaces(&maps.listen_entries()?, report.port, began_ns)
-                    .first()
-                    .copied()
-            }
-            reported => Some(reported),
-        };
-        let cookie = cookie.unwrap_or_default();
-        let listener = maps.listener(cookie, report.port)?;
-        // Dropped first: a close after the removal would leave an entry with a count below zero.
-        drop(process);
-        maps.delete_listener(cookie, report.port)?;
-        if listener.loopback == 0 {
-            return Err(failed(format!("its listen on port {} was not seen", report.port)));
-        }
-        Ok(())
-    }
 }
 
 /// Returns the eBPF programs inside this build; empty in a plain build.
@@ -612,6 +554,7 @@ pub fn remove_pins(paths: &AgentPaths) -> Result<(), EbpfProgramsError> {
         _ => Ok(()),
     }
 }
+
 fn make_folder(path: &Path) -> Result<(), EbpfProgramsError> {
     fs::create_dir_all(path).map_err(|source| path_error("make folder", path, source))
 }

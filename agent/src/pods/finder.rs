@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
@@ -27,6 +27,10 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use self::searched_pod::{
+    HOST_NAMESPACE_SEARCHES_MAX, MissingNamespace, SEARCH_WAIT_MAX, SEARCH_WAIT_MIN,
+    SLOW_SEARCH_WAIT, SearchedPod,
+};
 use super::namespace::{self, NetworkNamespace};
 use crate::{
     clock::monotonic_ns,
@@ -39,19 +43,13 @@ use crate::{
         sys,
     },
     pods::{
-        pod_server::{PodServer, PodServers, prestop::PreStopHooks},
+        pod_server::{PodServers, prestop::PreStopHooks},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
     },
 };
 
-/// First wait for a process that has not entered its pod's namespace yet; doubled up to [`SEARCH_WAIT_MAX`].
-const SEARCH_WAIT_MIN: Duration = Duration::from_micros(500);
-const SEARCH_WAIT_MAX: Duration = Duration::from_millis(50);
-/// Number of searches, each after a wait, that find a pod's processes in the node's namespace only. A runtime moves
-/// them to their own namespace within milliseconds; so many searches take about two seconds.
-const HOST_NAMESPACE_SEARCHES_MAX: u32 = 40;
-/// Wait before another search where inotify should report the change anyway.
-const SLOW_SEARCH_WAIT: Duration = Duration::from_secs(1);
+mod searched_pod;
+
 /// Depth of pod directories below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
 const POD_DIRECTORY_DEPTH: usize = 3;
 /// Capacity of the channel of commands, while the thread is busy.
@@ -78,9 +76,9 @@ pub async fn request_namespace(
     uid: &str,
     cookie: u64,
 ) -> Option<NetworkNamespace> {
-    let (lend, lent) = oneshot::channel();
-    finder.send(FinderCommand::OpenNamespace(uid.to_owned(), cookie, lend)).await.ok()?;
-    lent.await.ok()
+    let (reply_tx, reply_rx) = oneshot::channel();
+    finder.send(FinderCommand::OpenNamespace(uid.to_owned(), cookie, reply_tx)).await.ok()?;
+    reply_rx.await.ok()
 }
 
 /// Paths and sources that the finder searches with.
@@ -178,99 +176,12 @@ struct PodFinder {
     pod_watches: HashMap<WatchDescriptor, String>,
     /// Directory of every pod, wanted or not, by uid.
     pod_directories: HashMap<String, PathBuf>,
+    /// Pods of the RouteTable, by uid: found or still searched.
     wanted: HashMap<String, SearchedPod>,
     /// Inode of the watched root: a root that is created again has none of the watches.
     root_inode: Option<u64>,
     pod_servers: Option<PodServers>,
     events: Sender<PodTrackerEvent>,
-}
-
-struct SearchedPod {
-    is_found: bool,
-    /// Open pod server in the pod's namespace.
-    pod_server: Option<PodServer>,
-    watch: Option<WatchDescriptor>,
-    next_search: Option<Instant>,
-    backoff: Duration,
-    /// Number of successive searches, each after a wait, that found the processes in the node's namespace only.
-    host_namespace_searches: u32,
-}
-
-impl SearchedPod {
-    fn new() -> Self {
-        Self {
-            is_found: false,
-            pod_server: None,
-            watch: None,
-            next_search: None,
-            backoff: SEARCH_WAIT_MIN,
-            host_namespace_searches: 0,
-        }
-    }
-
-    /// Returns the wait before another search, after one with this result; `None` if the pod is found. `waited` is true
-    /// if a planned wait came before that search.
-    fn next_wait(
-        &mut self,
-        result: Result<&NamespaceFacts, MissingNamespace>,
-        waited: bool,
-    ) -> Option<Duration> {
-        self.host_namespace_searches = match result {
-            Err(MissingNamespace::HostNamespace) => {
-                self.host_namespace_searches + u32::from(waited)
-            }
-            _ => 0,
-        };
-        match result {
-            // A namespace without addresses is found again later: its network is still being set up.
-            Ok(facts) if !facts.addresses.is_empty() => None,
-            Err(MissingNamespace::HostNamespace)
-                if self.host_namespace_searches >= HOST_NAMESPACE_SEARCHES_MAX =>
-            {
-                Some(SLOW_SEARCH_WAIT)
-            }
-            Ok(_) | Err(MissingNamespace::NotReady | MissingNamespace::HostNamespace) => {
-                Some(self.backoff)
-            }
-            Err(MissingNamespace::NoProcess) => Some(SLOW_SEARCH_WAIT),
-        }
-    }
-
-    /// Opens the pod server in the pod's namespace, if it is not open yet.
-    fn open_pod_server(
-        &mut self,
-        servers: &PodServers,
-        uid: &str,
-        cookie: u64,
-        namespace: &NetworkNamespace,
-    ) {
-        if self.pod_server.as_ref().is_some_and(|server| server.cookie == cookie) {
-            return;
-        }
-        self.pod_server = match servers.open(uid, cookie, namespace) {
-            Ok(server) => Some(server),
-            Err(error) => {
-                let error = common::link::error_chain(&error);
-                warn!(
-                    uid,
-                    error,
-                    "no server in the pod's namespace: preStop hooks and in-use requests get no response"
-                );
-                None
-            }
-        };
-    }
-}
-
-/// Reason for which a pod's namespace is not known yet.
-#[derive(Clone, Copy)]
-enum MissingNamespace {
-    /// The pod has no directory or no process; inotify reports a change.
-    NoProcess,
-    /// The processes have not moved yet, or the namespace has no address: searched again soon.
-    NotReady,
-    /// All processes are in the node's namespace: they move soon, or never.
-    HostNamespace,
 }
 
 impl PodFinder {
@@ -650,20 +561,6 @@ mod tests {
             matches!(event, PodTrackerEvent::NamespaceMissing(uid, Incompatibility::HostNetwork) if uid == "a")
         );
         fs::remove_dir_all(root).expect("removed");
-    }
-
-    #[test]
-    fn a_pod_in_the_nodes_namespace_is_searched_less_and_less_often() {
-        let mut wanted = SearchedPod::new();
-        let strange = Err(MissingNamespace::HostNamespace);
-        let early = (1..HOST_NAMESPACE_SEARCHES_MAX)
-            .map(|_| wanted.next_wait(strange, true))
-            .collect::<Vec<_>>();
-        assert!(early.iter().all(|wait| *wait == Some(SEARCH_WAIT_MIN)));
-        assert_eq!(wanted.next_wait(strange, false), Some(SEARCH_WAIT_MIN), "nobody has waited");
-        assert_eq!(wanted.next_wait(strange, true), Some(SLOW_SEARCH_WAIT));
-        assert_eq!(wanted.next_wait(Err(MissingNamespace::NotReady), true), Some(SEARCH_WAIT_MIN));
-        assert_eq!(wanted.host_namespace_searches, 0);
     }
 
     fn finder(name: &str) -> (PathBuf, Sender<FinderCommand>, Receiver<PodTrackerEvent>) {

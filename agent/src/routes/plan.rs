@@ -6,6 +6,7 @@
 //! read the old word still finds the old list behind it.
 
 mod map_plan;
+mod named_slab;
 mod pool;
 mod request_terms;
 mod table;

@@ -12,7 +12,10 @@ use std::{
 
 use datapath::abi::{self, maps};
 
-use super::{COUNTER_WORDS, KernelMapError, STATE_WORDS, capacity, map_words, read_counters, row};
+use super::{
+    COUNTER_WORDS, KernelMapError, STATE_WORDS, capacity, counter_rows::read_counters, map_words,
+    row,
+};
 use crate::{
     kernel::sys::SharedWords,
     pod_gauge::{GaugeReading, GaugeValues, PodGauge},

@@ -7,7 +7,6 @@ use std::{
     collections::BTreeMap,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::atomic::Ordering::Relaxed,
 };
 
 use aya::maps::{HashMap, MapData, MapError};
@@ -148,24 +147,5 @@ impl PreviousCounters {
             info!(%pins, "every connection of the previous version has closed");
         }
         empty
-    }
-}
-
-impl CounterRows {
-    /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
-    fn add(&self, slot: u32, totals: &RequestTotals, responses: &abi::ResponseCounters) {
-        let index = (self.rows_per_pod - 1) * abi::PODS_MAX as usize + slot as usize;
-        let row = super::row(&self.counters, index, COUNTER_WORDS);
-        let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
-        add(std::mem::offset_of!(abi::PodCounters, write_begin), 1);
-        add(std::mem::offset_of!(abi::PodCounters, started), totals.started);
-        add(std::mem::offset_of!(abi::PodCounters, finished), totals.finished);
-        add(std::mem::offset_of!(abi::PodCounters, started_sum_ns), totals.started_sum_ns);
-        add(std::mem::offset_of!(abi::PodCounters, finished_sum_ns), totals.finished_sum_ns);
-        add(std::mem::offset_of!(abi::PodCounters, write_end), 1);
-        let row = super::row(&self.responses, index, RESPONSE_WORDS);
-        responses.words().into_iter().zip(row).for_each(|(by, word)| {
-            word.fetch_add(by, Relaxed);
-        });
     }
 }

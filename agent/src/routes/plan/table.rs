@@ -7,7 +7,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
-    sync::Arc,
 };
 
 use common::{
@@ -19,7 +18,7 @@ use datapath::{
     load_balancing::{ActivatorFallback, RoutingMode},
 };
 
-use super::{DesiredBackendList, request_terms::RevisionRequestTerms};
+use super::{DesiredBackendList, named_slab::NamedSlab, request_terms::RevisionRequestTerms};
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
@@ -42,7 +41,7 @@ struct PlannerService {
     addresses: Box<[IpAddr]>,
     port: NonZeroU16,
     activator_port: NonZeroU16,
-    /// Revision whose pods new connections go directly to.
+    /// Number of the Revision whose pods new connections go directly to.
     direct_revision: Option<u32>,
 }
 
@@ -51,13 +50,14 @@ struct PlannerRevision {
     is_h2c: bool,
     /// Request terms, if they are not the defaults.
     custom_terms: Option<Box<RevisionRequestTerms>>,
-    /// Services whose connects go directly to its pods.
+    /// Numbers of the services whose connects go directly to its pods.
     services: Vec<u32>,
     pods: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct PlannerPod {
+    /// Number of the pod's Revision.
     revision: u32,
     phase: RoutingPhase,
     address: Option<SocketAddr>,
@@ -69,10 +69,10 @@ impl PlannerPod {
     /// family; or else, if `mapped`, an IPv6 client gets the IPv4 address as a mapped one.
     ///
     /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
-    fn address_for(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
+    fn address_for(&self, is_ipv6: bool, mapped: bool) -> Option<SocketAddr> {
         let mut all = [self.address, self.other_family_address].into_iter().flatten();
-        let own_family = all.clone().find(|at| at.is_ipv6() == six);
-        own_family.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
+        let own_family = all.clone().find(|at| at.is_ipv6() == is_ipv6);
+        own_family.or_else(|| all.find(|at| is_ipv6 && mapped && at.is_ipv4()))
     }
 }
 
@@ -124,19 +124,20 @@ impl PlannerTable {
         self.services.numbers.values().copied()
     }
 
+    /// Returns the number of a service.
     pub(super) fn find_service(&self, service: &NamespacedName) -> Option<u32> {
         self.services.find(service)
     }
 
     /// Returns the frontends of a service.
-    pub(super) fn frontend_keys(&self, service: u32) -> Vec<FrontendKey> {
-        let service = self.services.get(service);
+    pub(super) fn frontend_keys(&self, service_number: u32) -> Vec<FrontendKey> {
+        let service = self.services.get(service_number);
         service.addresses.iter().map(|&address| frontend_key(address, service.port)).collect()
     }
 
     /// Returns the name of a service.
-    pub(super) fn service_name(&self, service: u32) -> Option<NamespacedName> {
-        self.services.name(service)
+    pub(super) fn service_name(&self, service_number: u32) -> Option<NamespacedName> {
+        self.services.name(service_number)
     }
 
     /// Sets a service's whole state. Returns its number.
@@ -204,7 +205,7 @@ impl PlannerTable {
         self.remove_unused_revision(number);
     }
 
-    /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
+    /// Sets a pod's whole state, or removes it. Returns the numbers of the services that it concerns.
     pub(super) fn set_pod(&mut self, uid: &str, entry: Option<&wire::PodEntry>) -> Vec<u32> {
         let mut concerned = self.affected_services(uid);
         let before = self.pods.remove(uid);
@@ -232,7 +233,7 @@ impl PlannerTable {
         concerned
     }
 
-    /// Excludes a pod from connects, or ends that. Returns the services that it concerns.
+    /// Excludes a pod from connects, or ends that. Returns the numbers of the services that it concerns.
     pub(super) fn set_excluded(&mut self, uid: &str, is_excluded: bool) -> Vec<u32> {
         let changed = if is_excluded {
             self.excluded_pods.insert(uid.to_owned())
@@ -242,7 +243,7 @@ impl PlannerTable {
         if changed { self.affected_services(uid) } else { Vec::new() }
     }
 
-    /// Returns the services whose connects go directly to a pod.
+    /// Returns the numbers of the services whose connects go directly to a pod.
     pub(super) fn affected_services(&self, uid: &str) -> Vec<u32> {
         let revision = self.pods.get(uid).map(|pod| self.revisions.get(pod.revision));
         revision.map(|it| it.services.clone()).unwrap_or_default()
@@ -268,10 +269,10 @@ impl PlannerTable {
     /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
     pub(super) fn desired_lists(
         &self,
-        service: u32,
+        service_number: u32,
         locals: &BTreeMap<String, KernelPodIds>,
     ) -> Vec<(FrontendKey, DesiredBackendList)> {
-        let service = self.services.get(service);
+        let service = self.services.get(service_number);
         let port_be = service.activator_port.get().to_be();
         let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
@@ -286,8 +287,8 @@ impl PlannerTable {
             let mode =
                 if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::PickBackend };
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
-            let six = address.is_ipv6() && self.has_ipv6_activator();
-            let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
+            let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
+            let activators = if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
             let list = DesiredBackendList {
                 mode,
                 info: ActivatorFallback { activators, port_be },
@@ -308,8 +309,8 @@ impl PlannerTable {
 
     /// Returns the two lists of activators, IPv4 and IPv6.
     pub(super) fn activator_lists(&self) -> [(u32, DesiredBackendList); 2] {
-        let list = |six: bool| {
-            let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == six);
+        let list = |is_ipv6: bool| {
+            let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == is_ipv6);
             let backends = sort_and_dedup(
                 family.map(|&address| BackendTarget::of_activator(address)).collect(),
             );
@@ -328,78 +329,6 @@ impl PlannerTable {
         if is_usual && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
-    }
-}
-
-/// Entries by name. A reference to an entry is its number, which is valid until the entry is removed.
-#[derive(Debug)]
-struct NamedSlab<T> {
-    numbers: BTreeMap<Arc<str>, u32>,
-    entries: Vec<Option<(Arc<str>, T)>>,
-    free: Vec<u32>,
-}
-
-impl<T> Default for NamedSlab<T> {
-    fn default() -> Self {
-        Self { numbers: BTreeMap::new(), entries: Vec::new(), free: Vec::new() }
-    }
-}
-
-impl<T> NamedSlab<T> {
-    fn find(&self, name: &NamespacedName) -> Option<u32> {
-        self.numbers.get(name.to_string().as_str()).copied()
-    }
-
-    fn names(&self) -> impl Iterator<Item = NamespacedName> {
-        self.numbers
-            .keys()
-            .filter_map(|name| name.split_once('/'))
-            .map(|(a, b)| NamespacedName::new(a, b))
-    }
-
-    fn name(&self, number: u32) -> Option<NamespacedName> {
-        let (name, _) = self.entries.get(number as usize)?.as_ref()?;
-        name.split_once('/').map(|(a, b)| NamespacedName::new(a, b))
-    }
-
-    fn get(&self, number: u32) -> &T {
-        let value = self.entries[number as usize].as_ref();
-        value.map(|(_, value)| value).expect("kept while its number is in use")
-    }
-
-    fn get_mut(&mut self, number: u32) -> &mut T {
-        let value = self.entries[number as usize].as_mut();
-        value.map(|(_, value)| value).expect("kept while its number is in use")
-    }
-
-    /// Returns the entry's number, and the entry that had the name before.
-    fn insert(&mut self, name: &NamespacedName, value: T) -> (u32, Option<T>) {
-        if let Some(number) = self.find(name) {
-            return (number, Some(std::mem::replace(self.get_mut(number), value)));
-        }
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() as u32 - 1
-        });
-        let name: Arc<str> = name.to_string().into();
-        self.entries[number as usize] = Some((Arc::clone(&name), value));
-        self.numbers.insert(name, number);
-        (number, None)
-    }
-
-    /// Returns the number of an entry, and makes an empty one if there is none.
-    fn get_or_insert(&mut self, name: &NamespacedName) -> u32
-    where
-        T: Default,
-    {
-        self.find(name).unwrap_or_else(|| self.insert(name, T::default()).0)
-    }
-
-    fn remove(&mut self, number: u32) -> Option<T> {
-        let (name, value) = self.entries[number as usize].take()?;
-        self.numbers.remove(&name);
-        self.free.push(number);
-        Some(value)
     }
 }
 

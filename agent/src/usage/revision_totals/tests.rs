@@ -173,7 +173,9 @@ impl SimTotalsNode {
                 let (revision, _) = self.pods[&slot];
                 *self.true_totals.entry(revision).or_default() += by;
             }
-            SimRowEvent::EndPod(slot) if self.pods.get(&slot).is_some_and(|(_, exists)| *exists) => {
+            SimRowEvent::EndPod(slot)
+                if self.pods.get(&slot).is_some_and(|(_, exists)| *exists) =>
+            {
                 self.read();
                 self.pods.entry(slot).and_modify(|(_, exists)| *exists = false);
                 self.totals.mark_gone(self.now, slot);
