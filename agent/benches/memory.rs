@@ -61,14 +61,14 @@ fn kernel_routes(services: u16) -> KernelRoutes {
         let state = SvcState { offset: 0, count: 0, generation: 1, mode: RoutingMode::Activator };
         let addresses = fixtures::sleeping_service_addresses(number);
         for (family, address) in addresses.into_iter().enumerate() {
-            let service = FIRST_SERVICE + 2 * u32::from(number) + family as u32;
+            let service_id = FIRST_SERVICE + 2 * u32::from(number) + family as u32;
             let address = match address {
                 IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
                 IpAddr::V6(six) => six.octets(),
             };
             let key = FrontendKey { address, port_be: 1u16.to_be(), protocol: 6, reserved: 0 };
-            table.frontends.insert(key, service);
-            table.services.insert(service, (state, info, Vec::new()));
+            table.frontends.insert(key, service_id);
+            table.services.insert(service_id, (state, info, Vec::new()));
         }
     }
     table.written.services = FIRST_SERVICE + 2 * u32::from(services);

@@ -54,13 +54,13 @@ pub mod maps {
     pub const CONTROL: &str = "CONTROL";
     /// Ring buffer of [`KernelEvent`](super::KernelEvent)s for the agent.
     pub const EVENTS: &str = "EVENTS";
-    /// Program array of `ingress`: its own continuation for packets that take several runs; `suspects` for possible
-    /// probes of the kubelet; `ingress_http2` and `ingress_other` for connections that do not speak HTTP/1.
+    /// Program array of `ingress`: the programs to which it and its successors jump. They are `suspects` for possible
+    /// probes of the kubelet, programs for other protocols than HTTP/1, for the rest of a long segment, and for
+    /// buffered segments. `TAIL_CALLS` in `agent/src/kernel/programs.rs` has the indexes.
     pub const INGRESS: &str = "INGRESS";
-    /// Program array of `egress`, with the same programs as `INGRESS` except `suspects`.
+    /// Program array of `egress`: programs for other protocols than HTTP/1, and for the rest of a long segment.
     pub const EGRESS: &str = "EGRESS";
-    /// Program array of `sockets`: its own continuation for first data that take several runs, and
-    /// `sockets_late_http2`.
+    /// Program array of `sockets`: programs that read the segments buffered before a connection was established.
     pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`BufferedSegmentKey`](super::BufferedSegmentKey) → [`BufferedSegment`](super::BufferedSegment).
     pub const KEPT: &str = "KEPT";
@@ -290,8 +290,8 @@ const _: () = assert!(size_of::<PodState>() == 64);
 
 /// Running totals of one pod on one CPU: value of `COUNTERS`.
 ///
-/// A writer adds 1 to `write_begin`, adds to the totals, and adds 1 to `write_end`. A reader accepts a row only when
-/// `write_begin` and `write_end` were equal before the read and unchanged after it. Rows are written under a
+/// A writer adds 1 to `write_begin`, adds to the totals, and adds 1 to `write_end`. A reader reads `write_end` first
+/// and `write_begin` last, and accepts the row if they are equal. Rows are written under a
 /// connection's lock, which keeps interrupts away.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -388,7 +388,7 @@ impl ResponseCounters {
     }
 }
 
-/// State of a client socket with a rewritten connect: value of `CLIENTS` and `OVERFLOW`.
+/// Connect record: state of a client socket with a rewritten connect. Value of `CLIENTS` and `OVERFLOW`.
 ///
 /// Allocating socket storage costs a connect 1 µs, a row of an array nearly nothing. A socket's row is `cookie %
 /// CLIENTS_MAX`; while another socket has that row, it uses storage. Rows are freed when the socket closes
@@ -407,7 +407,7 @@ pub struct ConnectRecord {
     pub socket_cookie: u64,
     /// Number of the backend in `BACKENDS`.
     pub backend: u32,
-    /// Port that the program asked for, network byte order.
+    /// Port that the application asked for, network byte order.
     pub original_port_be: u16,
     /// Port that the connect was rewritten to, network byte order.
     pub backend_port_be: u16,
@@ -475,7 +475,7 @@ impl ServerSocket {
             _ => return None,
         };
         // Segments that wait belong to a message whose begin is missing, whatever the boundaries say.
-        let waits = self.pending.iter().any(|late| late.len > 0);
+        let waits = self.pending.iter().any(|segment| segment.len > 0);
         (self.pod_slot != 0).then_some(if waits {
             ConnectionActivity::MessageInFlight
         } else {
@@ -545,7 +545,7 @@ pub struct HttpConnectionState {
     pub last_client_packet_ns: u64,
     /// Message boundaries of HTTP/1, which every connection is taken for until another protocol is recognised.
     pub h1: crate::h1::Http1Connection,
-    /// Opaque estimate, in mode `PROTOCOL_OPAQUE`.
+    /// Opaque estimate, if `protocol` is `PROTOCOL_OPAQUE`.
     pub opaque_estimate: crate::opaque_estimate::OpaqueEstimate,
     /// Protocol of the connection: one of `PROTOCOL_*`.
     pub protocol: u32,

@@ -6,7 +6,7 @@
 //! 1. [`Http1Direction::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are
 //!    skipped by arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
 //! 2. The driver copies some bytes from there into a window and calls [`Http1Connection::read_request`] or
-//!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in a [`UnlockedRead`]
+//!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in an [`UnlockedRead`]
 //!    without a lock, and commits that with [`Http1Connection::commit_request_read`] or
 //!    [`Http1Connection::commit_response_read`].
 //! 3. Both steps repeat until `seek` finds nothing more to read.
@@ -23,6 +23,7 @@
 
 mod direction;
 pub mod kubelet_probe;
+mod pattern;
 mod scan;
 mod slow_path;
 #[cfg(test)]

@@ -6,8 +6,7 @@
 //!
 //! 1. [`Http2Direction::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are
 //!    skipped by arithmetic on sequence numbers; gaps inside them do no harm. A frame takes effect with its last byte,
-//!    and
-//!    [`Http2Direction::take_ended_frame`] returns that frame.
+//!    and [`Http2Direction::take_ended_frame`] returns that frame.
 //! 2. The driver copies up to [`PEEK_BYTES`] bytes from there and calls [`Http2Direction::read`], which consumes at
 //!    least one.
 //! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to
@@ -156,10 +155,10 @@ impl Http2Connection {
             return 0;
         }
         // Apart from `apply_frame`, which must stay small for the verifier: this loops over the whole table.
-        let cut = self.streams.remove_above(self.goaway_first_excluded.wrapping_sub(1));
+        let aborted = self.streams.remove_above(self.goaway_first_excluded.wrapping_sub(1));
         self.goaway_first_excluded = 0;
-        self.requests_in_flight = self.requests_in_flight.wrapping_sub(cut);
-        cut
+        self.requests_in_flight = self.requests_in_flight.wrapping_sub(aborted);
+        aborted
     }
 
     /// Ends all requests in flight, because the connection is gone or boundaries are lost. Returns their number. To be

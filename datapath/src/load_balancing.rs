@@ -103,16 +103,16 @@ impl ActivatorFallback {
 
 /// Words that a connect reads on its way to a backend: once before it copies the backend's fields, and once after.
 ///
-/// Writers change one of these words, or the frontend's service id, before they reuse a slot or a backend that a
-/// list named. So fields copied between two equal readings belong to this service, however long the connect was
+/// Writers change one of these words, or the frontend's service id, before they reuse an entry of `SLOTS` or a backend
+/// that a list named. So fields copied between two equal readings belong to this service, however long the connect was
 /// preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceReading {
     /// Service id that `FRONTENDS` gives for the address.
-    pub service: u32,
-    /// Word of the service in `SVC_STATE`.
+    pub service_id: u32,
+    /// Word of the service id in `SVC_STATE`.
     pub state: u64,
-    /// Word of the service in `SVC_INFO`; 0 where no activator was chosen.
+    /// Word of the service id in `SVC_INFO`; 0 where no activator was chosen.
     pub info: u64,
     /// Word in `SVC_STATE` of the list of activators; 0 where none was chosen.
     pub activator_list: u64,
@@ -122,7 +122,7 @@ impl ServiceReading {
     /// Returns true if a second reading equals this one.
     #[inline(always)]
     pub const fn is_unchanged(&self, now: &Self) -> bool {
-        self.service == now.service
+        self.service_id == now.service_id
             && self.state == now.state
             && self.info == now.info
             && self.activator_list == now.activator_list
@@ -192,11 +192,11 @@ pub const fn clamp_gauge(gauge: u64) -> u64 {
 }
 
 /// Returns true if a request that has just begun must raise an event, where `in_flight` requests were in flight with
-/// it. `armed` is the threshold; 0 raises none. A request that begins and ends in one packet is never in flight, and
+/// it. A threshold of 0 raises none. A request that begins and ends in one packet is never in flight, and
 /// yet raises one at threshold 1 (idle pod).
 #[inline(always)]
-pub const fn should_raise_growth_event(armed: u64, in_flight: u64) -> bool {
-    armed != 0 && (armed == 1 || clamp_gauge(in_flight) >= armed)
+pub const fn should_raise_growth_event(threshold: u64, in_flight: u64) -> bool {
+    threshold != 0 && (threshold == 1 || clamp_gauge(in_flight) >= threshold)
 }
 
 /// Returns true if sixteen address bytes, as four words in memory order, are `::ffff:a.b.c.d`.
@@ -253,7 +253,7 @@ mod tests {
         }
 
         #[test]
-        fn preference_is_never_mutual_dislike(
+        fn one_of_two_backends_is_always_preferred(
             a: u64, b: u64, c: u64, d: u64, e: bool, f: bool,
         ) {
             let one = BackendLoad { recently_unanswered: e, ..load(a, Some(b)) };
@@ -262,11 +262,11 @@ mod tests {
         }
     }
 
-    /// State of a service's tables at one moment: service id of its address, its word, two slots, and the owner of
-    /// each of two backends.
+    /// State of a service's tables at one moment: service id of its address, its word, two entries of `SLOTS`, and
+    /// the owner of each of two backends.
     #[derive(Clone, Copy)]
     struct ServiceTablesCase {
-        service: u32,
+        service_id: u32,
         state: u64,
         slots: [usize; 2],
         backends: [BackendOwnerCase; 2],
@@ -279,7 +279,7 @@ mod tests {
     }
 
     const BEGIN: ServiceTablesCase = ServiceTablesCase {
-        service: 3,
+        service_id: 3,
         state: word(0, 1),
         slots: [0, 1],
         backends: [BackendOwnerCase::Own; 2],
@@ -307,15 +307,15 @@ mod tests {
         for ways in 0..history.len().pow(5) {
             let at = [0, 1, 2, 3, 4].map(|time| ways / history.len().pow(time) % history.len());
             let [service, state, slot, backend, again] = at.map(|at| &history[at]);
-            if !at.is_sorted() || service.service != BEGIN.service {
+            if !at.is_sorted() || service.service_id != BEGIN.service_id {
                 continue;
             }
             let read =
-                |service, state| ServiceReading { service, state, info: 0, activator_list: 0 };
-            let before = read(service.service, state.state);
+                |service_id, state| ServiceReading { service_id, state, info: 0, activator_list: 0 };
+            let before = read(service.service_id, state.state);
             let offset = SvcState::unpack(before.state).offset as usize;
             let copied = backend.backends[slot.slots[offset]];
-            if before.is_unchanged(&read(again.service, again.state)) {
+            if before.is_unchanged(&read(again.service_id, again.state)) {
                 taken.push(copied);
             } else {
                 avoided += usize::from(copied == BackendOwnerCase::Others);
@@ -333,9 +333,9 @@ mod tests {
             |it| it.state = word(0, 3),
             |it| (it.slots[1], it.backends[0]) = (0, BackendOwnerCase::Others),
         ];
-        // Its number is given to another service at once, whose word happens to be the same.
+        // Its service id is given to another frontend at once, whose word happens to be the same.
         let removed: &[fn(&mut ServiceTablesCase)] = &[
-            |it| it.service = 4,
+            |it| it.service_id = 4,
             |it| it.backends[0] = BackendOwnerCase::Others,
             |it| it.state = word(1, 9),
             |it| it.state = word(0, 1),
@@ -352,10 +352,10 @@ mod tests {
 
     #[test]
     fn a_reading_differs_by_any_of_its_words() {
-        let read = ServiceReading { service: 3, state: 7, info: 5, activator_list: 9 };
+        let read = ServiceReading { service_id: 3, state: 7, info: 5, activator_list: 9 };
         assert!(read.is_unchanged(&read));
         let others = [
-            ServiceReading { service: 4, ..read },
+            ServiceReading { service_id: 4, ..read },
             ServiceReading { state: 8, ..read },
             ServiceReading { info: 6, ..read },
             ServiceReading { activator_list: 10, ..read },
@@ -421,8 +421,8 @@ mod tests {
 
     #[test]
     fn a_gauge_below_zero_counts_as_zero() {
-        let odd = load(u64::MAX, None);
-        assert!(prefers_first(odd, load(0, None)));
+        let below_zero = load(u64::MAX, None);
+        assert!(prefers_first(below_zero, load(0, None)));
     }
 
     #[test]

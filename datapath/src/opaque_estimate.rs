@@ -100,55 +100,61 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn fresh(first: u8) -> OpaqueEstimate {
-        let mut turns = OpaqueEstimate::default();
-        turns.open(first);
-        turns
+        let mut estimate = OpaqueEstimate::default();
+        estimate.open(first);
+        estimate
     }
 
     #[test]
     fn client_and_server_take_turns() {
-        let mut turns = fresh(b'*');
+        let mut estimate = fresh(b'*');
         assert!(
-            turns.handle_client_bytes(b'*') && !turns.handle_client_bytes(b'*') && turns.is_busy()
+            estimate.handle_client_bytes(b'*')
+                && !estimate.handle_client_bytes(b'*')
+                && estimate.is_busy()
         );
         assert_eq!(
-            turns.handle_server_bytes(50 * MS),
+            estimate.handle_server_bytes(50 * MS),
             EstimateChange { ended: true, extended_ns: 0 }
         );
-        assert!(!turns.is_busy() && turns.handle_client_bytes(b'x'));
-        assert!(turns.close() && !turns.close());
+        assert!(!estimate.is_busy() && estimate.handle_client_bytes(b'x'));
+        assert!(estimate.close() && !estimate.close());
     }
 
     #[test]
-    fn a_streamed_answer_moves_the_end_until_the_server_is_quiet() {
-        let mut turns = fresh(b'*');
-        turns.handle_client_bytes(b'*');
-        turns.handle_server_bytes(100 * MS);
+    fn a_streamed_response_moves_the_end_until_the_server_is_quiet() {
+        let mut estimate = fresh(b'*');
+        estimate.handle_client_bytes(b'*');
+        estimate.handle_server_bytes(100 * MS);
         assert_eq!(
-            turns.handle_server_bytes(115 * MS),
+            estimate.handle_server_bytes(115 * MS),
             EstimateChange { ended: false, extended_ns: 15 * MS }
         );
         assert_eq!(
-            turns.handle_server_bytes(135 * MS),
+            estimate.handle_server_bytes(135 * MS),
             EstimateChange { ended: false, extended_ns: 20 * MS }
         );
         assert_eq!(
-            turns.handle_server_bytes(156 * MS),
+            estimate.handle_server_bytes(156 * MS),
             EstimateChange::default(),
-            "nobody has asked for it"
+            "the server was quiet for too long"
         );
-        assert_eq!(turns.handle_server_bytes(157 * MS), EstimateChange::default());
+        assert_eq!(estimate.handle_server_bytes(157 * MS), EstimateChange::default());
     }
 
     #[test]
     fn handshakes_and_alerts_are_no_requests() {
-        let mut turns = fresh(0x16);
-        assert!(turns.needs_first_byte());
-        assert!(!turns.handle_client_bytes(0x16));
-        assert_eq!(turns.handle_server_bytes(MS), EstimateChange::default(), "nothing has ended");
-        assert!(!turns.handle_client_bytes(0x14));
-        assert!(turns.handle_client_bytes(0x17) && !turns.needs_first_byte());
-        assert!(turns.handle_server_bytes(30 * MS).ended);
-        assert!(!turns.handle_client_bytes(0x15));
+        let mut estimate = fresh(0x16);
+        assert!(estimate.needs_first_byte());
+        assert!(!estimate.handle_client_bytes(0x16));
+        assert_eq!(
+            estimate.handle_server_bytes(MS),
+            EstimateChange::default(),
+            "nothing has ended"
+        );
+        assert!(!estimate.handle_client_bytes(0x14));
+        assert!(estimate.handle_client_bytes(0x17) && !estimate.needs_first_byte());
+        assert!(estimate.handle_server_bytes(30 * MS).ended);
+        assert!(!estimate.handle_client_bytes(0x15));
     }
 }

@@ -59,9 +59,9 @@ pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
     if request.result == abi::CLOSE_NOT_FOUND {
         let is_closed =
             is_unused(socket, &request).is_ok_and(|unused| unused) && destroy_socket(socket) == 0;
-        let verdict = if is_closed { abi::CLOSE_DONE } else { abi::CLOSE_SKIPPED };
+        let result = if is_closed { abi::CLOSE_DONE } else { abi::CLOSE_SKIPPED };
         // SAFETY: a map value stays in place while the program runs.
-        unsafe { (*entry).result = verdict };
+        unsafe { (*entry).result = result };
     }
     CONTINUE_WALK
 }
@@ -102,7 +102,7 @@ fn socket_fields() -> SockFieldOffsets {
 fn read_field<T: Copy>(socket: *mut c_void, offset: u16) -> Result<T, c_long> {
     let mut value = MaybeUninit::<T>::uninit();
     let addr = socket.cast::<u8>().wrapping_add(usize::from(offset)).cast_const().cast();
-    // SAFETY: writes as many bytes as `found` has, whatever `from` is; only integers are read.
+    // SAFETY: writes as many bytes as `value` has, whatever is at `addr`; only integers are read.
     match unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, addr) } {
         // SAFETY: the helper has filled it.
         0 => Ok(unsafe { value.assume_init() }),

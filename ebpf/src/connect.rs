@@ -45,6 +45,7 @@ enum NoRewriteReason {
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
 struct ChosenBackend {
+    /// Number of the backend in `BACKENDS`.
     backend: u32,
     port_be: u16,
     generation: u64,
@@ -53,6 +54,7 @@ struct ChosenBackend {
 
 /// One backend picked from a list.
 struct BackendPick {
+    /// Number of the backend in `BACKENDS`.
     backend: u32,
     value: *const BackendValue,
 }
@@ -182,9 +184,9 @@ fn choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
 #[inline(always)]
 fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
-    let service = service_number(key).ok_or(NoRewriteReason::Pass)?;
-    let state = read_word(&SVC_STATE, service).ok_or(NoRewriteReason::Pass)?;
-    let read = ServiceReading { service, state, info: 0, activator_list: 0 };
+    let service_id = service_id_of(key).ok_or(NoRewriteReason::Pass)?;
+    let state = read_word(&SVC_STATE, service_id).ok_or(NoRewriteReason::Pass)?;
+    let read = ServiceReading { service_id, state, info: 0, activator_list: 0 };
     match SvcState::unpack(state).mode {
         RoutingMode::PickBackend => {
             let backend = pick_pod(state);
@@ -215,7 +217,7 @@ fn choose_activator(
     key: &FrontendKey,
     read: ServiceReading,
 ) -> Result<ChosenBackend, NoRewriteReason> {
-    let info = self::read_word(&SVC_INFO, read.service).ok_or(NoRewriteReason::Pass)?;
+    let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
     let ActivatorFallback { activators, port_be } = ActivatorFallback::unpack(info);
     let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
     if port_be == 0 {
@@ -233,11 +235,11 @@ fn choose_activator(
 /// Reads again all words that the choice came from; an error if any has changed.
 #[inline(always)]
 fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
-    let service = service_number(key).ok_or(NoRewriteReason::Changed)?;
-    let state = read_word(&SVC_STATE, before.service).ok_or(NoRewriteReason::Changed)?;
-    let mut current = ServiceReading { service, state, info: 0, activator_list: 0 };
+    let service_id = service_id_of(key).ok_or(NoRewriteReason::Changed)?;
+    let state = read_word(&SVC_STATE, before.service_id).ok_or(NoRewriteReason::Changed)?;
+    let mut current = ServiceReading { service_id, state, info: 0, activator_list: 0 };
     if before.info != 0 {
-        current.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
+        current.info = read_word(&SVC_INFO, before.service_id).ok_or(NoRewriteReason::Changed)?;
         let activators = ActivatorFallback::unpack(before.info).activators;
         current.activator_list =
             read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
@@ -250,16 +252,16 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
 /// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
 /// reading it [again](verify_unchanged) shows that.
 #[inline(always)]
-fn service_number(key: &FrontendKey) -> Option<u32> {
+fn service_id_of(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
     FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
 }
 
-/// Reads a word of a service. Volatile: user space stores it at any time, and the value is read twice.
+/// Reads a word of a service id. Volatile: user space stores it at any time, and the value is read twice.
 #[inline(always)]
-fn read_word(words: &Array<u64>, service: u32) -> Option<u64> {
+fn read_word(words: &Array<u64>, service_id: u32) -> Option<u64> {
     // SAFETY: a live map value; a word, which user space stores at once.
-    words.get_ptr(service).map(|word| unsafe { ptr::read_volatile(word) })
+    words.get_ptr(service_id).map(|word| unsafe { ptr::read_volatile(word) })
 }
 
 /// Copies the row of a backend.
@@ -336,10 +338,10 @@ fn pick_two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
     })
 }
 
-/// Returns the backend at a place of `SLOTS`.
+/// Returns the backend in an entry of `SLOTS`.
 #[inline(always)]
-fn backend_at(slot: u32) -> Option<BackendPick> {
-    let backend = *SLOTS.get(slot)? as u32;
+fn backend_at(index: u32) -> Option<BackendPick> {
+    let backend = *SLOTS.get(index)? as u32;
     Some(BackendPick { backend, value: BACKENDS.get_ptr(backend)? })
 }
 

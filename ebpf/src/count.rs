@@ -99,7 +99,7 @@ enum SegmentReadEnd {
     Changed,
 }
 
-/// Starts counting a connection to the serving port of the pod with row `slot`, which is established now.
+/// Starts counting a connection to the serving port of the pod with this slot. It is established now.
 #[inline(always)]
 pub fn open_connection(
     ops: *mut bpf_sock_ops,
@@ -128,8 +128,8 @@ pub fn open_connection(
     conn.http.counted_tx_seq = snd_nxt;
     conn.http.tx_end_seq = snd_nxt;
     unlock(conn);
-    // Packets reach a connection a moment before it is established, on other CPUs, and look at the row's number without
-    // the lock. So it is set last; segments that they buffered until then are found by `read_first_requests`.
+    // Packets reach a connection a moment before it is established, on other CPUs, and look at the pod slot without the
+    // lock. So it is set last; segments that they buffered until then are found by `read_first_requests`.
     lock(conn);
     conn.pod_slot = slot;
     conn.flags = abi::CONN_OPEN;
@@ -643,6 +643,6 @@ pub fn remote_address(ops: *mut bpf_sock_ops) -> [u32; 4] {
         ];
         (is_ipv6, ipv4, words)
     };
-    // An IPv6 socket with an IPv4 peer has a mapped address already, in the form that `packet::sender` gives.
+    // An IPv6 socket with an IPv4 peer has a mapped address already, in the form that `packet::parse_sender` gives.
     if is_ipv6 { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, ipv4] }
 }

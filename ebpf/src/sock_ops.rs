@@ -243,7 +243,7 @@ fn is_mptcp_join(ops: *mut bpf_sock_ops) -> bool {
     option[2] >> 4 == JOIN
 }
 
-/// Counts a lost flow of a Multipath TCP connection as desync, and returns row 0.
+/// Counts a further flow of a Multipath TCP connection as a desync, and returns slot 0, which means no pod.
 ///
 /// Messages are spread over all flows, so boundaries are lost in each. The first flow represents the connection; the
 /// others are not counted.

@@ -192,8 +192,8 @@ impl Agent {
         tokio::spawn(async move {
             let result =
                 run_probe(&attempt.probe.handler, attempt.at, attempt.timeout, &marks).await;
-            // A failed send means that the loop has ended, and the agent with it.
             let event = PodTrackerEvent::ProbeEnded(attempt.uid, attempt.seq, result);
+            // A failed send means that the loop has ended, and the agent with it.
             let _ = events.send(event).await;
         });
     }

@@ -2,7 +2,7 @@
 
 use core::{hint::black_box, mem::size_of};
 
-use super::{request_kind, slow_path::pattern};
+use super::{pattern, request_kind};
 
 /// States of a [`Http1Direction`]. Numbers and no enum, because the kernel's memory may hold any value.
 pub mod state {
@@ -25,7 +25,7 @@ pub mod state {
     /// Behind the digits of Content-Length.
     pub const LENGTH_TAIL: u8 = 8;
     /// In a list of tokens: Transfer-Encoding or Connection.
-    pub const WORDS: u8 = 9;
+    pub const TOKENS: u8 = 9;
     /// In front of the digits of a chunk's size.
     pub const SIZE: u8 = 10;
     /// In the digits of a chunk's size.

@@ -5,6 +5,7 @@ use core::hint::black_box;
 use super::{
     REQUEST_BYTES, RESPONSE_BYTES,
     direction::{Http1Direction, flag},
+    pattern::{self, pattern_byte},
     request_kind, state,
 };
 
@@ -16,59 +17,6 @@ const _: () = assert!(MAX_STEP_BYTES <= RESPONSE_BYTES && MAX_STEP_BYTES <= REQU
 const PATTERN_TOKEN: u8 = 100;
 /// Value of [`Http1Direction::matched`]: the token is another one.
 const OTHER_TOKEN: u8 = 200;
-
-/// Values of [`Http1Direction::pattern`]: the text that is being compared.
-pub(super) mod pattern {
-    pub(super) const HEAD: u8 = 1;
-    pub(super) const CONNECT: u8 = 2;
-    pub(in crate::h1) const HTTP2: u8 = 3;
-    pub(super) const VERSION: u8 = 4;
-    pub(super) const LENGTH: u8 = 5;
-    pub(super) const CODING: u8 = 6;
-    pub(super) const CONNECTION: u8 = 7;
-    pub(super) const CHUNKED: u8 = 8;
-    pub(super) const CLOSE: u8 = 9;
-    pub(in crate::h1) const SETTINGS: u8 = 10;
-}
-
-/// Returns the bytes of a name, first byte lowest; no more than 24 bytes are needed.
-#[inline(always)]
-const fn pattern_words(name: u8) -> [u64; 3] {
-    const fn pack(text: &[u8; 24]) -> [u64; 3] {
-        let mut out = [0; 3];
-        let mut index = 0;
-        while index < 24 {
-            out[index / 8] |= (text[index] as u64) << (index % 8 * 8);
-            index += 1;
-        }
-        out
-    }
-    match name {
-        pattern::HEAD => const { pack(b"HEAD \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::CONNECT => const { pack(b"CONNECT \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::HTTP2 => const { pack(b"PRI * HT\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::VERSION => const { pack(b"HTTP/1.\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::LENGTH => const { pack(b"content-length:\0\0\0\0\0\0\0\0\0") },
-        pattern::CODING => const { pack(b"transfer-encoding:\0\0\0\0\0\0") },
-        pattern::CONNECTION => const { pack(b"connection:\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::CHUNKED => const { pack(b"chunked\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        pattern::CLOSE => const { pack(b"close\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
-        _ => [0; 3],
-    }
-}
-
-/// Returns byte `index` of a name; 0 behind its end.
-#[inline(always)]
-fn pattern_byte(name: u8, index: u8) -> u8 {
-    let [first, second, third] = pattern_words(name);
-    let word = match index >> 3 {
-        0 => first,
-        1 => second,
-        2 => third,
-        _ => 0,
-    };
-    (word >> ((index & 7) * 8)) as u8
-}
 
 impl Http1Direction {
     /// Reads byte by byte until a state is reached that the fast path handles. Returns the bytes consumed, at least 1.
@@ -114,7 +62,7 @@ impl Http1Direction {
             state::NAME => self.read_header_name_byte(byte),
             state::LENGTH => self.read_before_digits(byte),
             state::DIGITS | state::LENGTH_TAIL => self.read_digit(byte),
-            state::WORDS => self.read_token_byte(byte),
+            state::TOKENS => self.read_token_byte(byte),
             state::SIZE | state::SIZE_DIGITS => self.read_chunk_size_byte(byte),
             state::SIZE_TAIL if byte == b'\n' => self.end_chunk_size(),
             // Extensions and invalid bytes have no effect until the line's end.
@@ -122,7 +70,7 @@ impl Http1Direction {
             state::CHUNK_END => self.read_chunk_end_byte(byte),
             // The request before was the last one, and more bytes follow it in the same segment.
             state::TUNNEL => {}
-            // Not reached: `seek` and `scan` leave all other states.
+            // Not reached: `seek` and `scan_lines` leave all other states.
             _ => self.state = state::DESYNC,
         }
     }
@@ -251,7 +199,7 @@ impl Http1Direction {
                 self.state = match self.pattern {
                     _ if !fold => state::SCAN,
                     pattern::LENGTH => state::LENGTH,
-                    _ => state::WORDS,
+                    _ => state::TOKENS,
                 };
                 return;
             }
@@ -285,7 +233,7 @@ impl Http1Direction {
             return;
         }
         self.matched = 0;
-        self.state = state::WORDS;
+        self.state = state::TOKENS;
         match self.pattern {
             pattern::LENGTH => {
                 self.value = 0;

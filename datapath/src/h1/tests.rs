@@ -4,6 +4,7 @@ use std::string::String;
 
 mod examples;
 mod random;
+mod unlocked_reads;
 
 use super::*;
 

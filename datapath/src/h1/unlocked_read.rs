@@ -26,21 +26,27 @@ pub struct UnlockedRead<const WORDS: usize> {
 struct DirectionPosition {
     next: u32,
     flags: u16,
-    at: u8,
+    /// State, as one of [`state`].
+    state: u8,
     /// 1 if boundaries were lost before.
     desynced: u8,
 }
 
 impl DirectionPosition {
     #[inline(always)]
-    fn of_direction(side: &Http1Direction) -> Self {
-        Self { next: side.next, flags: side.flags, at: side.state, desynced: side.desynced as u8 }
+    fn of_direction(direction: &Http1Direction) -> Self {
+        Self {
+            next: direction.next,
+            flags: direction.flags,
+            state: direction.state,
+            desynced: direction.desynced as u8,
+        }
     }
 
     #[inline(always)]
     fn as_word(self) -> u64 {
         let [next, flags] = [u64::from(self.next), u64::from(self.flags)];
-        next | flags << 32 | u64::from(self.at) << 48 | u64::from(self.desynced) << 56
+        next | flags << 32 | u64::from(self.state) << 48 | u64::from(self.desynced) << 56
     }
 }
 
@@ -61,13 +67,13 @@ impl<const WORDS: usize> UnlockedRead<WORDS> {
     /// All parts of the guess come from the copy. A second look at the original might read a direction in which nothing
     /// is read any more.
     #[inline(always)]
-    pub fn begin(&mut self, side: &Http1Direction, seq: u32, len: u32) -> Option<u32> {
-        self.direction = *side;
+    pub fn begin(&mut self, direction: &Http1Direction, seq: u32, len: u32) -> Option<u32> {
+        self.direction = *direction;
         // The compiler must not read the original again, which another CPU may have changed.
         let this = black_box(self);
         this.before = DirectionPosition::of_direction(&this.direction);
         let offset = this.before.next.wrapping_sub(seq);
-        (offset < len && this.direction.skip == 0 && this.before.at < state::TUNNEL)
+        (offset < len && this.direction.skip == 0 && this.before.state < state::TUNNEL)
             .then_some(offset)
     }
 
@@ -80,12 +86,13 @@ impl<const WORDS: usize> UnlockedRead<WORDS> {
 
     /// Commits the read, if the direction is still in the state in which it began. To be called with the lock held.
     #[inline(always)]
-    pub(super) fn commit(&self, side: &mut Http1Direction) -> bool {
+    pub(super) fn commit(&self, direction: &mut Http1Direction) -> bool {
         // Compared as one word: each comparison of a field would be a branch for the verifier.
-        let stands = DirectionPosition::of_direction(side).as_word() == self.before.as_word();
-        if stands {
-            *side = self.direction;
+        let is_unchanged =
+            DirectionPosition::of_direction(direction).as_word() == self.before.as_word();
+        if is_unchanged {
+            *direction = self.direction;
         }
-        stands
+        is_unchanged
     }
 }

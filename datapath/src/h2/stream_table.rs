@@ -26,6 +26,7 @@ struct StreamSlot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamTable {
     streams: [StreamSlot; SLOTS],
+    /// Note of each stream: its status and gRPC outcome so far, as bits of `hpack_status`.
     notes: [u8; SLOTS],
     /// Place that was found; `SLOTS`: none. It is in memory, where the verifier merges the paths of all places.
     found_slot: u64,

@@ -36,7 +36,7 @@ fn add_to_row(word: *mut u64, by: u64) {
 }
 
 impl PodCounterRows {
-    /// Looks up the rows of the pod with number `slot`. Do not call with a lock held.
+    /// Looks up the rows of the pod with this slot. Do not call with a lock held.
     #[inline(always)]
     pub(super) fn for_slot(slot: u32) -> Option<Self> {
         // SAFETY: the helper has no arguments and cannot fail.
@@ -133,8 +133,8 @@ impl PodCounterRows {
 
     /// Counts requests that ended without a complete response.
     #[inline(always)]
-    pub(super) fn count_aborted(&self, conn: &mut ServerSocket, cut: u32, now_ns: u64) {
-        let change = h2::StreamChange { aborted: cut, ..h2::StreamChange::default() };
+    pub(super) fn count_aborted(&self, conn: &mut ServerSocket, aborted: u32, now_ns: u64) {
+        let change = h2::StreamChange { aborted, ..h2::StreamChange::default() };
         self.count_http2(conn, &change, now_ns);
     }
 

@@ -237,7 +237,7 @@ pub(super) fn read_in_subprogram(_draft: &mut UnlockedRequestRead, len: u32, slo
     read_requests_subprogram(len, u32::from(slow));
 }
 
-/// Reads `len` bytes in this CPU's [`draft`]; returns their number.
+/// Reads `len` bytes in this CPU's entry of `DRAFT`; returns their number.
 ///
 /// A function of its own: the verifier checks its many words once for each program.
 #[unsafe(no_mangle)]

@@ -324,9 +324,10 @@ fn read_frame_step(skb: *mut __sk_buff, requests: bool) -> u32 {
 /// Reads the rest of a client's segment, of which `ingress_http2` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    let over = read_more(ctx, &INGRESS, client_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
+    let is_complete = read_more(ctx, &INGRESS, client_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    if let (false, Some(conn), Some(streams)) = (over, connection_of(skb), STREAMS.get(socket(skb)))
+    if let (false, Some(conn), Some(streams)) =
+        (is_complete, connection_of(skb), STREAMS.get(socket(skb)))
     {
         desync_requests(conn, streams);
     }
@@ -336,9 +337,10 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
 /// Reads the rest of a server's segment, of which `egress_http2` has read as much as it may.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    let over = read_more(ctx, &EGRESS, server_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
+    let is_complete = read_more(ctx, &EGRESS, server_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    if let (false, Some(conn), Some(streams)) = (over, connection_of(skb), STREAMS.get(socket(skb)))
+    if let (false, Some(conn), Some(streams)) =
+        (is_complete, connection_of(skb), STREAMS.get(socket(skb)))
     {
         desync(conn, streams);
     }

@@ -58,8 +58,8 @@ fn sockets(listeners: &[&str]) -> NamespaceSockets {
     NamespaceSockets { listeners, has_redirection: false }
 }
 
-/// Returns a pod that was named, found and registered; its namespace holds no listener.
-fn registered_listening(pod: wire::PodEntry, now: Instant) -> PodTracker {
+/// Returns a pod that was named, found and registered; its namespace holds no listener yet.
+fn registered(pod: wire::PodEntry, now: Instant) -> PodTracker {
     let uid = pod.uid.clone();
     let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
     for event in [
@@ -147,7 +147,7 @@ fn a_pod_is_searched_registered_inspected_and_reported() {
 #[test]
 fn a_pod_leaves_when_its_last_listener_closes() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     assert_eq!(reports(read_kernel_state(&mut pods, now, listening_state(1))), [ready()]);
     assert_eq!(
         reports(read_kernel_state(&mut pods, now, listening_state(2))),
@@ -162,13 +162,13 @@ fn a_pod_leaves_when_its_last_listener_closes() {
 #[test]
 fn a_listener_the_kernel_did_not_see_counts_until_an_inspection_misses_it() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let found = PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77);
     assert_eq!(
         reports(pods.step(now, found)),
         [PodObservation { listening_since_ns: 77, ..ready() }]
     );
-    let wake = pods.next_wake().expect("it is looked for again");
+    let wake = pods.next_wake().expect("it is inspected again");
     assert_eq!(wake, now + SECOND);
     assert_eq!(pods.step(wake, PodTrackerEvent::Tick), [PodTrackerAction::Inspect("a".into())]);
     let lost = PodTrackerEvent::Inspected("a".into(), NamespaceSockets::default(), 99);
@@ -178,7 +178,7 @@ fn a_listener_the_kernel_did_not_see_counts_until_an_inspection_misses_it() {
 #[test]
 fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
     assert_eq!(read_kernel_state(&mut pods, now, PodKernelState::default()), []);
     assert!(pods.is_listener_unseen("a"));
@@ -187,7 +187,7 @@ fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
 #[test]
 fn a_closed_listener_does_not_survive_by_an_older_inspection() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
     let actions = read_kernel_state(&mut pods, now, listening_state(0));
@@ -198,7 +198,7 @@ fn a_closed_listener_does_not_survive_by_an_older_inspection() {
 #[test]
 fn a_pod_the_kernel_sees_listening_is_not_inspected() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     assert_eq!(pods.next_wake(), None);
 }
@@ -208,7 +208,7 @@ fn the_probe_is_tried_at_the_pods_own_address() {
     let now = Instant::now();
     let mut shape = pod("a", ProbeHandler::Tcp);
     shape.probe.port = NonZeroU16::new(9090);
-    let mut pods = registered_listening(shape.clone(), now);
+    let mut pods = registered(shape.clone(), now);
     let attempt = PodProbeAttempt {
         uid: "a".into(),
         seq: 1,
@@ -255,7 +255,7 @@ fn a_probe_waits_for_the_address() {
 #[test]
 fn changes_in_flight_alone_are_reported_once_a_second() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     let busy = |in_flight| PodKernelState { in_flight, ..listening_state(1) };
     assert_eq!(reports(read_kernel_state(&mut pods, now, busy(3))), []);
@@ -270,7 +270,7 @@ fn changes_in_flight_alone_are_reported_once_a_second() {
 #[test]
 fn a_draining_pod_is_drained_after_a_second_without_work() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let draining =
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     let reading = |in_flight, unused_connections, idle_ms| PodKernelState {
@@ -306,7 +306,7 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
 #[test]
 fn a_draining_pod_waits_for_upgraded_connections_a_set_time_and_for_requests_longer() {
     let now = Instant::now();
-    let mut pods = registered_listening(
+    let mut pods = registered(
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) },
         now,
     );
@@ -324,7 +324,7 @@ fn a_draining_pod_waits_for_upgraded_connections_a_set_time_and_for_requests_lon
     let due = now + UPGRADED_DRAIN_TIME;
     assert!(read_kernel_state(&mut pods, due, reading(2, 60 * SECOND)).contains(&count));
     let again = read_kernel_state(&mut pods, due + SECOND / 4, reading(2, 60 * SECOND));
-    assert!(!again.contains(&count), "one look a second");
+    assert!(!again.contains(&count), "one count a second");
 
     let drained = |actions| reports(actions).iter().any(|observed| observed.drained);
     pods.step(due, PodTrackerEvent::UpgradedCounted("a".into(), 1, due));
@@ -353,7 +353,7 @@ fn a_draining_pod_waits_for_upgraded_connections_a_set_time_and_for_requests_lon
 #[test]
 fn a_drained_pod_with_idle_connections_stays_until_they_were_closed() {
     let now = Instant::now();
-    let mut pods = registered_listening(
+    let mut pods = registered(
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) },
         now,
     );
@@ -369,7 +369,7 @@ fn a_drained_pod_with_idle_connections_stays_until_they_were_closed() {
 #[test]
 fn a_pod_that_is_not_draining_is_never_called_drained() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     for second in 0..5 {
         let read = PodKernelState { idle: second * SECOND, ..listening_state(1) };
         let observed = reports(read_kernel_state(&mut pods, now + second * SECOND, read));
@@ -380,7 +380,7 @@ fn a_pod_that_is_not_draining_is_never_called_drained() {
 #[test]
 fn a_new_namespace_resets_the_pod() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     assert_eq!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())),
@@ -397,7 +397,7 @@ fn a_new_namespace_resets_the_pod() {
 #[test]
 fn a_pod_that_is_named_no_more_is_forgotten() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let gone = pods.step(now, PodTrackerEvent::RouteRemoved("a".into()));
     assert_eq!(
         gone,
@@ -435,7 +435,7 @@ fn not_ready_reasons_name_what_to_do() {
 #[test]
 fn a_listener_on_an_ipv6_address_is_reached_over_ipv6() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let both = PodTrackerEvent::Inspected("a".into(), sockets(&["[::]:8080"]), 1);
     assert_eq!(reports(pods.step(now, both))[0].address, Some(at("10.244.0.5:8080")));
     let v6 = PodTrackerEvent::Inspected("a".into(), sockets(&["[fd00::5]:8080"]), 1);
@@ -445,7 +445,7 @@ fn a_listener_on_an_ipv6_address_is_reached_over_ipv6() {
 #[test]
 fn it_has_caught_up_once_every_ready_pod_is_seen_to_be_ready() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("b", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("b", ProbeHandler::Listen), now);
     assert!(pods.has_caught_up(), "a starting pod is not waited for");
     let address = Some(at("10.244.0.5:8080"));
     let known_ready =
@@ -460,21 +460,21 @@ fn it_has_caught_up_once_every_ready_pod_is_seen_to_be_ready() {
 #[test]
 fn a_pod_that_does_not_listen_for_a_minute_is_inspected_less_often() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
-    let mut looks = 0;
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
+    let mut inspections = 0;
     let mut at = now;
     while at < now + 120 * SECOND {
-        at = pods.next_wake().expect("it is looked into");
+        at = pods.next_wake().expect("it is inspected");
         let actions = pods.step(at, PodTrackerEvent::Tick);
-        looks +=
+        inspections +=
             actions.iter().filter(|action| matches!(action, PodTrackerAction::Inspect(_))).count();
     }
-    assert!((60..70).contains(&looks), "{looks}");
+    assert!((60..70).contains(&inspections), "{inspections}");
 }
 
 /// Returns a registered pod that listens, with a request in flight.
 fn busy(now: Instant) -> PodTracker {
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(
         &mut pods,
         now,
@@ -501,7 +501,7 @@ fn the_kubelet_waits_for_the_last_request_and_for_a_second_of_draining() {
     let mut pods = busy(now);
     assert_eq!(released(&request_prestop(&mut pods, now)), 0);
     assert!(pods.is_stopping("a"));
-    assert_eq!(pods.draining_uids(), ["a"], "it is looked at often");
+    assert_eq!(pods.draining_uids(), ["a"], "it is read often");
     let draining =
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(draining)));
@@ -565,7 +565,11 @@ fn a_pod_that_leaves_the_table_early_stays_until_the_kubelet_has_its_answer() {
         "killed meanwhile"
     );
     let mut pods = self::busy(now);
-    assert_eq!(pods.step(now, PodTrackerEvent::RouteRemoved("a".into())), gone, "nobody waits");
+    assert_eq!(
+        pods.step(now, PodTrackerEvent::RouteRemoved("a".into())),
+        gone,
+        "no preStop request waits"
+    );
 }
 
 #[test]
@@ -681,13 +685,13 @@ fn a_listener_that_opens_late_does_not_keep_a_pod_from_stopping() {
 #[test]
 fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
     let now = Instant::now();
-    let six = Some(ip("fd00::5"));
+    let ipv6 = Some(ip("fd00::5"));
     let cases = [
         (abi::SERVES_V4, "10.244.0.5:8080", None),
-        (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", six),
+        (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", ipv6),
     ];
     for (served_families, address, other_family_address) in cases {
-        let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+        let mut pods = registered(pod("a", ProbeHandler::Listen), now);
         let observed = reports(read_kernel_state(
             &mut pods,
             now,
@@ -698,8 +702,8 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
             [PodObservation { address: Some(at(address)), other_family_address, ..ready() }]
         );
     }
-    for (listener, other_family_address) in [("0.0.0.0:8080", None), ("[::]:8080", six)] {
-        let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    for (listener, other_family_address) in [("0.0.0.0:8080", None), ("[::]:8080", ipv6)] {
+        let mut pods = registered(pod("a", ProbeHandler::Listen), now);
         let found = PodTrackerEvent::Inspected("a".into(), sockets(&[listener]), 900);
         assert_eq!(
             reports(pods.step(now, found)),
@@ -718,11 +722,11 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
         not_ready_reason: why.into(),
         ..ready()
     };
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let six = PodKernelState { served_families: abi::SERVES_V6, ..listening_state(1) };
     assert_eq!(reports(read_kernel_state(&mut pods, now, six)), std::slice::from_ref(&unready));
     // A listener from before the programs is known by an inspection.
-    let mut pods_before = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods_before = registered(pod("a", ProbeHandler::Listen), now);
     let found = PodTrackerEvent::Inspected("a".into(), sockets(&["[::]:8080!"]), 900);
     assert_eq!(reports(pods_before.step(now, found)), std::slice::from_ref(&unready));
     // A second listener for the other family completes it.
@@ -752,7 +756,7 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
 fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     let now = Instant::now();
     let sandbox = Incompatibility::Sandbox("gVisor");
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let odd = NamespaceFacts { incompatibility: Some(sandbox), ..facts() };
     let observed = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), odd)));
     assert_eq!(observed[0].not_ready_reason, sandbox.to_string());
@@ -767,7 +771,7 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     );
     let observed = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())));
     assert_eq!(observed[0].not_ready_reason, "", "it was only late");
-    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     let redirects = NamespaceSockets { has_redirection: true, ..sockets(&["0.0.0.0:8080"]) };
     let observed = reports(pods.step(now, PodTrackerEvent::Inspected("a".into(), redirects, 1)));
     assert_eq!(

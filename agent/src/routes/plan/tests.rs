@@ -255,10 +255,10 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address()
     };
     let pods = [pod(5, 1, RoutingPhase::Ready)];
     fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[both]));
-    let of_six = FrontendKey { address: to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
-    let (mode, list, _) = fixture.kernel.find(&of_six).unwrap();
+    let ipv6_key = FrontendKey { address: to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
+    let (mode, list, _) = fixture.kernel.find(&ipv6_key).unwrap();
     assert_eq!((mode, list), (RoutingMode::Activator, vec![]));
-    let info = fixture.kernel.infos[&fixture.kernel.frontends[&of_six]];
+    let info = fixture.kernel.infos[&fixture.kernel.frontends[&ipv6_key]];
     assert_eq!(info.activators, abi::ACTIVATORS_V6);
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
 }
@@ -312,7 +312,7 @@ fn a_pod_of_this_node_carries_its_cookie_and_slot() {
 }
 
 #[test]
-fn planning_a_reached_goal_changes_nothing() {
+fn a_second_plan_without_a_change_is_empty() {
     let mut fixture = PlannerFixture::new();
     let wanted = table(
         &[service(1, ConnectionPath::Direct)],
@@ -339,7 +339,7 @@ fn an_address_that_moves_to_another_service_is_never_without_one() {
 }
 
 #[test]
-fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
+fn an_address_that_two_services_name_goes_to_the_second_when_the_first_is_removed() {
     let mut fixture = PlannerFixture::new();
     let (first, mut second) =
         (service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct));
@@ -351,7 +351,7 @@ fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
     let ops = fixture.plan(&table(&[second], &[], &[]));
     assert_eq!(port(&fixture), 20_002u16.to_be());
     assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
-    assert_eq!(fixture.plan(&table(&[], &[], &[])).len(), 2, "both families are given back");
+    assert_eq!(fixture.plan(&table(&[], &[], &[])).len(), 2, "both frontends are removed");
 }
 
 #[test]
@@ -580,16 +580,24 @@ fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
     assert!(pool.fits_after_quarantine(&[30]));
 }
 
-/// One change of the simulation.
+/// One change of the simulation. Services, Revisions and pods have numbers.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
+    /// A service is set, with the direct path (true) or the path through the activators.
     Path(u8, bool),
+    /// A service is removed.
     NoService(u8),
+    /// A pod of a Revision is set, with a phase by its index.
     Pod(u8, u8, u8),
+    /// A pod is removed.
     NoPod(u8),
+    /// There are this many activators.
     Activators(u8),
+    /// A pod is registered on this node (true), or no longer.
     Local(u8, bool),
+    /// This many milliseconds pass.
     Wait(u16),
+    /// Another agent starts, and reads the maps.
     Restart,
 }
 
@@ -709,7 +717,7 @@ proptest! {
                 }
             }
             past.extend(before.into_iter().map(|(state, list)| (sim.now, state, list)));
-            // The goal is reached: a planner that looks at everything has nothing to do.
+            // The table is in force: a planner that compares everything has nothing to do.
             let mut fresh = resumed(&kernel, &sim.table, sim.now);
             let rest = fresh.plan(sim.now + SECOND, &sim.locals);
             prop_assert_eq!(rest, Ok(MapPlan::default()));
@@ -725,10 +733,10 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     let mut fixture = PlannerFixture::new();
     fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[both], &[activator(1)]));
     let ip: std::net::Ipv6Addr = "fd00::1".parse().unwrap();
-    let of_six = FrontendKey { address: ip.octets(), ..key([0; 4]) };
+    let ipv6_key = FrontendKey { address: ip.octets(), ..key([0; 4]) };
     let own = BackendTarget { address: six.octets(), ..target(5) };
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
-    assert_eq!(fixture.kernel.find(&of_six).unwrap().1, vec![own]);
+    assert_eq!(fixture.kernel.find(&ipv6_key).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
     let phases = fixture.planner.table().pod_phases(|it| *it == at);
     assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its open connections stay");

@@ -301,9 +301,9 @@ proptest! {
             wire.response(&each.response[..end - 1]);
             prop_assert_eq!(wire.conn.tx.status, response.code.unwrap_or(0));
             let before = wire.conn.tx.state;
-            prop_assert!((state::SCAN..=state::WORDS).contains(&before));
+            prop_assert!((state::SCAN..=state::TOKENS).contains(&before));
             wire.response(&each.response[end - 1..end]);
-            prop_assert!(!(state::FIRST..=state::WORDS).contains(&wire.conn.tx.state));
+            prop_assert!(!(state::FIRST..=state::TOKENS).contains(&wire.conn.tx.state));
         }
     }
 
