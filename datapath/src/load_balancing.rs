@@ -310,8 +310,12 @@ mod tests {
             if !at.is_sorted() || service.service_id != BEGIN.service_id {
                 continue;
             }
-            let read =
-                |service_id, state| ServiceReading { service_id, state, info: 0, activator_list: 0 };
+            let read = |service_id, state| ServiceReading {
+                service_id,
+                state,
+                info: 0,
+                activator_list: 0,
+            };
             let before = read(service.service_id, state.state);
             let offset = SvcState::unpack(before.state).offset as usize;
             let copied = backend.backends[slot.slots[offset]];
