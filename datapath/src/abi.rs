@@ -10,7 +10,11 @@
 //! by that are in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when
 //! it [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
+mod connection_activity;
+
 use core::mem::size_of;
+
+pub use self::connection_activity::ConnectionActivity;
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
 pub const ABI_VERSION: u32 = 5;
@@ -442,70 +446,12 @@ pub struct ServerSocket {
     pub response_read: crate::h1::UnlockedResponseRead,
 }
 
-/// Use of a connection, as far as the node of its pod knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionActivity {
-    /// A request or a response is incomplete.
-    MessageInFlight,
-    /// No request and no response is incomplete.
-    Idle,
-    /// No request is in flight. With HTTP/2 a frame may be incomplete, perhaps the first part of a request's head.
-    NoRequestInFlight,
-}
-
 impl ServerSocket {
     /// Copies a value out of the kernel's memory; `None` if the size differs, as it may with another version.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let fits = bytes.len() == size_of::<Self>();
         // SAFETY: as many bytes as are read, at any alignment; any bytes are integers.
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
-    }
-
-    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::is_in_use), or segments
-    /// that wait for earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
-    pub fn activity(&self) -> Option<ConnectionActivity> {
-        // An opaque estimate proves nothing about the end of a message, so such a connection has no known use.
-        let known = match self.http.protocol {
-            PROTOCOL_HTTP1 if self.http.h1.is_in_use()? => ConnectionActivity::MessageInFlight,
-            PROTOCOL_HTTP1 => ConnectionActivity::Idle,
-            PROTOCOL_HTTP2 if self.http.requests_in_flight > 0 => {
-                ConnectionActivity::MessageInFlight
-            }
-            PROTOCOL_HTTP2 => ConnectionActivity::NoRequestInFlight,
-            _ => return None,
-        };
-        // Segments that wait belong to a message whose begin is missing, whatever the boundaries say.
-        let waits = self.pending.iter().any(|segment| segment.len > 0);
-        (self.pod_slot != 0).then_some(if waits {
-            ConnectionActivity::MessageInFlight
-        } else {
-            known
-        })
-    }
-
-    /// Returns true if the connection counts in the gauges of the pod with this row.
-    pub fn is_counted(&self, slot: u32) -> bool {
-        self.pod_slot == slot && self.flags & CONN_OPEN != 0
-    }
-
-    /// Returns true for a counted connection whose one request in flight has changed the protocol (WebSocket).
-    pub fn is_upgraded(&self) -> bool {
-        self.pod_slot != 0 && self.http.protocol == PROTOCOL_HTTP1 && self.http.h1.is_upgraded()
-    }
-
-    /// Returns the begin of the request whose end the connection waits for, CLOCK_MONOTONIC in ns. Once its deadline
-    /// has passed, the connection has no further use. For an upgraded connection (WebSocket, CONNECT) it is the request
-    /// that opened it. For HTTP/2 it is the newest request, open or not: while any is open, all began no later.
-    ///
-    /// `None` while no request is in flight, if that is unknown, or if the connection is not counted.
-    pub fn pending_request_started_ns(&self) -> Option<u64> {
-        let waits = match self.http.protocol {
-            PROTOCOL_HTTP1 => self.http.h1.is_busy(),
-            PROTOCOL_HTTP2 => self.http.requests_in_flight > 0,
-            _ => false,
-        };
-        (waits && self.activity() == Some(ConnectionActivity::MessageInFlight))
-            .then_some(self.http.request_started_ns)
     }
 }
 
@@ -723,109 +669,6 @@ pub const EVENT_LISTEN: u32 = 1;
 pub const EVENT_LISTENER_CLOSED: u32 = 2;
 /// Kind: more requests are in flight in an armed pod than the agent last reported.
 pub const EVENT_GROWTH: u32 = 3;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Window that holds every text of these tests.
-    type Window = [u64; 30];
-
-    /// Returns a counted connection that was opened at sequence numbers 0.
-    fn open_connection() -> ServerSocket {
-        let mut conn = ServerSocket { pod_slot: 1, ..ServerSocket::default() };
-        conn.http.h1.open(0, 0);
-        conn.http.request_started_ns = 7;
-        conn
-    }
-
-    /// Reads all of `text` by `step`, which returns the number of bytes it consumed.
-    fn read_in_windows(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
-        let mut rest = text.as_bytes();
-        while !rest.is_empty() {
-            let mut window = [0; 30];
-            for (word, bytes) in window.iter_mut().zip(rest.chunks(8)) {
-                let mut eight = [0; 8];
-                eight[..bytes.len()].copy_from_slice(bytes);
-                *word = u64::from_ne_bytes(eight);
-            }
-            rest = &rest[step(&window, rest.len() as u32) as usize..];
-        }
-    }
-
-    fn feed_request(conn: &mut ServerSocket, text: &str) {
-        read_in_windows(text, |window, len| conn.http.h1.read_request(window, len, true).consumed);
-    }
-
-    fn feed_response(conn: &mut ServerSocket, text: &str) {
-        read_in_windows(text, |window, len| conn.http.h1.read_response(window, len, true).consumed);
-    }
-
-    const UPGRADE: &str = "GET / HTTP/1.1\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n";
-
-    #[test]
-    fn a_request_is_pending_from_its_head_to_the_end_of_its_response() {
-        let mut conn = open_connection();
-        assert_eq!(conn.pending_request_started_ns(), None, "nothing came");
-        feed_request(&mut conn, "GET / HTTP/1.1\r\n");
-        assert_eq!(conn.pending_request_started_ns(), None, "no whole head came");
-        feed_request(&mut conn, "\r\n");
-        assert_eq!(conn.pending_request_started_ns(), Some(7));
-        feed_response(&mut conn, "HTTP/1.1 204 No\r\n");
-        assert_eq!(conn.pending_request_started_ns(), Some(7), "the answer has begun");
-        feed_response(&mut conn, "\r\n");
-        assert_eq!(conn.pending_request_started_ns(), None, "it has ended");
-    }
-
-    #[test]
-    fn an_upgraded_connection_is_overdue_with_the_request_that_opened_it() {
-        let mut conn = open_connection();
-        feed_request(&mut conn, UPGRADE);
-        feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
-        assert_eq!(conn.pending_request_started_ns(), Some(7));
-    }
-
-    #[test]
-    fn a_connection_is_upgraded_from_its_101_to_its_end() {
-        let mut conn = open_connection();
-        feed_request(&mut conn, UPGRADE);
-        assert!(!conn.is_upgraded(), "the server may refuse");
-        let mut refused = conn;
-        feed_response(&mut refused, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n");
-        assert!(!refused.is_upgraded());
-        feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
-        assert!(conn.is_upgraded(), "before a byte of the new protocol");
-        feed_request(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
-        feed_response(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
-        assert!(conn.is_upgraded());
-        conn.http.h1.close(false);
-        assert!(!conn.is_upgraded());
-    }
-
-    #[test]
-    fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
-        let mut conn = open_connection();
-        conn.http.protocol = PROTOCOL_HTTP2;
-        assert_eq!(conn.activity(), Some(ConnectionActivity::NoRequestInFlight));
-        assert_eq!(conn.pending_request_started_ns(), None, "none is open");
-        conn.http.requests_in_flight = 2;
-        assert_eq!(conn.activity(), Some(ConnectionActivity::MessageInFlight));
-        assert_eq!(conn.pending_request_started_ns(), Some(7));
-    }
-
-    #[test]
-    fn unreadable_and_uncounted_connections_have_no_pending_request() {
-        let mut foreign = open_connection();
-        (foreign.http.protocol, foreign.http.requests_in_flight) = (PROTOCOL_OPAQUE, 1);
-        let mut lost = open_connection();
-        feed_request(&mut lost, UPGRADE);
-        lost.http.h1.desync_responses();
-        let mut probe = open_connection();
-        feed_request(&mut probe, UPGRADE);
-        probe.pod_slot = 0;
-        assert_eq!([foreign, lost, probe].map(|conn| conn.pending_request_started_ns()), [None; 3]);
-    }
-}
 
 #[cfg(feature = "user")]
 mod pod {
