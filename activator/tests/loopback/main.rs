@@ -15,11 +15,11 @@ mod http2;
 mod inputs;
 mod limits;
 mod messages;
-#[path = "../parts/mod.rs"]
-mod parts;
 mod proxies;
 mod reference_servers;
 mod request_log;
 mod responses;
 mod routes;
+#[path = "../running_activator/mod.rs"]
+mod running_activator;
 mod stopping;

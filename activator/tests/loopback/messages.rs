@@ -141,7 +141,7 @@ async fn a_body_is_requested_once_a_pod_takes_it() {
     assert!(nothing.is_err(), "a body sent while the request waits would only be held");
     fixture.add_ready_pod(
         "p",
-        reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
+        start_reading_pod("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
     );
     assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
     client.write_all(b"hello").await.unwrap();
@@ -233,7 +233,7 @@ const BEYOND: Duration = Duration::from_millis(200);
 
 /// Creates a fixture whose Revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
 /// pod sends `greeting` at once.
-async fn upgraded(
+async fn start_upgraded(
     greeting: &'static str,
     bounds: impl FnOnce(&mut RevisionEntry),
 ) -> (ActivatorFixture, TcpStream, PausedClock) {
@@ -269,7 +269,7 @@ async fn echo(client: &mut TcpStream) {
 #[tokio::test]
 async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
     let bounds = |it: &mut RevisionEntry| it.idle_timeout = Some(BOUND);
-    let (fixture, mut client, clock) = upgraded("", bounds).await;
+    let (fixture, mut client, clock) = start_upgraded("", bounds).await;
     for _ in 0..3 {
         clock.advance(WITHIN).await;
         echo(&mut client).await;
@@ -284,7 +284,7 @@ async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
 #[tokio::test]
 async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_fixture, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     let nothing = client.try_read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
@@ -295,13 +295,13 @@ async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
 #[tokio::test]
 async fn an_upgraded_connection_that_has_begun_may_be_silent() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_fixture, mut client, clock) = upgraded("hi", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("hi", bounds).await;
     clock.advance(WITHIN).await;
     clock.advance(BEYOND).await;
     echo(&mut client).await;
     drop((client, clock));
     // Bytes of the client count as well.
-    let (_fixture, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     echo(&mut client).await;
     clock.advance(BEYOND).await;
@@ -320,12 +320,12 @@ async fn the_first_of_two_requests_sent_at_once_gets_the_first_response() {
 }
 
 #[tokio::test]
-async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
+async fn bad_and_slow_clients_are_refused_and_harm_no_others() {
     let mut fixture = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     let mut kept = fixture.connect().await;
-    kept.write_all(GET_ON.as_bytes()).await.unwrap();
+    kept.write_all(KEEP_ALIVE_GET.as_bytes()).await.unwrap();
     read_until(&mut kept, "hello").await;
     let mut cut = fixture.connect().await;
     cut.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
@@ -352,7 +352,7 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
         let response = read_head(&mut client).await;
         let code = response.get(9..12).unwrap_or_default();
         assert!(code.len() == 3 && codes.contains(code), "{request:.40} {response}");
-        kept.write_all(GET_ON.as_bytes()).await.unwrap();
+        kept.write_all(KEEP_ALIVE_GET.as_bytes()).await.unwrap();
         assert!(read_until(&mut kept, "hello").await.starts_with("HTTP/1.1 200"));
     }
     assert_eq!(read_rest(&mut cut).await, "", "a head that does not come to its end is given up");
@@ -427,7 +427,7 @@ async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
 }
 
 #[tokio::test]
-async fn a_body_that_makes_no_sense_is_the_clients_fault() {
+async fn a_body_with_invalid_chunks_is_attributed_to_the_client() {
     let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.read_to_end(&mut Vec::new()).await.ok();
@@ -444,10 +444,10 @@ const POST: &str =
 #[tokio::test]
 async fn a_half_closed_client_gets_its_whole_response_after_it_waited() {
     let whole = DATED;
-    let two = format!("{GET_ON}{GET_ON}");
-    for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
+    let two = format!("{KEEP_ALIVE_GET}{KEEP_ALIVE_GET}");
+    for (request, count) in [(GET, 1), (KEEP_ALIVE_GET, 1), (POST, 1), (&two, 2)] {
         let mut fixture = ActivatorFixture::new().await;
-        let at = reader(DATED).await;
+        let at = start_reading_pod(DATED).await;
         let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
         fixture.wait_for_queued(1).await;
@@ -466,10 +466,11 @@ async fn a_half_closed_client_gets_its_whole_response_after_it_waited() {
     }
 }
 
-const GET_ON: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+/// GET after which the client keeps its connection.
+const KEEP_ALIVE_GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
 /// Starts a pod that responds to every request, and reads bodies of five bytes.
-async fn reader(response: &'static str) -> SocketAddr {
+async fn start_reading_pod(response: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -535,7 +536,7 @@ async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
     let body = "x".repeat(100_000);
     let unread = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{body}");
     let broken_off = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhello";
-    let two = format!("{GET_ON}{GET_ON}");
+    let two = format!("{KEEP_ALIVE_GET}{KEEP_ALIVE_GET}");
     for request in [GET, POST, &unread, broken_off, &two] {
         for (half_first, reset) in [(false, false), (true, false), (false, true)] {
             let fixture = ActivatorFixture::new().await;
@@ -599,7 +600,7 @@ async fn a_silent_response_ends_once_its_client_is_gone() {
 
 /// Starts a pod that begins a response, reports when its client's half is closed, and sends the rest when it is
 /// released.
-async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
+async fn start_pausing_pod() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((closed, is_closed), (go, mut wait)) = (mpsc::channel(1), mpsc::channel(1));
     let at = pod(move |mut stream, _| async move {
         let begin = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nbegin";
@@ -630,7 +631,7 @@ async fn a_half_closed_client_gets_the_rest_of_a_response_that_pauses() {
         fixture.apply_change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
         });
-        let (at, mut closed, go) = pausing().await;
+        let (at, mut closed, go) = start_pausing_pod().await;
         let mut client = fixture.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         if is_closed_first {
