@@ -388,7 +388,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
         (load.responded.load(Ordering::SeqCst), load.max_overtaken.load(Ordering::SeqCst));
     let served: usize = fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).sum();
     let pods = fleet.all_pods.len();
-    println!("{stopped_count} activators stopped, {pods} pods, {overtaken} overtook one that waited");
+    println!("{stopped_count} activators stopped, {pods} pods, {overtaken} overtook a request");
     assert_eq!((responded, served), (count, count), "one response, at one pod");
     assert!(stopped_count > 3, "{stopped_count}");
     assert!(overtaken < count / 4, "{overtaken} got a response while one waited");

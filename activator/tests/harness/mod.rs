@@ -196,7 +196,10 @@ impl Drop for PausedClock {
     fn drop(&mut self) {
         tokio::time::resume();
         let is_still_paused = self.0.send(()).is_ok();
-        assert!(is_still_paused || std::thread::panicking(), "no wait takes longer than the time that the test has advanced");
+        assert!(
+            is_still_paused || std::thread::panicking(),
+            "no wait takes longer than the time that the test has advanced"
+        );
     }
 }
 

@@ -265,7 +265,8 @@ async fn a_request_without_an_apps_response_gets_knatives() {
         let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 2).await;
         (row.setup)(&mut fixture).await;
         let address = SocketAddr::from(([127, 0, 0, 1], fixture.port));
-        let (over_http1, over_http2) = tokio::join!(http1(address, &fixture, row), http2(address, row));
+        let (over_http1, over_http2) =
+            tokio::join!(http1(address, &fixture, row), http2(address, row));
         for (status, body) in [over_http1, over_http2] {
             assert_eq!(status, row.status, "{}: {body}", row.trigger);
             let is_expected = match row.body {
