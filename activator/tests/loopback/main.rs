@@ -2,6 +2,7 @@
 //! take a minute are programs of their own, which run at the same time.
 
 mod attacks;
+mod client_close;
 mod component_streams;
 mod failure_responses;
 mod faults;
