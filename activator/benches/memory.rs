@@ -43,9 +43,9 @@ fn main() -> std::io::Result<()> {
 
 fn apply_changes(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change))).collect();
-    let other_ports =
+    let ports_changed =
         activator.forwarder.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
-    assert!(other_ports, "each service brings its port");
+    assert!(ports_changed, "each service brings its port");
 }
 
 /// Resident memory of this process, in bytes.

@@ -37,15 +37,19 @@ pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
 /// Bytes that h2 keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
 /// half of the measured value, because bytes of requests count twice.
 pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
-/// Divisor of `bytes`: connections that were asked to close may keep this part of it, in addition to the others.
-const CLOSING_SHARE_DIVISOR: usize = 8;
+/// Divisor of [`ClientBudget::request_bytes`]: refused connections may keep this part of it, in addition to the others.
+const REFUSED_SHARE_DIVISOR: usize = 8;
 /// MiB of the program itself, with the routes of ten thousand services, its logs and its connections to pods.
 pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
-pub const fn memory_mib(bytes: usize, response_bytes: usize, connections: usize) -> usize {
-    let requests = 2 * (bytes + bytes / CLOSING_SHARE_DIVISOR);
+pub const fn memory_mib(
+    request_bytes: usize,
+    response_bytes: usize,
+    connections: usize,
+) -> usize {
+    let requests = 2 * (request_bytes + request_bytes / REFUSED_SHARE_DIVISOR);
     BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
@@ -97,9 +101,9 @@ impl ClientBudget {
         if is_http2 { CLIENT_CONNECTION_WINDOW as usize } else { self.max_head_bytes }
     }
 
-    /// Bytes that connections which were asked to close may keep until they are closed.
-    pub fn closing_bytes(&self) -> usize {
-        self.request_bytes / CLOSING_SHARE_DIVISOR
+    /// Bytes of buffers that refused connections may keep until they are closed.
+    pub fn max_refused_buffer_bytes(&self) -> usize {
+        self.request_bytes / REFUSED_SHARE_DIVISOR
     }
 
     /// Returns true if `resets` among `requests` of one connection are an attack: many, and most of the requests.
@@ -126,7 +130,7 @@ impl ClientNetwork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClientBound {
     /// Bytes of requests of all clients.
-    Bytes,
+    RequestBytes,
     /// Bytes of requests of one client.
     ClientRequestBytes,
     /// Bytes of responses to all clients.
@@ -146,7 +150,7 @@ pub enum ClientBound {
 impl ClientBound {
     /// All bounds, in the order of their declaration.
     pub const ALL: [Self; 8] = [
-        Self::Bytes,
+        Self::RequestBytes,
         Self::ClientRequestBytes,
         Self::ResponseBytes,
         Self::Connections,
@@ -159,7 +163,7 @@ impl ClientBound {
     /// Value of the metrics' label `bound`.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Bytes => "bytes",
+            Self::RequestBytes => "bytes",
             Self::ClientRequestBytes => "client_bytes",
             Self::ResponseBytes => "answer_bytes",
             Self::Connections => "connections",

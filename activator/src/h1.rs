@@ -90,7 +90,7 @@ pub struct Http1ResponseHead {
 pub fn write_request(
     head: &request::Parts,
     target: Option<&[u8]>,
-    sends: RequestBodyFraming,
+    framing: RequestBodyFraming,
     out: &mut BytesMut,
 ) {
     out.reserve(256 + head.headers.len() * 48);
@@ -105,7 +105,7 @@ pub fn write_request(
             write_field(name, value.as_bytes(), out);
         }
     }
-    match sends {
+    match framing {
         RequestBodyFraming::Length(length) => write_content_length(length, out),
         RequestBodyFraming::Chunked => write_transfer_encoding(&head.headers, out),
         RequestBodyFraming::NoBody if needs_content_length(head) => write_content_length(0, out),
@@ -155,10 +155,10 @@ pub fn parse_response_head(
         return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
     // The number of fields is not bounded, so the array for them grows until all fit.
-    let mut fields = INITIAL_FIELD_COUNT;
+    let mut max_fields = INITIAL_FIELD_COUNT;
     loop {
-        let mut fields_array = vec![httparse::EMPTY_HEADER; fields];
-        let mut head = httparse::Response::new(&mut fields_array);
+        let mut fields = vec![httparse::EMPTY_HEADER; max_fields];
+        let mut head = httparse::Response::new(&mut fields);
         match head.parse(from) {
             // A head may be too large although all of it came at once.
             Ok(httparse::Status::Complete(length)) if length > MAX_POD_HEAD => {
@@ -178,7 +178,7 @@ pub fn parse_response_head(
                     Ok(None)
                 };
             }
-            Err(httparse::Error::TooManyHeaders) => fields *= 4,
+            Err(httparse::Error::TooManyHeaders) => max_fields *= 4,
             Err(error) => return Err(error.into()),
         }
     }
@@ -197,11 +197,11 @@ fn build_response_head(
 ) -> Result<Http1ResponseHead, Http1ParseError> {
     let code = head.code.ok_or(Http1ParseError::Status)?;
     let status = StatusCode::from_u16(code).map_err(|_out_of_range| Http1ParseError::Status)?;
-    let is_old = head.version == Some(0);
+    let is_http10 = head.version == Some(0);
     let mut headers = parse_fields(&*head.headers)?;
     let lengths = parse_content_length(&headers);
     let is_coded = headers.contains_key(header::TRANSFER_ENCODING);
-    if is_coded && is_old {
+    if is_coded && is_http10 {
         // The sender is faulty, or a message was smuggled in: HTTP/1.0 knows no coding (§6.1).
         return Err(Http1ParseError::TransferEncoding);
     }
@@ -210,7 +210,7 @@ fn build_response_head(
         && !status.is_informational()
         && status != StatusCode::NO_CONTENT
         && status != StatusCode::NOT_MODIFIED;
-    let is_doubtful = is_coded && headers.contains_key(header::CONTENT_LENGTH);
+    let has_length_and_coding = is_coded && headers.contains_key(header::CONTENT_LENGTH);
     if is_coded {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -225,12 +225,12 @@ fn build_response_head(
             lengths?.map_or(ResponseBodyFraming::UntilClose, ResponseBodyFraming::Length)
         }
     };
-    let is_reusable = !is_doubtful
+    let is_reusable = !has_length_and_coding
         && !matches!(framing, ResponseBodyFraming::UntilClose)
         && !connection_has_token(&headers, "close")
-        && (!is_old || connection_has_token(&headers, "keep-alive"));
-    let usual = status.canonical_reason().unwrap_or_default();
-    let reason = head.reason.filter(|it| *it != usual);
+        && (!is_http10 || connection_has_token(&headers, "keep-alive"));
+    let standard = status.canonical_reason().unwrap_or_default();
+    let reason = head.reason.filter(|it| *it != standard);
     let reason = reason.map(|it| Bytes::copy_from_slice(it.as_bytes()));
     Ok(Http1ResponseHead { status, reason, headers, framing, is_reusable })
 }

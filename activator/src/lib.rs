@@ -144,7 +144,7 @@ impl ActivatorInstance {
         };
         let peers = Peers::new(config.name(), config.peer_port, config.listen_addresses());
         let budget = config.budget(open_file_limit());
-        let settings = RevisionContext {
+        let revision_context = RevisionContext {
             peers: Arc::new(peers),
             queue_bounds: budget.wait_queue,
             pod_settings,
@@ -152,7 +152,7 @@ impl ActivatorInstance {
             next_pod_id: AtomicU64::new(0),
         };
         let forwarder = Arc::new(RequestForwarder {
-            routes: Arc::new(RouteIndex::new(settings)),
+            routes: Arc::new(RouteIndex::new(revision_context)),
             edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
@@ -216,7 +216,7 @@ impl ActivatorInstance {
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
         // Upgraded connections can last forever. They get a part of the drain time only.
-        let cut = async {
+        let cut_upgraded = async {
             tokio::time::sleep(config.upgraded_drain()).await;
             self.forwarder.close_upgraded.cancel();
             std::future::pending::<()>().await;
@@ -224,7 +224,7 @@ impl ActivatorInstance {
         let ended = async {
             tokio::select! {
                 () = tasks.wait() => {}
-                () = cut => {}
+                () = cut_upgraded => {}
             }
         };
         if tokio::time::timeout(bound, ended).await.is_err() {
@@ -383,7 +383,7 @@ fn not_ready_reasons(
 /// Number of file descriptors that this process may open.
 fn open_file_limit() -> u64 {
     // An error means an unknown resource, which this one is not.
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _most)| now)
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _hard)| soft)
 }
 
 /// Listeners of the gateways, bound before anything else starts.

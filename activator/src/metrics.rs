@@ -35,9 +35,9 @@ pub struct ActivatorMetrics {
     pub retries: Counter,
     /// Client connections asked to close because their service is on the direct path.
     pub direct_closed_connections: Counter,
-    /// Service ports that are open now.
+    /// Open sockets of single service ports, one for each address; 0 while one listener serves all ports.
     pub service_ports: Gauge,
-    /// Service ports that cannot be opened.
+    /// Sockets of single service ports that cannot be opened.
     pub service_ports_failed: Gauge,
     /// Client connections that are open now.
     pub client_connections: Gauge,

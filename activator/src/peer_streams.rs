@@ -67,6 +67,15 @@ pub struct PeerStreams {
     owner_streams: AtomicUsize,
 }
 
+/// Stream by which this activator holds slots of one owner.
+#[derive(Debug)]
+struct OwnerStream {
+    address: SocketAddr,
+    /// Set once the RouteTable does not list the owner at this address any more.
+    unlisted: OnceSignal,
+    task: JoinHandle<()>,
+}
+
 impl PeerStreams {
     /// Creates the streams of an activator, which run until `stop`; over mutual TLS if there are credentials.
     pub fn new(
@@ -127,20 +136,19 @@ impl PeerStreams {
     /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial_owners(self: &Arc<Self>) {
         let mut dials = self.peers.dial_targets.subscribe();
-        let mut open_streams: HashMap<ActivatorName, (SocketAddr, OnceSignal, JoinHandle<()>)> =
-            HashMap::new();
+        let mut open_streams: HashMap<ActivatorName, OwnerStream> = HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
-            // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
-            for (peer, (address, unlisted, _)) in &open_streams {
-                if wanted.get(peer) != Some(address) {
-                    unlisted.set();
+            // A stream to an address that is not listed any more ends on its own.
+            for (peer, stream) in &open_streams {
+                if wanted.get(peer) != Some(&stream.address) {
+                    stream.unlisted.set();
                 }
             }
             for (peer, address) in wanted {
                 let before = open_streams.remove(&peer);
-                if let Some(running) = before.as_ref().filter(|it| !it.1.is_set()) {
-                    debug_assert_eq!(running.0, address, "one that moved is unlisted");
+                if let Some(running) = before.as_ref().filter(|it| !it.unlisted.is_set()) {
+                    debug_assert_eq!(running.address, address, "one that moved is unlisted");
                     open_streams.extend(before.map(|it| (peer, it)));
                     continue;
                 }
@@ -149,15 +157,14 @@ impl PeerStreams {
                 let (owner, owner_unlisted) = (peer.clone(), unlisted.clone());
                 let task = tokio::spawn(async move {
                     // The grants of the last stream are withdrawn before a new stream to the same owner begins.
-                    if let Some((.., before)) = before {
-                        let _ended = before.await;
+                    if let Some(before) = before {
+                        let _ended = before.task.await;
                     }
                     streams.hold_slots(&owner, address, owner_unlisted).await;
                 });
-                open_streams.insert(peer, (address, unlisted, task));
+                open_streams.insert(peer, OwnerStream { address, unlisted, task });
             }
-            open_streams
-                .retain(|_, (_, unlisted, task)| !(unlisted.is_set() && task.is_finished()));
+            open_streams.retain(|_, it| !(it.unlisted.is_set() && it.task.is_finished()));
             if dials.changed().await.is_err() {
                 return;
             }

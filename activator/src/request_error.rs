@@ -1,6 +1,6 @@
 //! Pure: errors for which a request gets no response from a pod, and the responses that clients get instead.
 //!
-//! Codes and texts are Knative's (`reference` table in knative/serving `pkg/activator/handler`,
+//! Where Knative has the same error, code and text are Knative's (`pkg/activator/handler`,
 //! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it continue to work.
 
 use http::{HeaderValue, Response, StatusCode, header};

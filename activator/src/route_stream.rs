@@ -22,7 +22,7 @@ pub async fn watch_routes(
     report_link: &ComponentLink,
     forwarder: &RequestForwarder,
     ports: &ServicePortListeners,
-    has_table: &AtomicBool,
+    routes_received: &AtomicBool,
 ) {
     let outbox = Outbox::new();
     let (mut draining, mut routed) =
@@ -39,7 +39,7 @@ pub async fn watch_routes(
         outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
         draining.acknowledge(&outbox);
         routed.report_services(&outbox);
-        if !has_table.swap(true, Ordering::Relaxed) {
+        if !routes_received.swap(true, Ordering::Relaxed) {
             let (services, pods) = forwarder.routes.service_and_pod_counts();
             info!(version, services, pods, "first routes in force");
         }

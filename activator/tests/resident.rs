@@ -2,7 +2,7 @@
 //!
 //! The activator runs in a process of its own, so that only its memory is measured, and all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![allow(clippy::print_stdout, reason = "how much it grew is for who reads the test's output")]
+#![allow(clippy::print_stdout, reason = "the output shows the growth of memory")]
 
 mod h2c;
 mod harness;
@@ -44,22 +44,25 @@ const PROGRAM_MIB: usize = 64;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Longest wait of another client beside an attack.
 const PATIENCE: std::time::Duration = LONG.saturating_mul(3);
-const PORT: &str = "port ";
-const MOST: &str = "RESIDENT_CONNECTIONS";
+/// Beginning of the line in which the other process prints its port.
+const PORT_PREFIX: &str = "port ";
+/// Environment variable with the maximum number of the other process's connections.
+const CONNECTIONS_VARIABLE: &str = "RESIDENT_CONNECTIONS";
+/// Line that the other process prints once a pod is in force.
 const DONE: &str = "done";
 
 /// Prints its port, and serves until its standard input ends. A line of the input has the address of a pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
-    let connections = Some(std::env::var(MOST).unwrap().parse().unwrap());
+    let connections = Some(std::env::var(CONNECTIONS_VARIABLE).unwrap().parse().unwrap());
     let mut fixture = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_response_bytes) = (BYTES, BYTES);
         (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
     })
     .await;
-    println!("{PORT}{}", fixture.port);
+    println!("{PORT_PREFIX}{}", fixture.port);
     let (send, mut lines) = tokio::sync::mpsc::channel::<String>(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines() {
@@ -100,23 +103,24 @@ impl ActivatorProcessFixture {
         let role = ["--exact", "an_activator_of_its_own", "--ignored", "--nocapture"];
         let mut child = Command::new(test)
             .args(role)
-            .env(MOST, connections.to_string())
+            .env(CONNECTIONS_VARIABLE, connections.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
-        let port = says.find_map(|line| line.unwrap().split_once(PORT)?.1.parse().ok());
-        let port = port.expect("it says its port");
-        let mut other = Self {
+        let mut stdout_lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let port =
+            stdout_lines.find_map(|line| line.unwrap().split_once(PORT_PREFIX)?.1.parse().ok());
+        let port = port.expect("it prints its port");
+        let mut fixture = Self {
             child,
-            stdout_lines: says,
+            stdout_lines,
             port,
             max_connections: connections,
             idle_memory_mib: 0,
         };
-        other.idle_memory_mib = other.memory_mib("VmRSS:");
-        other
+        fixture.idle_memory_mib = fixture.memory_mib("VmRSS:");
+        fixture
     }
 
     /// Value of the process's status in the kernel, in MiB.
@@ -156,13 +160,13 @@ impl ActivatorProcessFixture {
     ///
     /// It reads the head and the first bytes of the body: [`start_endless_pod`] bodies have no end to wait for.
     async fn assert_serves_others(&self) {
-        let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
-        other.write_all(GET.as_bytes()).await.unwrap();
+        let mut client = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
+        client.write_all(GET.as_bytes()).await.unwrap();
         let mut received = String::new();
         let responded = tokio::time::timeout(PATIENCE, async {
             while received.split_once("\r\n\r\n").is_none_or(|(_, body)| body.is_empty()) {
                 let mut piece = [0; 64];
-                let Ok(count @ 1..) = other.read(&mut piece).await else { return };
+                let Ok(count @ 1..) = client.read(&mut piece).await else { return };
                 received.push_str(&String::from_utf8_lossy(&piece[..count]));
             }
         });
@@ -178,11 +182,11 @@ impl Drop for ActivatorProcessFixture {
 }
 
 /// Runs clients that all send `words` and read their responses, until the activator grows no more.
-async fn run_attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
+async fn run_attack(process: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
     let words = std::sync::Arc::new(words);
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..clients {
-        let (stream, words) = (other.connect(ATTACKER).await, std::sync::Arc::clone(&words));
+        let (stream, words) = (process.connect(ATTACKER).await, std::sync::Arc::clone(&words));
         all.spawn(async move {
             let (mut from, mut to) = stream.into_split();
             let mut sink = vec![0; 64 << 10];
@@ -196,7 +200,7 @@ async fn run_attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec
             let (_sent, ()) = tokio::join!(sends, hears);
         });
     }
-    other.wait_idle().await;
+    process.wait_idle().await;
 }
 
 /// Header block of :method POST, :scheme http, :path /, :authority a.
@@ -236,16 +240,16 @@ fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
 
 /// Checks that the process has grown by no more than these bounds allow, in addition to the requests `at_pods`.
 fn assert_within(
-    other: &ActivatorProcessFixture,
+    process: &ActivatorProcessFixture,
     [requests, responses]: [usize; 2],
     at_pods: usize,
     what: &str,
 ) {
     let at_pods = (at_pods * 2 * REQUEST_OVERHEAD_BYTES) >> 20;
-    let bound = memory_mib(requests, responses, other.max_connections) - BASE_MEMORY_MIB
+    let bound = memory_mib(requests, responses, process.max_connections) - BASE_MEMORY_MIB
         + PROGRAM_MIB
         + at_pods;
-    let grown = other.peak_growth_mib();
+    let grown = process.peak_growth_mib();
     println!("{what}: {grown} MiB of {bound}");
     assert!(grown <= bound, "{what}: it grew by {grown} MiB, the bound is {bound}");
 }
@@ -269,12 +273,12 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
         }),
     ];
     for (what, words) in attacks {
-        let mut other = ActivatorProcessFixture::start();
-        run_attack(&other, 400, words()).await;
+        let mut process = ActivatorProcessFixture::start();
+        run_attack(&process, 400, words()).await;
         // Refusals are responses, and may be left unread, too.
-        assert_within(&other, [BYTES, BYTES], 0, what);
-        other.set_pod("http1", start_pod(OK, Duration::ZERO).await.address);
-        other.assert_serves_others().await;
+        assert_within(&process, [BYTES, BYTES], 0, what);
+        process.set_pod("http1", start_pod(OK, Duration::ZERO).await.address);
+        process.assert_serves_others().await;
     }
 }
 
@@ -282,26 +286,26 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
 async fn responses_that_are_not_read_take_no_more_memory_than_is_stated() {
     // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
     for (what, window) in [("responses not read", WIDE), ("responses without a window", 0)] {
-        let mut other = ActivatorProcessFixture::start();
+        let mut process = ActivatorProcessFixture::start();
         let (pod, _taken) = start_endless_pod().await;
-        other.set_pod("h2c", pod);
-        other.assert_serves_others().await;
+        process.set_pod("h2c", pod);
+        process.assert_serves_others().await;
         let mut clients = Vec::new();
         for _ in 0..40 {
-            let mut client = other.connect(ATTACKER).await;
+            let mut client = process.connect(ATTACKER).await;
             client.write_all(&encode_gets(MAX_CLIENT_STREAMS, window)).await.unwrap();
             clients.push(client);
         }
-        other.wait_idle().await;
+        process.wait_idle().await;
         // Pods send on until connections that are cut off are closed.
         let passing = BYTES;
-        assert_within(&other, [0, BYTES + passing], 40 * MAX_CLIENT_STREAMS as usize, what);
-        other.assert_serves_others().await;
+        assert_within(&process, [0, BYTES + passing], 40 * MAX_CLIENT_STREAMS as usize, what);
+        process.assert_serves_others().await;
     }
 }
 
 /// Number of these connections that the activator has not closed.
-fn open(all: &[TcpStream]) -> usize {
+fn count_open(all: &[TcpStream]) -> usize {
     let is_open = |it: &&TcpStream| {
         let mut rest = vec![0; 64 << 10];
         loop {
@@ -316,13 +320,13 @@ fn open(all: &[TcpStream]) -> usize {
 }
 
 /// Opens `count` clients, each of which has done what `each` does. Their connections stay open.
-async fn clients(
-    other: &ActivatorProcessFixture,
+async fn open_clients(
+    process: &ActivatorProcessFixture,
     count: usize,
     each: impl AsyncFn(&mut TcpStream),
 ) -> Vec<TcpStream> {
     let begun = futures::stream::iter(0..count).map(|_| async {
-        let mut stream = other.connect(ATTACKER).await;
+        let mut stream = process.connect(ATTACKER).await;
         each(&mut stream).await;
         stream
     });
@@ -399,18 +403,18 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
         ("HTTP/2 after entries of the table", BYTES, 100, tables),
     ];
     for (what, bytes, count, words) in kinds {
-        let mut other = ActivatorProcessFixture::for_connections(count + 20);
-        other.set_pod("http1", start_pod_with(respond_hello).await);
-        let all = clients(&other, count, async |stream| {
+        let mut process = ActivatorProcessFixture::for_connections(count + 20);
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        let all = open_clients(&process, count, async |stream| {
             for (words, responses) in &words {
                 exchange_bytes(stream, words, *responses, RESPONSE_ENDS).await;
             }
         })
         .await;
-        other.wait_idle().await;
-        println!("{what}: {} of {count} are still there", open(&all));
-        assert_within(&other, [bytes, 0], 0, what);
-        other.assert_serves_others().await;
+        process.wait_idle().await;
+        println!("{what}: {} of {count} are still there", count_open(&all));
+        assert_within(&process, [bytes, 0], 0, what);
+        process.assert_serves_others().await;
     }
 }
 
@@ -435,19 +439,19 @@ async fn resets_leave_no_more_memory_than_is_stated() {
     let kinds =
         [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
     for (what, rounds) in kinds {
-        let mut other = ActivatorProcessFixture::start();
-        other.set_pod("http1", start_pod_with(respond_hello).await);
-        let all = clients(&other, 200, async |stream| {
+        let mut process = ActivatorProcessFixture::start();
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        let all = open_clients(&process, 200, async |stream| {
             exchange_bytes(stream, &client_preface(), 0, PONGS).await;
             for words in &rounds {
                 exchange_bytes(stream, words, 1, PONGS).await;
             }
         })
         .await;
-        other.wait_idle().await;
-        println!("{what}: {} of 200 are still there", open(&all));
-        assert_within(&other, [0, 0], 0, what);
-        other.assert_serves_others().await;
+        process.wait_idle().await;
+        println!("{what}: {} of 200 are still there", count_open(&all));
+        assert_within(&process, [0, 0], 0, what);
+        process.assert_serves_others().await;
     }
 }
 
@@ -464,8 +468,8 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
         ("slow bodies over HTTP/2", [BYTES, BYTES], &h2, &bytes),
     ];
     for (what, held, head, bytes) in kinds {
-        let mut other = ActivatorProcessFixture::start();
-        let all = clients(&other, 400, async |stream| {
+        let mut process = ActivatorProcessFixture::start();
+        let all = open_clients(&process, 400, async |stream| {
             stream.write_all(head).await.ok();
             for _ in 0..20 {
                 stream.write_all(bytes).await.ok();
@@ -474,10 +478,10 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
             }
         })
         .await;
-        other.wait_idle().await;
-        assert_within(&other, held, 0, what);
-        other.set_pod("http1", start_pod_with(respond_hello).await);
-        other.assert_serves_others().await;
+        process.wait_idle().await;
+        assert_within(&process, held, 0, what);
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        process.assert_serves_others().await;
         drop(all);
     }
 }
@@ -499,25 +503,25 @@ async fn never_read(mut stream: TcpStream, floods: bool) {
 async fn upgraded_connections_take_no_more_memory_than_is_stated() {
     let kinds = [("silent", MANY / 2, false), ("not read, by either end", 100, true)];
     for (what, count, floods) in kinds {
-        let mut other = ActivatorProcessFixture::for_connections(count + 20);
+        let mut process = ActivatorProcessFixture::for_connections(count + 20);
         let switches = move |mut stream: TcpStream, _| async move {
             read_head(&mut stream).await;
             stream.write_all(SWITCHED.as_bytes()).await.ok();
             never_read(stream, floods).await;
         };
-        other.set_pod("http1", start_pod_with(switches).await);
-        let all = clients(&other, count, async |stream| {
+        process.set_pod("http1", start_pod_with(switches).await);
+        let all = open_clients(&process, count, async |stream| {
             stream.write_all(SWITCH.as_bytes()).await.unwrap();
             let head = read_head(stream).await;
             assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
         })
         .await;
-        let mut deaf_ones = tokio::task::JoinSet::new();
-        all.into_iter().for_each(|it| drop(deaf_ones.spawn(never_read(it, floods))));
-        other.wait_idle().await;
-        assert_within(&other, [0, 0], count, what);
-        other.set_pod("http1", start_pod_with(respond_hello).await);
-        deaf_ones.shutdown().await;
-        other.assert_serves_others().await;
+        let mut stuck_clients = tokio::task::JoinSet::new();
+        all.into_iter().for_each(|it| drop(stuck_clients.spawn(never_read(it, floods))));
+        process.wait_idle().await;
+        assert_within(&process, [0, 0], count, what);
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        stuck_clients.shutdown().await;
+        process.assert_serves_others().await;
     }
 }

@@ -6,7 +6,7 @@
 )]
 
 mod harness;
-mod parts;
+mod running_activator;
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use futures::future::join_all;
 use harness::{
     LONG, OK, hello_revision, hello_service, pod, read_head, revision, service, wait_until,
 };
-use parts::RunningActivatorFixture;
+use running_activator::RunningActivatorFixture;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -132,10 +132,10 @@ impl FleetActivator {
 impl ActivatorFleetFixture {
     fn new(test: &'static str, limit: u32) -> Self {
         let (port, peer_port) = (free_port(), free_port());
-        let mut hello_1 = hello_revision();
-        hello_1.container_concurrency = limit;
+        let mut limited_revision = hello_revision();
+        limited_revision.container_concurrency = limit;
         let entries = [
-            (RouteKey::Revision(revision()), RouteChange::Revision(hello_1)),
+            (RouteKey::Revision(revision()), RouteChange::Revision(limited_revision)),
             (RouteKey::Service(service()), RouteChange::Service(hello_service(port.get()))),
         ];
         Self {
@@ -345,24 +345,24 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     let is_long = std::env::var_os("ROUSE_LONG").is_some();
     let count = if is_long { 1_000_000 } else { 20_000 };
     let mut fleet = ActivatorFleetFixture::new("rolled", 2);
-    fleet.wait_for_more_pods().await;
+    fleet.add_first_pods().await;
     for _ in 0..3 {
         fleet.start().await;
         fleet.list_newest().await;
     }
     let load = FleetClientLoad::with_requests(count);
     let clients = 24;
-    let asking: JoinSet<()> = (0..clients)
+    let client_tasks: JoinSet<()> = (0..clients)
         .map(|_| Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints)))
         .collect();
-    let asked = asking.join_all();
-    let (ended, mut rolled) = oneshot::channel();
-    let asked = tokio::spawn(async move {
-        asked.await;
-        ended.send(()).ok();
+    let all_clients = client_tasks.join_all();
+    let (clients_done, mut is_done) = oneshot::channel();
+    let all_clients = tokio::spawn(async move {
+        all_clients.await;
+        clients_done.send(()).ok();
     });
-    let mut exchanged = 0;
-    while rolled.try_recv().is_err() {
+    let mut stopped_count = 0;
+    while is_done.try_recv().is_err() {
         match random_below(6) {
             0 | 1 if fleet.running_activators.len() < 5 && fleet.started < 250 => {
                 fleet.start().await;
@@ -370,7 +370,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
             }
             0..=2 if fleet.running_activators.len() > 1 => {
                 fleet.stop_oldest().await;
-                exchanged += 1;
+                stopped_count += 1;
             }
             3 | 4 if fleet.pods.len() < 4 => fleet.add_pod().await,
             _ if fleet.pods.len() > 1 => fleet.remove_pod().await,
@@ -378,24 +378,26 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
         }
         // The next change waits for further responses, so that requests have to make progress without it.
         let enough = (load.responded.load(Ordering::SeqCst) + random_below(150)).min(count);
-        wait_until(|| load.responded.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
+        wait_until(|| load.responded.load(Ordering::SeqCst) >= enough || all_clients.is_finished())
+            .await;
         fleet.assert_limit_holds();
-        assert!(!asked.is_finished() || load.responded.load(Ordering::SeqCst) == count);
+        assert!(!all_clients.is_finished() || load.responded.load(Ordering::SeqCst) == count);
     }
-    asked.await.unwrap();
-    let (responded, passed) =
+    all_clients.await.unwrap();
+    let (responded, overtaken) =
         (load.responded.load(Ordering::SeqCst), load.max_overtaken.load(Ordering::SeqCst));
     let served: usize = fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).sum();
-    println!("{exchanged} exchanged, {} pods, {passed} passed one", fleet.all_pods.len());
+    let pods = fleet.all_pods.len();
+    println!("{stopped_count} activators stopped, {pods} pods, {overtaken} overtook a request");
     assert_eq!((responded, served), (count, count), "one response, at one pod");
-    assert!(exchanged > 3, "{exchanged}");
-    assert!(passed < count / 4, "{passed} got a response while one waited");
+    assert!(stopped_count > 3, "{stopped_count}");
+    assert!(overtaken < count / 4, "{overtaken} got a response while one waited");
     fleet.stop_all().await;
 }
 
 impl ActivatorFleetFixture {
     /// Adds two pods before there is any activator.
-    async fn wait_for_more_pods(&mut self) {
+    async fn add_first_pods(&mut self) {
         for _ in 0..2 {
             let server = CountingFakePod::start(Duration::from_millis(1)).await;
             let uid = format!("pod-{}", self.all_pods.len());
@@ -410,7 +412,7 @@ impl ActivatorFleetFixture {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
     let mut fleet = ActivatorFleetFixture::new("one-sided", 1);
-    fleet.wait_for_more_pods().await;
+    fleet.add_first_pods().await;
     for _ in 0..2 {
         fleet.start().await;
         fleet.list_newest().await;
@@ -462,7 +464,7 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn activators_that_listen_nowhere_are_not_waited_for() {
     let mut fleet = ActivatorFleetFixture::new("deaf", 1);
-    fleet.wait_for_more_pods().await;
+    fleet.add_first_pods().await;
     fleet.start().await;
     fleet.list_newest().await;
     // Of so many, at least one precedes the real activator in the Revision's order, whatever the order is.

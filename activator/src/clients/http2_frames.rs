@@ -108,26 +108,26 @@ impl Http2FrameInspector {
         if self.header_filled < self.header.len() {
             return rest;
         }
-        let [high, middle, low, which, flags, ..] = self.header;
+        let [high, middle, low, kind, flags, ..] = self.header;
         // The length has 24 bits, in network order (RFC 9113 §4.1).
         self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.header_filled = 0;
         // A larger frame is an error of the connection, and h2 buffers none of it.
         self.largest_frame = self.largest_frame.max(self.payload_left.min(MAX_FRAME_BYTES));
-        let is = |bit: u8| flags & bit != 0;
-        let is_last = is(frame_flag::END_HEADERS);
-        self.payload = match which {
+        let has_flag = |bit: u8| flags & bit != 0;
+        let is_last = has_flag(frame_flag::END_HEADERS);
+        self.payload = match kind {
             frame_kind::DATA => FramePayload::Data,
             frame_kind::HEADERS => FramePayload::HeaderBlock {
-                before: if is(frame_flag::PRIORITY) { HEADERS_PRIORITY_BYTES } else { 0 },
-                padding: (!is(frame_flag::PADDED)).then_some(0),
+                before: if has_flag(frame_flag::PRIORITY) { HEADERS_PRIORITY_BYTES } else { 0 },
+                padding: (!has_flag(frame_flag::PADDED)).then_some(0),
                 is_last,
             },
             frame_kind::CONTINUATION => {
                 FramePayload::HeaderBlock { before: 0, padding: Some(0), is_last }
             }
             frame_kind::SETTINGS => {
-                self.is_settings_acked |= is(frame_flag::ACK);
+                self.is_settings_acked |= has_flag(frame_flag::ACK);
                 FramePayload::Other
             }
             _ => FramePayload::Other,

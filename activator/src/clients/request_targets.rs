@@ -26,6 +26,7 @@ pub struct RequestTargetInspector {
     unread: BytesMut,
     /// Bytes that are ready for hyper.
     ready: BytesMut,
+    /// Rewritten targets whose requests hyper has not returned yet, in the order of the requests.
     rewritten: VecDeque<RewrittenTarget>,
 }
 
@@ -121,8 +122,8 @@ impl RequestTargetInspector {
 
     /// Target as the client wrote it, if hyper's `uri` was made from it. The caller runs it for each request.
     pub fn take_original(&mut self, uri: &str) -> Option<Bytes> {
-        let is_it = self.rewritten.front().is_some_and(|it| it.encoded == uri);
-        if is_it { self.rewritten.pop_front().map(|it| it.original) } else { None }
+        let is_next = self.rewritten.front().is_some_and(|it| it.encoded == uri);
+        if is_next { self.rewritten.pop_front().map(|it| it.original) } else { None }
     }
 
     /// Makes bytes ready, or finds the next part of a message. Returns true if anything has changed.

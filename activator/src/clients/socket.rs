@@ -382,8 +382,8 @@ impl ClientSocketInner {
                     self.charge_partial_head(0);
                     let ready = self.targets.ready().len();
                     self.set_buffer_size(ready.max(self.buffer_size));
-                    let ready_count = self.targets.ready().len().min(into.remaining());
-                    into.put_slice(&self.targets.ready().split_to(ready_count));
+                    let count = ready.min(into.remaining());
+                    into.put_slice(&self.targets.ready().split_to(count));
                     return Poll::Ready(Ok(()));
                 }
                 InspectorAction::PassThrough(u64::MAX) => {
@@ -396,23 +396,23 @@ impl ClientSocketInner {
                     if let Some(frames) = &mut self.frames {
                         let bodies = frames.inspect(&into.filled()[before..]);
                         let held = frames.max_held_bytes();
-                        self.charge_body(bodies, true);
+                        self.charge_body(bodies);
                         self.set_buffer_size(held);
                     }
                     return Poll::Ready(Ok(()));
                 }
-                InspectorAction::PassThrough(most) => {
+                InspectorAction::PassThrough(left) => {
                     // Small pieces keep hyper's buffer small, which lasts as long as the connection.
-                    let piece = if most > LARGE_BODY_BYTES { usize::MAX } else { BODY_READ_BYTES };
-                    let most = usize::try_from(most).unwrap_or(usize::MAX);
-                    let most = most.min(into.remaining()).min(piece);
+                    let piece = if left > LARGE_BODY_BYTES { usize::MAX } else { BODY_READ_BYTES };
+                    let left = usize::try_from(left).unwrap_or(usize::MAX);
+                    let most = left.min(into.remaining()).min(piece);
                     self.set_buffer_size(into.remaining().max(self.buffer_size));
                     let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
                     ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
                     let count = part.filled().len();
                     into.advance(count);
                     self.targets.on_passed(count);
-                    self.charge_body(count, false);
+                    self.charge_body(count);
                     return Poll::Ready(Ok(()));
                 }
                 InspectorAction::ReadToParse => {
@@ -431,7 +431,7 @@ impl ClientSocketInner {
                         self.targets.on_eof();
                     }
                     if self.targets.is_in_chunks() {
-                        self.charge_body(count, false);
+                        self.charge_body(count);
                     }
                 }
             }
@@ -461,7 +461,8 @@ impl ClientSocketInner {
     }
 
     /// Registers received bytes of bodies, as many as the connection can hold.
-    fn charge_body(&self, count: usize, is_http2: bool) {
+    fn charge_body(&self, count: usize) {
+        let is_http2 = self.frames.is_some();
         let most = self.connection.connections().budget.max_buffered_body(is_http2);
         self.connection.add_body_bytes(count, most);
     }

@@ -46,8 +46,8 @@ const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 /// Protocol to which every client may switch (RFC 6455).
 const WEBSOCKET: &str = "websocket";
 
-/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by hyper, which needs to see
-/// it; `Trailer` has to reach the other end.
+/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` stays, because the writer of the next message needs
+/// to see it and writes its own. `Trailer` has to reach the other end.
 const HOP_BY_HOP_HEADERS: [HeaderName; 6] = [
     header::CONNECTION,
     KEEP_ALIVE,
@@ -165,10 +165,7 @@ fn normalize_host(
         return Ok(());
     }
     // HTTP/1.0 has no Host, but the request to the pod needs one.
-    let service_host_value = HeaderValue::from_str(&service_host());
-    let service_host_value = service_host_value
-        .map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
-    head.headers.insert(header::HOST, service_host_value);
+    head.headers.insert(header::HOST, header_value("host", &service_host())?);
     Ok(())
 }
 
@@ -267,7 +264,7 @@ fn convert_to_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {
-        // The host is no valid authority: the request stays in HTTP/1.1 with `Host`.
+        // The host is no valid authority. h2 sends a request of HTTP/1.1 with its `Host`, and without `:authority`.
         head.version = Version::HTTP_11;
         return;
     };

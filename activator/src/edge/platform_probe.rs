@@ -147,17 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn a_number_comes_back_and_must_be_there() {
+    fn a_hash_comes_back_and_must_be_there() {
         let hash = HeaderValue::from_static("abc");
         let request = Request::builder()
             .header(K_NETWORK_PROBE, "probe")
             .header(K_NETWORK_HASH, &hash)
             .body(())
             .expect("valid");
-        let told_all = parse_probe(&request.into_parts().0)
+        let response = parse_probe(&request.into_parts().0)
             .expect("a probe")
             .respond(ProbeHealth { is_shutting_down: false, has_ready_pod: false });
-        assert_eq!((told_all.status.as_u16(), told_all.hash), (200, Some(hash)));
+        assert_eq!((response.status.as_u16(), response.hash), (200, Some(hash)));
         assert_eq!(response_to(probe_of("k-network-probe", "probe"), false, false).0, 400);
     }
 }

@@ -92,7 +92,7 @@ pub fn parse_header(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
 fn parse_v1(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
     let line = std::str::from_utf8(line).map_err(|_not_text| ProxyHeaderError::MalformedV1)?;
     let mut words = line.split(' ').skip(1);
-    let is_six = match words.next() {
+    let is_ipv6 = match words.next() {
         Some("UNKNOWN") => return Ok(ProxyHeader::Unknown),
         Some("TCP4") => false,
         Some("TCP6") => true,
@@ -100,7 +100,7 @@ fn parse_v1(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
     };
     let mut address = || {
         let word = words.next()?;
-        let address = match is_six {
+        let address = match is_ipv6 {
             true => IpAddr::V6(word.parse().ok()?),
             false => IpAddr::V4(word.parse().ok()?),
         };
@@ -132,8 +132,8 @@ fn parse_v2(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
     if length > V2_MAX_PAYLOAD {
         return Err(ProxyHeaderError::TooLong);
     }
-    // Version, and the command: 0 if the proxy connects for itself.
-    let is_own = match fixed[12] {
+    // Version, and the command: 0 (LOCAL) if the proxy connects for itself, 1 (PROXY) for a client.
+    let is_local = match fixed[12] {
         0x20 => true,
         0x21 => false,
         _ => return Err(ProxyHeaderError::MalformedV2),
@@ -143,7 +143,7 @@ fn parse_v2(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
         Some(more) => return Ok(ProxyHeaderStep::Read(more)),
         None => return Err(ProxyHeaderError::MalformedV2),
     }
-    if is_own {
+    if is_local {
         return Ok(ProxyHeaderStep::Done(ProxyHeader::Unknown));
     }
     parse_v2_addresses(fixed[13], rest)

@@ -90,11 +90,11 @@ impl ChunkedDecoder {
         // A line that cannot become valid is an error at once, so that a sender of garbage is not waited for.
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
             let is_hopeless =
-                line.len() == MAX_SIZE_LINE || size_of(line).is_none() && !line.is_empty();
+                line.len() == MAX_SIZE_LINE || parse_size(line).is_none() && !line.is_empty();
             return if is_hopeless { Err(Http1ParseError::Chunk) } else { Ok(None) };
         };
         let line = line[..end].strip_suffix(b"\r").ok_or(Http1ParseError::Chunk)?;
-        let (size, rest) = size_of(line).ok_or(Http1ParseError::Chunk)?;
+        let (size, rest) = parse_size(line).ok_or(Http1ParseError::Chunk)?;
         // A bare CR, or anything but an extension behind the size, could be the end of the line for another reader.
         if rest.contains(&b'\r') || !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
             return Err(Http1ParseError::Chunk);
@@ -140,7 +140,7 @@ impl ChunkedDecoder {
 }
 
 /// Number at a line's beginning, and the bytes behind it. `None`: there is none, or it does not fit into 64 bits.
-fn size_of(line: &[u8]) -> Option<(u64, &[u8])> {
+fn parse_size(line: &[u8]) -> Option<(u64, &[u8])> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
     let (number, rest) = line.split_at(digits);
     let number = str::from_utf8(number).ok()?;

@@ -51,11 +51,11 @@ impl ResetGuard {
 
 impl Drop for ResetGuard {
     fn drop(&mut self) {
-        let Some(resets) = &self.0 else { return };
-        let reset = resets.resets.fetch_add(1, Ordering::Relaxed) + 1;
-        if resets.connections.budget.is_reset_flood(reset, resets.requests.load(Ordering::Relaxed))
-        {
-            resets.flood.set();
+        let Some(counter) = &self.0 else { return };
+        let resets = counter.resets.fetch_add(1, Ordering::Relaxed) + 1;
+        let requests = counter.requests.load(Ordering::Relaxed);
+        if counter.connections.budget.is_reset_flood(resets, requests) {
+            counter.flood.set();
         }
     }
 }

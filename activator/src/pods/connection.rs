@@ -175,7 +175,7 @@ impl PodResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, PodError>>> {
         match self {
-            Self::Http1(reading) => reading.poll_frame(cx),
+            Self::Http1(body) => body.poll_frame(cx),
             Self::Http2(body, _) => {
                 let next = std::pin::Pin::new(body).poll_frame(cx);
                 next.map(|next| next.map(|frame| frame.map_err(PodError::Http2)))
@@ -187,7 +187,7 @@ impl PodResponseBody {
     /// Returns true if the whole body was read.
     pub fn is_end(&self) -> bool {
         match self {
-            Self::Http1(reading) => reading.is_end(),
+            Self::Http1(body) => body.is_end(),
             Self::Http2(body, _) => body.is_end_stream(),
             Self::Ended => true,
         }
@@ -196,7 +196,7 @@ impl PodResponseBody {
     /// Size of the rest of the body, as far as it is known.
     pub fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Http1(reading) => reading.size_hint(),
+            Self::Http1(body) => body.size_hint(),
             Self::Http2(body, _) => body.size_hint(),
             Self::Ended => SizeHint::with_exact(0),
         }
@@ -204,22 +204,20 @@ impl PodResponseBody {
 
     /// Passes on that the client has closed its sending half. Returns false if the pod cannot be notified.
     pub fn forward_fin(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Self::Http1(reading) = self { reading.forward_fin(cx) } else { false }
+        if let Self::Http1(body) = self { body.forward_fin(cx) } else { false }
     }
 
     /// Ends the exchange. Returns its connection, if it is the request's own and may serve another request.
     pub fn take_reusable_connection(&mut self) -> Option<PodConnection> {
         match std::mem::replace(self, Self::Ended) {
-            Self::Http1(reading) => {
-                reading.into_reusable().map(|it| PodConnection::Http1(Box::new(it)))
-            }
+            Self::Http1(body) => body.into_reusable().map(|it| PodConnection::Http1(Box::new(it))),
             Self::Http2(..) | Self::Ended => None,
         }
     }
 
     /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
     pub fn into_upgraded(self) -> Option<UpgradedPodStream> {
-        if let Self::Http1(reading) = self { reading.into_upgraded() } else { None }
+        if let Self::Http1(body) = self { body.into_upgraded() } else { None }
     }
 }
 

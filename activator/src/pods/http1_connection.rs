@@ -120,8 +120,8 @@ impl Http1PodConnection {
             return Err(PodSendError { resendable: Some(request), cause: PodError::Closed.into() });
         }
         // A pod may have closed an idle connection just as the request was sent. That is likely only for one that has
-        // served a request before, and safe to repeat only for these methods.
-        let is_kept = std::mem::replace(&mut self.has_served_request, true);
+        // served a request before. A repetition is safe only without a body and for safe methods.
+        let is_reused = std::mem::replace(&mut self.has_served_request, true);
         let (head, body) = request.into_parts();
         let mut upload = RequestUpload::new(&head, body);
         let cause = match self.exchange(&head.method, &mut upload, interim_sink).await {
@@ -129,7 +129,7 @@ impl Http1PodConnection {
             Err(cause) => cause,
         };
         let is_broken_off = matches!(cause, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
-        let may_be_seen_twice = is_kept && upload.has_no_body() && is_safe_method(&head.method);
+        let may_be_seen_twice = is_reused && upload.has_no_body() && is_safe_method(&head.method);
         // Any byte of a response means that the pod has seen the request.
         let is_unseen =
             is_broken_off && self.buffer.is_empty() && (!upload.is_started() || may_be_seen_twice);
@@ -145,7 +145,7 @@ impl Http1PodConnection {
     ) -> Result<Http1ResponseHead, ExchangeError> {
         let continue_timer =
             upload.is_awaiting_continue().then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT)));
-        let mut asking = Http1Exchange {
+        let mut exchange = Http1Exchange {
             connection: self,
             method,
             upload,
@@ -153,7 +153,7 @@ impl Http1PodConnection {
             continue_timer,
             is_upload_broken: false,
         };
-        poll_fn(|cx| asking.poll(cx)).await
+        poll_fn(|cx| exchange.poll(cx)).await
     }
 
     fn poll_upload(
@@ -246,8 +246,8 @@ impl Http1Exchange<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // Before the first bytes of the request the pod has nothing to respond to.
-            let was_begun = self.upload.is_started();
-            if was_begun && let Poll::Ready(response) = self.poll_response_head(cx) {
+            let was_started = self.upload.is_started();
+            if was_started && let Poll::Ready(response) = self.poll_response_head(cx) {
                 return Poll::Ready(response);
             }
             if self.continue_timer.as_mut().is_some_and(|it| it.as_mut().poll(cx).is_ready()) {
@@ -269,7 +269,7 @@ impl Http1Exchange<'_> {
                 }
             }
             // If the first bytes were sent in this poll, the response is polled once more, which registers its waker.
-            if was_begun || !self.upload.is_started() {
+            if was_started || !self.upload.is_started() {
                 return Poll::Pending;
             }
         }
@@ -370,8 +370,8 @@ impl Http1ResponseBody {
     /// Connection, if it may serve another request: the request and its response are complete, and nothing follows.
     pub fn into_reusable(mut self) -> Option<Http1PodConnection> {
         // A body that is still being sent makes the connection unusable: its end is not known here.
-        if let Some(mut rest) = self.upload_task.take() {
-            self.connection.write = rest.write_half.try_recv().ok();
+        if let Some(mut upload_task) = self.upload_task.take() {
+            self.connection.write = upload_task.write_half.try_recv().ok();
         }
         self.connection.last_used = Instant::now();
         let is_clean = self.connection.write.is_some() && self.connection.buffer.is_empty();

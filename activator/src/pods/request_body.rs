@@ -81,7 +81,7 @@ impl BodyIdleTimer {
 }
 
 impl PodRequestBody {
-    /// Creates the body of a request that came by `socket`, over the client connection of `client_connection`.
+    /// Creates the body of a request that came by `socket`, over `client_connection`.
     pub fn new(
         body: Incoming,
         socket: Option<ClientSocket>,
@@ -149,7 +149,7 @@ impl ClientRequestBody {
         }
     }
 
-    /// Polls the client's body. The bytes it returns are charged to the pod's connection from here on.
+    /// Polls the client's body. The bytes that it returns are not charged to the client connection any more.
     fn poll_body(
         &mut self,
         cx: &mut Context<'_>,

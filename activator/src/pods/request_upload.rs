@@ -134,13 +134,13 @@ impl RequestUpload {
     ) -> Poll<Result<(), RequestUploadError>> {
         loop {
             // The next frame is fetched only when the last one was sent, so that at most one is buffered here.
-            let is_starved = self.phase == UploadPhase::Sending
+            let is_waiting_for_client = self.phase == UploadPhase::Sending
                 && self.data.is_empty()
                 && self.framing_after.is_empty()
                 && self.poll_next_frame(cx).map_err(RequestUploadError::Client)?.is_pending();
             if self.has_bytes() {
                 ready!(self.poll_write(cx, pod)).map_err(RequestUploadError::Pod)?;
-            } else if is_starved || self.phase == UploadPhase::AwaitingContinue {
+            } else if is_waiting_for_client || self.phase == UploadPhase::AwaitingContinue {
                 return Poll::Pending;
             } else if self.phase == UploadPhase::Finished {
                 return Poll::Ready(Ok(()));

@@ -51,7 +51,7 @@ pub struct RequestLogger {
     is_on: AtomicBool,
     settings: RwLock<Option<Arc<wire::RequestLogSettings>>>,
     sink: Mutex<Option<RequestLogSink>>,
-    /// Channel to the writing thread, which is started with the first rules.
+    /// Channel to the writing thread, which is started with the first settings.
     line_sender: OnceLock<SyncSender<LogWriterMessage>>,
     /// Bytes of the lines that wait.
     queued_bytes: Arc<AtomicUsize>,
@@ -92,19 +92,20 @@ impl RequestLogger {
         }
     }
 
-    /// Sets the rules for requests that arrive from now on. `None`: requests are not logged.
-    fn apply_settings(&self, rules: Option<wire::RequestLogSettings>) {
+    /// Sets the settings for requests that arrive from now on. `None`: requests are not logged.
+    fn apply_settings(&self, settings: Option<wire::RequestLogSettings>) {
         let mut now = self.settings.write().unwrap_or_else(PoisonError::into_inner);
-        if now.as_deref() == rules.as_ref() {
+        if now.as_deref() == settings.as_ref() {
             return;
         }
-        let (is_on, probes) = (rules.is_some(), rules.as_ref().is_some_and(|it| it.logs_probes));
+        let (is_on, probes) =
+            (settings.is_some(), settings.as_ref().is_some_and(|it| it.logs_probes));
         info!(is_on, probes, "request log set");
         // The thread is running before the first request can see the log as on.
         if is_on {
             self.start_writer();
         }
-        *now = rules.map(Arc::new);
+        *now = settings.map(Arc::new);
         self.is_on.store(is_on, Ordering::Release);
     }
 
@@ -176,13 +177,13 @@ impl RequestLogger {
 
 impl fmt::Debug for RequestLogger {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("RequestLog").field("is_on", &self.is_on).finish_non_exhaustive()
+        out.debug_struct("RequestLogger").field("is_on", &self.is_on).finish_non_exhaustive()
     }
 }
 
 /// Captures the parts of a request that the template needs.
 fn capture_request(
-    rules: &wire::RequestLogSettings,
+    settings: &wire::RequestLogSettings,
     head: &request::Parts,
     body: &impl Body,
     client: ClientInfo,
@@ -199,7 +200,7 @@ fn capture_request(
     let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
     let host = host_header.unwrap_or_else(authority);
     let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
-    rules.template.capture(&LoggedRequest {
+    settings.template.capture(&LoggedRequest {
         method: head.method.as_str(),
         target: &target,
         path: uri.path(),

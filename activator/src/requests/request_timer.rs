@@ -57,8 +57,8 @@ impl RequestTimer {
         self.idle_timeout
     }
 
-    /// Called at the response's beginning and at each frame. From then on only the timeouts of the whole request and of
-    /// silence apply.
+    /// Sets the timer again, at the response's beginning and at each frame. From then on only the timeouts of the whole
+    /// request and of silence apply.
     pub(crate) fn restart_idle_timeout(&mut self) {
         let until =
             self.idle_timeout.map_or(self.deadline, |it| self.deadline.min(Instant::now() + it));

@@ -3,6 +3,7 @@
 //! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
 //! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin
 //! over pods that are not full.
+
 use crate::pods::endpoint_key::PodEndpointKey;
 
 /// One pod that takes requests, with its load.

@@ -1,9 +1,6 @@
-//! Shell: one Revision at this activator: its wait queue, its pods and its slots.
+//! Shell: one Revision at this activator: the events of its requests, its pods and its slots.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    net::SocketAddr,
-    num::NonZeroU32,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,9 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant, SlotsByPod};
+use common::wire::{NamespacedName, RequestTotals, SlotClaim, SlotGrant};
 use datapath::abi;
-use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -21,24 +17,26 @@ use crate::{
     budget::WaitQueueBounds,
     clock::{now_ns, random_u64},
     pods::{
-        endpoint::{PodConnectionSettings, PodEndpoint, PodIdentity},
+        endpoint::{PodConnectionSettings, PodEndpoint},
         endpoint_key::PodEndpointKey,
     },
     revisions::{
         route_settings::{PodTable, RevisionRouteSettings},
         usage_reporter::{QueueUsageReporter, QueueUsageSource},
-        wait_queue::{DispatchedRequest, WaitQueue},
+        wait_queue::DispatchedRequest,
     },
     slots::{peer_view::ActivatorName, peers::Peers, revision_slots::RevisionSlots},
 };
 
 mod queue_entry;
+mod state;
+
+pub use queue_entry::QueueEntry;
+use state::{ActiveRevisionState, LockedRevisionState};
 
 /// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs
 /// route.
 const UNANSWERED_POD_PAUSE: Duration = Duration::from_nanos(abi::AVOID_UNANSWERED_NS);
-
-pub use queue_entry::QueueEntry;
 
 /// Settings and services that all Revisions share.
 #[derive(Debug)]
@@ -64,28 +62,6 @@ pub struct ActivatorRevision {
     is_report_pending: AtomicBool,
     context: Arc<RevisionContext>,
     state: Mutex<LockedRevisionState>,
-}
-
-#[derive(Debug, Default)]
-struct LockedRevisionState {
-    /// Settings from the RouteTable; `None`: the table does not contain the Revision.
-    route_settings: Option<RevisionRouteSettings>,
-    totals: RequestTotals,
-    /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
-    active: Option<Box<ActiveRevisionState>>,
-    /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
-    slots: Option<Box<RevisionSlots>>,
-}
-
-/// State of a Revision while it has pods or requests.
-#[derive(Debug)]
-struct ActiveRevisionState {
-    wait_queue: WaitQueue<oneshot::Sender<PodPermit>>,
-    pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
-    /// Start of the time in which the RouteTable lists at least one ready pod.
-    ready_since: Option<Instant>,
-    /// Number of queue entries that have an arrival number, and may wait again.
-    queue_entries: usize,
 }
 
 /// Right to send one request to one pod. Dropping it registers the end of the request there.
@@ -286,7 +262,7 @@ impl ActivatorRevision {
         let Some(active) = state.active.as_mut() else { return };
         let mut dispatched = active.wait_queue.on_request_done(pod.key, random_u64);
         state.on_dispatched(&dispatched);
-        // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
+        // A slot that is free again at once needs no new distribution: the common case under load stays cheap.
         let is_open =
             state.active.as_ref().is_some_and(|active| active.wait_queue.is_open(pod.key));
         let is_slot_free =
@@ -336,7 +312,7 @@ impl ActivatorRevision {
             slots.on_routes(limit, active.ready_pod_uids());
         }
         let mut all = Vec::new();
-        // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
+        // Slots and queue depend on each other: a dispatched request changes the free slots, until no request is
         // dispatched.
         loop {
             let (waiting, open) =
@@ -458,138 +434,6 @@ type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 fn send_permits(permits: GrantedPermits) {
     for (waiter, permit) in permits {
         drop(waiter.send(permit));
-    }
-}
-
-impl LockedRevisionState {
-    /// Hard limit of each pod, and the HTTP version of the pods.
-    fn limit_and_protocol(&self) -> (u32, AppProtocol) {
-        self.route_settings
-            .as_ref()
-            .map_or((0, AppProtocol::Http1), |it| (it.concurrency_limit, it.protocol))
-    }
-
-    /// Slots of the Revision, created if needed. Requests that are already at pods use some of them.
-    fn ensure_slots(
-        &mut self,
-        name: &NamespacedName,
-        context: &RevisionContext,
-    ) -> &mut RevisionSlots {
-        let active = &self.active;
-        self.slots.get_or_insert_with(|| {
-            let mut slots = RevisionSlots::new(name.clone(), context.peers.view());
-            slots.set_in_use(
-                active.as_ref().map(|active| active.requests_by_pod()).unwrap_or_default(),
-            );
-            Box::new(slots)
-        })
-    }
-
-    /// Creates the slots if the Revision has a hard limit: an arriving request then needs a slot.
-    fn ensure_slots_if_limited(&mut self, revision: &ActivatorRevision) {
-        if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
-            self.ensure_slots(&revision.name, &revision.context);
-        }
-    }
-
-    /// Registers that one request is sent to `pod`.
-    fn on_dispatched_to(&mut self, pod: &PodEndpoint) {
-        if let Some(slots) = &mut self.slots {
-            slots.on_dispatched(&pod.uid);
-        }
-    }
-
-    /// Registers that these requests are sent to pods.
-    fn on_dispatched<W>(&mut self, dispatched: &[DispatchedRequest<W>]) {
-        let (Some(active), Some(slots)) = (&self.active, &mut self.slots) else { return };
-        dispatched
-            .iter()
-            .filter_map(|(_, key)| active.pods.get(key))
-            .for_each(|pod| slots.on_dispatched(&pod.uid));
-    }
-
-    fn ensure_active(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
-        self.active.get_or_insert_with(|| {
-            let wait_queue = WaitQueue::new(bounds);
-            Box::new(ActiveRevisionState {
-                wait_queue,
-                pods: HashMap::new(),
-                ready_since: None,
-                queue_entries: 0,
-            })
-        })
-    }
-
-    /// Drops the queue and the pods if there are no pods and no requests.
-    fn drop_if_idle(&mut self) {
-        let is_idle = |active: &mut Box<ActiveRevisionState>| {
-            active.pods.is_empty()
-                && active.queue_entries == 0
-                && active.wait_queue.in_flight() == 0
-        };
-        drop(self.active.take_if(is_idle));
-    }
-}
-
-impl ActiveRevisionState {
-    /// Uids of the pods that the RouteTable lists as ready.
-    fn ready_pod_uids(&self) -> BTreeSet<SmolStr> {
-        let ready = self.wait_queue.ready_pods().filter_map(|key| self.pods.get(&key));
-        ready.map(|pod| pod.uid.clone()).collect()
-    }
-
-    /// Number of waiting requests, and uids of the pods that take requests.
-    fn queue_state(&self) -> (u32, BTreeSet<SmolStr>) {
-        let open = self.wait_queue.open_pods().filter_map(|key| self.pods.get(&key));
-        let waiting = u32::try_from(self.wait_queue.waiting_count()).unwrap_or(u32::MAX);
-        (waiting, open.map(|pod| pod.uid.clone()).collect())
-    }
-
-    /// Number of requests at pods, by uid.
-    fn requests_by_pod(&self) -> SlotsByPod {
-        let mut busy = SlotsByPod::new();
-        for (key, pod) in &self.pods {
-            if let Some(slots) = NonZeroU32::new(self.wait_queue.in_flight_at(*key)) {
-                *busy.entry(pod.uid.clone()).or_default() += slots.get();
-            }
-        }
-        busy
-    }
-
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
-    /// sorted.
-    fn update_pods(
-        &mut self,
-        table: &PodTable,
-        protocol: AppProtocol,
-        settings: &RevisionContext,
-    ) -> Vec<PodEndpointKey> {
-        // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
-        // key.
-        let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
-            self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
-        let mut ready = Vec::new();
-        for (uid, it) in table {
-            let Some(address) = it.address else { continue };
-            let endpoint = before.remove(&(uid.as_str().into(), address));
-            let pod = endpoint.unwrap_or_else(|| {
-                let key = PodEndpointKey {
-                    address,
-                    id: settings.next_pod_id.fetch_add(1, Ordering::Relaxed),
-                };
-                let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
-                Arc::new(PodEndpoint::new(key, identity, protocol, settings.pod_settings.clone()))
-            });
-            pod.set_accepting(it.is_ready);
-            if it.is_ready {
-                ready.push(pod.key);
-            }
-            self.pods.insert(pod.key, pod);
-        }
-        // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
-        before.values().for_each(|pod| pod.set_accepting(false));
-        ready.sort_unstable();
-        ready
     }
 }
 

@@ -62,7 +62,7 @@ struct RouteIndexState {
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
     revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
-    /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
+    /// Subset of `revisions` that is not in the table, not yet or not any more, with the time of the change.
     missing_since: BTreeMap<NamespacedName, Instant>,
     /// Pods by Revision; Revisions without pods have no entry.
     pods_by_revision: BTreeMap<NamespacedName, PodTable>,
@@ -74,9 +74,9 @@ struct RouteIndexState {
 
 impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
-    pub fn new(settings: RevisionContext) -> Self {
+    pub fn new(revision_context: RevisionContext) -> Self {
         let listing = watch::Sender::new(ActivatorListing::NotListedYet);
-        Self { revision_context: Arc::new(settings), state: RwLock::default(), listing }
+        Self { revision_context: Arc::new(revision_context), state: RwLock::default(), listing }
     }
 
     /// View of the other activators, and the claims and grants for them.
@@ -117,7 +117,7 @@ impl RouteIndex {
             path_since: Instant::now(),
             port: 0,
             hosts: Box::default(),
-            ingress: None,
+            gateway_rules: None,
         }))
     }
 
@@ -180,9 +180,9 @@ impl RouteIndex {
     /// it will have no pod.
     pub fn fail_missing_revisions(&self, now: Instant) {
         let index = self.read();
-        let long =
+        let is_overdue =
             |since: Instant| now.saturating_duration_since(since) >= MISSING_REVISION_TIMEOUT;
-        let overdue = index.missing_since.iter().filter(|(_, since)| long(**since));
+        let overdue = index.missing_since.iter().filter(|(_, since)| is_overdue(**since));
         let revisions = overdue.filter_map(|(name, _)| index.revisions.get(name));
         let overdue: Vec<_> = revisions.map(|it| Arc::clone(&it.0)).collect();
         drop(index);
@@ -192,7 +192,8 @@ impl RouteIndex {
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let (mut touched, mut other_ports, mut other_peers) = (BTreeSet::new(), false, false);
+        let mut touched = BTreeSet::new();
+        let (mut ports_changed, mut activators_changed) = (false, false);
         let mut index = self.write();
         let mut changes = batch.changes;
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
@@ -203,7 +204,7 @@ impl RouteIndex {
         for change in changes.into_values() {
             match change {
                 RouteChange::Service(service) => {
-                    other_ports |= index.set_service(service, &self.revision_context)
+                    ports_changed |= index.set_service(service, &self.revision_context)
                 }
                 RouteChange::Revision(revision) => {
                     let settings = RevisionRouteSettings::new(&revision);
@@ -216,7 +217,7 @@ impl RouteIndex {
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
                 RouteChange::Removed(RouteKey::Service(name)) => {
-                    other_ports |= index.remove_service(&name).is_some();
+                    ports_changed |= index.remove_service(&name).is_some();
                 }
                 RouteChange::Removed(RouteKey::Revision(name)) => {
                     index.set_route_settings(&name, None, &self.revision_context);
@@ -225,10 +226,10 @@ impl RouteIndex {
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
                 RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
                     let before = index.activator_addresses.insert(name, addresses.clone());
-                    other_peers |= before != Some(addresses);
+                    activators_changed |= before != Some(addresses);
                 }
                 RouteChange::Removed(RouteKey::Activator(name)) => {
-                    other_peers |= index.activator_addresses.remove(&name).is_some();
+                    activators_changed |= index.activator_addresses.remove(&name).is_some();
                 }
                 RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
@@ -238,28 +239,28 @@ impl RouteIndex {
         }
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
-        if other_peers {
+        if activators_changed {
             let all = index.activator_addresses.iter();
             let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
             let peers = &self.revision_context.peers;
-            other_peers = peers.set_listed(all);
-            self.set_listing(
+            activators_changed = peers.set_listed(all);
+            self.update_listing(
                 index.activator_addresses.contains_key(peers.view().own_name.as_str()),
             );
         }
         drop(index);
-        if other_peers {
+        if activators_changed {
             self.reconcile_all_slots();
         }
         // Revisions dispatch requests, so they are updated without the lock, which a request's look-up needs.
         touched.iter().for_each(|name| self.update_revision_pods(name));
         self.drop_unreferenced_revisions();
-        other_ports
+        ports_changed
     }
 
-    fn set_listing(&self, is_named: bool) {
+    fn update_listing(&self, is_listed: bool) {
         self.listing.send_if_modified(|listing| {
-            let now = match (*listing, is_named) {
+            let now = match (*listing, is_listed) {
                 (_, true) => ActivatorListing::Listed,
                 (ActivatorListing::NotListedYet, false) => ActivatorListing::NotListedYet,
                 (ActivatorListing::Listed | ActivatorListing::Removed, false) => {
@@ -298,14 +299,14 @@ fn first_host_by_service_name(all: &[HostIndexEntry]) -> Option<usize> {
 
 impl RouteIndexState {
     /// Adds or replaces a service. Returns true if its port has changed.
-    fn set_service(&mut self, entry: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
+    fn set_service(&mut self, entry: wire::ServiceEntry, context: &Arc<RevisionContext>) -> bool {
         // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
         // again.
         let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == entry.connection_path;
         let since = self.services.get(&entry.name).filter(same_path).map(|it| it.0.path_since);
         let port_before = self.remove_service(&entry.name);
         let targets = entry.targets.into_iter().map(|target| TrafficShare {
-            revision: self.get_or_create_revision(&target.revision, settings),
+            revision: self.get_or_create_revision(&target.revision, context),
             percent: target.percent,
         });
         let service = Arc::new(RoutedService {
@@ -315,7 +316,7 @@ impl RouteIndexState {
             path_since: since.unwrap_or_else(Instant::now),
             port: entry.activator_port.get(),
             hosts: entry.hosts.into_iter().map(Into::into).collect(),
-            ingress: entry.gateway_rules,
+            gateway_rules: entry.gateway_rules,
         });
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
@@ -344,30 +345,30 @@ impl RouteIndexState {
     /// name has it. That is the same at every activator, in any order of the entries.
     fn add_host(&mut self, new: HostIndexEntry) {
         let host: &str = new.borrow();
-        let lost = match self.by_host.get(host) {
-            Some(have) if have.service.name < new.service.name => new,
+        let shadowed = match self.by_host.get(host) {
+            Some(present) if present.service.name < new.service.name => new,
             Some(_) | None => match self.by_host.replace(new) {
                 Some(before) => before,
                 None => return,
             },
         };
-        let host: &str = lost.borrow();
-        self.shadowed_hosts.entry(host.into()).or_default().push(lost);
+        let host: &str = shadowed.borrow();
+        self.shadowed_hosts.entry(host.into()).or_default().push(shadowed);
     }
 
-    fn remove_host(&mut self, host: &str, of: &Arc<RoutedService>) {
-        let is_its = |it: &HostIndexEntry| Arc::ptr_eq(&it.service, of);
-        if self.by_host.get(host).is_some_and(is_its) {
+    fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {
+        let is_of_service = |it: &HostIndexEntry| Arc::ptr_eq(&it.service, service);
+        if self.by_host.get(host).is_some_and(is_of_service) {
             self.by_host.remove(host);
         }
-        let Some(mut waiting) = self.shadowed_hosts.remove(host) else { return };
-        waiting.retain(|it| !is_its(it));
-        if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&waiting))
+        let Some(mut shadowed) = self.shadowed_hosts.remove(host) else { return };
+        shadowed.retain(|it| !is_of_service(it));
+        if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&shadowed))
         {
-            self.by_host.insert(waiting.swap_remove(first));
+            self.by_host.insert(shadowed.swap_remove(first));
         }
-        if !waiting.is_empty() {
-            self.shadowed_hosts.insert(host.into(), waiting);
+        if !shadowed.is_empty() {
+            self.shadowed_hosts.insert(host.into(), shadowed);
         }
     }
 
@@ -375,12 +376,12 @@ impl RouteIndexState {
     fn get_or_create_revision(
         &mut self,
         name: &NamespacedName,
-        settings: &Arc<RevisionContext>,
+        context: &Arc<RevisionContext>,
     ) -> Arc<ActivatorRevision> {
         if let Some(existing) = self.revisions.get(name) {
             return Arc::clone(&existing.0);
         }
-        let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(settings)));
+        let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(context)));
         self.missing_since.insert(name.clone(), Instant::now());
         self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
         revision
@@ -391,11 +392,11 @@ impl RouteIndexState {
     fn set_route_settings(
         &mut self,
         name: &NamespacedName,
-        terms: Option<RevisionRouteSettings>,
-        settings: &Arc<RevisionContext>,
+        settings: Option<RevisionRouteSettings>,
+        context: &Arc<RevisionContext>,
     ) {
-        if terms.is_some() {
-            self.get_or_create_revision(name, settings).set_route_settings(terms);
+        if settings.is_some() {
+            self.get_or_create_revision(name, context).set_route_settings(settings);
             self.missing_since.remove(name);
         } else if let Some(revision) = self.revisions.get(name) {
             revision.0.set_route_settings(None);
@@ -407,12 +408,12 @@ impl RouteIndexState {
     fn take_unreferenced_revisions(&mut self) -> Vec<NamespacedName> {
         // References are copied from this index or from another reference. If the index has the only one, no other can
         // arise while the index is locked.
-        let is_left = |name: &&NamespacedName| {
+        let is_unreferenced = |name: &&NamespacedName| {
             let revision = self.revisions.get(*name);
             revision.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
         };
         let unreferenced: Vec<NamespacedName> =
-            self.missing_since.keys().filter(is_left).cloned().collect();
+            self.missing_since.keys().filter(is_unreferenced).cloned().collect();
         for name in &unreferenced {
             self.revisions.remove(name);
             self.missing_since.remove(name);

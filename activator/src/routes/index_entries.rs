@@ -50,7 +50,7 @@ where
 #[derive(Debug)]
 pub(super) struct HostIndexEntry {
     pub(super) service: Arc<RoutedService>,
-    /// Number of the host among the service's hosts.
+    /// Index of the host among the service's own hosts, followed by those of its DomainMappings.
     pub(super) host_index: usize,
 }
 
@@ -58,7 +58,7 @@ impl Borrow<str> for HostIndexEntry {
     fn borrow(&self) -> &str {
         self.service
             .nth_host(self.host_index)
-            .expect("the index holds only places that the service has")
+            .expect("an entry has the index of a host that its service has")
     }
 }
 

@@ -6,7 +6,7 @@ use common::wire::{ConnectionPath, GatewayRules, MappedDomain, NamespacedName, T
 
 use crate::revisions::revision::ActivatorRevision;
 
-/// One addressable name: a service, for requests.
+/// Service of the RouteTable, as requests use it.
 #[derive(Debug)]
 pub struct RoutedService {
     /// Namespace and name of the service.
@@ -19,7 +19,7 @@ pub struct RoutedService {
     pub path_since: Instant,
     pub(crate) port: u16,
     pub(crate) hosts: Box<[Box<str>]>,
-    pub(crate) ingress: Option<Box<GatewayRules>>,
+    pub(crate) gateway_rules: Option<Box<GatewayRules>>,
 }
 
 /// Service, with the DomainMapping by which it was found.
@@ -40,7 +40,7 @@ impl ServiceMatch {
     pub fn redirects_to_https(&self) -> bool {
         match self.domain() {
             Some(domain) => domain.redirects_to_https,
-            None => self.service.ingress.as_ref().is_some_and(|it| it.redirects_to_https),
+            None => self.service.gateway_rules.as_ref().is_some_and(|it| it.redirects_to_https),
         }
     }
 }
@@ -54,11 +54,11 @@ impl From<Arc<RoutedService>> for ServiceMatch {
 impl RoutedService {
     /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
     pub fn tags(&self) -> Option<&TagRouting> {
-        self.ingress.as_ref()?.tag_routing.as_ref()
+        self.gateway_rules.as_ref()?.tag_routing.as_ref()
     }
 
     pub(crate) fn domains(&self) -> &[MappedDomain] {
-        self.ingress.as_ref().map_or(&[], |it| &it.mapped_domains)
+        self.gateway_rules.as_ref().map_or(&[], |it| &it.mapped_domains)
     }
 
     /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.

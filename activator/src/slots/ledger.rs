@@ -14,9 +14,9 @@ use crate::slots::{
 #[derive(Debug)]
 pub(super) struct SlotLedger {
     /// Number of the term, drawn at random.
-    epoch: u64,
+    term: u64,
     /// True once every known activator follows the term: only then the owner grants.
-    is_active: bool,
+    is_acting: bool,
     holders: BTreeMap<ActivatorName, HolderAccount>,
     /// Slots that other activators hold, by pod.
     granted_slots: SlotsByPod,
@@ -72,11 +72,11 @@ struct SlotClaimant<'a> {
 }
 
 impl SlotLedger {
-    /// Begins the term numbered `epoch`, in which nothing is granted yet.
-    pub(super) fn new(epoch: u64) -> Self {
+    /// Begins the term with this number, in which nothing is granted yet.
+    pub(super) fn new(term: u64) -> Self {
         Self {
-            epoch,
-            is_active: false,
+            term,
+            is_acting: false,
             holders: BTreeMap::new(),
             granted_slots: SlotsByPod::new(),
             is_contended: false,
@@ -87,13 +87,13 @@ impl SlotLedger {
     }
 
     /// Returns true if every known activator follows this term, so that the owner may grant.
-    pub(super) fn is_active(&self) -> bool {
-        self.is_active
+    pub(super) fn is_acting(&self) -> bool {
+        self.is_acting
     }
 
     /// Returns true if the owner acts and there is no holder.
     pub(super) fn has_no_holders(&self) -> bool {
-        self.is_active && self.holders.is_empty()
+        self.is_acting && self.holders.is_empty()
     }
 
     /// Number of slots that others hold.
@@ -103,15 +103,15 @@ impl SlotLedger {
 
     /// Begins to act as soon as every other activator that is alive follows the term. Each holder keeps the slots that
     /// it reports, and those that a former owner had granted to it.
-    pub(super) fn try_activate(
+    pub(super) fn try_begin_acting(
         &mut self,
         view: &PeerView,
         claims: &BTreeMap<ActivatorName, SlotClaim>,
         former: &BTreeMap<ActivatorName, SlotsByPod>,
     ) {
         let follows =
-            |peer: &ActivatorName| claims.get(peer).filter(|it| it.owner_term == self.epoch);
-        let following = claims.iter().filter(|(_, claim)| claim.owner_term == self.epoch);
+            |peer: &ActivatorName| claims.get(peer).filter(|it| it.owner_term == self.term);
+        let following = claims.iter().filter(|(_, claim)| claim.owner_term == self.term);
         // An activator that a holder names is alive too, even if this owner's table does not list it yet. Without it
         // the owner could grant slots that this activator still uses by a former owner's grant.
         let named_activators = following.clone().flat_map(|(_, claim)| &claim.live_activators);
@@ -124,7 +124,7 @@ impl SlotLedger {
         if !needed.iter().all(|peer| follows(peer).is_some()) {
             return;
         }
-        self.is_active = true;
+        self.is_acting = true;
         for (peer, claim) in following.clone() {
             let held_slots = claim.held.clone();
             let entry = HolderAccount {
@@ -163,7 +163,7 @@ impl SlotLedger {
     ) {
         self.holders.retain(|peer, _| view.alive.contains(peer));
         for (peer, claim) in claims {
-            if claim.owner_term == self.epoch && view.alive.contains(peer) {
+            if claim.owner_term == self.term && view.alive.contains(peer) {
                 self.holders.entry(peer.clone()).or_default().apply_claim(claim);
             }
         }
@@ -225,11 +225,11 @@ impl SlotLedger {
         pod: &str,
         limit: u32,
         in_use: &SlotsByPod,
-        reserved: &SlotsByPod,
+        own_free_slots: &SlotsByPod,
     ) -> bool {
         let used: u32 =
-            [in_use, reserved, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
-        self.is_active && !self.is_contended && used < limit
+            [in_use, own_free_slots, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
+        self.is_acting && !self.is_contended && used < limit
     }
 
     fn free_slots(&self, demand: &SlotDemand<'_>) -> SlotsByPod {
@@ -250,7 +250,7 @@ impl SlotLedger {
             let Some(entry) = self.holders.get(holder) else { continue };
             let held = total_slots(&entry.held_slots);
             let needed = claim.needed.saturating_sub(held);
-            if needed == 0 || claim.owner_term != self.epoch {
+            if needed == 0 || claim.owner_term != self.term {
                 continue;
             }
             // A holder without a report since the latest grant may use fewer slots than counted, so it gets no more for
@@ -300,17 +300,17 @@ impl SlotLedger {
             entry.map_or_else(Default::default, |it| (it.grant_number, it.granted.clone()));
         let keep_limit = self.is_contended.then_some(self.fair_share);
         SlotGrant {
-            owner_term: self.epoch,
+            owner_term: self.term,
             grant_number,
             held,
             keep_limit,
-            is_acting: self.is_active,
+            is_acting: self.is_acting,
         }
     }
 
     /// Adds the granted slots to the former grants, which the next owner gets in a claim.
     pub(super) fn export_grants(self, former: &mut BTreeMap<ActivatorName, SlotsByPod>) {
-        if self.is_active {
+        if self.is_acting {
             former.clear();
         }
         for (peer, HolderAccount { held_slots, .. }) in self.holders {

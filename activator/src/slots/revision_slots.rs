@@ -3,10 +3,10 @@
 //! A slot is capacity for one request at one pod. One activator owns the Revision and grants its slots to the others,
 //! which hold them. These rules keep the limit:
 //!
-//! - An owner grants only within a term of its own (an epoch). It acts only once every activator it knows follows that
-//!   term and has reported the slots it holds. An activator that is the owner by its own table follows no other one.
-//!   A new activator knows only of those that its first table lists. So it does not act until every older table is out
-//!   of force.
+//! - An owner grants only within a term of its own, which has a random number. It acts only once every activator it
+//!   knows follows that term and has reported the slots it holds. An activator that is the owner by its own table
+//!   follows no other one. A new activator knows only of those that its first table lists. So it does not act until
+//!   every older table is out of force.
 //! - A holder gets more slots only by a grant with a higher number. What it gives back counts only if it is reported
 //!   under the number of the latest grant. Under the same number the holder never uses more again. So the owner's count
 //!   of a holder's slots is never below the number that the holder uses.
@@ -67,20 +67,21 @@ struct SlotHolder {
     followed_term: Option<FollowedTerm>,
     /// Slots that the holder may use, including those in use.
     held: SlotsByPod,
-    /// Subset of `held` that was granted lately and not used yet: each may serve one request even if `max_idle_total`
+    /// Subset of `held` that was granted lately and not used yet: each may serve one request even if `keep_limit`
     /// is lower.
     fresh_slots: u32,
-    /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
-    max_idle_total: Option<u32>,
+    /// Number of held slots beyond which the owner asks for idle ones back; `None`: all may be kept.
+    keep_limit: Option<u32>,
     /// Pods of which the holder wants no slots, because they take no requests of this activator.
-    avoided_pods: BTreeSet<SmolStr>,
+    unusable_pods: BTreeSet<SmolStr>,
 }
 
 #[derive(Debug)]
 struct FollowedTerm {
     /// Owner whose term the holder follows.
     owner: ActivatorName,
-    epoch: u64,
+    /// Number of the term.
+    number: u64,
     /// Number of the latest grant that was applied.
     last_grant: u64,
 }
@@ -133,14 +134,9 @@ impl RevisionSlots {
         (self.waiting, self.open_pods) = (waiting, open);
     }
 
-    /// Sets the number of waiting requests.
-    pub fn on_waiting(&mut self, waiting: u32) {
-        self.waiting = waiting;
-    }
-
-    /// Sets the requests that were at pods before there was a hard limit.
-    pub fn set_in_use(&mut self, busy: SlotsByPod) {
-        self.in_use = busy;
+    /// Sets the requests that were at pods before this state was created.
+    pub fn set_in_use(&mut self, in_use: SlotsByPod) {
+        self.in_use = in_use;
     }
 
     /// Stores the latest claim of a holder; `None`: the holder has withdrawn it.
@@ -181,11 +177,11 @@ impl RevisionSlots {
     /// needed.
     pub fn on_request_done(&mut self, pod: &str) -> bool {
         remove_slot(&mut self.in_use, pod);
-        let is_ours = match &self.ledger {
+        let may_be_used_again = match &self.ledger {
             Some(ledger) => ledger.has_free_slot(pod, self.limit, &self.in_use, &self.free_slots),
-            None => self.holder.followed_term.is_some() && self.holder.max_idle_total.is_none(),
+            None => self.holder.followed_term.is_some() && self.holder.keep_limit.is_none(),
         };
-        let is_free_again = is_ours && self.open_pods.contains(pod);
+        let is_free_again = may_be_used_again && self.open_pods.contains(pod);
         if is_free_again {
             add_slots(&mut self.free_slots, pod, 1);
         }
@@ -234,17 +230,17 @@ impl RevisionSlots {
             || !self.ready_pods.is_empty()
             || self.received_claims.values().any(|claim| claim.needed > 0);
         if self.ledger.is_none() && is_wanted {
-            // Epoch 0 means that a claim follows no term.
+            // In a claim the number 0 means that the holder follows no term.
             self.ledger = Some(SlotLedger::new(random() | 1));
         }
         self.free_slots.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
         // A term begins to act once, when all known holders follow it. From then on `apply_claims` applies their
         // claims.
-        if !ledger.is_active() && !self.view.is_new_activator {
-            ledger.try_activate(&self.view, &self.received_claims, &self.former_grants);
+        if !ledger.is_acting() && !self.view.is_new_activator {
+            ledger.try_begin_acting(&self.view, &self.received_claims, &self.former_grants);
         }
-        if ledger.is_active() {
+        if ledger.is_acting() {
             self.former_grants.clear();
             ledger.apply_claims(&self.view, &self.received_claims);
             self.free_slots = ledger.distribute(&SlotDemand {
@@ -257,7 +253,7 @@ impl RevisionSlots {
             });
         }
         // A term ends only when nothing is granted: a new term would not know what holders still use.
-        let is_over = ledger.is_active() && !is_wanted && ledger.granted_total() == 0;
+        let is_over = ledger.is_acting() && !is_wanted && ledger.granted_total() == 0;
         self.ledger = (!is_over).then_some(ledger);
     }
 
@@ -287,9 +283,9 @@ impl RevisionSlots {
     }
 
     fn apply_grant(&mut self, owner: &ActivatorName, grant: SlotGrant) {
-        let SlotGrant { owner_term: epoch, grant_number, held, keep_limit, is_acting } = grant;
+        let SlotGrant { owner_term, grant_number, held, keep_limit, is_acting } = grant;
         match &mut self.holder.followed_term {
-            Some(it) if it.epoch == epoch => {
+            Some(it) if it.number == owner_term => {
                 if grant_number > it.last_grant {
                     it.last_grant = grant_number;
                     self.holder.held = max_by_pod(held, &self.in_use);
@@ -300,11 +296,14 @@ impl RevisionSlots {
             // Slots of an earlier grant are not used again: they may have been given back.
             Some(_) | None => {
                 self.stop_following();
-                self.holder.followed_term =
-                    Some(FollowedTerm { owner: owner.clone(), epoch, last_grant: grant_number });
+                self.holder.followed_term = Some(FollowedTerm {
+                    owner: owner.clone(),
+                    number: owner_term,
+                    last_grant: grant_number,
+                });
             }
         }
-        self.holder.max_idle_total = keep_limit;
+        self.holder.keep_limit = keep_limit;
         if is_acting {
             self.former_grants.clear();
         }
@@ -313,8 +312,8 @@ impl RevisionSlots {
     /// Gives back idle slots of pods that take no requests here, and those beyond what the owner lets it keep.
     fn return_idle_slots(&mut self) {
         let Self { holder, in_use, open_pods, waiting, .. } = self;
-        holder.avoided_pods.retain(|pod| !open_pods.contains(pod));
-        // Idle slots of a pod that takes no requests here are useless: they go back, and `avoided_pods` asks the owner
+        holder.unusable_pods.retain(|pod| !open_pods.contains(pod));
+        // Idle slots of a pod that takes no requests here are useless: they go back, and `unusable_pods` asks the owner
         // for no more.
         for pod in idle_slots(&holder.held, in_use).into_keys() {
             if !open_pods.contains(&pod) {
@@ -322,14 +321,14 @@ impl RevisionSlots {
                 if let Some(slots) = in_use.get(&pod) {
                     holder.held.insert(pod.clone(), *slots);
                 }
-                holder.avoided_pods.insert(pod);
+                holder.unusable_pods.insert(pod);
             }
         }
         // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be
         // passed from activator to activator without serving any.
-        let Some(max_idle_total) = holder.max_idle_total else { return };
+        let Some(keep_limit) = holder.keep_limit else { return };
         let used = total_slots(in_use);
-        let max_held = max_idle_total
+        let max_held = keep_limit
             .max(used.saturating_add(holder.fresh_slots))
             .min(used.saturating_add(*waiting));
         let mut excess = total_slots(&holder.held).saturating_sub(max_held.max(used));
@@ -375,9 +374,9 @@ impl RevisionSlots {
         if *owner == self.view.own_name {
             return None;
         }
-        let SlotHolder { followed_term, held, avoided_pods, .. } = &self.holder;
+        let SlotHolder { followed_term, held, unusable_pods, .. } = &self.holder;
         let (owner_term, applied_grant) =
-            followed_term.as_ref().map_or((0, 0), |it| (it.epoch, it.last_grant));
+            followed_term.as_ref().map_or((0, 0), |it| (it.number, it.last_grant));
         let needed = total_slots(held).saturating_add(self.waiting);
         if owner_term == 0 && needed == 0 && self.former_grants.is_empty() {
             return None;
@@ -386,8 +385,8 @@ impl RevisionSlots {
         let is_owner_acting = self.received_grants.get(owner).is_some_and(|it| it.is_acting);
         let live_activators =
             if is_owner_acting { BTreeSet::new() } else { self.view.connected.clone() };
-        let (held, avoided_pods, former_grants) =
-            (held.clone(), avoided_pods.clone(), self.former_grants.clone());
+        let (held, unusable_pods, former_grants) =
+            (held.clone(), unusable_pods.clone(), self.former_grants.clone());
         Some((
             owner.clone(),
             SlotClaim {
@@ -395,7 +394,7 @@ impl RevisionSlots {
                 applied_grant,
                 held,
                 needed,
-                unusable_pods: avoided_pods,
+                unusable_pods,
                 former_grants,
                 live_activators,
             },

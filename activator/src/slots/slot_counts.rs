@@ -36,9 +36,9 @@ pub(crate) fn max_by_pod(mut counts: SlotsByPod, other: &SlotsByPod) -> SlotsByP
 }
 
 /// Slots that are held and not in use, by pod.
-pub(crate) fn idle_slots(held: &SlotsByPod, busy: &SlotsByPod) -> SlotsByPod {
+pub(crate) fn idle_slots(held: &SlotsByPod, in_use: &SlotsByPod) -> SlotsByPod {
     let of = |(pod, slots): (&SmolStr, &u32)| {
-        let idle = slots.saturating_sub(busy.get(pod).copied().unwrap_or(0));
+        let idle = slots.saturating_sub(in_use.get(pod).copied().unwrap_or(0));
         (idle > 0).then(|| (pod.clone(), idle))
     };
     held.iter().filter_map(of).collect()

@@ -182,11 +182,11 @@ impl PausedClock {
         }
     }
 
-    /// Waits until something is so, without a timer.
-    pub async fn until(&self, mut is_so: impl FnMut() -> bool) {
+    /// Waits until a condition holds, without a timer.
+    pub async fn until(&self, mut holds: impl FnMut() -> bool) {
         let begun = std::time::Instant::now();
-        while !is_so() {
-            assert!(begun.elapsed() < LONG, "it comes about in time");
+        while !holds() {
+            assert!(begun.elapsed() < LONG, "the condition holds in time");
             tokio::task::yield_now().await;
         }
     }
@@ -195,18 +195,22 @@ impl PausedClock {
 impl Drop for PausedClock {
     fn drop(&mut self) {
         tokio::time::resume();
-        let is_still = self.0.send(()).is_ok();
-        assert!(is_still || std::thread::panicking(), "something waits for more than was moved");
+        let is_still_paused = self.0.send(()).is_ok();
+        assert!(
+            is_still_paused || std::thread::panicking(),
+            "no wait takes longer than the time that the test has advanced"
+        );
     }
 }
 
-pub async fn wait_until(mut is_so: impl FnMut() -> bool) {
+/// Waits until a condition holds.
+pub async fn wait_until(mut holds: impl FnMut() -> bool) {
     let poll = async {
-        while !is_so() {
+        while !holds() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(LONG, poll).await.expect("comes about in time");
+    tokio::time::timeout(LONG, poll).await.expect("the condition holds in time");
 }
 
 pub async fn read_rest(stream: &mut TcpStream) -> String {

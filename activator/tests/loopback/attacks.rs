@@ -111,8 +111,8 @@ async fn held_bytes_of_flood(fixture: &ActivatorFixture) -> usize {
     let held = || floods.iter().map(|it| it.unread_bytes.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
     let counted = || fixture.activator.server.connections().request_bytes();
-    let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
-    wait_until(|| floods.iter().all(BodyFloodFixture::has_settled) && is_known()).await;
+    let counts_agree = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
+    wait_until(|| floods.iter().all(BodyFloodFixture::has_settled) && counts_agree()).await;
     held()
 }
 
@@ -184,7 +184,7 @@ async fn heads_that_do_not_end_count_as_well() {
     let connections = fixture.activator.server.connections();
     wait_until(|| connections.request_bytes() <= connections.budget.client_request_bytes).await;
     fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    assert_eq!(rest_of_others(&fixture).await, 200);
+    assert_eq!(status_for_others(&fixture).await, 200);
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn responses_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     let streams = usize::try_from(MAX_CLIENT_STREAMS).unwrap();
     let bound = streams * (CLIENT_SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
     assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
-    assert_eq!(rest_of_others(&fixture).await, 200, "others are served");
+    assert_eq!(status_for_others(&fixture).await, 200, "others are served");
 }
 
 #[tokio::test]
@@ -281,13 +281,13 @@ async fn of_responses_that_are_not_read_the_largest_are_cut_off() {
     wait_until(|| refusal_metric(&fixture, "answer_bytes") > 0.0).await;
     let connections = fixture.activator.server.connections();
     wait_until(|| connections.response_bytes() <= 4 * MIB).await;
-    assert_eq!(rest_of_others(&fixture).await, 200, "others are served");
+    assert_eq!(status_for_others(&fixture).await, 200, "others are served");
     drop(clients);
     wait_until(|| connections.response_bytes() == 0).await;
 }
 
 /// Status code that another client gets.
-async fn rest_of_others(fixture: &ActivatorFixture) -> u16 {
+async fn status_for_others(fixture: &ActivatorFixture) -> u16 {
     let mut other = connect_from(fixture, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
     let head = read_head(&mut other).await;
@@ -305,7 +305,7 @@ async fn idle_connections_make_room_for_active_ones() {
     for _ in 0..60 {
         idle.push(connect_from(&fixture, ATTACKER).await);
         if idle.len() % 10 == 0 {
-            assert_eq!(rest_of_others(&fixture).await, 200);
+            assert_eq!(status_for_others(&fixture).await, 200);
         }
     }
     assert!(refusal_metric(&fixture, "connections") >= 40.0 - 20.0);
@@ -351,7 +351,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
     let mut fifth = connect_from(&fixture, ATTACKER).await;
     assert_eq!(read_rest(&mut fifth).await, "");
     assert_eq!(refusal_metric(&fixture, "client_connections"), 1.0);
-    assert_eq!(rest_of_others(&fixture).await, 200);
+    assert_eq!(status_for_others(&fixture).await, 200);
     // A connection that ends allows a new one.
     drop(kept.pop());
     wait_until(|| fixture.metric("rouse_activator_client_connections") <= 3.0).await;
@@ -361,7 +361,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
 }
 
 #[tokio::test]
-async fn a_trusted_proxy_has_no_share_but_the_whole() {
+async fn a_trusted_proxy_may_use_all_connections() {
     let mut fixture = ActivatorFixture::with(|config| {
         config.max_client_connections = Some(1);
         config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
@@ -383,7 +383,7 @@ async fn with_a_small_file_table() {
     })
     .await;
     fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    assert_eq!(rest_of_others(&fixture).await, 200);
+    assert_eq!(status_for_others(&fixture).await, 200);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     // Both ends of each connection are in this process: the client's and the activator's.
     let mut idle = Vec::new();
@@ -425,6 +425,7 @@ async fn an_http2_connection_without_requests_ends() {
     call.response_head().await;
 }
 
+/// Request whose body the client begins and never ends.
 const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx";
 
 #[tokio::test]
@@ -435,7 +436,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
             let entry = table.revisions.get_mut(&revision()).unwrap();
             (entry.container_concurrency, entry.protocol) = (1, protocol);
         });
-        let (h1, h2) = (reader().await, FakeHttp2Pod::start(collected).await);
+        let (h1, h2) = (start_reading_pod().await, FakeHttp2Pod::start(respond_after_body).await);
         fixture.add_ready_pod("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
         let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
@@ -456,7 +457,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
 }
 
 /// Responds to a request once its whole body was read.
-fn collected(
+fn respond_after_body(
     body: hyper::body::Incoming,
 ) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Http2TestBody>> + Send>> {
     use http_body_util::BodyExt as _;
@@ -469,7 +470,7 @@ fn collected(
 }
 
 /// Starts a pod that responds once it has read as many bytes as a head stated, one connection at a time.
-async fn reader() -> SocketAddr {
+async fn start_reading_pod() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -584,7 +585,7 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_served(
     fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let host = other_service(&mut fixture).await;
     let responded = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&responded)));
+    let asking = tokio::spawn(request_repeatedly(fixture.outside, host, Arc::clone(&responded)));
     let words = [client_preface(), encode_indexed_requests(0..10)].concat();
     let mut attackers = Vec::new();
     for _ in 0..40 {
@@ -626,7 +627,7 @@ async fn other_service(fixture: &mut ActivatorFixture) -> &'static str {
 }
 
 /// Sends one request after the other over one connection, and expects a response to each.
-async fn keeps_asking(address: SocketAddr, host: &'static str, responded: Arc<AtomicUsize>) {
+async fn request_repeatedly(address: SocketAddr, host: &'static str, responded: Arc<AtomicUsize>) {
     let client = Http2TestClient::connect_to(address).await;
     loop {
         let request = Request::get(format!("http://{host}/"));
@@ -637,11 +638,11 @@ async fn keeps_asking(address: SocketAddr, host: &'static str, responded: Arc<At
 }
 
 #[tokio::test]
-async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_served() {
+async fn a_client_that_resets_most_of_its_requests_is_disconnected_and_others_are_served() {
     let mut fixture = ActivatorFixture::with(|config| config.max_resets = 20).await;
     let host = other_service(&mut fixture).await;
     let responded = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&responded)));
+    let asking = tokio::spawn(request_repeatedly(fixture.outside, host, Arc::clone(&responded)));
     let stream = connect_from(&fixture, ATTACKER).await;
     let (send, driver) = h2::client::handshake(stream).await.unwrap();
     let ended = tokio::spawn(driver);
@@ -662,7 +663,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_s
         wait_until(|| revision.waiting_count() == 0).await;
         next_response().await;
     }
-    assert_eq!(sent, 20, "it was sent away at the bound");
+    assert_eq!(sent, 20, "the connection ends at the bound");
     drop(send);
     let error = ended.await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");

@@ -8,9 +8,10 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use crate::{
     harness::{
-        GET, OK, hello_revision, hello_service, pod, read_rest, revision, service, start_pod,
+        GET, OK, free_port, hello_revision, hello_service, pod, read_rest, revision, service,
+        start_pod,
     },
-    parts::{RunningActivatorFixture, next_item},
+    running_activator::{RunningActivatorFixture, next_item},
 };
 
 fn usage(item: UsageItem) -> Option<UsageSample> {
@@ -18,9 +19,9 @@ fn usage(item: UsageItem) -> Option<UsageSample> {
 }
 
 #[tokio::test]
-async fn a_request_wakes_its_revision_and_the_table_lets_it_go() {
+async fn a_waiting_request_is_reported_and_dispatched_to_the_pod_of_the_table() {
     let mut running = RunningActivatorFixture::start("links", |_| {}).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let mut direct = hello_service(port);
     direct.connection_path = ConnectionPath::Direct;
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));

@@ -265,16 +265,17 @@ async fn a_request_without_an_apps_response_gets_knatives() {
         let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 2).await;
         (row.setup)(&mut fixture).await;
         let address = SocketAddr::from(([127, 0, 0, 1], fixture.port));
-        let (old, new) = tokio::join!(http1(address, &fixture, row), http2(address, row));
-        for (status, body) in [old, new] {
+        let (over_http1, over_http2) =
+            tokio::join!(http1(address, &fixture, row), http2(address, row));
+        for (status, body) in [over_http1, over_http2] {
             assert_eq!(status, row.status, "{}: {body}", row.trigger);
-            let is_said = match row.body {
+            let is_expected = match row.body {
                 begun if begun.ends_with(' ') => {
                     body.starts_with(begun) && body.len() > begun.len()
                 }
                 whole => body == whole,
             };
-            assert!(is_said, "{}: {body}", row.trigger);
+            assert!(is_expected, "{}: {body}", row.trigger);
         }
     }
 }
@@ -298,8 +299,8 @@ async fn from_outside_a_probe_is_a_request() {
 async fn a_redirected_host_responds_301() {
     let mut fixture = ActivatorFixture::new().await;
     fixture.apply_change(|table| {
-        let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
+        let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
     });
     let row = &ROWS[0];
     assert_eq!(http1(fixture.outside, &fixture, row).await.0, 301);
@@ -388,11 +389,11 @@ async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
 
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
-    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 403 "), "no more with a pod");
+    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 403 "), "also while a pod is ready");
     let response = fixture.exchange_at(fixture.outside, &outside).await;
     assert!(
         response.starts_with("HTTP/1.1 200 "),
-        "who asks from outside is not known: {response}"
+        "from outside the client's address is not known: {response}"
     );
     change_revision(&mut fixture, |it| it.allowed_sources = only(&[Ipv4Addr::LOCALHOST.into()]));
     assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 200 "));

@@ -231,7 +231,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     let listener = socket.listen(1).unwrap();
     let at = listener.local_addr().unwrap();
     // A backlog of 1 holds two connections; SYNs beyond it are dropped.
-    let plugs = [harness_connect(at).await, harness_connect(at).await];
+    let plugs = [connect_to(at).await, connect_to(at).await];
     fixture.add_ready_pod("p", at);
     let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -261,7 +261,7 @@ fn unanswered_dials(port: u16) -> usize {
     rows.filter(|row| row[2].ends_with(&remote) && row[3] == syn_sent).count()
 }
 
-async fn harness_connect(at: SocketAddr) -> TcpStream {
+async fn connect_to(at: SocketAddr) -> TcpStream {
     TcpStream::connect(at).await.unwrap()
 }
 
@@ -385,18 +385,18 @@ async fn a_request_for_a_revision_that_comes_back_is_served() {
 }
 
 /// Starts a listener whose queue is full for as long as the connections in it are kept, so that it sends no SYN-ACK.
-async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
+async fn start_silent_pod() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let at = listener.local_addr().unwrap();
-    (listener, at, [harness_connect(at).await, harness_connect(at).await])
+    (listener, at, [connect_to(at).await, connect_to(at).await])
 }
 
 #[tokio::test]
 async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     let mut fixture = ActivatorFixture::new().await;
-    let (_full, at, _plugs) = silent().await;
+    let (_full, at, _plugs) = start_silent_pod().await;
     fixture.add_ready_pod("full", at);
     let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -422,7 +422,7 @@ async fn add_pods_beside_silent(fixture: &mut ActivatorFixture, silent: SocketAd
 #[tokio::test]
 async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
     let mut fixture = ActivatorFixture::new().await;
-    let (_silent, at, _plugs) = silent().await;
+    let (_silent, at, _plugs) = start_silent_pod().await;
     add_pods_beside_silent(&mut fixture, at).await;
     for _ in 0..20 {
         assert_eq!(status(&fixture.exchange(GET).await), "200");
@@ -433,7 +433,7 @@ async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_anothe
 #[tokio::test]
 async fn a_pod_that_left_a_dial_unanswered_is_dialled_again_once_there_is_no_other() {
     let mut fixture = ActivatorFixture::new().await;
-    let (silent, at, plugs) = silent().await;
+    let (silent, at, plugs) = start_silent_pod().await;
     add_pods_beside_silent(&mut fixture, at).await;
     while fixture.metric("rouse_activator_retries_total") < 1.0 {
         assert_eq!(status(&fixture.exchange(GET).await), "200");

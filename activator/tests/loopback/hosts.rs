@@ -21,9 +21,9 @@ fn get(host: &str, fields: &str) -> String {
     format!("GET /a?b=c HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
 }
 
-fn ingress(fixture: &mut ActivatorFixture, ingress: GatewayRules) {
+fn set_gateway_rules(fixture: &mut ActivatorFixture, rules: GatewayRules) {
     fixture.apply_change(|table| {
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
     });
 }
 
@@ -45,7 +45,7 @@ async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
 #[tokio::test]
 async fn each_entrypoint_routes_its_own_hosts() {
     let (mut fixture, pod) = awake().await;
-    ingress(
+    set_gateway_rules(
         &mut fixture,
         GatewayRules {
             mapped_domains: vec![domain("shop.example", None)],
@@ -98,7 +98,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
     let (mut fixture, pod) = awake().await;
     let mapped_domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
-    ingress(&mut fixture, GatewayRules { mapped_domains, ..GatewayRules::default() });
+    set_gateway_rules(&mut fixture, GatewayRules { mapped_domains, ..GatewayRules::default() });
     assert_eq!(
         status(&fixture.exchange_at(fixture.outside, &get("Shop.example", "")).await),
         "200"
@@ -120,7 +120,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
         "{heads}"
     );
 
-    ingress(
+    set_gateway_rules(
         &mut fixture,
         GatewayRules {
             mapped_domains: vec![domain("shop.example", None)],
@@ -141,7 +141,7 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut fixture, pod) = awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
     let mapped_domains = vec![redirected, domain("plain.example", None)];
-    ingress(
+    set_gateway_rules(
         &mut fixture,
         GatewayRules { redirects_to_https: true, mapped_domains, tag_routing: None },
     );
@@ -189,7 +189,7 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
 
     let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
     let tag_routing = Some(TagRouting::ChooseTag(tags));
-    ingress(&mut fixture, GatewayRules { tag_routing, ..GatewayRules::default() });
+    set_gateway_rules(&mut fixture, GatewayRules { tag_routing, ..GatewayRules::default() });
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     for address in [fixture.outside, port, fixture.inside] {
         let response = fixture.exchange_at(address, &get(host, asked)).await;

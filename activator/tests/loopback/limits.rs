@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-fn limit(fixture: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
+fn set_limit(fixture: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
     fixture.apply_change(|table| {
         let entry = table.revisions.get_mut(&revision()).unwrap();
         (entry.container_concurrency, entry.protocol) = (limit, protocol);
@@ -36,7 +36,7 @@ fn limit(fixture: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
 }
 
 /// Starts a pod that serves one request at a time, and responds with 500 when it has two.
-async fn single_threaded() -> (SocketAddr, Arc<AtomicUsize>) {
+async fn start_single_threaded_pod() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (busy, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -63,8 +63,8 @@ async fn respond(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<Atomic
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
     let mut fixture = ActivatorFixture::new().await;
-    limit(&mut fixture, 1, AppProtocol::Http1);
-    let (pod, most) = single_threaded().await;
+    set_limit(&mut fixture, 1, AppProtocol::Http1);
+    let (pod, most) = start_single_threaded_pod().await;
     fixture.add_ready_pod("p", pod);
     let fixture = Arc::new(fixture);
     let loops = (0..5).map(|_| {
@@ -85,7 +85,7 @@ async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
 #[tokio::test]
 async fn http2_pods_have_no_more_than_their_limit_either() {
     let mut fixture = ActivatorFixture::new().await;
-    limit(&mut fixture, 3, AppProtocol::H2c);
+    set_limit(&mut fixture, 3, AppProtocol::H2c);
     let pods = [FakeHttp2Pod::start(h2c::never).await, FakeHttp2Pod::start(h2c::never).await];
     fixture.add_ready_pod("one", pods[0].address);
     fixture.add_ready_pod("two", pods[1].address);
@@ -105,7 +105,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
 }
 
 /// Responds at once, and reads on for as long as bytes come.
-fn early(body: Incoming) -> Http2ResponseFuture {
+fn respond_early(body: Incoming) -> Http2ResponseFuture {
     tokio::spawn(body.collect());
     Box::pin(async { Response::new(Empty::new().boxed_unsync()) })
 }
@@ -113,8 +113,8 @@ fn early(body: Incoming) -> Http2ResponseFuture {
 #[tokio::test]
 async fn a_slot_is_free_once_both_the_response_and_the_upload_are_over() {
     let mut fixture = ActivatorFixture::new().await;
-    limit(&mut fixture, 1, AppProtocol::H2c);
-    let pod = FakeHttp2Pod::start(early).await;
+    set_limit(&mut fixture, 1, AppProtocol::H2c);
+    let pod = FakeHttp2Pod::start(respond_early).await;
     fixture.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(fixture.port).await;
     let mut upload = client.start_call(h2c::get("/")).await;
@@ -133,7 +133,7 @@ async fn a_slot_is_free_once_both_the_response_and_the_upload_are_over() {
 
 /// Starts a pod that begins to respond to each request at once and reports when it has read the body. It ends the
 /// response when it is released.
-async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
+async fn start_early_responding_pod(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -156,9 +156,9 @@ async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
 #[tokio::test]
 async fn the_end_of_an_upload_alone_frees_no_slot() {
     let mut fixture = ActivatorFixture::new().await;
-    limit(&mut fixture, 1, AppProtocol::Http1);
+    set_limit(&mut fixture, 1, AppProtocol::Http1);
     let (read, mut uploads) = mpsc::channel(2);
-    fixture.add_ready_pod("p", talking(read).await);
+    fixture.add_ready_pod("p", start_early_responding_pod(read).await);
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\n";
     let mut clients = [fixture.connect().await, fixture.connect().await];
     clients[0].write_all(head.as_bytes()).await.unwrap();
@@ -178,10 +178,10 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
 #[tokio::test]
 async fn each_request_of_a_burst_from_zero_gets_a_response() {
     let mut fixture = ActivatorFixture::new().await;
-    limit(&mut fixture, 1, AppProtocol::Http1);
-    let world_ref = &fixture;
+    set_limit(&mut fixture, 1, AppProtocol::Http1);
+    let fixture_ref = &fixture;
     let asked = join_all((0..100).map(|_| async {
-        let mut stream = world_ref.connect().await;
+        let mut stream = fixture_ref.connect().await;
         stream.write_all(GET.as_bytes()).await.unwrap();
         stream
     }))
@@ -189,7 +189,7 @@ async fn each_request_of_a_burst_from_zero_gets_a_response() {
     fixture.wait_for_queued(100).await;
     let mut most = Vec::new();
     for number in 0..10 {
-        let (pod, seen) = single_threaded().await;
+        let (pod, seen) = start_single_threaded_pod().await;
         fixture.add_ready_pod(&format!("p{number}"), pod);
         most.push(seen);
     }

@@ -2,6 +2,7 @@
 //! take a minute are programs of their own, which run at the same time.
 
 mod attacks;
+mod client_close;
 mod component_streams;
 mod failure_responses;
 mod faults;
@@ -15,11 +16,11 @@ mod http2;
 mod inputs;
 mod limits;
 mod messages;
-#[path = "../parts/mod.rs"]
-mod parts;
 mod proxies;
 mod reference_servers;
 mod request_log;
 mod responses;
 mod routes;
+#[path = "../running_activator/mod.rs"]
+mod running_activator;
 mod stopping;

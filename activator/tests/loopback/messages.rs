@@ -7,18 +7,17 @@ use common::wire::RevisionEntry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::mpsc,
 };
 
 use crate::harness::{
-    self, ActivatorFixture, DATED, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
-    start_pod, wait_until,
+    self, ActivatorFixture, GET, LONG, OK, PausedClock, read_head, read_rest, read_until, start_pod,
+    wait_until,
 };
 
 const MIB: usize = 1 << 20;
 
 /// Starts a pod for one connection, handled by `each` once a head was read.
-async fn pod<F: Future<Output = ()> + Send>(
+pub(crate) async fn start_pod_once<F: Future<Output = ()> + Send>(
     each: impl FnOnce(TcpStream, String) -> F + Send + 'static,
 ) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -27,6 +26,32 @@ async fn pod<F: Future<Output = ()> + Send>(
         let (mut stream, _) = listener.accept().await.unwrap();
         let head = read_head(&mut stream).await;
         each(stream, head).await;
+    });
+    address
+}
+
+/// GET after which the client keeps its connection.
+pub(crate) const KEEP_ALIVE_GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+/// Starts a pod that responds to every request, and reads bodies of five bytes.
+pub(crate) async fn start_reading_pod(response: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                loop {
+                    let head = read_head(&mut stream).await;
+                    if !head.ends_with("\r\n\r\n") {
+                        return;
+                    }
+                    if head.contains("content-length: 5\r\n") {
+                        stream.read_exact(&mut [0; 5]).await.ok();
+                    }
+                    stream.write_all(response.as_bytes()).await.ok();
+                }
+            });
+        }
     });
     address
 }
@@ -43,7 +68,7 @@ async fn exchange_with_response(request: &str, response: &'static str) -> String
 async fn a_large_body_is_carried_up_without_being_held() {
     let mut fixture = ActivatorFixture::new().await;
     let (go, wait) = tokio::sync::oneshot::channel::<()>();
-    let at = pod(move |mut stream, _| async move {
+    let at = start_pod_once(move |mut stream, _| async move {
         wait.await.unwrap();
         let (mut got, mut buffer) = (0, vec![0; MIB]);
         while got < 64 * MIB {
@@ -79,7 +104,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
 async fn a_large_body_is_carried_down_without_being_held() {
     let mut fixture = ActivatorFixture::new().await;
     let (blocked, is_blocked) = tokio::sync::oneshot::channel();
-    let at = pod(move |mut stream, _| async move {
+    let at = start_pod_once(move |mut stream, _| async move {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 64 * MIB);
         stream.write_all(head.as_bytes()).await.unwrap();
         let (chunk, mut sent) = (vec![b'x'; MIB], 0);
@@ -141,7 +166,7 @@ async fn a_body_is_requested_once_a_pod_takes_it() {
     assert!(nothing.is_err(), "a body sent while the request waits would only be held");
     fixture.add_ready_pod(
         "p",
-        reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
+        start_reading_pod("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
     );
     assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
     client.write_all(b"hello").await.unwrap();
@@ -174,7 +199,7 @@ async fn after_a_response_without_a_body_the_connection_serves_the_next() {
 #[tokio::test]
 async fn chunks_and_trailers_pass_in_both_directions() {
     let mut fixture = ActivatorFixture::new().await;
-    let at = pod(|mut stream, head| async move {
+    let at = start_pod_once(|mut stream, head| async move {
         assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
         let body = read_until(&mut stream, "x-sum: 1\r\n\r\n").await;
         assert!(body.contains("hello"), "{body}");
@@ -194,7 +219,7 @@ async fn chunks_and_trailers_pass_in_both_directions() {
 #[tokio::test]
 async fn a_response_that_ends_at_close_reaches_the_client_whole() {
     let mut fixture = ActivatorFixture::new().await;
-    let at = pod(|mut stream, _| async move {
+    let at = start_pod_once(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
     })
     .await;
@@ -206,7 +231,7 @@ async fn a_response_that_ends_at_close_reaches_the_client_whole() {
 #[tokio::test]
 async fn an_upgraded_connection_carries_bytes_both_ways() {
     let mut fixture = ActivatorFixture::new().await;
-    let at = pod(|mut stream, head| async move {
+    let at = start_pod_once(|mut stream, head| async move {
         assert!(head.contains("upgrade: websocket\r\n"), "{head}");
         let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
         stream.write_all(head.as_bytes()).await.unwrap();
@@ -233,7 +258,7 @@ const BEYOND: Duration = Duration::from_millis(200);
 
 /// Creates a fixture whose Revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
 /// pod sends `greeting` at once.
-async fn upgraded(
+async fn start_upgraded(
     greeting: &'static str,
     bounds: impl FnOnce(&mut RevisionEntry),
 ) -> (ActivatorFixture, TcpStream, PausedClock) {
@@ -243,7 +268,7 @@ async fn upgraded(
         revision.timeout = 100 * BOUND;
         bounds(revision);
     });
-    let at = pod(move |mut stream, _| async move {
+    let at = start_pod_once(move |mut stream, _| async move {
         let head =
             "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(format!("{head}{greeting}").as_bytes()).await.unwrap();
@@ -269,7 +294,7 @@ async fn echo(client: &mut TcpStream) {
 #[tokio::test]
 async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
     let bounds = |it: &mut RevisionEntry| it.idle_timeout = Some(BOUND);
-    let (fixture, mut client, clock) = upgraded("", bounds).await;
+    let (fixture, mut client, clock) = start_upgraded("", bounds).await;
     for _ in 0..3 {
         clock.advance(WITHIN).await;
         echo(&mut client).await;
@@ -284,7 +309,7 @@ async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
 #[tokio::test]
 async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_fixture, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     let nothing = client.try_read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
@@ -295,13 +320,13 @@ async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
 #[tokio::test]
 async fn an_upgraded_connection_that_has_begun_may_be_silent() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_fixture, mut client, clock) = upgraded("hi", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("hi", bounds).await;
     clock.advance(WITHIN).await;
     clock.advance(BEYOND).await;
     echo(&mut client).await;
     drop((client, clock));
     // Bytes of the client count as well.
-    let (_fixture, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = start_upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     echo(&mut client).await;
     clock.advance(BEYOND).await;
@@ -320,12 +345,12 @@ async fn the_first_of_two_requests_sent_at_once_gets_the_first_response() {
 }
 
 #[tokio::test]
-async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
+async fn bad_and_slow_clients_are_refused_and_harm_no_others() {
     let mut fixture = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     let mut kept = fixture.connect().await;
-    kept.write_all(GET_ON.as_bytes()).await.unwrap();
+    kept.write_all(KEEP_ALIVE_GET.as_bytes()).await.unwrap();
     read_until(&mut kept, "hello").await;
     let mut cut = fixture.connect().await;
     cut.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
@@ -352,7 +377,7 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
         let response = read_head(&mut client).await;
         let code = response.get(9..12).unwrap_or_default();
         assert!(code.len() == 3 && codes.contains(code), "{request:.40} {response}");
-        kept.write_all(GET_ON.as_bytes()).await.unwrap();
+        kept.write_all(KEEP_ALIVE_GET.as_bytes()).await.unwrap();
         assert!(read_until(&mut kept, "hello").await.starts_with("HTTP/1.1 200"));
     }
     assert_eq!(read_rest(&mut cut).await, "", "a head that does not come to its end is given up");
@@ -427,256 +452,15 @@ async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
 }
 
 #[tokio::test]
-async fn a_body_that_makes_no_sense_is_the_clients_fault() {
+async fn a_body_with_invalid_chunks_is_attributed_to_the_client() {
     let mut fixture = ActivatorFixture::new().await;
-    let at = pod(|mut stream, _| async move {
+    let at = start_pod_once(|mut stream, _| async move {
         stream.read_to_end(&mut Vec::new()).await.ok();
     })
     .await;
     fixture.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
     assert_eq!(fixture.exchange(request).await.get(9..12), Some("400"));
-}
-
-const POST: &str =
-    "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello";
-
-#[tokio::test]
-async fn a_half_closed_client_gets_its_whole_response_after_it_waited() {
-    let whole = DATED;
-    let two = format!("{GET_ON}{GET_ON}");
-    for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
-        let mut fixture = ActivatorFixture::new().await;
-        let at = reader(DATED).await;
-        let mut client = fixture.connect().await;
-        client.write_all(request.as_bytes()).await.unwrap();
-        fixture.wait_for_queued(1).await;
-        client.shutdown().await.unwrap();
-        // The first byte of the response comes as soon as the half is closed, the rest when the pod has responded.
-        assert_eq!(client.read_u8().await.unwrap(), b'H');
-        fixture.wait_for_queued(1).await;
-        fixture.add_ready_pod("p", at);
-        let response = format!("H{}", read_rest(&mut client).await);
-        assert_eq!(response.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
-        let waited = u64::try_from(count).unwrap();
-        assert!(
-            fixture.waiting_totals().0 <= waited
-                && fixture.waiting_totals().0 == fixture.waiting_totals().1
-        );
-    }
-}
-
-const GET_ON: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
-
-/// Starts a pod that responds to every request, and reads bodies of five bytes.
-async fn reader(response: &'static str) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                loop {
-                    let head = read_head(&mut stream).await;
-                    if !head.ends_with("\r\n\r\n") {
-                        return;
-                    }
-                    if head.contains("content-length: 5\r\n") {
-                        stream.read_exact(&mut [0; 5]).await.ok();
-                    }
-                    stream.write_all(response.as_bytes()).await.ok();
-                }
-            });
-        }
-    });
-    address
-}
-
-#[tokio::test]
-async fn a_half_closed_client_gets_every_kind_of_response() {
-    let old = "GET / HTTP/1.0\r\n\r\n";
-    let large = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
-    for (request, pod_response, pause, end) in [
-        (old, OK, 30, "\r\n\r\nhello"),
-        (GET, large, 30, "5\r\nhello\r\n0\r\n\r\n"),
-        (GET, "HTTP/1.1 204 No Content\r\n\r\n", 30, "\r\n\r\n"),
-        (GET, OK, 0, "\r\n\r\nhello"),
-        (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
-    ] {
-        let mut fixture = ActivatorFixture::new().await;
-        let pod = start_pod(pod_response, Duration::from_millis(pause)).await;
-        fixture.add_ready_pod("p", pod.address);
-        let mut client = fixture.connect().await;
-        client.write_all(request.as_bytes()).await.unwrap();
-        client.shutdown().await.unwrap();
-        let response = read_rest(&mut client).await;
-        assert!(response.starts_with("HTTP/1.") && response.ends_with(end), "{request} {response}");
-    }
-}
-
-#[tokio::test]
-async fn a_half_closed_client_gets_the_timeout_response() {
-    let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
-    });
-    let mut client = fixture.connect().await;
-    client.write_all(GET.as_bytes()).await.unwrap();
-    client.shutdown().await.unwrap();
-    let response = read_rest(&mut client).await;
-    assert!(
-        response.starts_with("HTTP/1.1 504 ") && response.ends_with("request timeout"),
-        "{response}"
-    );
-    assert_eq!(fixture.waiting_totals(), (1, 1));
-}
-
-#[tokio::test]
-async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
-    let body = "x".repeat(100_000);
-    let unread = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{body}");
-    let broken_off = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhello";
-    let two = format!("{GET_ON}{GET_ON}");
-    for request in [GET, POST, &unread, broken_off, &two] {
-        for (half_first, reset) in [(false, false), (true, false), (false, true)] {
-            let fixture = ActivatorFixture::new().await;
-            let mut client = fixture.connect().await;
-            client.write_all(request.as_bytes()).await.unwrap();
-            fixture.wait_for_queued(1).await;
-            if half_first {
-                client.shutdown().await.unwrap();
-                assert_eq!(client.peek(&mut [0]).await.unwrap(), 1);
-                fixture.wait_for_queued(1).await;
-            }
-            if reset {
-                client.set_zero_linger().unwrap();
-            }
-            drop(client);
-            fixture.wait_for_queued(0).await;
-            wait_until(|| fixture.waiting_totals() == (1, 1)).await;
-            wait_until(|| fixture.metric("rouse_activator_client_connections") == 0.0).await;
-            let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
-            assert_eq!(fixture.metric(cancelled), 1.0);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
-    let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
-    });
-    let pod = start_pod(OK, LONG).await;
-    fixture.add_ready_pod("p", pod.address);
-    for count in 1..=3 {
-        let mut client = fixture.connect().await;
-        client.write_all(POST.as_bytes()).await.unwrap();
-        wait_until(|| pod.requests() == count).await;
-    }
-}
-
-#[tokio::test]
-async fn a_silent_response_ends_once_its_client_is_gone() {
-    let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
-    });
-    let (ended, end) = tokio::sync::oneshot::channel();
-    let at = pod(|mut stream, _| async move {
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
-        stream.write_all(head.as_bytes()).await.unwrap();
-        ended.send(stream.read_u8().await.is_err()).unwrap();
-    })
-    .await;
-    fixture.add_ready_pod("p", at);
-    let mut client = fixture.connect().await;
-    client.write_all(GET.as_bytes()).await.unwrap();
-    read_head(&mut client).await;
-    tokio::time::pause();
-    drop(client);
-    assert!(tokio::time::timeout(LONG, end).await.unwrap().unwrap());
-}
-
-/// Starts a pod that begins a response, reports when its client's half is closed, and sends the rest when it is
-/// released.
-async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let ((closed, is_closed), (go, mut wait)) = (mpsc::channel(1), mpsc::channel(1));
-    let at = pod(move |mut stream, _| async move {
-        let begin = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nbegin";
-        stream.write_all(begin.as_bytes()).await.unwrap();
-        let (mut from, mut to) = stream.split();
-        let hear = async {
-            from.read_to_end(&mut Vec::new()).await.unwrap();
-            closed.send(()).await.unwrap();
-        };
-        let say = async {
-            wait.recv().await;
-            to.write_all(b" and end").await.unwrap();
-            to.shutdown().await.unwrap();
-        };
-        tokio::join!(hear, say);
-    })
-    .await;
-    (at, is_closed, go)
-}
-
-/// Longer than a response may be silent while its client's half is closed.
-const PAUSE: Duration = Duration::from_secs(6);
-
-#[tokio::test]
-async fn a_half_closed_client_gets_the_rest_of_a_response_that_pauses() {
-    for is_closed_first in [true, false] {
-        let mut fixture = ActivatorFixture::new().await;
-        fixture.apply_change(|table| {
-            table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
-        });
-        let (at, mut closed, go) = pausing().await;
-        let mut client = fixture.connect().await;
-        client.write_all(GET.as_bytes()).await.unwrap();
-        if is_closed_first {
-            client.shutdown().await.unwrap();
-            client.peek(&mut [0]).await.unwrap();
-        }
-        fixture.add_ready_pod("p", at);
-        read_until(&mut client, "begin").await;
-        let clock = PausedClock::start_paused();
-        if is_closed_first {
-            clock.advance(PAUSE).await;
-            assert!(closed.try_recv().is_err(), "the pod need not decide");
-        } else {
-            client.shutdown().await.unwrap();
-            // The time of silence begins when the activator finds the half closed.
-            let moved = async {
-                loop {
-                    clock.advance(PAUSE / 2).await;
-                }
-            };
-            tokio::select! {
-                heard = closed.recv() => heard.unwrap(),
-                () = moved => {}
-            }
-        }
-        go.send(()).await.unwrap();
-        let response = read_rest(&mut client).await;
-        assert!(response.contains(" and end"), "closed first: {is_closed_first}: {response}");
-    }
-}
-
-#[tokio::test]
-async fn a_client_that_goes_during_the_response_frees_its_permit() {
-    let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
-    });
-    let endless = "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nhello";
-    let pod = start_pod(endless, Duration::ZERO).await;
-    fixture.add_ready_pod("p", pod.address);
-    for count in 1..=3 {
-        let mut client = fixture.connect().await;
-        client.write_all(GET.as_bytes()).await.unwrap();
-        read_head(&mut client).await;
-        assert_eq!(pod.requests(), count);
-    }
 }
 
 #[tokio::test]

@@ -48,8 +48,8 @@ fn status(response: &str) -> &str {
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
     let (mut fixture, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
     fixture.apply_change(|table| {
-        let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
+        let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
     });
     for (fields, code) in [
         ("", "301"),

@@ -60,24 +60,31 @@ impl io::Write for StuckLogSink {
     }
 }
 
-fn set(fixture: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
-    let parsed = |source| LogTemplate::parse(source).unwrap();
-    let log =
-        template.map(|source| RequestLogSettings { template: parsed(source), logs_probes: probes });
-    fixture.apply_change(|table| table.settings.request_log = log);
+/// Turns the log on with this template, without probes, or off.
+fn set_template(fixture: &mut ActivatorFixture, template: Option<&str>) {
+    let settings = template.map(|source| RequestLogSettings {
+        template: LogTemplate::parse(source).unwrap(),
+        logs_probes: false,
+    });
+    fixture.apply_change(|table| table.settings.request_log = settings);
+}
+
+/// Makes a log that is on contain probes, too.
+fn log_probes(fixture: &mut ActivatorFixture) {
+    fixture.apply_change(|table| table.settings.request_log.as_mut().unwrap().logs_probes = true);
 }
 
 /// Creates an activator that logs by this template.
-async fn logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
+async fn start_logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
     let (mut fixture, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
     fixture.activator.forwarder.request_log.set_sink(Box::new(written.clone()));
-    set(&mut fixture, Some(template), false);
+    set_template(&mut fixture, Some(template));
     (fixture, written)
 }
 
 #[tokio::test]
 async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
-    let (mut fixture, written) = logging(DEFAULT_TEMPLATE).await;
+    let (mut fixture, written) = start_logging(DEFAULT_TEMPLATE).await;
     let pod = start_pod(OK, Duration::from_millis(20)).await;
     fixture.add_ready_pod("p", pod.address);
     let request = "POST /a'\"?b=c HTTP/1.1\r\nhost: a\r\nuser-agent: it's \"x\\\u{1F600}\r\n\
@@ -106,13 +113,13 @@ async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     fixture.exchange(GET).await;
-    set(&mut fixture, Some("one {{.Response.Code}}"), false);
+    set_template(&mut fixture, Some("one {{.Response.Code}}"));
     fixture.exchange(GET).await;
-    set(&mut fixture, Some("two {{.Response.Code}}"), false);
+    set_template(&mut fixture, Some("two {{.Response.Code}}"));
     fixture.exchange(GET).await;
-    set(&mut fixture, None, false);
+    set_template(&mut fixture, None);
     fixture.exchange(GET).await;
-    set(&mut fixture, Some("three {{.Response.Code}}"), false);
+    set_template(&mut fixture, Some("three {{.Response.Code}}"));
     fixture.exchange(GET).await;
     let want = ["one 200", "two 200", "three 200"];
     wait_until(|| written.lines() == want).await;
@@ -121,7 +128,7 @@ async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
 
 #[tokio::test]
 async fn every_end_of_a_request_leaves_one_line() {
-    let (mut fixture, written) = logging(SHORT).await;
+    let (mut fixture, written) = start_logging(SHORT).await;
     // The client leaves while its request waits.
     let mut gone = fixture.connect().await;
     gone.write_all(b"GET /gone HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
@@ -148,7 +155,7 @@ async fn every_end_of_a_request_leaves_one_line() {
     fixture.exchange_at(fixture.outside, nobody).await;
     let probe = GET.replace("host: a", "host: a\r\nk-network-probe: activator");
     assert!(fixture.exchange(&probe).await.ends_with("activator"));
-    set(&mut fixture, Some(SHORT), true);
+    log_probes(&mut fixture);
     assert!(fixture.exchange(&probe).await.ends_with("activator"));
     let want = [
         "GET /gone 499 0 default/hello-1  ",
@@ -162,7 +169,7 @@ async fn every_end_of_a_request_leaves_one_line() {
 
 #[tokio::test]
 async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
-    let (mut fixture, written) = logging("{{.Response.Code}} {{.Revision.PodName}}").await;
+    let (mut fixture, written) = start_logging("{{.Response.Code}} {{.Revision.PodName}}").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     fixture.add_ready_pod("p", listener.local_addr().unwrap());
     let pod = tokio::spawn(async move {
@@ -189,7 +196,7 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
     let (go_on, wait) = mpsc::channel();
     fixture.activator.forwarder.request_log.set_sink(Box::new(StuckLogSink(wait)));
     // Lines of 64 KiB each; at most eight megabytes of them wait.
-    set(&mut fixture, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
+    set_template(&mut fixture, Some(&"{{.Request.RequestURI}}".repeat(32)));
     let pod = start_pod(DATED, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
     let mut client = fixture.connect().await;

@@ -17,9 +17,15 @@ use common::{
 
 use crate::harness::{ActivatorFixture, hello_revision, hello_service, pod, revision, service};
 
-fn batch(changes: Vec<RouteChange>, is_snapshot: bool) -> RouteBatch {
+/// Batch with the whole table: what it does not contain is gone.
+fn snapshot(changes: Vec<RouteChange>) -> RouteBatch {
+    RouteBatch { is_snapshot: true, ..update(changes) }
+}
+
+/// Batch with changes of the table.
+fn update(changes: Vec<RouteChange>) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
-    RouteBatch { version: 1, is_snapshot, changes: changes.collect() }
+    RouteBatch { version: 1, is_snapshot: false, changes: changes.collect() }
 }
 
 fn address() -> SocketAddr {
@@ -36,7 +42,7 @@ async fn a_new_stream_replaces_everything() {
     other.name = NamespacedName::new("default", "other");
     other.targets =
         vec![RouteTarget { revision: NamespacedName::new("default", "other-1"), percent: 100 }];
-    assert!(routes.apply(batch(vec![RouteChange::Service(other)], true)));
+    assert!(routes.apply(snapshot(vec![RouteChange::Service(other)])));
     assert_eq!(routes.service_and_pod_counts(), (1, 0));
     assert!(routes.service_by_port(fixture.port).is_none());
     assert!(routes.revision(&revision()).is_none());
@@ -47,10 +53,10 @@ async fn a_new_stream_replaces_everything() {
 async fn a_service_routes_to_a_revision_that_arrives_later() {
     let fixture = ActivatorFixture::new().await;
     let routes = &fixture.activator.forwarder.routes;
-    routes.apply(batch(vec![RouteChange::Service(hello_service(fixture.port))], true));
+    routes.apply(snapshot(vec![RouteChange::Service(hello_service(fixture.port))]));
     let service = routes.service_by_port(fixture.port).unwrap();
     assert_eq!(service.targets[0].revision.route_settings(), None);
-    routes.apply(batch(vec![RouteChange::Revision(hello_revision())], false));
+    routes.apply(update(vec![RouteChange::Revision(hello_revision())]));
     assert!(service.targets[0].revision.route_settings().is_some());
 }
 
@@ -61,8 +67,8 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
     let mut other = hello_service(4711);
     other.name = NamespacedName::new("default", "heir");
     let host = other.hosts[0].clone();
-    routes.apply(batch(vec![RouteChange::Service(other)], false));
-    routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
+    routes.apply(update(vec![RouteChange::Service(other)]));
+    routes.apply(update(vec![RouteChange::Removed(RouteKey::Service(service()))]));
     assert_eq!(routes.match_host(&host).unwrap().service.name.name, "heir");
 }
 
@@ -72,17 +78,17 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
         let fixture = ActivatorFixture::new().await;
         let routes = &fixture.activator.forwarder.routes;
-        routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
+        routes.apply(update(vec![RouteChange::Removed(RouteKey::Service(service()))]));
         let named = |own: &str| NamespacedName::new("default", own);
         let host = hello_service(1).hosts[0].clone();
         let has = || routes.match_host(&host).map(|it| it.service.name.name.to_string());
         for (port, own) in order.into_iter().enumerate() {
             let mut entry = hello_service(4711 + u16::try_from(port).unwrap());
             entry.name = named(own);
-            routes.apply(batch(vec![RouteChange::Service(entry)], false));
+            routes.apply(update(vec![RouteChange::Service(entry)]));
         }
         for (left, then) in [("b", Some("a")), ("a", Some("c")), ("c", None)] {
-            routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(named(left)))], false));
+            routes.apply(update(vec![RouteChange::Removed(RouteKey::Service(named(left)))]));
             assert_eq!(has().as_deref(), then, "{order:?} without {left}");
         }
     }
@@ -94,11 +100,11 @@ async fn pods_belong_to_the_revision_they_serve_now() {
     let routes = &fixture.activator.forwarder.routes;
     let served = routes.revision(&revision()).unwrap();
     let mut entry = pod("p", address(), RoutingPhase::Ready);
-    routes.apply(batch(vec![RouteChange::Pod(entry.clone().into())], false));
+    routes.apply(update(vec![RouteChange::Pod(entry.clone().into())]));
     assert!(served.ready_since().is_some());
     assert_eq!(routes.revisions_with_pods().len(), 1);
     entry.revision = NamespacedName::new("default", "elsewhere");
-    routes.apply(batch(vec![RouteChange::Pod(entry.into())], false));
+    routes.apply(update(vec![RouteChange::Pod(entry.into())]));
     assert_eq!(served.ready_since(), None);
 }
 
@@ -133,10 +139,10 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
 async fn requests_at_a_removed_revision_fail() {
     let fixture = ActivatorFixture::new().await;
     let routes = &fixture.activator.forwarder.routes;
-    let gone = || batch(vec![RouteChange::Removed(RouteKey::Revision(revision()))], false);
+    let gone = || update(vec![RouteChange::Removed(RouteKey::Revision(revision()))]);
     let served = routes.revision(&revision()).unwrap();
-    let mut visit = served.queue_entry(0);
-    let waits = visit.acquire_permit();
+    let mut entry = served.queue_entry(0);
+    let waits = entry.acquire_permit();
     let goes = async {
         while served.waiting_count() < 1 {
             tokio::task::yield_now().await;
@@ -144,10 +150,10 @@ async fn requests_at_a_removed_revision_fail() {
         let now = Instant::now();
         routes.apply(gone());
         routes.fail_missing_revisions(now);
-        assert_eq!(served.waiting_count(), 1, "it may come back");
-        routes.apply(batch(vec![RouteChange::Revision(hello_revision())], false));
+        assert_eq!(served.waiting_count(), 1, "the Revision may come back");
+        routes.apply(update(vec![RouteChange::Revision(hello_revision())]));
         routes.fail_missing_revisions(now + Duration::from_secs(60));
-        assert_eq!(served.waiting_count(), 1, "it did");
+        assert_eq!(served.waiting_count(), 1, "the Revision has come back");
         routes.apply(gone());
         routes.fail_missing_revisions(now + Duration::from_secs(60));
     };

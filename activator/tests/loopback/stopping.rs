@@ -15,15 +15,11 @@ use tokio::{
 use crate::{
     h2c::{self, Http2TestClient},
     harness::{
-        GET, LONG, OK, hello_revision, hello_service, pod, read_head, read_rest, revision, service,
-        start_pod, wait_until,
+        GET, LONG, OK, free_port, hello_revision, hello_service, pod, read_head, read_rest,
+        revision, service, start_pod, wait_until,
     },
-    parts::{self, RunningActivatorFixture},
+    running_activator::{self, RunningActivatorFixture},
 };
-
-fn free() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 async fn ask(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -31,26 +27,26 @@ async fn ask(port: u16, request: &str) -> String {
     read_rest(&mut stream).await
 }
 
-fn own() -> (RouteKey, RouteChange) {
+fn own_entry() -> (RouteKey, RouteChange) {
     let activator = fixtures::activator("activator", vec![]);
     (RouteKey::Activator(activator.name.clone()), RouteChange::Activator(activator))
 }
 
 /// Creates an activator with a service whose pod responds after `pause`.
-async fn lingering(
+async fn start_lingering(
     name: &str,
     linger_ms: u64,
     pause: Duration,
 ) -> (RunningActivatorFixture, u16, u16) {
-    let admin = free();
+    let admin = free_port();
     let mut running = RunningActivatorFixture::start(name, |config| {
         config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
         (config.linger_ms, config.drain_ms) = (Some(linger_ms), Some(20_000));
         config.settle_ms = 10;
     })
     .await;
-    let (port, server) = (free(), start_pod(OK, pause).await);
-    let (key, change) = own();
+    let (port, server) = (free_port(), start_pod(OK, pause).await);
+    let (key, change) = own_entry();
     running.routes.set(key, change);
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));
     running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello_service(port)));
@@ -62,7 +58,7 @@ async fn lingering(
 
 #[tokio::test]
 async fn it_serves_until_the_table_names_it_no_more() {
-    let (mut running, port, admin) = lingering("stopping", 600_000, Duration::ZERO).await;
+    let (mut running, port, admin) = start_lingering("stopping", 600_000, Duration::ZERO).await;
     let ready = "GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     // Waits until the stream to the autoscaler is open, too.
     while !ask(admin, ready).await.starts_with("HTTP/1.1 200 ") {
@@ -101,7 +97,7 @@ async fn it_serves_until_the_table_names_it_no_more() {
     wait_until(|| client.is_closed()).await;
     assert!(!running.is_stopped());
 
-    running.routes.remove(&own().0);
+    running.routes.remove(&own_entry().0);
     running.wait_in_force().await;
     running.wait_stopped().await;
     assert!(TcpStream::connect(("127.0.0.1", port)).await.is_err());
@@ -109,7 +105,7 @@ async fn it_serves_until_the_table_names_it_no_more() {
 
 #[tokio::test]
 async fn it_stops_after_the_linger_time_and_drains_requests() {
-    let (running, port, _) = lingering("late", 50, Duration::from_millis(500)).await;
+    let (running, port, _) = start_lingering("late", 50, Duration::from_millis(500)).await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
     let call = Http2TestClient::connect(port).await;
@@ -123,13 +119,13 @@ async fn it_stops_after_the_linger_time_and_drains_requests() {
 
 #[tokio::test]
 async fn a_request_that_waits_still_gets_its_pod() {
-    let (mut running, port, _) = lingering("waits", 10, Duration::ZERO).await;
+    let (mut running, port, _) = start_lingering("waits", 10, Duration::ZERO).await;
     running.routes.remove(&RouteKey::Pod("p".to_owned()));
     running.wait_in_force().await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
     let waits = |item| matches!(item, common::wire::UsageItem::Sample(_)).then_some(());
-    parts::next_item(&mut running.usages, waits).await;
+    running_activator::next_item(&mut running.usages, waits).await;
     running.stop.cancel();
     // No connection is accepted any more.
     let closed = async {

@@ -170,8 +170,8 @@ fn check_network_policy(
     settings: &RevisionRouteSettings,
 ) -> Result<(), ProxyRequestError> {
     let sources = settings.allowed_sources.as_ref().filter(|_| entrypoint != Entrypoint::External);
-    let is_kept_out = sources.is_some_and(|it| !it.contains(client));
-    if is_kept_out { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
+    let is_denied = sources.is_some_and(|it| !it.contains(client));
+    if is_denied { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
 }
 
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).

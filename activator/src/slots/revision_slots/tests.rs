@@ -52,7 +52,8 @@ struct SimSlotCluster {
     grants: BTreeMap<(ActivatorName, ActivatorName), SlotGrant>,
     /// Messages on their way to the owner and to the holder, by holder and owner.
     links: BTreeMap<(ActivatorName, ActivatorName), [VecDeque<SimSlotMessage>; 2]>,
-    epochs: u64,
+    /// Number of the latest term.
+    last_term: u64,
     started: usize,
 }
 
@@ -244,9 +245,9 @@ impl SimSlotCluster {
             let open: BTreeSet<_> =
                 node.slots.ready_pods.difference(&node.paused_pods).cloned().collect();
             node.slots.on_queue(node.waiting, open.clone());
-            self.epochs += 2;
-            let epoch = self.epochs;
-            node.slots.reconcile(|| epoch);
+            self.last_term += 2;
+            let term = self.last_term;
+            node.slots.reconcile(|| term);
             let mut has_changed = false;
             for pod in &open {
                 while node.waiting > 0 && node.slots.free_slots(pod) > 0 {
@@ -295,10 +296,16 @@ impl SimSlotCluster {
         }
     }
 
-    fn deliver(&mut self, key: &(ActivatorName, ActivatorName), direction: usize, again: bool) {
+    /// Handles the first message in this direction of a link. It `stays_queued` if it is to come a second time.
+    fn deliver(
+        &mut self,
+        key: &(ActivatorName, ActivatorName),
+        direction: usize,
+        stays_queued: bool,
+    ) {
         let Some(link) = self.links.get_mut(key) else { return };
         let front = link[direction].front().cloned();
-        if !again {
+        if !stays_queued {
             link[direction].pop_front();
         }
         let (holder, owner) = key.clone();
@@ -348,7 +355,7 @@ impl SimSlotCluster {
     }
 
     /// Lets the time pass after which an activator that is neither listed nor there counts as gone.
-    fn drop_unused_tables(&mut self) {
+    fn forget_gone_peers(&mut self) {
         self.deliver_all();
         let names = self.names();
         for name in &names {
@@ -391,22 +398,22 @@ impl SimSlotCluster {
 
     fn run(&mut self, op: SimSlotClusterOp) {
         match op {
-            SimSlotClusterOp::Request(at) => self.at_one(at, |node| node.waiting += 1),
+            SimSlotClusterOp::Request(at) => self.change_one(at, |node| node.waiting += 1),
             SimSlotClusterOp::Leave(at) => {
-                self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
+                self.change_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
             }
-            SimSlotClusterOp::Done(at, request) => self.at_one(at, |node| {
+            SimSlotClusterOp::Done(at, request) => self.change_one(at, |node| {
                 if let Some(at) = pick_nth(0..node.in_flight.len(), request) {
                     let pod = node.in_flight.swap_remove(at);
                     node.slots.on_request_done(&pod);
                 }
             }),
             SimSlotClusterOp::Refuse(at, pod) => {
-                self.at_one(at, |node| {
+                self.change_one(at, |node| {
                     node.paused_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
                 });
             }
-            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.paused_pods.clear()),
+            SimSlotClusterOp::Retry(at) => self.change_one(at, |node| node.paused_pods.clear()),
             SimSlotClusterOp::Pod(at) => self.change(|table| {
                 let pod = SmolStr::from(PODS[at % PODS.len()]);
                 if !table.ready.remove(&pod) {
@@ -418,7 +425,7 @@ impl SimSlotCluster {
                 self.change(|table| table.listed.extend(one));
             }
             SimSlotClusterOp::Unlist(at) => self.unlist(at),
-            SimSlotClusterOp::Expire => self.drop_unused_tables(),
+            SimSlotClusterOp::Expire => self.forget_gone_peers(),
             SimSlotClusterOp::Advance(at) => {
                 self.pick(at).iter().for_each(|name| self.advance(name))
             }
@@ -440,7 +447,7 @@ impl SimSlotCluster {
         }
     }
 
-    fn at_one(&mut self, at: usize, change: impl FnOnce(&mut SimActivator)) {
+    fn change_one(&mut self, at: usize, change: impl FnOnce(&mut SimActivator)) {
         if let Some(name) = self.pick(at) {
             change(self.activators.get_mut(&name).expect("lives"));
             self.reconcile(&name);
@@ -458,7 +465,7 @@ impl SimSlotCluster {
         }
     }
 
-    /// Starts and ends of processes.
+    /// Starts or ends a process.
     fn run_process(&mut self, op: SimSlotClusterOp) {
         match op {
             SimSlotClusterOp::Start if self.activators.len() < 5 => {
@@ -466,7 +473,7 @@ impl SimSlotCluster {
                 self.start();
             }
             SimSlotClusterOp::End(at) => {
-                self.pick(at).iter().for_each(|name| self.stop_waiting(name))
+                self.pick(at).iter().for_each(|name| self.end_with_goodbye(name))
             }
             SimSlotClusterOp::Crash(at) if self.activators.len() > 1 => {
                 self.pick(at).iter().for_each(|name| self.stop(name));
@@ -482,7 +489,7 @@ impl SimSlotCluster {
     }
 
     /// Ends an activator that has nothing more to do, and announces that to the others.
-    fn stop_waiting(&mut self, name: &ActivatorName) {
+    fn end_with_goodbye(&mut self, name: &ActivatorName) {
         let node = &self.activators[name];
         let is_done = node.in_flight.is_empty() && node.waiting == 0 && self.activators.len() > 1;
         let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
@@ -495,7 +502,7 @@ impl SimSlotCluster {
         }
     }
 
-    /// Delivery of messages, and breaks of streams.
+    /// Delivers, repeats or skips a message, or breaks a stream.
     fn run_link(&mut self, op: SimSlotClusterOp) {
         match op {
             SimSlotClusterOp::Deliver(at) => {
@@ -557,14 +564,14 @@ impl SimSlotCluster {
             self.reconcile(&name);
         }
         self.names().iter().for_each(|name| self.mark_old(name));
-        self.drop_unused_tables();
+        self.forget_gone_peers();
         assert!(self.deliver_all(), "messages come to an end");
     }
 }
 
 /// The table of the new activator lists only itself, while another one still owns the Revision by an older table.
 #[test]
-fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
+fn a_new_activator_grants_nothing_while_an_earlier_owner_may() {
     let mut cluster = SimSlotCluster::new(1, 1, 1);
     let one_to_another = [
         SimSlotClusterOp::Start,

@@ -1,4 +1,4 @@
-//! A whole activator, between a controller and an autoscaler that the tests play.
+//! A whole running activator, between a controller and an autoscaler that the tests play.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -36,7 +36,7 @@ impl Routes for FakeRoutesServer {
 
     async fn watch(
         &self,
-        _who: Request<raw::Subscriber>,
+        _subscriber: Request<raw::Subscriber>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(Box::pin(link::route_stream(
             self.routes.subscribe(),
@@ -94,26 +94,26 @@ impl RunningActivatorFixture {
         let endpoint = |name: &str| format!("unix:{}/{name}.sock", folder.display());
         let (stop, end) = (CancellationToken::new(), CancellationToken::new());
         let routes = Outbox::new();
-        let (seen, pods) = mpsc::channel(1000);
+        let (report_tx, pods) = mpsc::channel(1000);
         let (usage_tx, usages) = mpsc::channel(1000);
         let control = Server::builder()
             .add_service(RoutesServer::new(FakeRoutesServer {
                 routes: routes.clone(),
                 stop: end.clone(),
             }))
-            .add_service(PodsServer::new(FakePodReportsServer(seen, end.clone())));
+            .add_service(PodsServer::new(FakePodReportsServer(report_tx, end.clone())));
         let scale =
             Server::builder().add_service(UsageServer::new(FakeUsageServer(usage_tx, end.clone())));
-        let (at_controller, at_autoscaler) = (endpoint("controller"), endpoint("autoscaler"));
+        let (controller, autoscaler) = (endpoint("controller"), endpoint("autoscaler"));
         let mut config = ActivatorConfig::defaults();
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];
         config.admin = "127.0.0.1:0".parse().unwrap();
-        (config.controller, config.autoscaler) = (at_controller.clone(), at_autoscaler.clone());
+        (config.controller, config.autoscaler) = (controller.clone(), autoscaler.clone());
         config.drain_ms = Some(100);
         change(&mut config);
         let (control_end, scale_end) = (end.clone(), end.clone());
-        tokio::spawn(async move { link::serve(&at_controller, control, control_end).await });
-        tokio::spawn(async move { link::serve(&at_autoscaler, scale, scale_end).await });
+        tokio::spawn(async move { link::serve(&controller, control, control_end).await });
+        tokio::spawn(async move { link::serve(&autoscaler, scale, scale_end).await });
         let activator = tokio::spawn(activator::run(config, stop.clone()));
         Self { routes, pods, usages, stop, activator, end, folder }
     }
@@ -141,13 +141,13 @@ impl RunningActivatorFixture {
 pub async fn next_item<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Option<R>) -> R {
     let find = async {
         loop {
-            let item = items.recv().await.expect("the stream stands");
+            let item = items.recv().await.expect("the stream is open");
             if let Some(found) = wanted(item) {
                 return found;
             }
         }
     };
-    tokio::time::timeout(LONG, find).await.expect("is told in time")
+    tokio::time::timeout(LONG, find).await.expect("the item comes in time")
 }
 
 pub fn applied_version(item: PodReportItem) -> Option<u64> {

@@ -10,23 +10,24 @@ use std::{
     time::Duration,
 };
 
-static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
+/// Request record, if the variable `BOOK` names its file.
+static RECORD: LazyLock<Option<File>> = LazyLock::new(|| {
     let file = OpenOptions::new().append(true).create(true).open(env::var_os("BOOK")?);
     Some(file.expect("BOOK names a file that can be written"))
 });
 
 /// A request that has begun. Its end is written to the request record on drop.
 #[derive(Debug)]
-pub(crate) struct BookedRequest(());
+pub(crate) struct RecordedRequest(());
 
-impl BookedRequest {
+impl RecordedRequest {
     pub(crate) fn begin() -> Self {
         append_line("+\n");
         Self(())
     }
 }
 
-impl Drop for BookedRequest {
+impl Drop for RecordedRequest {
     fn drop(&mut self) {
         append_line("-\n");
     }
@@ -34,8 +35,8 @@ impl Drop for BookedRequest {
 
 /// Appends a line in one write, so that lines of several processes are not mixed.
 fn append_line(line: &str) {
-    if let Some(mut book) = BOOK.as_ref() {
-        book.write_all(line.as_bytes()).expect("BOOK can be written");
+    if let Some(mut record) = RECORD.as_ref() {
+        record.write_all(line.as_bytes()).expect("BOOK can be written");
     }
 }
 

@@ -1,0 +1,183 @@
+//! Shell: the state of one Revision: its settings, its wait queue, its pods and its slots.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotsByPod};
+use smol_str::SmolStr;
+use tokio::sync::oneshot;
+
+use super::{ActivatorRevision, PodPermit, RevisionContext};
+use crate::{
+    budget::WaitQueueBounds,
+    pods::{
+        endpoint::{PodEndpoint, PodIdentity},
+        endpoint_key::PodEndpointKey,
+    },
+    revisions::{
+        route_settings::{PodTable, RevisionRouteSettings},
+        wait_queue::{DispatchedRequest, WaitQueue},
+    },
+    slots::revision_slots::RevisionSlots,
+};
+
+/// State of a Revision behind its lock.
+#[derive(Debug, Default)]
+pub(super) struct LockedRevisionState {
+    /// Settings from the RouteTable; `None`: the table does not contain the Revision.
+    pub(super) route_settings: Option<RevisionRouteSettings>,
+    pub(super) totals: RequestTotals,
+    /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
+    pub(super) active: Option<Box<ActiveRevisionState>>,
+    /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
+    pub(super) slots: Option<Box<RevisionSlots>>,
+}
+
+/// State of a Revision while it has pods or requests.
+#[derive(Debug)]
+pub(super) struct ActiveRevisionState {
+    pub(super) wait_queue: WaitQueue<oneshot::Sender<PodPermit>>,
+    pub(super) pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
+    /// Start of the time in which the RouteTable lists at least one ready pod.
+    pub(super) ready_since: Option<Instant>,
+    /// Number of queue entries that have an arrival number, and may wait again.
+    pub(super) queue_entries: usize,
+}
+
+impl LockedRevisionState {
+    /// Hard limit of each pod, and the HTTP version of the pods.
+    pub(super) fn limit_and_protocol(&self) -> (u32, AppProtocol) {
+        self.route_settings
+            .as_ref()
+            .map_or((0, AppProtocol::Http1), |it| (it.concurrency_limit, it.protocol))
+    }
+
+    /// Slots of the Revision, created if needed. Requests that are already at pods use some of them.
+    pub(super) fn ensure_slots(
+        &mut self,
+        name: &NamespacedName,
+        context: &RevisionContext,
+    ) -> &mut RevisionSlots {
+        let active = &self.active;
+        self.slots.get_or_insert_with(|| {
+            let mut slots = RevisionSlots::new(name.clone(), context.peers.view());
+            slots.set_in_use(
+                active.as_ref().map(|active| active.requests_by_pod()).unwrap_or_default(),
+            );
+            Box::new(slots)
+        })
+    }
+
+    /// Creates the slots if the Revision has a hard limit: an arriving request then needs a slot.
+    pub(super) fn ensure_slots_if_limited(&mut self, revision: &ActivatorRevision) {
+        if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
+            self.ensure_slots(&revision.name, &revision.context);
+        }
+    }
+
+    /// Registers that one request is sent to `pod`.
+    pub(super) fn on_dispatched_to(&mut self, pod: &PodEndpoint) {
+        if let Some(slots) = &mut self.slots {
+            slots.on_dispatched(&pod.uid);
+        }
+    }
+
+    /// Registers that these requests are sent to pods.
+    pub(super) fn on_dispatched<W>(&mut self, dispatched: &[DispatchedRequest<W>]) {
+        let (Some(active), Some(slots)) = (&self.active, &mut self.slots) else { return };
+        dispatched
+            .iter()
+            .filter_map(|(_, key)| active.pods.get(key))
+            .for_each(|pod| slots.on_dispatched(&pod.uid));
+    }
+
+    /// Wait queue and pods, created if needed.
+    pub(super) fn ensure_active(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
+        self.active.get_or_insert_with(|| {
+            let wait_queue = WaitQueue::new(bounds);
+            Box::new(ActiveRevisionState {
+                wait_queue,
+                pods: HashMap::new(),
+                ready_since: None,
+                queue_entries: 0,
+            })
+        })
+    }
+
+    /// Drops the queue and the pods if there are no pods and no requests.
+    pub(super) fn drop_if_idle(&mut self) {
+        let is_idle = |active: &mut Box<ActiveRevisionState>| {
+            active.pods.is_empty()
+                && active.queue_entries == 0
+                && active.wait_queue.in_flight() == 0
+        };
+        drop(self.active.take_if(is_idle));
+    }
+}
+
+impl ActiveRevisionState {
+    /// Uids of the pods that the RouteTable lists as ready.
+    pub(super) fn ready_pod_uids(&self) -> BTreeSet<SmolStr> {
+        let ready = self.wait_queue.ready_pods().filter_map(|key| self.pods.get(&key));
+        ready.map(|pod| pod.uid.clone()).collect()
+    }
+
+    /// Number of waiting requests, and uids of the pods that take requests.
+    pub(super) fn queue_state(&self) -> (u32, BTreeSet<SmolStr>) {
+        let open = self.wait_queue.open_pods().filter_map(|key| self.pods.get(&key));
+        let waiting = u32::try_from(self.wait_queue.waiting_count()).unwrap_or(u32::MAX);
+        (waiting, open.map(|pod| pod.uid.clone()).collect())
+    }
+
+    /// Number of requests at pods, by uid.
+    fn requests_by_pod(&self) -> SlotsByPod {
+        let mut counts = SlotsByPod::new();
+        for (key, pod) in &self.pods {
+            if let Some(slots) = NonZeroU32::new(self.wait_queue.in_flight_at(*key)) {
+                *counts.entry(pod.uid.clone()).or_default() += slots.get();
+            }
+        }
+        counts
+    }
+
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
+    /// sorted.
+    pub(super) fn update_pods(
+        &mut self,
+        table: &PodTable,
+        protocol: AppProtocol,
+        context: &RevisionContext,
+    ) -> Vec<PodEndpointKey> {
+        // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
+        // key.
+        let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
+            self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
+        let mut ready = Vec::new();
+        for (uid, it) in table {
+            let Some(address) = it.address else { continue };
+            let endpoint = before.remove(&(uid.as_str().into(), address));
+            let pod = endpoint.unwrap_or_else(|| {
+                let key = PodEndpointKey {
+                    address,
+                    id: context.next_pod_id.fetch_add(1, Ordering::Relaxed),
+                };
+                let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
+                Arc::new(PodEndpoint::new(key, identity, protocol, context.pod_settings.clone()))
+            });
+            pod.set_accepting(it.is_ready);
+            if it.is_ready {
+                ready.push(pod.key);
+            }
+            self.pods.insert(pod.key, pod);
+        }
+        // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
+        before.values().for_each(|pod| pod.set_accepting(false));
+        ready.sort_unstable();
+        ready
+    }
+}
