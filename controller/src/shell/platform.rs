@@ -36,7 +36,7 @@ use crate::{
         runtime::ControllerRuntime,
         webhook::{
             self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
-            certificates::WebhookCertResolver, registration::WebhookAddress,
+            certificates::WebhookCertResolver, configurations::WebhookAddress,
         },
     },
 };
