@@ -1,8 +1,8 @@
 //! Shell: admission webhook, which the API server calls before it stores one of Rouse's objects.
 //!
 //! Every replica serves the webhook. The leader makes the certificate ([`certificates`]). It registers the webhook only
-//! after it has called itself with this certificate ([`registration`], [`configurations`]). [`admission_review`] computes
-//! the responses.
+//! after it has called itself with this certificate ([`registration`], [`configurations`]). [`admission_review`]
+//! computes the responses.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -3,8 +3,8 @@
 //! All times are of this process's monotonic clock: times in the Lease are of another machine's clock, and only a
 //! change of the Lease counts. The holder counts from before its renewal request, the others from when they saw the
 //! change. So the holder stops `renew_deadline` after its last success, and no other replica acquires the Lease before
-//! `lease_duration` after it. Replicas may run with different settings: each waits at least the duration that the holder
-//! wrote into the Lease.
+//! `lease_duration` after it. Replicas may run with different settings: each waits at least the duration that the
+//! holder wrote into the Lease.
 
 use std::time::Duration;
 

@@ -249,7 +249,7 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     let (one, two) = (changes_of(one.next().await), changes_of(two.next().await));
     assert!(!one.is_empty() && one == two);
     let third = begin().next().await;
-    assert!(one.iter().all(|step| third.changes.contains(step)), "the new snapshot contains the change");
+    assert!(one.iter().all(|step| third.changes.contains(step)), "with the change");
 }
 
 #[tokio::test]

@@ -168,8 +168,8 @@ fn a_plain_revision_becomes_this_deployment() {
                     },
                 },
                 "spec": {
-                    "affinity": spread_affinity(), "containers": [container], "enableServiceLinks": false,
-                    "terminationGracePeriodSeconds": 60,
+                    "affinity": spread_affinity(), "containers": [container],
+                    "enableServiceLinks": false, "terminationGracePeriodSeconds": 60,
                 },
             },
         },
