@@ -36,8 +36,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-mod requests;
-
 use super::{
     DesiredStateSource,
     child_checks::ChildCheckSchedule,
@@ -54,6 +52,8 @@ use crate::model::{
     cluster_state::UnixMillis,
     object::{ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
 };
+
+mod requests;
 
 /// Number of keys examined before other events get their turn.
 const KEYS_PER_TURN: usize = 64;
