@@ -71,10 +71,9 @@ pub fn next_write(
     match (desired, key.part) {
         (DesiredState::Unmanaged, _) => WriteAction::None,
         (DesiredState::Absent, ObjectPart::Object) => delete_action(key, observed),
-        (
-            DesiredState::Scale { min_replicas, max_replicas, pods_to_remove },
-            ObjectPart::Scale,
-        ) => scale_action(min_replicas, max_replicas, pods_to_remove, observed),
+        (DesiredState::Scale { min_replicas, max_replicas, pods_to_remove }, ObjectPart::Scale) => {
+            scale_action(min_replicas, max_replicas, pods_to_remove, observed)
+        }
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
         (DesiredState::Absent | DesiredState::Scale { .. }, _)
         | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
@@ -318,9 +317,8 @@ mod tests {
         let write = |observed: &ObservedObject, applied_status| {
             next_write(&key, DesiredState::Body(status.clone()), Some(observed), applied_status)
         };
-        let applied = |stored_hash| {
-            Some(AppliedStatus { sent_hash: stable_json_hash(&status), stored_hash })
-        };
+        let applied =
+            |stored_hash| Some(AppliedStatus { sent_hash: stable_json_hash(&status), stored_hash });
         let unchanged = ObservedObject { status_hash: stable_json_hash(&status), ..ours(None) };
         assert_eq!(write(&unchanged, None), WriteAction::None);
         let other = ObservedObject { status_hash: 3, ..ours(None) };
@@ -328,10 +326,7 @@ mod tests {
         let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
         assert_eq!((&body["metadata"], &body["status"]), (&meta, &status));
         assert_eq!(write(&other, applied(3)), WriteAction::None);
-        assert!(
-            matches!(write(&other, applied(4)), WriteAction::Status(_)),
-            "changed by others"
-        );
+        assert!(matches!(write(&other, applied(4)), WriteAction::Status(_)), "changed by others");
     }
 
     #[test]
