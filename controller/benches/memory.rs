@@ -9,7 +9,7 @@ use std::{alloc::System, fs, io::Write as _, path::Path, sync::Arc, time::Instan
 use common::{
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{ConnectionPath as Way, NamespacedName, RevisionActivity, ScaleDecision},
+    wire::{ConnectionPath, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
@@ -83,7 +83,7 @@ fn sleeping_decision(at: usize) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", format!("sleeper-{at}-00001")),
         requested_scale: Some(0),
-        connection_path: Way::Activator,
+        connection_path: ConnectionPath::Activator,
         activator_count: 0,
         activity: RevisionActivity::Inactive,
         stable_load: 0.0,

@@ -1,4 +1,4 @@
-//! The shells of `kube` against a real API server.
+//! The files of `controller/src/shell/api/` against a real API server.
 //!
 //! Run by the cluster tier, which starts etcd and an API server of their own and names its kubeconfig in
 //! `ROUSE_TEST_APISERVER`. Without one these tests fail.
@@ -64,7 +64,7 @@ struct RecordingSource {
 }
 
 impl DesiredStateSource for RecordingSource {
-    fn leadership_changed(&self, _leads: bool) {}
+    fn leadership_changed(&self, _is_leader: bool) {}
 
     fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
         self.desired_states.lock().unwrap().get(key).cloned().unwrap_or(DesiredState::Unmanaged)
@@ -87,7 +87,7 @@ impl DesiredStateSource for RecordingSource {
     fn children_missing(
         &self,
         _app: &NamespacedName,
-        _owed: &RequiredChildren,
+        _required_children: &RequiredChildren,
         _missing: &[ObjectPartKey],
     ) {
     }
@@ -111,9 +111,9 @@ impl Drop for ApiServerFixture {
     }
 }
 
-/// Passes an observation to the writer.
-fn apply_watch_update(writer: &ObjectWriter, observed: WatchUpdate) {
-    match observed {
+/// Passes an update of a watch to the writer.
+fn apply_watch_update(writer: &ObjectWriter, update: WatchUpdate) {
+    match update {
         WatchUpdate::ListBegun(scope) => writer.begin_list(&scope),
         WatchUpdate::ListCompleted(scope) => drop(writer.end_list(&scope)),
         WatchUpdate::Object { resource, name, observed, .. } => {
@@ -133,23 +133,23 @@ impl ApiServerFixture {
         apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
         let stop = CancellationToken::new();
         let metrics = Arc::new(ApiServerMetrics::default());
-        let wishes = Arc::new(RecordingSource::default());
+        let recording = Arc::new(RecordingSource::default());
         let writer = Arc::new(ObjectWriter::new(
             client.clone(),
             WriteLimits::default(),
             Arc::clone(&metrics),
         ));
         let mut updates = start_watches(&client, "knative-serving", &metrics, &stop);
-        let taking = Arc::clone(&writer);
+        let observing_writer = Arc::clone(&writer);
         tokio::spawn(async move {
-            while let Some(observed) = updates.recv().await {
-                apply_watch_update(&taking, observed);
+            while let Some(update) = updates.recv().await {
+                apply_watch_update(&observing_writer, update);
             }
         });
-        let source: Arc<dyn DesiredStateSource> = wishes.clone();
+        let source: Arc<dyn DesiredStateSource> = recording.clone();
         tokio::spawn(Arc::clone(&writer).run(source, Leadership::permanent(), stop.clone()));
-        let mut fixture =
-            Self { client, namespace, source: wishes, writer, revision_uid: String::new(), stop };
+        let revision_uid = String::new();
+        let mut fixture = Self { client, namespace, source: recording, writer, revision_uid, stop };
         let spec = json!({"spec": {"containers": [{"name": "user-container", "image": "any"}]}});
         let revision = fixture.create_object(ResourceKind::Revision, "hello-00001", spec).await;
         fixture.revision_uid = revision.metadata.uid.unwrap();
@@ -281,7 +281,7 @@ async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
     let secrets = ClusterPullSecrets::new(fixture.client.clone());
     let pull_secrets = secrets.pull_secrets(&account).await.unwrap();
     let names: Vec<&str> = pull_secrets.iter().map(|it| it.name.as_str()).collect();
-    assert_eq!(names, ["of-pod", "of-account"], "the pod's first, each once, the lost one not");
+    assert_eq!(names, ["of-pod", "of-account"], "the pod's come first");
     assert_eq!(pull_secrets[0].data[".dockerconfigjson"], b"{\"auths\": {}}");
     let nobody = PullAccount { service_account: "nobody".into(), ..account };
     assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
@@ -358,8 +358,8 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
         fixture.writer.add([key.clone()]);
     }
     // One more object through the same queue proves that the earlier keys were examined.
-    let route = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    fixture.set_desired(&route, DesiredState::Body(fixture.placeholder().body));
+    let placeholder = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&placeholder, DesiredState::Body(fixture.placeholder().body));
     fixture.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
     assert_eq!(fixture.source.created.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
     let unchanged = fixture.get(ResourceKind::Deployment, object_name).await.unwrap();
@@ -606,7 +606,7 @@ async fn watches_report_all_objects_and_then_changes() {
     fixture.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
     let mut updates = start_watches(&fixture.client, "knative-serving", &Arc::default(), &stop);
-    let mine = |observed: &WatchUpdate| match observed {
+    let is_own = |update: &WatchUpdate| match update {
         WatchUpdate::Object { resource: ResourceKind::Route, name, .. }
         | WatchUpdate::Deleted { resource: ResourceKind::Route, name } => {
             name.namespace == fixture.namespace
@@ -617,9 +617,9 @@ async fn watches_report_all_objects_and_then_changes() {
         WatchUpdate::Object { .. } | WatchUpdate::Deleted { .. } => false,
     };
     let mut next = async || loop {
-        let observed = timeout(Duration::from_secs(30), updates.recv()).await.unwrap().unwrap();
-        if mine(&observed) {
-            return match observed {
+        let update = timeout(Duration::from_secs(30), updates.recv()).await.unwrap().unwrap();
+        if is_own(&update) {
+            return match update {
                 WatchUpdate::ListBegun(_) => "begin".to_owned(),
                 WatchUpdate::ListCompleted(_) => "synced".to_owned(),
                 WatchUpdate::Object { name, .. } => format!("is {}", name.name),
@@ -637,7 +637,7 @@ async fn watches_report_all_objects_and_then_changes() {
 }
 
 #[tokio::test]
-async fn one_leads_and_hands_over_when_it_stops() {
+async fn one_replica_leads_and_releases_the_lease_when_it_stops() {
     let client = client().await;
     let namespace = format!("lease-{}", std::process::id());
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
@@ -647,13 +647,13 @@ async fn one_leads_and_hands_over_when_it_stops() {
         LeaseTiming { lease_duration, renew_deadline, retry_period: Duration::from_millis(100) };
     let start = |me: &str| {
         let stop = CancellationToken::new();
-        let candidate = LeaderElector::new(client.clone(), &namespace, me, times);
-        let leadership = candidate.leadership();
-        (leadership, tokio::spawn(candidate.run(stop.clone())), stop)
+        let elector = LeaderElector::new(client.clone(), &namespace, me, times);
+        let leadership = elector.leadership();
+        (leadership, tokio::spawn(elector.run(stop.clone())), stop)
     };
     let (mut one, first, stop) = start("one");
     while !one.may_write() {
-        timeout(Duration::from_secs(30), one.changed()).await.expect("nobody leads");
+        timeout(Duration::from_secs(30), one.changed()).await.expect("no replica leads");
     }
     let (mut two, _second, _stop) = start("two");
     // The other elector tries as often as this one renews, and must not succeed.
@@ -665,6 +665,6 @@ async fn one_leads_and_hands_over_when_it_stops() {
     first.await.unwrap();
     assert!(!one.may_write());
     while !two.may_write() {
-        timeout(Duration::from_secs(30), two.changed()).await.expect("it was not handed over");
+        timeout(Duration::from_secs(30), two.changed()).await.expect("the Lease was not released");
     }
 }

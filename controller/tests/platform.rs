@@ -1,6 +1,6 @@
 //! The controller as a whole against a real API server, with pods played by the test.
 //!
-//! Run by the cluster tier like `fake_apiserver.rs`, and not at the same time: here everything in the API server is the
+//! Run by the cluster tier like `apiserver.rs`, and not at the same time: here every object in the API server is the
 //! controller's.
 
 use std::{
@@ -251,27 +251,27 @@ impl PlatformFixture {
             kind: "Event".into(),
             plural: "events".into(),
         };
-        let mut tellers = Vec::new();
+        let mut reporters = Vec::new();
         for namespace in [&self.system_namespace, &self.namespace] {
             let api: kube::Api<DynamicObject> =
                 kube::Api::namespaced_with(self.client.clone(), namespace, &kind);
             let all = api.list(&ListParams::default()).await.unwrap();
             let matching = all.into_iter().filter(|it| it.data["reason"] == reason);
-            tellers.extend(
+            reporters.extend(
                 matching.map(|it| it.data["reportingInstance"].as_str().unwrap().to_owned()),
             );
         }
-        tellers
+        reporters
     }
 
-    async fn wait_for_event(&self, reason: &str, teller: &str) {
+    async fn wait_for_event(&self, reason: &str, reporter: &str) {
         for _ in 0..600 {
-            if self.event_reporters(reason).await.iter().any(|it| it == teller) {
+            if self.event_reporters(reason).await.iter().any(|it| it == reporter) {
                 return;
             }
             sleep(Duration::from_millis(50)).await;
         }
-        panic!("{teller} does not tell of {reason}: {:?}", self.event_reporters(reason).await);
+        panic!("{reporter} records no Event {reason}: {:?}", self.event_reporters(reason).await);
     }
 
     async fn service_objects(&self) -> Vec<Value> {
@@ -330,7 +330,7 @@ async fn write_and_revert_invalid_config(fixture: &PlatformFixture, follower: &R
         }
         sleep(Duration::from_millis(50)).await;
     }
-    panic!("the follower was not shown both");
+    panic!("the follower has not observed both");
 }
 
 /// Moves traffic, and waits until the old Revision's pod is annotated as draining, for the other replicas.
@@ -344,11 +344,12 @@ async fn check_old_pods_are_annotated(fixture: &PlatformFixture) {
             it["status"]["traffic"][0]["revisionName"] == "hello-00002"
         })
         .await;
-    let noted = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
-    let pod = fixture.wait_until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
-    assert_eq!(pod["spec"]["containers"][0]["image"], "any", "nothing else of it is ours");
+    let is_annotated = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
+    let pod =
+        fixture.wait_until(ResourceKind::Pod, "hello-00001-deployment-a-b", is_annotated).await;
+    assert_eq!(pod["spec"]["containers"][0]["image"], "any", "only the annotation is ours");
     let other = fixture.wait_until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
-    assert!(!noted(&other));
+    assert!(!is_annotated(&other));
 }
 
 /// Checks that a domain's claim is created for its mapping, and deleted with it.

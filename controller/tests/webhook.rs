@@ -1,7 +1,8 @@
 //! CRDs and admission against a real API server.
 //!
 //! Run by the cluster tier, which starts etcd and an API server of their own and names its kubeconfig in
-//! `ROUSE_TEST_APISERVER`. Without one this test fails. The API server must run beside it: it asks on 127.0.0.1.
+//! `ROUSE_TEST_APISERVER`. Without one this test fails. The API server must run on this machine: it calls the webhook
+//! at 127.0.0.1.
 #![allow(
     clippy::unwrap_used,
     reason = "a panic in a test names the line, which is what a test is for"
@@ -16,7 +17,7 @@ use controller::{
         api::{client::connect, leader_election::Leadership},
         webhook::{
             self, WebhookSettingsSource, admission_review::AdmissionSettings,
-            certificates::WebhookCertResolver, registration,
+            certificates::WebhookCertResolver, configurations::WebhookAddress, registration,
         },
     },
     write::crds,
@@ -83,9 +84,9 @@ struct WebhookReplica {
 async fn start_replica(client: &Client, namespace: &str, leadership: Leadership) -> WebhookReplica {
     let listener = webhook::listen(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let webhook_address = registration::WebhookAddress {
+    let webhook_address = WebhookAddress {
         url: Some(format!("https://127.0.0.1:{port}")),
-        ..registration::WebhookAddress::new(namespace, port)
+        ..WebhookAddress::new(namespace, port)
     };
     let (settings, in_force) = watch::channel(Arc::new(AdmissionSettings::default()));
     let in_force: WebhookSettingsSource = Arc::new(move || Arc::clone(&in_force.borrow()));
@@ -166,7 +167,7 @@ fn template(container: Value) -> Value {
 /// Returns the message with which the API server refused `object`.
 async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
     match api.create(&PostParams::default(), object).await {
-        Ok(accepted) => panic!("taken: {}", serde_json::to_string(&accepted).unwrap()),
+        Ok(accepted) => panic!("accepted: {}", serde_json::to_string(&accepted).unwrap()),
         Err(kube::Error::Api(status)) => status.message,
         Err(other) => panic!("{other}"),
     }
@@ -257,8 +258,8 @@ async fn check_defaulting_and_validation(client: &Client, namespace: &str) {
     assert!(error.contains("\"x-1\" must have prefix \"b-\""), "{error}");
 
     let typo = json!({"image": "a", "imagge": "b"});
-    let taken = services.create(&create, &service("typo", template(typo))).await.unwrap();
-    let container = &taken.data["spec"]["template"]["spec"]["containers"][0];
+    let accepted = services.create(&create, &service("typo", template(typo))).await.unwrap();
+    let container = &accepted.data["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container.get("imagge"), None, "{container}");
 
     check_revisions_are_immutable(client, namespace).await;
@@ -462,9 +463,10 @@ impl AdmissionComparison {
         let mut pod = self.full_pod.clone();
         *pod.pointer_mut(&replacement.pointer).unwrap() = replacement.replacement.clone();
         // On a thread of its own, so that the requests to the API server go on meanwhile.
-        let judges = Arc::clone(&self);
-        let judged = spawn_blocking(move || is_admitted(&pod, &judges.settings).then_some(pod));
-        let pod = judged.await.unwrap()?;
+        let comparison = Arc::clone(&self);
+        let admitted =
+            spawn_blocking(move || is_admitted(&pod, &comparison.settings).then_some(pod));
+        let pod = admitted.await.unwrap()?;
         let error = match self.deployments.create(&self.dry_run, &deployment(&pod)).await {
             Ok(_) => return Some(Ok(())),
             Err(kube::Error::Api(error)) => error,
@@ -490,18 +492,20 @@ async fn check_admitted_pods_can_be_deployed(
 ) {
     let settings = Arc::new(settings_with_all_features());
     leader.settings.send_replace(Arc::clone(&settings));
-    let judges = Arc::new(AdmissionComparison {
+    let comparison = Arc::new(AdmissionComparison {
         full_pod: serde_json::from_str(FULL_POD).unwrap(),
         settings,
         services: dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service"),
         deployments: dynamic_api(client, namespace, "apps", "v1", "Deployment"),
         dry_run: PostParams { dry_run: true, ..PostParams::default() },
     });
-    judges.services.create(&judges.dry_run, &service_with_pod(&judges.full_pod)).await.unwrap();
-    judges.deployments.create(&judges.dry_run, &deployment(&judges.full_pod)).await.unwrap();
-    let all = all_replacements(&judges.full_pod);
+    let full_service = service_with_pod(&comparison.full_pod);
+    comparison.services.create(&comparison.dry_run, &full_service).await.unwrap();
+    let full_deployment = deployment(&comparison.full_pod);
+    comparison.deployments.create(&comparison.dry_run, &full_deployment).await.unwrap();
+    let all = all_replacements(&comparison.full_pod);
     let tried = all.len();
-    let comparisons = all.into_iter().map(|it| Arc::clone(&judges).compare(it));
+    let comparisons = all.into_iter().map(|it| Arc::clone(&comparison).compare(it));
     // One response takes a while, but the API server handles many requests at once.
     let admitted: Vec<_> =
         stream::iter(comparisons).buffered(16).filter_map(future::ready).collect().await;
@@ -528,7 +532,7 @@ async fn check_certificate_rotation(client: &Client, namespace: &str, leader: &W
     };
     timeout(Duration::from_secs(60), renewed).await.expect("renewed");
     let after = leader.certificates.bundle().unwrap();
-    assert_eq!(after.authority, before.authority, "nobody has to learn a new authority");
+    assert_eq!(after.authority, before.authority, "a renewed certificate keeps its authority");
     let object = service("renewed", template(json!({"image": "a"})));
     services.create(&PostParams::default(), &object).await.unwrap();
 }

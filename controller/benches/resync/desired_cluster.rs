@@ -121,11 +121,11 @@ impl DesiredCluster {
                 self.apply(key.resource, &key.name, body)
             }
             WriteAction::Status(body) => {
-                self.objects.get_mut(&at).expect("it was seen")["status"] = body["status"].clone();
+                self.objects.get_mut(&at).expect("it exists")["status"] = body["status"].clone();
                 self.observe_events(at)
             }
             // Restores, scales and deletions cannot occur while the cluster is only built up.
-            other => panic!("{key} comes to no rest: {other:?}"),
+            other => panic!("{key} needs an unexpected write: {other:?}"),
         }
     }
 
@@ -148,7 +148,7 @@ impl DesiredCluster {
         let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
         let (uid, made_at) = (meta("uid"), meta("creationTimestamp"));
         let status = previous.and_then(|it| it.get("status")).cloned();
-        let given = previous.map(|it| it["spec"]["clusterIPs"].clone());
+        let old_ips = previous.map(|it| it["spec"]["clusterIPs"].clone());
         self.objects_made += 1;
         object["apiVersion"] = json!(resource.api_version());
         object["kind"] = json!(resource.kind());
@@ -162,10 +162,10 @@ impl DesiredCluster {
         // A Service without a selector is a placeholder, whose ClusterIP must not change.
         if resource == ResourceKind::Service && object["spec"].get("selector").is_none() {
             let host = self.objects_made;
-            let new_uid = || {
+            let new_ips = || {
                 json!([format!("10.{}.{}.{}", 96 + (host >> 16), (host >> 8) & 255, host & 255)])
             };
-            object["spec"]["clusterIPs"] = given.filter(Value::is_array).unwrap_or_else(new_uid);
+            object["spec"]["clusterIPs"] = old_ips.filter(Value::is_array).unwrap_or_else(new_ips);
         }
         let is_new = previous.is_none();
         self.objects.insert(at.clone(), object);

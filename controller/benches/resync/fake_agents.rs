@@ -146,10 +146,10 @@ async fn count_stream(
         }
     };
     counts.streams.fetch_add(1, Ordering::Relaxed);
-    let (mut count, mut bytes, mut is_whole) = (0, 0, false);
+    let (mut count, mut bytes, mut has_table) = (0, 0, false);
     while let Ok(Some(Item { size, is_synced })) = items.message().await {
         (count, bytes) = (count + 1, bytes + size);
-        if is_synced && !std::mem::replace(&mut is_whole, true) {
+        if is_synced && !std::mem::replace(&mut has_table, true) {
             counts.items.fetch_add(count, Ordering::Relaxed);
             counts.bytes.fetch_add(bytes, Ordering::Relaxed);
             counts.complete_tables.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +170,7 @@ async fn open_route_stream(
     Ok(client.server_streaming(request, path, ItemSizeCodec).await?.into_inner())
 }
 
-/// Size of an item, and true in `ends` if the item is a `ListCompleted`.
+/// Size of an item; `is_synced` is true if the item is `Synced`, which ends a batch.
 #[derive(Clone, Copy, Debug)]
 struct Item {
     size: u64,

@@ -4,7 +4,7 @@
 //! server that holds the objects made by an earlier controller. Agents run from the beginning and connect until they
 //! get a response. Each reports its node's pods, and an autoscaler sends its decisions. `RESYNC=SERVICES,PODS,NODES`
 //! sets another size. Prints one JSON line.
-#![allow(clippy::print_stderr, reason = "whoever waits for minutes should see what for")]
+#![allow(clippy::print_stderr, reason = "the bench runs for minutes, and shows its progress")]
 
 use std::{
     env, fs,

@@ -141,15 +141,17 @@ impl ControllerConfig {
             return bad("listen", &self.listen, rule);
         }
         // The activator listens on one address of each family.
-        let of_family = |four: bool| self.activators.iter().filter(move |it| it.is_ipv4() == four);
-        if of_family(true).count() > 1 || of_family(false).count() > 1 {
+        let count = |is_of_family: fn(&IpAddr) -> bool| {
+            self.activators.iter().filter(|it| is_of_family(it)).count()
+        };
+        if count(IpAddr::is_ipv4) > 1 || count(IpAddr::is_ipv6) > 1 {
             let all = format!("{:?}", self.activators);
             return bad("activator-address", &all, "must name at most one address a family");
         }
         Ok(())
     }
 
-    /// World settings that follow from the options. `boot_id` identifies this boot of the machine.
+    /// Returns the settings that follow from the options. `boot_id` identifies this boot of the machine.
     pub fn to_settings(
         &self,
         boot_id: String,

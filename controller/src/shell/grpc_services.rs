@@ -1,22 +1,16 @@
 //! Shell: the controller's gRPC services: it streams routes to agents, activators and autoscalers, and receives
 //! PodReports and ScaleDecisions.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 
-use bytes::Bytes;
 use common::{
     link::{self, LinkError},
     tls::{self, peer::PeerDeniedError},
     wire::{
-        self, ClientComponent, ComponentReplica, PodReportItem, RevisionEntry, RouteChange,
-        ScaleItem, ServerComponent,
+        ClientComponent, ComponentReplica, PodReportItem, ScaleItem, ServerComponent,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -24,7 +18,6 @@ use common::{
         },
     },
 };
-use futures::{Stream, StreamExt as _};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -35,21 +28,11 @@ use crate::{
         active_autoscaler::{self, AutoscalerElection},
         machine::ControllerEvent,
     },
-    shell::{
-        identity::CertificateIssuer,
-        runtime::{ControllerRuntime, EncodedPieces, RouteTableSubscription, RouteTableUpdate},
-    },
+    shell::{identity::CertificateIssuer, runtime::ControllerRuntime},
 };
 
 pub mod route_stream;
-
-use route_stream::{RouteStreamSource, encode_batch};
-
-/// Delay of route updates to agents and autoscalers, compared with activators.
-///
-/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
-/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
-const ROUTE_UPDATE_DELAY: Duration = Duration::from_millis(1);
+mod subscribers;
 
 /// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.
 pub async fn serve(
@@ -77,13 +60,13 @@ pub async fn serve_with_issuer(
         .add_service(route_stream::RouteStreamServer::new(grpc.clone()))
         .add_service(PodsServer::new(grpc.clone()))
         .add_service(ScaleServer::new(grpc.clone()));
-    let door = issuer.map(|issuer| issuer.tls_admission());
+    let admission = issuer.map(|issuer| issuer.tls_admission());
     let router = match issuer {
         Some(issuer) => router.add_service(issuer.grpc_service()),
         None => router,
     };
     tokio::select! {
-        served = link::serve_with_tls(endpoint, router, door.as_ref(), shutdown) => served,
+        served = link::serve_with_tls(endpoint, router, admission.as_ref(), shutdown) => served,
         // `detect_lost_autoscalers` returns at shutdown. The streams end later, so this branch must not complete.
         () = async { grpc.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
     }
@@ -105,9 +88,9 @@ impl ControllerGrpc {
         change: impl FnOnce(&mut AutoscalerElection) -> Vec<active_autoscaler::ElectionEvent>,
     ) {
         // The lock is held while the machine steps: otherwise the steps of two streams could interleave.
-        let mut all = self.election.lock().unwrap_or_else(PoisonError::into_inner);
-        let old_active = all.active_name().map(str::to_owned);
-        for step in change(&mut all) {
+        let mut election = self.election.lock().unwrap_or_else(PoisonError::into_inner);
+        let old_active = election.active_name().map(str::to_owned);
+        for step in change(&mut election) {
             self.shared.step(match step {
                 active_autoscaler::ElectionEvent::Begin => ControllerEvent::DecisionStreamBegin,
                 active_autoscaler::ElectionEvent::Decide(decision) => {
@@ -120,15 +103,15 @@ impl ControllerGrpc {
             });
         }
         // Autoscalers read the choice in the RouteTable and repeat it in heartbeats, so that all replicas agree.
-        if all.active_name() != old_active.as_deref() {
+        if election.active_name() != old_active.as_deref() {
             info!(
                 before = old_active,
-                now = all.active_name(),
+                now = election.active_name(),
                 "another autoscaler's decisions count"
             );
             self.shared.step(ControllerEvent::ReplicaChosen {
                 component: ServerComponent::Autoscaler,
-                replica: all.active_name().map(str::to_owned),
+                replica: election.active_name().map(str::to_owned),
             });
         }
     }
@@ -141,85 +124,6 @@ impl ControllerGrpc {
         while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
             self.update_election(AutoscalerElection::tick);
         }
-    }
-}
-
-#[tonic::async_trait]
-impl RouteStreamSource for ControllerGrpc {
-    type Items = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
-
-    async fn open_stream(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
-        let peer = tls::request_peer(&request);
-        let subscriber = ComponentReplica::try_from(request.into_inner());
-        let subscriber =
-            subscriber.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
-        peer.check_identity(&subscriber).map_err(|denied| denied_status(&denied))?;
-        let follower = SubscriberGuard::new(self, subscriber);
-        let batches = route_batches(
-            RouteTableSubscription::new(Arc::clone(&self.shared)),
-            follower.subscriber.role,
-        );
-        let pieces = batches.flat_map(move |batch| {
-            // The closure owns the follower: however the stream ends, dropping it counts one subscriber less.
-            let _ = &follower;
-            let count = batch.pieces.len();
-            let piece = move |at: usize| {
-                // The borrow moves in the whole batch, `_update` included: a shared snapshot lives until its last piece
-                // is sent.
-                let batch = &batch;
-                batch.pieces[at].clone()
-            };
-            futures::stream::iter((0..count).map(piece))
-        });
-        Ok(Box::pin(pieces.take_until(self.shutdown.clone().cancelled_owned())))
-    }
-}
-
-/// The encoded pieces of a batch, with the update that they come from, so that other streams can share it meanwhile.
-struct EncodedBatch {
-    pieces: EncodedPieces,
-    _update: RouteTableUpdate,
-}
-
-/// Encoded batches of the RouteTable for one subscription.
-fn route_batches(
-    following: RouteTableSubscription,
-    role: ClientComponent,
-) -> impl Stream<Item = EncodedBatch> + Send {
-    futures::stream::unfold(following, move |mut following| async move {
-        let update = following.next().await;
-        let pieces = match &update {
-            RouteTableUpdate::Snapshot(snapshot) => {
-                snapshot.encoded_for(role, |routes| encode_batch(routes, role, limit_to_role))
-            }
-            RouteTableUpdate::Changes(routes) => encode_batch(routes, role, limit_to_role),
-        };
-        if role != ClientComponent::Activator {
-            tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
-        }
-        Some((EncodedBatch { pieces, _update: update }, following))
-    })
-}
-
-/// Registration of a subscriber to the routes; dropping it ends the registration.
-#[derive(Debug)]
-struct SubscriberGuard {
-    shared: Arc<ControllerRuntime>,
-    subscriber: ComponentReplica,
-}
-
-impl SubscriberGuard {
-    fn new(grpc: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
-        info!(role = ?subscriber.role, name = subscriber.name, "routes followed");
-        grpc.shared.metrics.add_subscribers(1);
-        Self { shared: Arc::clone(&grpc.shared), subscriber }
-    }
-}
-
-impl Drop for SubscriberGuard {
-    fn drop(&mut self) {
-        info!(role = ?self.subscriber.role, name = self.subscriber.name, "routes no longer followed");
-        self.shared.metrics.add_subscribers(-1);
     }
 }
 
@@ -268,7 +172,7 @@ impl PodReportStream {
             }
             PodReportItem::Synced => ControllerEvent::ReportStreamSynced { reporter, stream },
             // Versions compare within one stream only, so the cluster state cannot use them. `Sender` has created this
-            // reporter.
+            // registration.
             PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
         });
     }
@@ -283,33 +187,6 @@ impl Drop for PodReportStream {
     }
 }
 
-/// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
-/// activators. Allowed sources and the request log are for activators.
-fn limit_to_role(change: RouteChange, role: ClientComponent) -> Option<RouteChange> {
-    match (role, change) {
-        (ClientComponent::Agent, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(RevisionEntry { policy: None, allowed_sources: None, ..it }))
-        }
-        (ClientComponent::Activator, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(RevisionEntry { policy: None, ..it }))
-        }
-        (ClientComponent::Autoscaler, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(RevisionEntry { allowed_sources: None, ..it }))
-        }
-        (ClientComponent::Autoscaler, RouteChange::Service(_)) => None,
-        (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
-            // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
-            wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }
-                .if_not_default()
-                .map(RouteChange::Settings)
-        }
-        (
-            ClientComponent::Agent | ClientComponent::Activator | ClientComponent::Autoscaler,
-            change,
-        ) => Some(change),
-    }
-}
-
 #[tonic::async_trait]
 impl Pods for ControllerGrpc {
     async fn report(
@@ -318,28 +195,28 @@ impl Pods for ControllerGrpc {
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::request_peer(&request);
         let mut gate = StreamAuthorization::new(&self.shutdown);
-        let (stop, mut from) = (gate.stop_token.clone(), None::<PodReportStream>);
+        let (stop, mut reports) = (gate.stop_token.clone(), None::<PodReportStream>);
         let each = |item: PodReportItem| {
-            let allowed = match (&item, &from) {
+            let allowed = match (&item, &reports) {
                 (PodReportItem::Sender(subscriber), _) => peer.check_role(
                     subscriber,
                     "report",
                     &[ClientComponent::Agent, ClientComponent::Activator],
                 ),
-                (_, Some(from)) => peer.check_pod_item(&from.sender, &item),
+                (_, Some(reports)) => peer.check_pod_item(&reports.sender, &item),
                 // Before `Sender` there is no identity to check the item against.
                 (_, None) => return,
             };
             if !gate.admit(allowed) {
                 return;
             }
-            // A second `Sender` replaces the first: dropping the old reporter ends its registration.
+            // A second `Sender` replaces the first: dropping the old registration reports its end.
             if let PodReportItem::Sender(subscriber) = item {
-                from = Some(PodReportStream::new(self, subscriber));
+                reports = Some(PodReportStream::new(self, subscriber));
                 return;
             }
-            if let Some(from) = &from {
-                from.handle_item(item);
+            if let Some(reports) = &reports {
+                reports.handle_item(item);
             }
         };
         let ended = link::receive_items(request.into_inner(), &stop, each).await;
@@ -355,7 +232,7 @@ impl Scale for ControllerGrpc {
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::request_peer(&request);
         let mut gate = StreamAuthorization::new(&self.shutdown);
-        let (stop, mut decider) = (gate.stop_token.clone(), DecisionStream::new(self));
+        let (stop, mut decisions) = (gate.stop_token.clone(), DecisionStream::new(self));
         let each = |item: ScaleItem| {
             let allowed = match &item {
                 ScaleItem::Sender(subscriber) => {
@@ -365,7 +242,7 @@ impl Scale for ControllerGrpc {
                 _ => Ok(()),
             };
             if gate.admit(allowed) {
-                decider.handle_item(item);
+                decisions.handle_item(item);
             }
         };
         let ended = link::receive_items(request.into_inner(), &stop, each).await;
@@ -421,21 +298,21 @@ impl DecisionStream {
 
     fn handle_item(&mut self, item: ScaleItem) {
         let stream = self.stream_id;
-        self.grpc.update_election(|all| match item {
-            ScaleItem::Sender(subscriber) => all.begin_stream(stream, &subscriber.name),
-            ScaleItem::Heartbeat(heartbeat) => all.handle_heartbeat(stream, heartbeat),
+        self.grpc.update_election(|election| match item {
+            ScaleItem::Sender(subscriber) => election.begin_stream(stream, &subscriber.name),
+            ScaleItem::Heartbeat(heartbeat) => election.handle_heartbeat(stream, heartbeat),
             // A time of the sender's clock, for older releases: clocks of different hosts are never compared.
             ScaleItem::Since(_) => Vec::new(),
-            ScaleItem::Decision(decision) => all.handle_decision(stream, decision),
-            ScaleItem::Removed(revision) => all.withdraw_decision(stream, revision),
-            ScaleItem::Synced => all.handle_synced(stream),
+            ScaleItem::Decision(decision) => election.handle_decision(stream, decision),
+            ScaleItem::Removed(revision) => election.withdraw_decision(stream, revision),
+            ScaleItem::Synced => election.handle_synced(stream),
         });
     }
 }
 
 impl Drop for DecisionStream {
     fn drop(&mut self) {
-        self.grpc.update_election(|all| all.end_stream(self.stream_id));
+        self.grpc.update_election(|election| election.end_stream(self.stream_id));
     }
 }
 

@@ -71,12 +71,11 @@ impl CertificateIssuer {
         reviewer: Arc<dyn TokenReviewer>,
         namespace: &str,
     ) -> Arc<Self> {
-        let (namespace, turns) = (namespace.to_owned(), Semaphore::new(MAX_CONCURRENT_REVIEWS));
         Arc::new(Self {
             authority_manager,
             token_reviewer: reviewer,
-            namespace,
-            review_permits: turns,
+            namespace: namespace.to_owned(),
+            review_permits: Semaphore::new(MAX_CONCURRENT_REVIEWS),
         })
     }
 
@@ -103,7 +102,7 @@ impl CertificateIssuer {
         let signing = signing.ok_or_else(|| Status::unavailable("no authority yet: try again"))?;
         // Any peer may invent tokens, and must not flood the API server with them.
         let permit = timeout(REVIEW_TIMEOUT, self.review_permits.acquire()).await;
-        let _turn =
+        let _permit =
             permit.map_err(|_elapsed| Status::resource_exhausted("too many ask: try again"))?;
         let review = timeout(REVIEW_TIMEOUT, self.token_reviewer.review(&request.token)).await;
         let review = review.unwrap_or_else(|_elapsed| Err("the API server did not answer".into()));
@@ -132,7 +131,7 @@ impl CertificateIssuer {
     }
 }
 
-/// The gRPC service of an [`CertificateIssuer`].
+/// The gRPC service of a [`CertificateIssuer`].
 #[derive(Debug)]
 pub struct IdentityGrpcService(Arc<CertificateIssuer>);
 

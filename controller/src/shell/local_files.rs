@@ -1,7 +1,7 @@
 //! Shell: the two folders of the local node: `manifests/`, which users write, and `objects/`, which they read.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
@@ -11,29 +11,30 @@ use std::{
 
 use common::wire::{NamespacedName, is_dns_label};
 use notify::{EventKind, RecursiveMode, Watcher as _, event::AccessKind};
-use serde_json::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 mod manifest_index;
+mod object_files;
 
 use manifest_index::{FileStamp, ManifestIndex};
+pub use object_files::write_objects_until_shutdown;
+use object_files::{read_objects, write_object};
 
 use crate::{
     decide::machine::ControllerEvent,
-    model::object::{LocalObjectKey, LocalObjectKind},
+    model::object::LocalObjectKey,
     read::{
         parse::{self, ManifestDocument},
-        restore::{self, StoredAppObjects},
+        restore,
     },
     shell::runtime::ControllerRuntime,
+    write::desired,
 };
 
 /// Time for which changes are gathered before they are read or written.
 const GATHER_TIME: Duration = Duration::from_millis(5);
-/// Number of objects rendered at once; it bounds how long the machine is locked.
-const OBJECTS_PER_BATCH: usize = 16;
 
 /// Error of one of the two folders.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +110,7 @@ impl LocalFiles {
     /// Paths of manifest files that have changed since they were read, and of those that were removed.
     fn changed_files(&self) -> BTreeSet<PathBuf> {
         let mut changed = BTreeSet::new();
-        collect_manifest_files(&self.manifests, &mut changed);
+        collect_yaml_files(&self.manifests, &mut changed);
         let removed =
             self.manifest_index.paths().filter(|path| !changed.contains(path)).collect::<Vec<_>>();
         changed.retain(|path| !self.manifest_index.is_up_to_date(path));
@@ -134,7 +135,7 @@ impl LocalFiles {
         let old_names = self.manifest_index.remove(path);
         let mut named = Vec::new();
         // A file with one document is its service's own, so an error in it can be shown on that service.
-        let only = documents.len() == 1;
+        let is_only = documents.len() == 1;
         for document in documents {
             match document {
                 ManifestDocument::Service { name, manifest } => {
@@ -143,9 +144,9 @@ impl LocalFiles {
                 }
                 ManifestDocument::Refused { name, reason } => {
                     warn!(file = %path.display(), why = reason, "manifest refused");
-                    let own_name = old_names.first().filter(|_| only).cloned();
+                    let own_name = old_names.first().filter(|_| is_only).cloned();
                     if let Some(name) =
-                        name.or(own_name).or_else(|| name_from_file(path).filter(|_| only))
+                        name.or(own_name).or_else(|| name_from_file(path).filter(|_| is_only))
                     {
                         named.push(name.clone());
                         self.runtime.step(ControllerEvent::ManifestRejected { name, reason });
@@ -153,10 +154,10 @@ impl LocalFiles {
                 }
             }
         }
-        let left = |name: &NamespacedName| {
+        let is_unnamed = |name: &NamespacedName| {
             !named.contains(name) && !self.manifest_index.names_service(name)
         };
-        let gone: Vec<NamespacedName> = old_names.into_iter().filter(left).collect();
+        let gone: Vec<NamespacedName> = old_names.into_iter().filter(is_unnamed).collect();
         gone.into_iter().for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name)));
         if let Some(stamp) = stamp {
             self.manifest_index.insert(path, stamp, named);
@@ -166,9 +167,8 @@ impl LocalFiles {
     /// Removes the objects among `keys` that the cluster state no longer has.
     fn remove_orphans(&self, keys: &BTreeSet<LocalObjectKey>) {
         let orphan = |key: &&LocalObjectKey| {
-            self.runtime.with_machine(|machine| {
-                crate::write::desired::local_object(machine.cluster(), key).is_none()
-            })
+            self.runtime
+                .with_machine(|machine| desired::local_object(machine.cluster(), key).is_none())
         };
         for key in keys.iter().filter(orphan) {
             write_object(&self.objects, key, None);
@@ -201,153 +201,19 @@ impl LocalFiles {
     }
 }
 
-/// Writes objects as they change until `shutdown`, and then the remaining ones.
-pub async fn write_objects_until_shutdown(
-    shared: Arc<ControllerRuntime>,
-    state: PathBuf,
-    shutdown: CancellationToken,
-) {
-    let objects = state.join("objects");
-    loop {
-        let ended = tokio::select! {
-            () = shared.wait_for_changed_objects() => false,
-            () = shutdown.cancelled() => true,
-        };
-        // At shutdown the remaining changes are written at once.
-        if !ended {
-            tokio::time::sleep(GATHER_TIME).await;
-        }
-        let (shared, objects) = (Arc::clone(&shared), objects.clone());
-        let written =
-            tokio::task::spawn_blocking(move || write_changed_objects(&shared, &objects)).await;
-        if let Err(error) = written {
-            warn!(%error, "writing objects failed");
-        }
-        if ended {
-            return;
-        }
-    }
-}
-
-fn write_changed_objects(shared: &ControllerRuntime, folder: &Path) {
-    loop {
-        let batch = shared.take_changed_objects(OBJECTS_PER_BATCH);
-        if batch.is_empty() {
-            return;
-        }
-        for (key, object) in batch {
-            write_object(folder, &key, object.as_ref());
-            shared.metrics.count_object_write();
-        }
-    }
-}
-
-/// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
-fn write_object(folder: &Path, key: &LocalObjectKey, object: Option<&Value>) {
-    let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
-    let path = folder.join(format!("{}.yaml", key.name.name));
-    let done = match object {
-        None => match fs::remove_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            other => other,
-        },
-        Some(object) => replace_file(&folder, &path, object),
-    };
-    if let Err(error) = done {
-        warn!(path = %path.display(), %error, "object not written");
-    }
-}
-
-fn replace_file(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
-    // JSON is also YAML, and much faster to write and read: ten thousand services have forty thousand objects.
-    let text = serde_json::to_vec(object).map_err(io::Error::other)?;
-    let draft = path.with_extension("yaml.new");
-    match fs::write(&draft, &text) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            fs::create_dir_all(folder)?;
-            fs::write(&draft, &text)?;
-        }
-        other => other?,
-    }
-    fs::rename(&draft, path)
-}
-
-/// All objects on disk, grouped by service.
-#[derive(Debug, Default)]
-struct StoredObjects {
-    apps: BTreeMap<NamespacedName, StoredAppObjects>,
-    keys: BTreeSet<LocalObjectKey>,
-}
-
-fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
-    let mut out = StoredObjects::default();
-    for kind in LocalObjectKind::ALL {
-        let mut paths = BTreeSet::new();
-        collect_manifest_files(&folder.join(kind.plural()), &mut paths);
-        for path in paths {
-            let read = fs::read_to_string(&path)
-                .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
-            // Objects are written as JSON, which is tried first; an edited file may be YAML.
-            let json = serde_json::from_str(&read);
-            let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
-                Ok(object) => object,
-                Err(error) => {
-                    warn!(path = %path.display(), %error, "object not readable");
-                    continue;
-                }
-            };
-            add_stored_object(&mut out, kind, object);
-        }
-    }
-    Ok(out)
-}
-
-/// Adds one object to the service that owns it.
-fn add_stored_object(out: &mut StoredObjects, kind: LocalObjectKind, object: Value) {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let meta = &object["metadata"];
-    let name = NamespacedName::new(text(&meta["namespace"]), text(&meta["name"]));
-    out.keys.insert(LocalObjectKey { kind, name: name.clone() });
-    if kind == LocalObjectKind::Service {
-        out.apps.entry(name).or_default().service = object;
-        return;
-    }
-    let owner = match kind {
-        LocalObjectKind::Revision | LocalObjectKind::Pod => {
-            text(&meta["labels"][crate::model::knative::key::SERVICE])
-        }
-        LocalObjectKind::Service | LocalObjectKind::Configuration | LocalObjectKind::Route => {
-            name.name.to_string()
-        }
-        // They follow from the Revision, and hold no state to restore.
-        LocalObjectKind::PodAutoscaler | LocalObjectKind::ServerlessService => return,
-    };
-    // Services are read first, so an object without one is an orphan.
-    let Some(app) = out.apps.get_mut(&NamespacedName::new(name.namespace, owner)) else { return };
-    match kind {
-        LocalObjectKind::Service
-        | LocalObjectKind::PodAutoscaler
-        | LocalObjectKind::ServerlessService => {}
-        LocalObjectKind::Configuration => app.configuration = object,
-        LocalObjectKind::Route => app.route = object,
-        LocalObjectKind::Revision => app.revisions.push(object),
-        LocalObjectKind::Pod => app.pods.push(object),
-    }
-}
-
 /// Collects every YAML or JSON file below `folder`.
-fn collect_manifest_files(folder: &Path, into: &mut BTreeSet<PathBuf>) {
+fn collect_yaml_files(folder: &Path, into: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
-            collect_manifest_files(&path, into);
-        } else if is_manifest_file(&path) {
+            collect_yaml_files(&path, into);
+        } else if is_yaml_file(&path) {
             into.insert(path);
         }
     }
 }
 
-fn is_manifest_file(path: &Path) -> bool {
+fn is_yaml_file(path: &Path) -> bool {
     let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let end = path.extension().and_then(|end| end.to_str());
     !is_hidden && matches!(end, Some("yaml" | "yml" | "json"))
@@ -408,7 +274,7 @@ fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Even
     };
     changes.needs_rescan |= event.need_rescan();
     // A new file is read when its writer closes it: before, it may be incomplete.
-    let is_full_scan = match event.kind {
+    let reads_files = match event.kind {
         EventKind::Access(AccessKind::Close(_))
         | EventKind::Remove(_)
         | EventKind::Modify(notify::event::ModifyKind::Name(_)) => true,
@@ -416,9 +282,11 @@ fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Even
         EventKind::Access(_) | EventKind::Modify(_) | EventKind::Any | EventKind::Other => return,
     };
     for path in event.paths {
-        if !is_manifest_file(&path) {
+        if !is_yaml_file(&path) {
+            // A path without an extension may be a folder. Files in it may have no events of their own: the watch of a
+            // new folder may begin after they were written.
             changes.needs_rescan |= path.extension().is_none();
-        } else if is_full_scan {
+        } else if reads_files {
             changes.files.insert(path);
         }
     }

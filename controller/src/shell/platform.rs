@@ -36,7 +36,7 @@ use crate::{
         runtime::ControllerRuntime,
         webhook::{
             self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
-            certificates::WebhookCertResolver, registration::WebhookAddress,
+            certificates::WebhookCertResolver, configurations::WebhookAddress,
         },
     },
 };
@@ -61,7 +61,7 @@ pub struct KubernetesPlatform {
     /// Labels of the watches whose first list is not complete.
     unlisted_scopes: Arc<Mutex<BTreeSet<String>>>,
     /// True once a NetworkPolicy selects pods, so that all pods are followed.
-    needs_clients: tokio::sync::watch::Sender<bool>,
+    needs_client_pods: tokio::sync::watch::Sender<bool>,
     /// Task of the leader election, which releases the Lease when it ends.
     election_task: Mutex<Option<JoinHandle<()>>>,
     /// Permission to write, once the leader election runs.
@@ -103,8 +103,8 @@ impl KubernetesPlatform {
             url: cluster.webhook_url.clone(),
             ..WebhookAddress::new(&cluster.system_namespace, address.port())
         };
-        // A watch is removed from this set once its first list is complete.
-        let missing = watch_scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
+        let scopes = watch_scopes(&cluster.system_namespace);
+        let unlisted_scopes = scopes.iter().map(|it| it.label()).collect();
         Ok(Self {
             client,
             runtime: shared,
@@ -116,8 +116,8 @@ impl KubernetesPlatform {
             webhook: cluster.webhook.map(|address| (address, webhook_address(address))),
             certificates: Arc::default(),
             synced: OnceSignal::new(),
-            unlisted_scopes: Arc::new(Mutex::new(missing)),
-            needs_clients: tokio::sync::watch::Sender::new(false),
+            unlisted_scopes: Arc::new(Mutex::new(unlisted_scopes)),
+            needs_client_pods: tokio::sync::watch::Sender::new(false),
             election_task: Mutex::default(),
             leadership: Mutex::default(),
             _event_recorder: stop.drop_guard(),
@@ -144,12 +144,13 @@ impl KubernetesPlatform {
     /// certificate.
     pub fn extend_admin(&self, mut admin: AdminState) -> AdminState {
         self.metrics.register(&mut admin.registry);
-        let (missing, other_reasons) = (Arc::clone(&self.unlisted_scopes), admin.not_ready_reasons);
+        let unlisted = Arc::clone(&self.unlisted_scopes);
+        let other_reasons = admin.not_ready_reasons;
         let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
         let has_webhook = self.webhook.is_some();
         admin.not_ready_reasons = Box::new(move || {
-            let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
-            let waits = missing.iter().map(|it| format!("the first list of {it} is not complete"));
+            let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
+            let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let has_no_certificate = has_webhook && !is_late && certificates.bundle().is_none();
@@ -222,10 +223,10 @@ impl KubernetesPlatform {
 
     /// Waits until the Lease is released.
     pub async fn wait_for_release(&self) {
-        let candidate = self.election_task.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(candidate) = candidate {
+        let election = self.election_task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(election) = election {
             // Only a panic could fail here, and that was logged.
-            let _ = candidate.await;
+            let _ = election.await;
         }
     }
 
@@ -235,10 +236,10 @@ impl KubernetesPlatform {
         let times = LeaseTiming::from(&*self.runtime.settings().config_maps.leader_election);
         let (client, namespace) = (self.client.clone(), &self.system_namespace);
         info!(?times, "leader election started");
-        let candidate = LeaderElector::new(client, namespace, &self.pod_name, times);
-        let leadership = candidate.leadership();
+        let elector = LeaderElector::new(client, namespace, &self.pod_name, times);
+        let leadership = elector.leadership();
         *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership.clone());
-        let task = tokio::spawn(candidate.run(shutdown.clone()));
+        let task = tokio::spawn(elector.run(shutdown.clone()));
         *self.election_task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         leadership
     }
@@ -247,8 +248,8 @@ impl KubernetesPlatform {
     /// [`ControllerEvent::InitialListSynced`].
     async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
         while !self.lock_unlisted_scopes().is_empty() {
-            let Some(observed) = updates.recv().await else { return };
-            self.apply_watch_update(observed);
+            let Some(update) = updates.recv().await else { return };
+            self.apply_watch_update(update);
         }
     }
 
@@ -257,7 +258,7 @@ impl KubernetesPlatform {
     }
 
     async fn watch_client_pods(&self) {
-        let needed = self.needs_clients.subscribe();
+        let needed = self.needs_client_pods.subscribe();
         client_pods::watch_client_pods(self.client.clone(), Arc::clone(&self.runtime), needed)
             .await;
         // It ends only if nothing is to be followed any more, which must not end this replica.
@@ -275,14 +276,14 @@ impl KubernetesPlatform {
             .runtime
             .with_machine(|machine| machine.cluster().network_policies.needs_client_pods())
         {
-            self.needs_clients.send_replace(true);
+            self.needs_client_pods.send_replace(true);
         }
     }
 
     async fn apply_watch_updates(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
         self.check_network_policies();
-        while let Some(observed) = updates.recv().await {
-            self.apply_watch_update(observed);
+        while let Some(update) = updates.recv().await {
+            self.apply_watch_update(update);
         }
     }
 
@@ -329,7 +330,8 @@ impl KubernetesPlatform {
     }
 }
 
-/// Returns true for a kind that is otherwise only written if a child object is made for this object.
+/// Returns true for a PodAutoscaler of the class HPA, whose UID the machine needs for the HorizontalPodAutoscaler. Only
+/// the writer reads other PodAutoscalers.
 fn needs_hpa(resource: ResourceKind, object: &Value) -> bool {
     resource == ResourceKind::PodAutoscaler && observe::is_hpa_class(object)
 }

@@ -1,7 +1,8 @@
 //! Shell: admission webhook, which the API server calls before it stores one of Rouse's objects.
 //!
 //! Every replica serves the webhook. The leader makes the certificate ([`certificates`]). It registers the webhook only
-//! after it has called itself with this certificate ([`registration`]). [`admission_review`] computes the responses.
+//! after it has called itself with this certificate ([`registration`], [`configurations`]). [`admission_review`]
+//! computes the responses.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,10 +26,12 @@ use tracing::{debug, info};
 
 pub mod admission_review;
 pub mod certificates;
+pub mod configurations;
 pub mod registration;
 
 use admission_review::{AdmissionHook, AdmissionSettings};
 use certificates::WebhookCertResolver;
+use configurations::WebhookAddress;
 
 use crate::shell::api::leader_election::Leadership;
 
@@ -125,8 +128,8 @@ pub async fn serve(
 ///
 /// `webhook_address` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
-    client: ::kube::Client,
-    (address, webhook_address): (SocketAddr, registration::WebhookAddress),
+    client: kube::Client,
+    (address, webhook_address): (SocketAddr, WebhookAddress),
     certificates: Arc<WebhookCertResolver>,
     leadership: Leadership,
     context: AdmissionContext,

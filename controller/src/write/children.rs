@@ -145,14 +145,14 @@ pub struct RevisionScaleInputs {
 pub fn revision_children(
     revision: &RevisionView<'_>,
     config: &DeploymentSettings,
-    parts: &RevisionScaleInputs,
+    inputs: &RevisionScaleInputs,
 ) -> Vec<ChildObject> {
     let mut all = vec![
-        deployment::deployment(revision, config, parts.replicas),
+        deployment::deployment(revision, config, inputs.replicas),
         services::private_service(revision),
         services::public_service(revision),
-        scaling::pod_autoscaler(revision, parts.reachability),
-        scaling::serverless_service(revision, parts.mode, parts.activators),
+        scaling::pod_autoscaler(revision, inputs.reachability),
+        scaling::serverless_service(revision, inputs.mode, inputs.activators),
     ];
     all.extend(images::image_objects(revision));
     all

@@ -9,24 +9,22 @@ use serde_json::Value;
 use crate::{
     decide::{
         part_keys::{
-            find_owner_revision, find_route_name, find_slice_route, has_child_named, is_maintained,
-            is_scaled,
+            find_owner_revision, find_route_name, has_child_named, is_maintained, is_scaled,
         },
         plan, service_children,
     },
     model::{
         cluster_state::{
-            ActivatorReadiness, AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate,
-            PodStage, RevisionPod, RouteNameAllocation, RoutingState,
+            AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate, PodStage,
+            RevisionPod, RouteNameAllocation, RoutingState,
         },
         object::{
             DesiredState, LocalObjectKey, LocalObjectKind, ObjectPart, ObjectPartKey, ResourceKind,
-            names,
         },
         scale_policy::AutoscalerClass,
     },
     write::{
-        children::{self, ChildObject, deployment, hpa, images, scaling, services, slices},
+        children::{self, ChildObject, deployment, hpa, images, scaling, services},
         render,
     },
 };
@@ -34,6 +32,7 @@ use crate::{
 mod autoscaling_status;
 mod domain_mappings;
 mod drain_annotations;
+mod endpoint_slices;
 mod required_children;
 
 pub use required_children::{RequiredChildren, required_children};
@@ -56,7 +55,7 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::Metric
         | ResourceKind::Image => child_part(cluster, key),
         ResourceKind::Service => service_part(cluster, key),
-        ResourceKind::EndpointSlice => slice_part(cluster, key),
+        ResourceKind::EndpointSlice => endpoint_slices::slice_part(cluster, key),
         ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
@@ -284,7 +283,7 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let unresolved = revision.digests.is_empty();
     // The autoscaler decides about the direct path. A new leader receives its decision a little later, and must not
     // write each of these objects twice until then.
-    let unheard = class == AutoscalerClass::Kpa
+    let undecided = class == AutoscalerClass::Kpa
         && revision.scaling.actual_scale > 0
         && revision.scaling.decision.is_none();
     // The PodAutoscaler is the owner of the HorizontalPodAutoscaler, so it must exist first.
@@ -294,7 +293,7 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         (ResourceKind::Deployment | ResourceKind::Image, ObjectPart::Object) if unresolved => {
             DesiredState::Unmanaged
         }
-        (ResourceKind::ServerlessService, _) if unheard => DesiredState::Unmanaged,
+        (ResourceKind::ServerlessService, _) if undecided => DesiredState::Unmanaged,
         (ResourceKind::HorizontalPodAutoscaler, _) if unowned => DesiredState::Unmanaged,
         // The foreign autoscaler owns this status.
         (ResourceKind::PodAutoscaler, ObjectPart::Status) if class == AutoscalerClass::Foreign => {
@@ -373,14 +372,14 @@ fn deployment_scale(
     let pods = || revision.pods.iter().filter(|pod| !pod.is_terminating());
     let draining = pods().filter(|pod| matches!(pod.stage, PodStage::Draining { .. })).count();
     let name = |pod: &RevisionPod| NamespacedName::new(owner.namespace.as_str(), &*pod.name);
-    let leaving_pods =
+    let pods_to_remove =
         pods().filter(|pod| matches!(pod.stage, PodStage::Stopping { .. })).map(name);
     let replicas = i64::from(revision.scaling.requested_scale);
     let max_replicas = replicas.saturating_add(to_i64(draining));
     DesiredState::Scale {
         min_replicas: replicas,
         max_replicas,
-        pods_to_remove: leaving_pods.collect(),
+        pods_to_remove: pods_to_remove.collect(),
     }
 }
 
@@ -431,103 +430,3 @@ fn with_placeholder<T>(
         activator_port: Some(allocation.activator_port),
     }))
 }
-
-fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
-    let owner_name = NamespacedName::new(
-        key.name.namespace.as_str(),
-        key.name.name.strip_suffix(names::V6_SUFFIX).unwrap_or_default(),
-    );
-    let route = find_slice_route(cluster, &key.name);
-    let activators = slice_activators(cluster);
-    let Some((owner, allocation)) = route else {
-        return revision_slice(cluster, key, &owner_name, &activators);
-    };
-    let all = with_placeholder(cluster, &owner, allocation, |spec| {
-        slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE)
-    });
-    let Some(all) = all else { return DesiredState::Unmanaged };
-    let slice = all.into_iter().find(|it| it.name == key.name.name);
-    slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
-}
-
-/// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
-/// it. An activator of a removed installation has the same labels, but follows no controller and starts no Revision.
-fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
-    let activators =
-        cluster.activators.pods.keys().filter_map(|name| cluster.activator_readiness(name));
-    let activators = activators.filter(|(activator, readiness)| {
-        *readiness != ActivatorReadiness::Terminating
-            || cluster.activators.slices.lists_activator(&activator.name)
-    });
-    let activators = activators.map(|(activator, readiness)| slices::SliceEndpoint {
-        pod: activator.name.clone(),
-        namespace: cluster.settings.system_namespace.clone(),
-        node: activator.node.clone(),
-        zone: activator.zone.clone(),
-        addresses: activator.addresses.clone(),
-        ready: readiness == ActivatorReadiness::Ready,
-        terminating: readiness == ActivatorReadiness::Terminating,
-    });
-    activators.collect()
-}
-
-/// Returns the slice of a Revision's own Service. `name` is the Service's name if the key names an IPv6 slice.
-fn revision_slice(
-    cluster: &ClusterState,
-    key: &ObjectPartKey,
-    name: &NamespacedName,
-    activators: &[slices::SliceEndpoint],
-) -> DesiredState {
-    let six = |it: &AppRevision| names::slice_name(&it.name, names::V6_SUFFIX) == key.name.name;
-    let owner_revision =
-        find_owner_revision(cluster, &key.name, |it| *it.name == *key.name.name || six(it));
-    let owner_revision =
-        owner_revision.or_else(|| find_owner_revision(cluster, name, |it| *it.name == *name.name));
-    let Some((owner, revision)) = owner_revision else { return DesiredState::Absent };
-    let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
-        return DesiredState::Unmanaged;
-    };
-    // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
-    if live.class() == AutoscalerClass::Kpa
-        && revision.scaling.actual_scale > 0
-        && revision.scaling.decision.is_none()
-    {
-        return DesiredState::Unmanaged;
-    }
-    // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
-    if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
-        return DesiredState::Absent;
-    }
-    let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
-    let pods = revision.pods.iter().filter(|_| serves);
-    let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
-    // Each replica observes the pods in another order, and all replicas must write the same slice.
-    pods.sort_by(|a, b| a.pod.cmp(&b.pod));
-    let port = ParsedTemplate::of_revision(revision, cluster).port.get();
-    let slice = live
-        .with_view(|it| slices::revision_slice(it, &pods, port, activators, ACTIVATORS_PER_SLICE));
-    let slice = slice.filter(|it| it.name == key.name.name);
-    slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
-}
-
-/// Returns a serving pod as an endpoint of a slice.
-fn pod_endpoint(
-    cluster: &ClusterState,
-    owner: &NamespacedName,
-    pod: &RevisionPod,
-) -> Option<slices::SliceEndpoint> {
-    let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
-    let node = pod.kube_status.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
-    Some(slices::SliceEndpoint {
-        pod: pod.name.to_string(),
-        namespace: owner.namespace.to_string(),
-        zone: cluster.nodes.zones.get(&node).cloned().unwrap_or_default(),
-        node,
-        addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
-        ready: true,
-        terminating: false,
-    })
-}
-
-/// Number of activators in a name's slice (knative/serving `kpa.go`: never fewer than two).
-const ACTIVATORS_PER_SLICE: usize = 2;

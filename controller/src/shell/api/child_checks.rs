@@ -51,21 +51,21 @@ mod tests {
 
     #[test]
     fn an_app_is_checked_once_within_ten_seconds_however_often_it_changes() {
-        let mut promises = ChildCheckSchedule::default();
+        let mut schedule = ChildCheckSchedule::default();
         let app = |own: &str| NamespacedName::new("default", own);
         for ms in 0..100 {
-            promises.schedule(app("a"), UnixMillis(ms));
+            schedule.schedule(app("a"), UnixMillis(ms));
         }
-        promises.schedule(app("b"), UnixMillis(50));
-        assert_eq!(promises.next_due(UnixMillis(CHECK_DELAY_MS - 1)), None);
-        assert_eq!(promises.next_at(), Some(UnixMillis(CHECK_DELAY_MS)));
+        schedule.schedule(app("b"), UnixMillis(50));
+        assert_eq!(schedule.next_due(UnixMillis(CHECK_DELAY_MS - 1)), None);
+        assert_eq!(schedule.next_at(), Some(UnixMillis(CHECK_DELAY_MS)));
         let now = UnixMillis(CHECK_DELAY_MS + 50);
         assert_eq!(
-            [promises.next_due(now), promises.next_due(now)],
+            [schedule.next_due(now), schedule.next_due(now)],
             [Some(app("a")), Some(app("b"))]
         );
-        assert_eq!((promises.next_due(now), promises.next_at()), (None, None));
-        promises.schedule(app("a"), now);
-        assert_eq!(promises.next_at(), Some(now.plus_ms(CHECK_DELAY_MS)), "again");
+        assert_eq!((schedule.next_due(now), schedule.next_at()), (None, None));
+        schedule.schedule(app("a"), now);
+        assert_eq!(schedule.next_at(), Some(now.plus_ms(CHECK_DELAY_MS)), "again");
     }
 }

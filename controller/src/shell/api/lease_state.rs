@@ -3,8 +3,8 @@
 //! All times are of this process's monotonic clock: times in the Lease are of another machine's clock, and only a
 //! change of the Lease counts. The holder counts from before its renewal request, the others from when they saw the
 //! change. So the holder stops `renew_deadline` after its last success, and no other replica acquires the Lease before
-//! `duration` after it. Replicas may run with different settings: each waits at least the duration that the holder
-//! wrote into the Lease.
+//! `lease_duration` after it. Replicas may run with different settings: each waits at least the duration that the
+//! holder wrote into the Lease.
 
 use std::time::Duration;
 
@@ -103,8 +103,8 @@ impl LeaseState {
             .as_ref()
             .filter(|(known_record, _)| known_record.resource_version == record.resource_version);
         let since = unchanged_since.map_or(now, |(_, since)| *since);
-        let patience = self.timing.lease_duration.max(record.lease_duration);
-        let free = record.holder.is_empty() || now.saturating_sub(since) >= patience;
+        let wait = self.timing.lease_duration.max(record.lease_duration);
+        let free = record.holder.is_empty() || now.saturating_sub(since) >= wait;
         let version = record.resource_version.clone();
         self.latest_record = Some((record, since));
         // A record with our identity that we never wrote is from before a restart, and may be replaced.
@@ -167,7 +167,7 @@ mod tests {
         })
     }
 
-    fn take(version: &str) -> LeaseAction {
+    fn acquire(version: &str) -> LeaseAction {
         LeaseAction::Acquire(Some(version.into()))
     }
 
@@ -176,7 +176,7 @@ mod tests {
         let mut lease = LeaseState::new("a", LeaseTiming::default());
         assert_eq!(lease.handle_read(None, at(0)), LeaseAction::Acquire(None));
         assert!(!lease.may_write(at(0)), "not before it is written");
-        assert_eq!(lease.handle_read(record("3", ""), at(1)), take("3"));
+        assert_eq!(lease.handle_read(record("3", ""), at(1)), acquire("3"));
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
             assert_eq!(lease.handle_read(renewed, at(second * 1000)), LeaseAction::Wait);
         }
         assert_eq!(lease.handle_read(record("19", "a"), at(23_999)), LeaseAction::Wait);
-        assert_eq!(lease.handle_read(record("19", "a"), at(24_000)), take("19"));
+        assert_eq!(lease.handle_read(record("19", "a"), at(24_000)), acquire("19"));
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         let renewed = LeaseRecord { lease_duration: at(60_000), ..record("1", "a").unwrap() };
         assert_eq!(lease.handle_read(Some(renewed.clone()), at(0)), LeaseAction::Wait);
         assert_eq!(lease.handle_read(Some(renewed.clone()), at(59_999)), LeaseAction::Wait);
-        assert_eq!(lease.handle_read(Some(renewed), at(60_000)), take("1"));
+        assert_eq!(lease.handle_read(Some(renewed), at(60_000)), acquire("1"));
         let brief = LeaseRecord { lease_duration: at(1000), ..record("2", "a").unwrap() };
         assert_eq!(lease.handle_read(Some(brief.clone()), at(60_000)), LeaseAction::Wait);
         assert_eq!(
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_lease_held_under_our_name_before_a_restart_is_acquired_again() {
         let mut lease = LeaseState::new("a", LeaseTiming::default());
-        assert_eq!(lease.handle_read(record("9", "a"), at(0)), take("9"));
+        assert_eq!(lease.handle_read(record("9", "a"), at(0)), acquire("9"));
         assert!(!lease.may_write(at(0)), "the last process of this name may have promised nothing");
     }
 

@@ -17,7 +17,7 @@ pub struct ClusterPullSecrets(Client);
 
 impl std::fmt::Debug for ClusterPullSecrets {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Secrets").finish_non_exhaustive()
+        out.debug_struct("ClusterPullSecrets").finish_non_exhaustive()
     }
 }
 

@@ -49,15 +49,15 @@ pub struct RepeatDelay {
 }
 
 impl RepeatedWrites {
-    /// Returns the delay of the next write of `key` if its content has the hash `body`, or `None` for no delay.
+    /// Returns the delay of the next write of `key` if its content has this hash, or `None` for no delay.
     pub fn delay(
         &mut self,
         key: &ObjectPartKey,
-        body: u64,
+        body_hash: u64,
         now: UnixMillis,
     ) -> Option<RepeatDelay> {
         self.expire(now);
-        let (at, mut writes) = self.find_recent(key, body, now)?;
+        let (at, mut writes) = self.find_recent(key, body_hash, now)?;
         let due = writes.last_write.plus_ms(delay_ms(writes.count));
         let wait = RepeatDelay {
             delay_ms: due.0.saturating_sub(now.0),
@@ -73,11 +73,11 @@ impl RepeatedWrites {
     }
 
     /// Counts a write of `key` with a content of this hash.
-    pub fn record_write(&mut self, key: &ObjectPartKey, body: u64, now: UnixMillis) {
+    pub fn record_write(&mut self, key: &ObjectPartKey, body_hash: u64, now: UnixMillis) {
         self.expire(now);
-        let first = EqualWrites { body_hash: body, count: 0, last_write: now, is_reported: false };
+        let first = EqualWrites { body_hash, count: 0, last_write: now, is_reported: false };
         let (at, mut writes) =
-            self.find_recent(key, body, now).unwrap_or_else(|| (key_hash(key), first));
+            self.find_recent(key, body_hash, now).unwrap_or_else(|| (key_hash(key), first));
         (writes.count, writes.last_write) = (writes.count.saturating_add(1), now);
         self.current.insert(at, writes);
     }
@@ -86,13 +86,13 @@ impl RepeatedWrites {
     fn find_recent(
         &self,
         key: &ObjectPartKey,
-        body: u64,
+        body_hash: u64,
         now: UnixMillis,
     ) -> Option<(u64, EqualWrites)> {
         let at = key_hash(key);
-        let last_write = self.current.get(&at).or_else(|| self.previous.get(&at)).copied()?;
-        (last_write.body_hash == body && now < last_write.last_write.plus_ms(RESET_AFTER_MS))
-            .then_some((at, last_write))
+        let writes = self.current.get(&at).or_else(|| self.previous.get(&at)).copied()?;
+        (writes.body_hash == body_hash && now < writes.last_write.plus_ms(RESET_AFTER_MS))
+            .then_some((at, writes))
     }
 
     /// Drops old entries, one generation at a time.
@@ -137,22 +137,24 @@ mod tests {
     fn write(
         repeats: &mut RepeatedWrites,
         key: &ObjectPartKey,
-        body: u64,
+        body_hash: u64,
         now: UnixMillis,
     ) -> Option<RepeatDelay> {
-        let wait = repeats.delay(key, body, now);
+        let wait = repeats.delay(key, body_hash, now);
         if wait.is_none() {
-            repeats.record_write(key, body, now);
+            repeats.record_write(key, body_hash, now);
         }
         wait
     }
 
     /// Returns the times at which `key` is written within an hour, if every 100 ms an attempt is made.
-    fn written(body: impl Fn(u64) -> u64) -> Vec<u64> {
+    fn written(body_hash: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut repeats = RepeatedWrites::default();
         let moments = (0..36_000).map(|it| it * 100);
         moments
-            .filter(|at| write(&mut repeats, &key("a"), body(*at), UnixMillis(1 + at)).is_none())
+            .filter(|at| {
+                write(&mut repeats, &key("a"), body_hash(*at), UnixMillis(1 + at)).is_none()
+            })
             .collect()
     }
 

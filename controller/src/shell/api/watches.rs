@@ -72,13 +72,13 @@ pub fn start_watches(
     let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
     let mut tasks = JoinSet::new();
     let scopes = watch_scope::watch_scopes(system_namespace);
-    let turns = PendingLists::new(&scopes);
+    let pending_lists = PendingLists::new(&scopes);
     for scope in scopes {
         let watch = WatchTask {
             scope: Arc::new(scope),
             sender: sender.clone(),
             metrics: Arc::clone(metrics),
-            pending_lists: turns.clone(),
+            pending_lists: pending_lists.clone(),
             has_listed: false,
         };
         tasks.spawn(watch.run(client.clone()));
@@ -134,7 +134,7 @@ struct WatchTask {
 
 impl WatchTask {
     async fn run(self, client: Client) {
-        // Listed only now, so that the objects that these refer to are known.
+        // The list waits, so that the objects to which the listed ones refer are known.
         self.pending_lists.wait_for_turn(self.scope.resource).await;
         match self.scope.resource {
             ResourceKind::Pod => self.watch_kind::<PodShape>(client).await,
@@ -267,17 +267,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_kind_is_listed_when_all_watches_of_those_before_it_have_been() {
-        let turns = PendingLists::new(&watch_scope::watch_scopes("default-system"));
-        let comes = |resource| {
-            let turns = turns.clone();
+        let pending_lists = PendingLists::new(&watch_scope::watch_scopes("default-system"));
+        let may_list = |resource| {
+            let pending_lists = pending_lists.clone();
             async move {
-                tokio::time::timeout(Duration::ZERO, turns.wait_for_turn(resource)).await.is_ok()
+                let turn = pending_lists.wait_for_turn(resource);
+                tokio::time::timeout(Duration::ZERO, turn).await.is_ok()
             }
         };
-        assert!(comes(ResourceKind::ConfigMap).await && comes(ResourceKind::Metric).await);
-        assert!(!comes(ResourceKind::Namespace).await);
-        turns.complete_list(ResourceKind::Metric);
-        assert!(!comes(ResourceKind::Namespace).await, "nothing depends on those");
+        assert!(may_list(ResourceKind::ConfigMap).await && may_list(ResourceKind::Metric).await);
+        assert!(!may_list(ResourceKind::Namespace).await);
+        pending_lists.complete_list(ResourceKind::Metric);
+        assert!(!may_list(ResourceKind::Namespace).await, "nothing depends on those");
         let earlier = [
             ResourceKind::ConfigMap,
             ResourceKind::Namespace,
@@ -290,13 +291,13 @@ mod tests {
             ResourceKind::EndpointSlice,
         ];
         for resource in earlier {
-            assert!(!comes(ResourceKind::Pod).await, "{resource} is not there yet");
-            turns.complete_list(resource);
+            assert!(!may_list(ResourceKind::Pod).await, "{resource} is not there yet");
+            pending_lists.complete_list(resource);
         }
-        assert!(comes(ResourceKind::Pod).await && !comes(ResourceKind::Route).await);
-        turns.complete_list(ResourceKind::Pod);
-        assert!(!comes(ResourceKind::Route).await, "those of the system are another watch's");
-        turns.complete_list(ResourceKind::Pod);
-        assert!(comes(ResourceKind::Route).await);
+        assert!(may_list(ResourceKind::Pod).await && !may_list(ResourceKind::Route).await);
+        pending_lists.complete_list(ResourceKind::Pod);
+        assert!(!may_list(ResourceKind::Route).await, "those of the system are another watch's");
+        pending_lists.complete_list(ResourceKind::Pod);
+        assert!(may_list(ResourceKind::Route).await);
     }
 }

@@ -49,27 +49,31 @@ impl WriteAction {
     }
 }
 
-/// Returns the write that brings the part named by `key`, last observed as `observed`, to its desired state.
+/// Status that the writer applied last to an object, and the one that the API server stored for it.
 ///
-/// `wrote` is the hash of the status that was applied last, with the hash of the status that the API server stored.
-/// A field that the API server drops or adds must not cause a write each time.
+/// They differ if the API server drops or adds a field, which must not cause a write each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppliedStatus {
+    /// Hash of the status that was sent.
+    pub sent_hash: u64,
+    /// Hash of the status in the response.
+    pub stored_hash: u64,
+}
+
+/// Returns the write that brings the part named by `key`, last observed as `observed`, to its desired state.
+/// `applied_status` is used for the part status only.
 pub fn next_write(
     key: &ObjectPartKey,
     desired: DesiredState,
     observed: Option<&ObservedObject>,
-    wrote: Option<(u64, u64)>,
+    applied_status: Option<AppliedStatus>,
 ) -> WriteAction {
     match (desired, key.part) {
         (DesiredState::Unmanaged, _) => WriteAction::None,
         (DesiredState::Absent, ObjectPart::Object) => delete_action(key, observed),
-        (
-            DesiredState::Scale {
-                min_replicas: replicas,
-                max_replicas,
-                pods_to_remove: leaving_pods,
-            },
-            ObjectPart::Scale,
-        ) => scale_action(replicas, max_replicas, leaving_pods, observed),
+        (DesiredState::Scale { min_replicas, max_replicas, pods_to_remove }, ObjectPart::Scale) => {
+            scale_action(min_replicas, max_replicas, pods_to_remove, observed)
+        }
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
         (DesiredState::Absent | DesiredState::Scale { .. }, _)
         | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
@@ -85,10 +89,10 @@ pub fn next_write(
                 status["observedGeneration"] = json!(observed.generation);
             }
             let desired_hash = stable_json_hash(&status);
+            let current =
+                AppliedStatus { sent_hash: desired_hash, stored_hash: observed.status_hash };
             // The second comparison: the API server has already stored a different status for this one.
-            if observed.status_hash == desired_hash
-                || wrote == Some((desired_hash, observed.status_hash))
-            {
+            if observed.status_hash == desired_hash || applied_status == Some(current) {
                 return WriteAction::None;
             }
             let mut body = object_identity(key, observed);
@@ -183,17 +187,18 @@ pub fn not_owned_error(key: &ObjectPartKey) -> WriteError {
 }
 
 fn scale_action(
-    fewest: i64,
+    min_replicas: i64,
     max_replicas: i64,
-    leaving_pods: Vec<NamespacedName>,
+    pods_to_remove: Vec<NamespacedName>,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
     let Some(observed) = observed.filter(|it| !it.is_terminating) else { return WriteAction::None };
     // A number between both bounds stays: the pods beyond the requested scale are draining.
-    let replicas = observed.replicas.map_or(fewest, |it| it.min(max_replicas).max(fewest));
+    let replicas =
+        observed.replicas.map_or(min_replicas, |it| it.min(max_replicas).max(min_replicas));
     match observed.replicas == Some(replicas) {
         true => WriteAction::None,
-        false => WriteAction::Scale { replicas, pods_to_remove: leaving_pods },
+        false => WriteAction::Scale { replicas, pods_to_remove },
     }
 }
 
@@ -309,20 +314,19 @@ mod tests {
     fn a_status_is_written_when_it_differs_and_not_again_when_the_server_made_it_another() {
         let key = key(ResourceKind::Revision, ObjectPart::Status);
         let status = json!({"ready": true});
-        let write = |observed: &ObservedObject, wrote| {
-            next_write(&key, DesiredState::Body(status.clone()), Some(observed), wrote)
+        let write = |observed: &ObservedObject, applied_status| {
+            next_write(&key, DesiredState::Body(status.clone()), Some(observed), applied_status)
         };
+        let applied =
+            |stored_hash| Some(AppliedStatus { sent_hash: stable_json_hash(&status), stored_hash });
         let unchanged = ObservedObject { status_hash: stable_json_hash(&status), ..ours(None) };
         assert_eq!(write(&unchanged, None), WriteAction::None);
         let other = ObservedObject { status_hash: 3, ..ours(None) };
         let WriteAction::Status(body) = write(&other, None) else { panic!("not written") };
         let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
         assert_eq!((&body["metadata"], &body["status"]), (&meta, &status));
-        assert_eq!(write(&other, Some((stable_json_hash(&status), 3))), WriteAction::None);
-        assert!(
-            matches!(write(&other, Some((stable_json_hash(&status), 4))), WriteAction::Status(_)),
-            "changed by others"
-        );
+        assert_eq!(write(&other, applied(3)), WriteAction::None);
+        assert!(matches!(write(&other, applied(4)), WriteAction::Status(_)), "changed by others");
     }
 
     #[test]
@@ -349,17 +353,17 @@ mod tests {
     #[test]
     fn scales_only_to_another_number() {
         let key = key(ResourceKind::Deployment, ObjectPart::Scale);
-        let leaving_pods = vec![NamespacedName::new("default", "pod")];
-        let scale = |replicas: i64, max_replicas: i64| {
+        let pods_to_remove = vec![NamespacedName::new("default", "pod")];
+        let scale = |min_replicas: i64, max_replicas: i64| {
             let desired = DesiredState::Scale {
-                min_replicas: replicas,
+                min_replicas,
                 max_replicas,
-                pods_to_remove: leaving_pods.clone(),
+                pods_to_remove: pods_to_remove.clone(),
             };
             next_write(&key, desired, Some(&ours(None)), None)
         };
         let scale_to =
-            |replicas| WriteAction::Scale { replicas, pods_to_remove: leaving_pods.clone() };
+            |replicas| WriteAction::Scale { replicas, pods_to_remove: pods_to_remove.clone() };
         assert_eq!(scale(5, 5), WriteAction::None);
         assert_eq!(scale(0, 0), scale_to(0));
         assert_eq!(

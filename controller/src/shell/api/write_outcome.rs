@@ -84,30 +84,30 @@ mod tests {
 
     #[test]
     fn every_response_has_its_outcome() {
-        let outcome =
+        let response =
             |code, message| ApiResponse { code, reason: "", message, cause: "", retry_after: 0 };
         let error = |reason, message: &str| WriteError { reason, message: message.to_owned() };
         let quota = "pods \"a\" is forbidden: exceeded quota: small, requested: cpu=1";
         let message = "namespace x because it is being terminated";
         let table = [
-            (outcome(404, ""), WriteOutcome::NotFound),
-            (outcome(409, ""), WriteOutcome::Conflict),
-            (outcome(403, quota), WriteOutcome::Retry(Some(error("QuotaExceeded", quota)))),
-            (outcome(403, message), WriteOutcome::Abandoned),
+            (response(404, ""), WriteOutcome::NotFound),
+            (response(409, ""), WriteOutcome::Conflict),
+            (response(403, quota), WriteOutcome::Retry(Some(error("QuotaExceeded", quota)))),
+            (response(403, message), WriteOutcome::Abandoned),
             (
-                ApiResponse { cause: "NamespaceTerminating", ..outcome(403, "no") },
+                ApiResponse { cause: "NamespaceTerminating", ..response(403, "no") },
                 WriteOutcome::Abandoned,
             ),
-            (outcome(403, "no"), WriteOutcome::Retry(Some(error("Forbidden", "no")))),
-            (outcome(422, "bad"), WriteOutcome::Refused(error("Invalid", "bad"))),
-            (ApiResponse { retry_after: 7, ..outcome(429, "") }, WriteOutcome::RetryAfter(7)),
-            (outcome(429, ""), WriteOutcome::RetryAfter(1)),
-            (outcome(503, ""), WriteOutcome::Retry(None)),
-            (ApiResponse { retry_after: 2, ..outcome(503, "") }, WriteOutcome::RetryAfter(2)),
-            (outcome(0, "connection refused"), WriteOutcome::Retry(None)),
+            (response(403, "no"), WriteOutcome::Retry(Some(error("Forbidden", "no")))),
+            (response(422, "bad"), WriteOutcome::Refused(error("Invalid", "bad"))),
+            (ApiResponse { retry_after: 7, ..response(429, "") }, WriteOutcome::RetryAfter(7)),
+            (response(429, ""), WriteOutcome::RetryAfter(1)),
+            (response(503, ""), WriteOutcome::Retry(None)),
+            (ApiResponse { retry_after: 2, ..response(503, "") }, WriteOutcome::RetryAfter(2)),
+            (response(0, "connection refused"), WriteOutcome::Retry(None)),
         ];
-        for (outcome, expected) in table {
-            assert_eq!(classify_response(outcome), expected, "{outcome:?}");
+        for (response, expected) in table {
+            assert_eq!(classify_response(response), expected, "{response:?}");
         }
     }
 }

@@ -25,7 +25,7 @@ const MAX_RETRY_DELAY_MS: u64 = 60_000;
 /// Delay after a refusal that only a change can end.
 const REFUSED_RETRY_DELAY_MS: u64 = 300_000;
 
-/// Part of the rate of slices that may be used at once.
+/// Time by which the slices begun may be ahead of their rate, in ms.
 const SLICE_BURST_MS: u64 = 1000;
 
 /// Lane in which a key waits.
@@ -254,6 +254,7 @@ mod tests {
         key(name, ObjectPart::Object)
     }
 
+    /// Takes all keys that may be written at `now`.
     fn all(queue: &mut WriteQueue, now: UnixMillis) -> Vec<ObjectPartKey> {
         std::iter::from_fn(|| queue.next(now)).collect()
     }
@@ -285,7 +286,7 @@ mod tests {
         [&fast].into_iter().chain(&others).for_each(|it| queue.add(it.clone()));
         assert_eq!(all(&mut queue, NOW), [fast.clone(), object("a")]);
         queue.finish(&object("a"), &WriteOutcome::Done, NOW);
-        assert_eq!(all(&mut queue, NOW), [object("b")], "but that goes on");
+        assert_eq!(all(&mut queue, NOW), [object("b")], "one other write goes on");
         queue.finish(&fast, &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [object("c"), object("d")]);
     }
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_again_writes_the_keys_it_had_to_abandon() {
+    fn a_replica_that_leads_again_writes_abandoned_keys() {
         let limits = WriteLimits { other: 1, ..WriteLimits::default() };
         let mut queue = WriteQueue::new(limits);
         queue.add(object("a"));

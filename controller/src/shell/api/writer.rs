@@ -26,44 +26,35 @@ use std::{
 };
 
 use common::wire::NamespacedName;
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
-use kube::{
-    Client,
-    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
-    core::Status,
-};
-use serde_json::{Value, json};
+use kube::Client;
+use serde_json::Value;
 use tokio::{
     sync::Notify,
     task::JoinSet,
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::{
     DesiredStateSource,
     child_checks::ChildCheckSchedule,
-    client::object_api,
     leader_election::Leadership,
     metrics::ApiServerMetrics,
-    object_cache::{ObjectCache, ObjectOrigin, ObservedObject},
+    object_cache::{ObjectCache, ObservedObject},
     repeated_writes::RepeatedWrites,
-    watch_scope::{self, WatchScope},
-    watches::error_chain,
-    write_decision::{WriteAction, next_write},
-    write_outcome::{ApiResponse, WriteOutcome, classify_response},
+    watch_scope::WatchScope,
+    write_decision::{AppliedStatus, WriteAction, next_write},
+    write_outcome::WriteOutcome,
     write_queue::{WriteLimits, WriteQueue},
 };
 use crate::model::{
     cluster_state::UnixMillis,
-    object::{FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
+    object::{ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
 };
 
-/// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
-const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// Field manager that owns restored fields until the apply.
-const RESTORE_FIELD_MANAGER: &str = "rouse-restorer";
+mod requests;
+
 /// Number of keys examined before other events get their turn.
 const KEYS_PER_TURN: usize = 64;
 /// Timeout of one request to the API server.
@@ -84,8 +75,7 @@ pub struct ObjectWriter {
 struct WriterState {
     queue: WriteQueue,
     cache: ObjectCache,
-    /// Hash of the status applied last, and hash of the status that the API server stored.
-    applied_statuses: HashMap<ObjectPartKey, (u64, u64)>,
+    applied_statuses: HashMap<ObjectPartKey, AppliedStatus>,
     repeated_writes: RepeatedWrites,
     child_checks: ChildCheckSchedule,
 }
@@ -204,27 +194,27 @@ impl ObjectWriter {
         shutdown: CancellationToken,
     ) {
         let mut tasks: JoinSet<()> = JoinSet::new();
-        let mut led = false;
+        let mut was_leader = false;
         loop {
             let is_leader = leadership.may_write();
-            if led && !is_leader {
+            if was_leader && !is_leader {
                 // Requests under way are dropped: they might arrive after a write of the next leader.
                 tasks.shutdown().await;
                 self.with_state(WriterState::reset);
             }
-            if led != is_leader {
+            if was_leader != is_leader {
                 source.leadership_changed(is_leader);
             }
-            led = is_leader;
+            was_leader = is_leader;
             self.metrics.set_leader(is_leader);
             // One time for all steps: a key that is due later than it sets the delay below.
             let now = self.now();
-            let mut looks = 0;
+            let mut examined = 0;
             while is_leader
-                && looks < KEYS_PER_TURN
+                && examined < KEYS_PER_TURN
                 && let Some(key) = self.with_state(|state| state.queue.next(now))
             {
-                looks += 1;
+                examined += 1;
                 // Most often nothing differs, which needs no task.
                 let Some(action) = self.prepare_action(&key, &*source) else { continue };
                 let (writer, source, leadership) =
@@ -233,7 +223,7 @@ impl ObjectWriter {
             }
             self.metrics.set_queue_lengths(self.with_state(|state| state.queue.lengths()));
             let is_more =
-                looks == KEYS_PER_TURN || (is_leader && self.report_missing(&*source, now));
+                examined == KEYS_PER_TURN || (is_leader && self.report_missing(&*source, now));
             let next = self.with_state(|state| state.next_at(now, is_leader));
             // A key may have become due meanwhile; then the delay is zero.
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
@@ -256,11 +246,11 @@ impl ObjectWriter {
     ) -> Option<WriteAction> {
         // The lock of the state is not held while the source takes its own.
         let desired = source.desired_state(key);
-        let (observed, wrote) = self.with_state(|state| {
+        let (observed, applied_status) = self.with_state(|state| {
             let observed = state.cache.get(key.resource, &key.name).cloned();
             (observed, state.applied_statuses.get(key).copied())
         });
-        let action = next_write(key, desired, observed.as_ref(), wrote);
+        let action = next_write(key, desired, observed.as_ref(), applied_status);
         if action == WriteAction::None {
             self.with_state(|state| state.queue.refund_slice(key));
             self.finish(key, &WriteOutcome::Done, source);
@@ -281,8 +271,8 @@ impl ObjectWriter {
         body: &Value,
         source: &dyn DesiredStateSource,
     ) -> bool {
-        let (now, content) = (self.now(), applied_hash(body).unwrap_or_default());
-        let Some(wait) = self.with_state(|state| state.repeated_writes.delay(key, content, now))
+        let (now, body_hash) = (self.now(), applied_hash(body).unwrap_or_default());
+        let Some(wait) = self.with_state(|state| state.repeated_writes.delay(key, body_hash, now))
         else {
             return false;
         };
@@ -328,7 +318,7 @@ impl ObjectWriter {
         leadership: &Leadership,
     ) {
         let began = Instant::now();
-        let content = action.body().map(|body| applied_hash(body).unwrap_or_default());
+        let body_hash = action.body().map(|body| applied_hash(body).unwrap_or_default());
         // The permission may have ended since the task was spawned.
         let outcome = if leadership.may_write() {
             let done = timeout(REQUEST_TIMEOUT, self.perform(&key, action, source)).await;
@@ -338,8 +328,10 @@ impl ObjectWriter {
         };
         self.metrics.record_write(&key, &outcome, began.elapsed());
         // Only successful writes count: a failed one has a backoff of its own.
-        if let Some(content) = content.filter(|_| outcome == WriteOutcome::Done) {
-            self.with_state(|state| state.repeated_writes.record_write(&key, content, self.now()));
+        if let Some(body_hash) = body_hash.filter(|_| outcome == WriteOutcome::Done) {
+            self.with_state(|state| {
+                state.repeated_writes.record_write(&key, body_hash, self.now())
+            });
         }
         self.finish(&key, &outcome, source);
     }
@@ -365,244 +357,6 @@ impl ObjectWriter {
             state.queue.finish(key, outcome, self.now());
         });
         self.wake.notify_one();
-    }
-
-    async fn perform(
-        &self,
-        key: &ObjectPartKey,
-        action: WriteAction,
-        source: &dyn DesiredStateSource,
-    ) -> WriteOutcome {
-        match action {
-            WriteAction::None => WriteOutcome::Done,
-            WriteAction::NotOwned(error) => WriteOutcome::Refused(error),
-            WriteAction::Create(body) => self.create(key, &body, source).await,
-            WriteAction::Apply(body) => self.apply(key, &body).await,
-            WriteAction::Restore(body) => self.restore(key, body).await,
-            WriteAction::Status(body) => self.apply_status(key, body).await,
-            WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
-                self.scale(key, replicas, &leaving_pods).await
-            }
-            WriteAction::Delete(uid) => self.delete(key, &uid).await,
-        }
-    }
-
-    /// Creates an object after a read: an apply cannot require absence, and would take over another owner's object.
-    async fn create(
-        &self,
-        key: &ObjectPartKey,
-        body: &Value,
-        source: &dyn DesiredStateSource,
-    ) -> WriteOutcome {
-        let api = object_api(&self.client, key.resource, &key.name);
-        match api.get_opt(&key.name.name).await {
-            Ok(None) => {
-                let outcome = self.apply(key, body).await;
-                if outcome == WriteOutcome::Done {
-                    source.object_created(key, body);
-                    self.add(keys_after_creation(key));
-                }
-                outcome
-            }
-            Ok(Some(object)) => {
-                self.store_response(key, object, ObjectOrigin::Observed);
-                // The object is in the cache now, so the next decision differs.
-                WriteOutcome::Conflict
-            }
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    async fn apply(&self, key: &ObjectPartKey, body: &Value) -> WriteOutcome {
-        let api = object_api(&self.client, key.resource, &key.name);
-        match api.patch(&key.name.name, &apply_params(), &Patch::Apply(body)).await {
-            Ok(object) => {
-                info!(object = %key, "applied");
-                self.store_response(key, object, ObjectOrigin::OwnApply);
-                WriteOutcome::Done
-            }
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    /// Restores an object that another client changed. An apply keeps items that others added to a list, and these may
-    /// conflict with ours: two ports cannot have one name. So a merge patch replaces the lists first, under a manager
-    /// of its own, whose ownership is then removed.
-    async fn restore(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
-        let (api, name) = (object_api(&self.client, key.resource, &key.name), &key.name.name);
-        let params = PatchParams {
-            field_manager: Some(RESTORE_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
-        let restored = async {
-            let mut meta = api.patch(name, &params, &Patch::Merge(&body)).await?.metadata;
-            if let Some(owners) = &mut meta.managed_fields {
-                owners.retain(|it| it.manager.as_deref() != Some(RESTORE_FIELD_MANAGER));
-            }
-            let (owners, version) = (meta.managed_fields, meta.resource_version);
-            let meta = json!({"managedFields": owners, "resourceVersion": version});
-            api.patch(name, &params, &Patch::Merge(json!({"metadata": meta}))).await
-        };
-        match restored.await {
-            Ok(object) => {
-                info!(object = %key, "another client changed the object: restored");
-                body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
-                self.apply(key, &body).await
-            }
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    async fn apply_status(&self, key: &ObjectPartKey, body: Value) -> WriteOutcome {
-        let api = object_api(&self.client, key.resource, &key.name);
-        let sent_hash = crate::model::object::hash::stable_json_hash(&body["status"]);
-        match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
-            Ok(object) => {
-                if let Some(observed) = self.store_response(key, object, ObjectOrigin::Observed) {
-                    self.with_state(|state| {
-                        state
-                            .applied_statuses
-                            .insert(key.clone(), (sent_hash, observed.status_hash))
-                    });
-                }
-                WriteOutcome::Done
-            }
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    async fn scale(
-        &self,
-        key: &ObjectPartKey,
-        replicas: i64,
-        leaving_pods: &[NamespacedName],
-    ) -> WriteOutcome {
-        let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
-        let marks = leaving_pods.iter().map(|pod| self.annotate_pod(pod, &cost));
-        for marked in futures::future::join_all(marks).await {
-            match marked {
-                // A pod that is already gone need not be chosen.
-                Ok(_) | Err(kube::Error::Api(_)) => {}
-                Err(error) => return self.handle_error(key, error).await,
-            }
-        }
-        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes.
-        match self.replace_scale(key, replicas).await {
-            Ok(scale) => {
-                info!(object = %key, replicas, "scaled");
-                let version = scale.metadata.resource_version.unwrap_or_default();
-                self.with_state(|state| {
-                    state.cache.apply_scale(key.resource, &key.name, &version, replicas)
-                });
-                WriteOutcome::Done
-            }
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    /// Writes the scale subresource, which costs the API server little more than half of a patch of the whole object.
-    async fn replace_scale(
-        &self,
-        key: &ObjectPartKey,
-        replicas: i64,
-    ) -> Result<Scale, kube::Error> {
-        let name = &key.name.name;
-        let metadata = ObjectMeta {
-            name: Some(name.to_string()),
-            namespace: Some(key.name.namespace.to_string()),
-            // No version: the number is set whatever else has changed.
-            ..ObjectMeta::default()
-        };
-        let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
-        let spec = Some(ScaleSpec { replicas: Some(replicas) });
-        let params =
-            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
-        let scale = Scale { metadata, spec, status: None };
-        object_api(&self.client, key.resource, &key.name).replace_scale(name, &params, &scale).await
-    }
-
-    /// Returns a deletion cost lower than all earlier ones, so that a pod that was chosen once and kept is not chosen
-    /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
-    fn deletion_cost(&self) -> String {
-        let now_s = self.started_at_s.saturating_add(self.started_at.elapsed().as_secs());
-        format!("-{}", now_s.min(2_000_000_000))
-    }
-
-    async fn annotate_pod(
-        &self,
-        name: &NamespacedName,
-        patch: &Value,
-    ) -> Result<DynamicObject, kube::Error> {
-        let params =
-            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let api = object_api(&self.client, ResourceKind::Pod, name);
-        api.patch(&name.name, &params, &Patch::Merge(patch)).await
-    }
-
-    async fn delete(&self, key: &ObjectPartKey, uid: &str) -> WriteOutcome {
-        let api = object_api(&self.client, key.resource, &key.name);
-        // The object with this UID only: the name may have another object by now.
-        let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
-        let params = DeleteParams::background().preconditions(preconditions);
-        match api.delete(&key.name.name, &params).await {
-            Ok(_) => {
-                info!(object = %key, "deleted");
-                WriteOutcome::Done
-            }
-            Err(kube::Error::Api(status)) if status.code == 404 => WriteOutcome::Done,
-            Err(error) => self.handle_error(key, error).await,
-        }
-    }
-
-    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile.
-    fn store_response(
-        &self,
-        key: &ObjectPartKey,
-        object: DynamicObject,
-        origin: ObjectOrigin,
-    ) -> Option<ObservedObject> {
-        let mut object = serde_json::to_value(object).ok()?;
-        // Trimmed as the watch trims it, or the two would seem to differ.
-        watch_scope::prune_fields(key.resource, &mut object);
-        let observed = ObservedObject::from_object(&object);
-        self.with_state(|state| state.cache.apply_response(key, observed.clone(), origin))
-            .then_some(observed)
-    }
-
-    /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
-    /// state.
-    async fn handle_error(&self, key: &ObjectPartKey, error: kube::Error) -> WriteOutcome {
-        let message = error_chain(&error);
-        let none = Status::default();
-        let status = match &error {
-            kube::Error::Api(status) => status,
-            _ => &none,
-        };
-        let details = status.details.as_ref();
-        let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
-        let outcome = classify_response(ApiResponse {
-            code: status.code,
-            reason: &status.reason,
-            message: if status.message.is_empty() { &message } else { &status.message },
-            cause: cause.unwrap_or_default(),
-            retry_after: details.map_or(0, |it| it.retry_after_seconds),
-        });
-        debug!(object = %key, outcome = outcome.label(), error = message, "write failed");
-        if matches!(outcome, WriteOutcome::Conflict | WriteOutcome::NotFound) {
-            self.refresh(key).await;
-        }
-        outcome
-    }
-
-    async fn refresh(&self, key: &ObjectPartKey) {
-        let api = object_api(&self.client, key.resource, &key.name);
-        match api.get_opt(&key.name.name).await {
-            Ok(Some(object)) => {
-                self.store_response(key, object, ObjectOrigin::Observed);
-            }
-            Ok(None) => self.with_state(|state| state.cache.remove(key.resource, &key.name)),
-            Err(error) => debug!(object = %key, error = %error_chain(&error), "not read again"),
-        }
     }
 }
 
@@ -677,11 +431,6 @@ fn scale_key(resource: ResourceKind, name: &NamespacedName) -> Option<ObjectPart
     scales.then(|| ObjectPartKey::new(resource, ObjectPart::Scale, name.clone()))
 }
 
-fn apply_params() -> PatchParams {
-    // Force takes over fields of other managers, as Kubernetes advises controllers to do.
-    PatchParams::apply(FIELD_MANAGER).force()
-}
-
 async fn sleep_if_due(wait: Option<Duration>) {
     match wait {
         Some(wait) => tokio::time::sleep(wait).await,
@@ -700,6 +449,7 @@ mod tests {
         write::desired::RequiredChildren,
     };
     use hyper::{Method, Request, Response};
+    use serde_json::json;
     use tokio::sync::{mpsc, oneshot};
 
     fn state() -> WriterState {
@@ -729,14 +479,14 @@ mod tests {
 
         fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
             let is_leader = self.is_leader.load(std::sync::atomic::Ordering::Relaxed);
-            assert!(is_leader, "{key} is not planned by who does not lead");
+            assert!(is_leader, "{key} is requested of a replica that is not the leader");
             self.state_requested.notify_one();
             DesiredState::Unmanaged
         }
 
         fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+        fn write_result(&self, _key: &ObjectPartKey, _error: Option<WriteError>) {}
 
         fn required_children(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
             Vec::new()
@@ -745,7 +495,7 @@ mod tests {
         fn children_missing(
             &self,
             _app: &NamespacedName,
-            _owed: &RequiredChildren,
+            _required_children: &RequiredChildren,
             _missing: &[ObjectPartKey],
         ) {
         }
@@ -778,15 +528,15 @@ mod tests {
                 () = source.state_requested.notified() => {}
             }
         };
-        timeout(Duration::from_secs(60), checked).await.expect("it is looked at");
+        timeout(Duration::from_secs(60), checked).await.expect("its desired state is requested");
     }
 
-    /// Source that expects an object it does not want, and is told that the object is missing.
+    /// Source that requires a Deployment and desires its absence, so that the writer reports it as missing.
     #[derive(Default)]
     struct FakeMissingChildSource(Notify);
 
     impl DesiredStateSource for FakeMissingChildSource {
-        fn leadership_changed(&self, _leads: bool) {}
+        fn leadership_changed(&self, _is_leader: bool) {}
 
         fn desired_state(&self, _key: &ObjectPartKey) -> DesiredState {
             DesiredState::Absent
@@ -794,7 +544,7 @@ mod tests {
 
         fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+        fn write_result(&self, _key: &ObjectPartKey, _error: Option<WriteError>) {}
 
         fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
             let owner = (ResourceKind::Revision, app.clone(), Uid(1));
@@ -835,7 +585,7 @@ mod tests {
                 () = source.0.notified() => {}
             }
         };
-        timeout(Duration::from_secs(10), reported).await.expect("it is told");
+        timeout(Duration::from_secs(10), reported).await.expect("it is reported");
         // The check is repeated while the object is missing.
         assert!(writer.with_state(|state| state.child_checks.next_at()).is_some());
     }
@@ -844,7 +594,7 @@ mod tests {
     struct FakeServiceSource;
 
     impl DesiredStateSource for FakeServiceSource {
-        fn leadership_changed(&self, _leads: bool) {}
+        fn leadership_changed(&self, _is_leader: bool) {}
 
         fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
             match (key.resource, key.part) {
@@ -857,7 +607,7 @@ mod tests {
 
         fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+        fn write_result(&self, _key: &ObjectPartKey, _error: Option<WriteError>) {}
 
         fn required_children(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
             Vec::new()
@@ -866,7 +616,7 @@ mod tests {
         fn children_missing(
             &self,
             _app: &NamespacedName,
-            _owed: &RequiredChildren,
+            _required_children: &RequiredChildren,
             _missing: &[ObjectPartKey],
         ) {
         }
@@ -894,7 +644,7 @@ mod tests {
 
     /// Another client may delete an object before the response to its creation arrives.
     #[tokio::test(start_paused = true)]
-    async fn an_object_deleted_before_its_creation_is_answered_is_created_again() {
+    async fn an_object_deleted_before_the_response_to_its_creation_is_created_again() {
         let (client, mut calls) = api_server();
         let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
         let shutdown = CancellationToken::new();
@@ -958,9 +708,9 @@ mod tests {
         assert_eq!(drain_queue(&mut state), both);
         both.iter().for_each(|key| state.queue.finish(key, &WriteOutcome::Done, UnixMillis(1)));
         state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "7"));
-        assert_eq!(drain_queue(&mut state), [], "no news");
+        assert_eq!(drain_queue(&mut state), [], "nothing has changed");
         state.handle_observed(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
-        assert_eq!(drain_queue(&mut state), [], "not ours any more");
+        assert_eq!(drain_queue(&mut state), [], "without the annotation it is not ours any more");
     }
 
     /// The response to a scale does not contain changes of other clients.

@@ -22,7 +22,7 @@ use tonic::{
     server::NamedService,
 };
 
-use crate::{decide::machine::RouteMessageBatch, shell::runtime::EncodedPieces};
+use crate::{decide::machine::RouteMessageBatch, shell::runtime::route_subscription::EncodedPieces};
 
 /// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -32,18 +32,18 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 /// Length-Prefixed-Message).
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Encodes a batch for `role`: each change as `encode` limits it.
+/// Encodes a batch for `role`: each change as `limit` limits it.
 ///
-/// Where `encode` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
+/// Where `limit` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
 /// the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
     role: ClientComponent,
-    encode: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
+    limit: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.changes.iter().map(|(key, change)| {
-        let limited = change.clone().and_then(|change| encode(change, role));
+        let limited = change.clone().and_then(|change| limit(change, role));
         limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
     });
     for change in changes.chain([RouteChange::Synced]) {
@@ -79,26 +79,26 @@ pub trait RouteStreamSource: Send + Sync + 'static {
 
 /// gRPC server for `rouse.v1.Routes`, with the behaviour of the one generated from the protocol.
 #[derive(Debug)]
-pub struct RouteStreamServer<W>(Arc<W>);
+pub struct RouteStreamServer<S>(Arc<S>);
 
-impl<W> RouteStreamServer<W> {
-    /// Creates a service whose streams `watch` opens.
-    pub fn new(watch: W) -> Self {
-        Self(Arc::new(watch))
+impl<S> RouteStreamServer<S> {
+    /// Creates a service whose streams `source` opens.
+    pub fn new(source: S) -> Self {
+        Self(Arc::new(source))
     }
 }
 
-impl<W> Clone for RouteStreamServer<W> {
+impl<S> Clone for RouteStreamServer<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<W> NamedService for RouteStreamServer<W> {
+impl<S> NamedService for RouteStreamServer<S> {
     const NAME: &'static str = routes_server::SERVICE_NAME;
 }
 
-impl<W: RouteStreamSource, B> Service<http::Request<B>> for RouteStreamServer<W>
+impl<S: RouteStreamSource, B> Service<http::Request<B>> for RouteStreamServer<S>
 where
     B: HttpBody + Send + 'static,
     B::Data: Send,
@@ -113,13 +113,13 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let watch = Arc::clone(&self.0);
+        let source = Arc::clone(&self.0);
         Box::pin(async move {
             if request.uri().path() != "/rouse.v1.Routes/Watch" {
                 return Ok(Status::unimplemented("there is no such call").into_http());
             }
             // An error is a gRPC response too, so the service itself never fails.
-            let items = async { watch.open_stream(read_subscriber(request).await?).await };
+            let items = async { source.open_stream(read_subscriber(request).await?).await };
             Ok(items.await.map_or_else(Status::into_http, route_response))
         })
     }

@@ -4,15 +4,19 @@ use common::{
     link::{ComponentLink, PodReportKey},
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{ConnectionPath, NamespacedName, PodObservation, RouteKey, RoutingPhase, ScaleDecision},
+    wire::{
+        self, ConnectionPath, NamespacedName, PodObservation, RouteChange, RouteKey, RoutingPhase,
+        ScaleDecision,
+    },
 };
 use tokio::sync::watch;
 
-use super::*;
+use super::{subscribers::limit_to_role, *};
 use crate::{
     decide::machine::ControllerStateMachine,
     model::{cluster_state::ClusterState, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
+    shell::runtime::route_subscription::{RouteTableSubscription, RouteTableUpdate},
 };
 
 const HELLO: &str = r#"
@@ -69,7 +73,7 @@ async fn wait_until<T: Clone>(
     holds: impl FnMut(&T) -> bool,
 ) -> T {
     let value = tokio::time::timeout(Duration::from_secs(10), receiver.wait_for(holds));
-    value.await.expect("in time").expect("still told").clone()
+    value.await.expect("in time").expect("the sender exists").clone()
 }
 
 fn hello_decision(requested_scale: u32) -> ScaleDecision {
@@ -155,7 +159,7 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
         PodReportItem::Observed(PodObservation { drained: true, ..last }),
     );
     tokio::task::yield_now().await;
-    assert_eq!(ordered.borrow().pods.len(), 1, "nobody has let go of it");
+    assert_eq!(ordered.borrow().pods.len(), 1, "no component has acknowledged the drain");
     reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
     reports.set(PodReportKey::DrainAck(uid.clone()), PodReportItem::DrainAck(uid.clone()));
     wait_until(&mut ordered, |it| it.pods.is_empty()).await;
@@ -231,9 +235,9 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     let (first, second) = (one.next().await, two.next().await);
     let (RouteTableUpdate::Snapshot(first), RouteTableUpdate::Snapshot(second)) = (first, second)
     else {
-        panic!("a stream begins with the whole");
+        panic!("a stream begins with a snapshot");
     };
-    assert!(Arc::ptr_eq(&first, &second), "made once");
+    assert!(Arc::ptr_eq(&first, &second), "one snapshot for both");
     drop(first);
     // No stream sends the snapshot any longer, so a new stream gets one of the present table.
     drop(second);
@@ -245,7 +249,7 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     let (one, two) = (changes_of(one.next().await), changes_of(two.next().await));
     assert!(!one.is_empty() && one == two);
     let third = begin().next().await;
-    assert!(one.iter().all(|step| third.changes.contains(step)), "it has the news in it");
+    assert!(one.iter().all(|step| third.changes.contains(step)), "with the change");
 }
 
 #[tokio::test]

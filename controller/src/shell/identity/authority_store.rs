@@ -22,9 +22,10 @@ use super::{
     signing::{self, CertificateSigner, SignError},
 };
 
-/// Interval between two reads of the Secret, before and after there is an authority.
-const REFRESH_INTERVALS: (Duration, Duration) =
-    (Duration::from_millis(500), Duration::from_secs(30));
+/// Interval between two reads of the Secret while there is no authority.
+const FIRST_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two reads of the Secret once there is an authority.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Error of a request to the cluster.
 pub type AuthorityStoreError = Box<dyn std::error::Error + Send + Sync>;
@@ -127,7 +128,7 @@ impl AuthorityManager {
                 Err(AuthorityError::NoAuthority) => is_loaded = false,
                 Err(error) => warn!(error = %error_chain(&error), "authorities not looked after"),
             }
-            let wait = if is_loaded { REFRESH_INTERVALS.1 } else { REFRESH_INTERVALS.0 };
+            let wait = if is_loaded { REFRESH_INTERVAL } else { FIRST_REFRESH_INTERVAL };
             let waited = shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;
             if waited.is_none() {
                 return;
@@ -137,9 +138,9 @@ impl AuthorityManager {
 
     /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
     pub async fn refresh(&self, now: SystemTime, is_leader: bool) -> Result<(), AuthorityError> {
-        let store = |what| move |source| AuthorityError::Store { what, source };
+        let store_error = |what| move |source| AuthorityError::Store { what, source };
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let loaded = self.store.load().await.map_err(store("read the authorities"))?;
+        let loaded = self.store.load().await.map_err(store_error("read the authorities"))?;
         let (mut all, version) = match &loaded {
             Some((text, version)) => (
                 serde_json::from_str(text).map_err(AuthorityError::InvalidSecret)?,
@@ -157,7 +158,7 @@ impl AuthorityManager {
             };
             let text = serde_json::to_string(&all).map_err(AuthorityError::InvalidSecret)?;
             // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
-            self.store.save(&text, version).await.map_err(store("write the authorities"))?;
+            self.store.save(&text, version).await.map_err(store_error("write the authorities"))?;
             info!(?step, authorities = all.all().len(), "authorities changed");
         }
         let mut state = self.state.lock().await;
@@ -165,7 +166,7 @@ impl AuthorityManager {
         // A new leader does not know the ConfigMap's content, so it publishes once.
         let bundle = all.pem_bundle();
         if is_leader && state.published_bundle != bundle {
-            self.store.publish(&bundle).await.map_err(store("publish the authorities"))?;
+            self.store.publish(&bundle).await.map_err(store_error("publish the authorities"))?;
             state.published_bundle = bundle;
         }
         Ok(())

@@ -40,7 +40,7 @@ pub struct IdentityApiClient {
 
 impl std::fmt::Debug for IdentityApiClient {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Cluster").finish_non_exhaustive()
+        out.debug_struct("IdentityApiClient").finish_non_exhaustive()
     }
 }
 

@@ -40,7 +40,7 @@ pub struct CertificateAuthority {
 impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The key is left out, since debug output may reach a log.
-        let mut out = out.debug_struct("Authority");
+        let mut out = out.debug_struct("CertificateAuthority");
         out.field("made_s", &self.made_s).field("ends_s", &self.ends_s).finish_non_exhaustive()
     }
 }
@@ -185,7 +185,7 @@ mod tests {
                 now += step;
                 all = advance(all, now);
                 prop_assert!(all.all().len() <= 2);
-                let signer = all.signing_authority(now).expect("somebody signs").clone();
+                let signer = all.signing_authority(now).expect("one signs").clone();
                 signed.push((now + CERTIFICATE_LIFETIME.as_secs(), signer));
                 signed.retain(|(until, _)| *until >= now);
                 for (_, authority) in &signed {

@@ -13,7 +13,7 @@ use common::{
     link::{ComponentLink, PodReportKey, ReplicaResolver},
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    tls::{TlsCredentials, peer::CertificateIdentity as Who},
+    tls::{TlsCredentials, peer::CertificateIdentity},
     wire::{
         ClientComponent, ComponentReplica, PodReportItem, ScaleItem, ServerComponent,
         raw::{
@@ -33,6 +33,10 @@ use crate::{
     model::cluster_state::ClusterState,
     shell::{grpc_services, runtime::ControllerRuntime},
 };
+
+/// Values of the argument `is_leader` of a refresh.
+const LEADER: bool = true;
+const FOLLOWER: bool = false;
 
 /// A cluster in memory: results of TokenReviews, and a Secret.
 #[derive(Debug, Default)]
@@ -94,8 +98,8 @@ impl authority_store::AuthorityStore for FakeIdentityCluster {
     }
 }
 
-fn controller_identity(pod: &str) -> Who {
-    Who::new(Component::Controller, "n1", pod, "c0").expect("an identity")
+fn controller_identity(pod: &str) -> CertificateIdentity {
+    CertificateIdentity::new(Component::Controller, "n1", pod, "c0").expect("an identity")
 }
 
 fn authority_manager(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<AuthorityManager> {
@@ -122,7 +126,7 @@ impl IdentityFixture {
             foreign.audiences = vec!["https://kubernetes".into()];
         }
         let manager = authority_manager(&cluster, "controller-1");
-        manager.refresh(SystemTime::now(), true).await.expect("an authority");
+        manager.refresh(SystemTime::now(), LEADER).await.expect("an authority");
         let reviewer = Arc::<FakeIdentityCluster>::clone(&cluster);
         let issuer = CertificateIssuer::new(Arc::clone(&manager), reviewer, "knative-serving");
         let machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
@@ -341,7 +345,7 @@ async fn oversized_or_invalid_requests_are_refused_before_review() {
         fixture.issue(&token, certificate_request().1).await.err(),
         Some(Code::InvalidArgument)
     );
-    assert_eq!(fixture.cluster.reviews.load(Ordering::Relaxed), reviews, "nobody was asked");
+    assert_eq!(fixture.cluster.reviews.load(Ordering::Relaxed), reviews, "no token was reviewed");
     for invalid in [vec![], vec![0; 300], certificate_request().1[..100].to_vec()] {
         assert_eq!(fixture.issue("agent-n1", invalid).await.err(), Some(Code::InvalidArgument));
     }
@@ -353,7 +357,7 @@ async fn oversized_or_invalid_requests_are_refused_before_review() {
 }
 
 #[tokio::test]
-async fn an_agent_enrols_subscribes_and_reports() {
+async fn an_agent_enrolls_subscribes_and_reports() {
     let fixture = IdentityFixture::new().await;
     let folder = std::env::temp_dir().join(format!("rouse-identity-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -361,20 +365,25 @@ async fn an_agent_enrols_subscribes_and_reports() {
     let bundle = fixture.cluster.bundle.lock().expect("no panic").clone();
     std::fs::write(folder.join("ca.pem"), bundle).expect("written");
     let (credentials, stop) = (TlsCredentials::new(), fixture.stop.clone());
-    let finder = fixture.replica_resolver(&credentials);
+    let resolver = fixture.replica_resolver(&credentials);
     let files = enrollment::EnrollmentFiles::in_folder(&folder);
-    tokio::spawn(enrollment::keep_enrolled(credentials, Arc::clone(&finder), files, stop.clone()));
+    tokio::spawn(enrollment::keep_enrolled(
+        credentials,
+        Arc::clone(&resolver),
+        files,
+        stop.clone(),
+    ));
     let link = ComponentLink::with_resolver(
-        Arc::clone(&finder),
+        Arc::clone(&resolver),
         subscriber(ClientComponent::Agent, "n1", "n1"),
         stop.clone(),
     );
     let reports = Arc::new(ComponentLink::with_resolver(
-        finder.clone(),
+        resolver.clone(),
         subscriber(ClientComponent::Agent, "n1", "n1"),
         stop,
     ));
-    let link = link.with_listed_replicas(ServerComponent::Controller, finder);
+    let link = link.with_listed_replicas(ServerComponent::Controller, resolver);
     let reporting = Arc::clone(&reports);
     tokio::spawn(async move {
         reporting.report_pods(&Outbox::<PodReportKey, PodReportItem>::new()).await
@@ -395,18 +404,18 @@ async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
         (authority_manager(&cluster, "controller-1"), authority_manager(&cluster, "controller-2"));
     let now = SystemTime::now();
     assert!(matches!(
-        two.refresh(now, false).await,
+        two.refresh(now, FOLLOWER).await,
         Err(authority_store::AuthorityError::NoAuthority)
     ));
-    one.refresh(now, true).await.expect("made");
-    two.refresh(now, false).await.expect("read");
+    one.refresh(now, LEADER).await.expect("made");
+    two.refresh(now, FOLLOWER).await.expect("read");
     let signing =
         |manager: &AuthorityManager| manager.signing().expect("signs").authorities.clone();
     assert_eq!(signing(&one), signing(&two));
     assert_eq!(two.credentials().identity().as_deref(), Some(&controller_identity("controller-2")));
     // Two that both believe to lead, one of them with an old view, do not overwrite each other.
     let old_secret = cluster.secret.lock().expect("no panic").clone();
-    two.refresh(now, true).await.expect("kept");
+    two.refresh(now, LEADER).await.expect("kept");
     assert_eq!(*cluster.secret.lock().expect("no panic"), old_secret);
 }
 
@@ -417,7 +426,7 @@ async fn authorities_are_replaced_with_an_overlap() {
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
     for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
-        manager.refresh(at, true).await.expect("looked after");
+        manager.refresh(at, LEADER).await.expect("looked after");
         let trusted = manager.signing().expect("signs").authorities.len();
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
@@ -436,7 +445,7 @@ async fn a_secret_that_cannot_be_read_is_not_overwritten() {
     let cluster = Arc::new(FakeIdentityCluster::default());
     *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
     let manager = authority_manager(&cluster, "controller-1");
-    let refused = manager.refresh(SystemTime::now(), true).await.expect_err("unreadable");
+    let refused = manager.refresh(SystemTime::now(), LEADER).await.expect_err("unreadable");
     assert!(matches!(refused, authority_store::AuthorityError::InvalidSecret(_)), "{refused}");
     assert_eq!(cluster.secret.lock().expect("no panic").as_ref().map(|it| it.1), Some(7));
 }

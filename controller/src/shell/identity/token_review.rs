@@ -97,7 +97,7 @@ pub fn identity_of_token(
 mod tests {
     use super::*;
 
-    fn agents() -> TokenReviewResult {
+    fn agent_review() -> TokenReviewResult {
         let extra = [(POD_NAME_KEY, "rouse-agent-x"), (POD_UID_KEY, "0c7f"), (NODE_NAME_KEY, "n1")];
         TokenReviewResult {
             is_authentic: true,
@@ -113,21 +113,21 @@ mod tests {
 
     #[test]
     fn role_node_and_pod_come_from_the_api_server() {
-        assert_eq!(of(&agents()), Ok("spiffe://rouse/agent/n1/rouse-agent-x/0c7f".into()));
+        assert_eq!(of(&agent_review()), Ok("spiffe://rouse/agent/n1/rouse-agent-x/0c7f".into()));
         let user = "system:serviceaccount:knative-serving:autoscaler".into();
-        let autoscaler = TokenReviewResult { user, ..agents() };
+        let autoscaler = TokenReviewResult { user, ..agent_review() };
         assert_eq!(of(&autoscaler), Ok("spiffe://rouse/autoscaler/n1/rouse-agent-x/0c7f".into()));
     }
 
     #[test]
     fn an_unknown_token_or_another_audience_is_refused() {
         assert_eq!(
-            of(&TokenReviewResult { is_authentic: false, ..agents() }),
+            of(&TokenReviewResult { is_authentic: false, ..agent_review() }),
             Err(CertificateRefusal::NotAuthentic)
         );
         for audiences in [vec![], vec!["https://kubernetes.default.svc".into()]] {
             assert_eq!(
-                of(&TokenReviewResult { audiences, ..agents() }),
+                of(&TokenReviewResult { audiences, ..agent_review() }),
                 Err(CertificateRefusal::WrongAudience)
             );
         }
@@ -143,7 +143,7 @@ mod tests {
             "system:node:n1",
             "rouse-agent",
         ] {
-            let refused = of(&TokenReviewResult { user: user.into(), ..agents() });
+            let refused = of(&TokenReviewResult { user: user.into(), ..agent_review() });
             assert_eq!(refused, Err(CertificateRefusal::UnknownAccount { user: user.into() }));
         }
     }
@@ -154,12 +154,12 @@ mod tests {
             [(POD_NAME_KEY, "the pod"), (POD_UID_KEY, "the uid"), (NODE_NAME_KEY, "the node")]
         {
             for values in [vec![], vec![String::new()], vec!["a".into(), "b".into()]] {
-                let mut reviewed = agents();
+                let mut reviewed = agent_review();
                 reviewed.extra.insert(key.into(), values);
                 assert_eq!(of(&reviewed), Err(CertificateRefusal::PodNotNamed { what }));
             }
         }
-        let mut reviewed = agents();
+        let mut reviewed = agent_review();
         reviewed.extra.insert(NODE_NAME_KEY.into(), vec!["n1/pod/uid".into()]);
         assert!(matches!(of(&reviewed), Err(CertificateRefusal::UnknownAccount { .. })));
     }

@@ -97,24 +97,24 @@ impl DigestQueue {
     pub fn request_digests(
         &mut self,
         revision: &NamespacedName,
-        wanted: DigestRequest,
+        request: DigestRequest,
         now: UnixMillis,
     ) -> DigestStatus {
-        if self.revisions.get(revision).is_some_and(|it| it.request == wanted) {
+        if self.revisions.get(revision).is_some_and(|it| it.request == request) {
             return self.status(revision);
         }
         // Images or account have changed, so earlier results do not apply.
         self.forget(revision);
         let mut results = BTreeMap::new();
-        for (_, image) in &wanted.images {
-            match resolve_without_registry(image, &wanted.skipped_registries) {
+        for (_, image) in &request.images {
+            match resolve_without_registry(image, &request.skipped_registries) {
                 Some(known) => {
                     results.insert(image.clone(), known);
                 }
-                None => self.add_query(revision, image, &wanted, now),
+                None => self.add_query(revision, image, &request, now),
             }
         }
-        self.revisions.insert(revision.clone(), WaitingRevision { request: wanted, results });
+        self.revisions.insert(revision.clone(), WaitingRevision { request, results });
         self.status(revision)
     }
 
@@ -123,19 +123,19 @@ impl DigestQueue {
         &mut self,
         revision: &NamespacedName,
         image: &str,
-        wanted: &DigestRequest,
+        request: &DigestRequest,
         now: UnixMillis,
     ) {
-        let account = wanted.account.clone();
-        let question = DigestQuery { image: image.to_owned(), account };
+        let account = request.account.clone();
+        let query = DigestQuery { image: image.to_owned(), account };
         let due = &mut self.due;
-        let open = self.open_queries.entry(question).or_insert_with_key(|question| {
-            due.insert((now, question.clone()));
+        let open = self.open_queries.entry(query).or_insert_with_key(|query| {
+            due.insert((now, query.clone()));
             let revisions = BTreeSet::new();
-            OpenDigestQuery { timeout: wanted.timeout, failures: 0, due_at: Some(now), revisions }
+            OpenDigestQuery { timeout: request.timeout, failures: 0, due_at: Some(now), revisions }
         });
         // The setting may have changed since the query was opened.
-        open.timeout = wanted.timeout;
+        open.timeout = request.timeout;
         open.revisions.insert(revision.clone());
     }
 
@@ -159,13 +159,13 @@ impl DigestQueue {
     pub fn forget(&mut self, revision: &NamespacedName) {
         let Some(waiting) = self.revisions.remove(revision) else { return };
         for (_, image) in waiting.request.images {
-            let question = DigestQuery { image, account: waiting.request.account.clone() };
-            let Some(open) = self.open_queries.get_mut(&question) else { continue };
+            let query = DigestQuery { image, account: waiting.request.account.clone() };
+            let Some(open) = self.open_queries.get_mut(&query) else { continue };
             open.revisions.remove(revision);
             // A query in progress stays: its result arrives, and no Revision waits for it.
             if let Some(at) = open.due_at.filter(|_| open.revisions.is_empty()) {
-                self.open_queries.remove(&question);
-                self.due.remove(&(at, question));
+                self.open_queries.remove(&query);
+                self.due.remove(&(at, query));
             }
         }
     }
@@ -174,11 +174,11 @@ impl DigestQueue {
     pub fn start_due(&mut self, now: UnixMillis) -> Vec<DueDigestQuery> {
         let mut jobs = Vec::new();
         while self.running < self.max_parallel && self.next_due().is_some_and(|at| at <= now) {
-            let Some((_, question)) = self.due.pop_first() else { break };
-            let Some(open) = self.open_queries.get_mut(&question) else { continue };
+            let Some((_, query)) = self.due.pop_first() else { break };
+            let Some(open) = self.open_queries.get_mut(&query) else { continue };
             open.due_at = None;
             self.running += 1;
-            jobs.push(DueDigestQuery { query: question, timeout: open.timeout });
+            jobs.push(DueDigestQuery { query, timeout: open.timeout });
         }
         jobs
     }
@@ -191,31 +191,31 @@ impl DigestQueue {
     /// Ends a query with its result. Returns the Revisions whose state it changes.
     pub fn finish(
         &mut self,
-        question: &DigestQuery,
-        said: Result<String, String>,
+        query: &DigestQuery,
+        result: Result<String, String>,
         now: UnixMillis,
     ) -> Vec<NamespacedName> {
         self.running = self.running.saturating_sub(1);
-        let Some(mut open) = self.open_queries.remove(question) else { return Vec::new() };
-        let image = &question.image;
+        let Some(mut open) = self.open_queries.remove(query) else { return Vec::new() };
+        let image = &query.image;
         // Knative's message, which users know from the Revision's condition.
-        let said = said.map_err(|why| {
+        let result = result.map_err(|why| {
             format!("Unable to fetch image {image:?}: failed to resolve image to digest: {why}")
         });
         // The same failure again is no news.
         let changed = open.revisions.iter().filter(|name| {
             let waiting = self.revisions.get_mut(name);
-            let before = waiting.and_then(|it| it.results.insert(image.clone(), said.clone()));
-            before.as_ref() != Some(&said)
+            let before = waiting.and_then(|it| it.results.insert(image.clone(), result.clone()));
+            before.as_ref() != Some(&result)
         });
         let changed = changed.cloned().collect();
         // A success needs no second query; after a failure only waiting Revisions need one.
-        if said.is_err() && !open.revisions.is_empty() {
-            let at = now.plus_ms(delay_ms(question, open.failures));
+        if result.is_err() && !open.revisions.is_empty() {
+            let at = now.plus_ms(delay_ms(query, open.failures));
             open.failures += 1;
             open.due_at = Some(at);
-            self.due.insert((at, question.clone()));
-            self.open_queries.insert(question.clone(), open);
+            self.due.insert((at, query.clone()));
+            self.open_queries.insert(query.clone(), open);
         }
         changed
     }
@@ -242,9 +242,9 @@ fn resolve_without_registry(
 }
 
 /// Delay after a failed query, in ms; `failures` counts the earlier ones.
-fn delay_ms(question: &DigestQuery, failures: u32) -> u64 {
+fn delay_ms(query: &DigestQuery, failures: u32) -> u64 {
     let whole = FIRST_DELAY_MS.saturating_mul(1 << failures.min(20)).min(MAX_DELAY_MS);
-    let parts = [question.image.as_str(), &question.account.namespace, &failures.to_string()];
+    let parts = [query.image.as_str(), &query.account.namespace, &failures.to_string()];
     // The random part derives from the query, so it is the same at every replica and in every test.
     let chance = u64::try_from(Uid::derive(0, &parts).0 % 1000).unwrap_or(0);
     whole - whole * chance / 10_000

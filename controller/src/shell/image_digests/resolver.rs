@@ -83,9 +83,9 @@ impl<S: PullSecretSource> DigestResolver<S> {
     pub fn request_digests(
         &self,
         revision: &NamespacedName,
-        wanted: DigestRequest,
+        request: DigestRequest,
     ) -> DigestStatus {
-        let status = self.lock_queue().request_digests(revision, wanted, self.now());
+        let status = self.lock_queue().request_digests(revision, request, self.now());
         self.work_added.notify_one();
         status
     }
@@ -102,7 +102,7 @@ impl<S: PullSecretSource> DigestResolver<S> {
 
     /// Runs queries until `shutdown`, which drops those in progress.
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
-        let mut asking = JoinSet::new();
+        let mut running = JoinSet::new();
         loop {
             let (jobs, next) = {
                 // The lock ends with this block: it must not be held while the task waits.
@@ -111,28 +111,28 @@ impl<S: PullSecretSource> DigestResolver<S> {
                 (queue.start_due(now), queue.next_due().map(|at| at.0.saturating_sub(now.0)))
             };
             for job in jobs {
-                asking.spawn(Arc::clone(&self).run_query(job));
+                running.spawn(Arc::clone(&self).run_query(job));
             }
             // With all workers busy the next query starts when another one ends, not at a time.
-            let wait = next.filter(|_| asking.len() < MAX_PARALLEL_QUERIES);
+            let wait = next.filter(|_| running.len() < MAX_PARALLEL_QUERIES);
             let wait = wait.map_or(IDLE_SLEEP, Duration::from_millis);
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = self.work_added.notified() => {}
                 () = tokio::time::sleep(wait) => {}
-                Some(_ended) = asking.join_next() => {}
+                Some(_ended) = running.join_next() => {}
             }
         }
     }
 
     async fn run_query(self: Arc<Self>, job: DueDigestQuery) {
-        let DueDigestQuery { query: question, timeout } = job;
-        let said = self.resolve_digest(&question, timeout).await;
-        match &said {
-            Ok(digest) => info!(image = question.image, digest, "tag resolved"),
-            Err(why) => warn!(image = question.image, why, "tag not resolved"),
+        let DueDigestQuery { query, timeout } = job;
+        let result = self.resolve_digest(&query, timeout).await;
+        match &result {
+            Ok(digest) => info!(image = query.image, digest, "tag resolved"),
+            Err(why) => warn!(image = query.image, why, "tag not resolved"),
         }
-        let changed = self.lock_queue().finish(&question, said, self.now());
+        let changed = self.lock_queue().finish(&query, result, self.now());
         for revision in changed {
             // The receiver is gone only when the controller stops.
             let _ = self.changed_tx.send(revision).await;
@@ -142,23 +142,23 @@ impl<S: PullSecretSource> DigestResolver<S> {
     /// Resolves one image to its digest, with the credentials of its account.
     async fn resolve_digest(
         &self,
-        question: &DigestQuery,
+        query: &DigestQuery,
         timeout: Duration,
     ) -> Result<String, String> {
-        let tag = match ImageReference::parse(&question.image)? {
-            ImageReference::Digest => return Ok(question.image.clone()),
+        let tag = match ImageReference::parse(&query.image)? {
+            ImageReference::Digest => return Ok(query.image.clone()),
             ImageReference::Tag(tag) => tag,
         };
-        let secrets = self.secrets.pull_secrets(&question.account).await;
+        let secrets = self.secrets.pull_secrets(&query.account).await;
         let secrets =
             secrets.map_err(|why| format!("failed to initialize authentication: {why}"))?;
         let (keyring, unread) = Keyring::from_pull_secrets(&secrets);
         // As with the kubelet, a bad pull secret does not prevent a pull with the others.
         for why in unread {
-            warn!(namespace = question.account.namespace, why, "pull secret not used");
+            warn!(namespace = query.account.namespace, why, "pull secret not used");
         }
-        let asked = self.registries.query_digest(&tag, &keyring, timeout).await;
-        asked.map_err(|why| why.to_line())
+        let result = self.registries.query_digest(&tag, &keyring, timeout).await;
+        result.map_err(|why| why.to_line())
     }
 
     fn now(&self) -> UnixMillis {

@@ -14,7 +14,7 @@ use std::{
 use common::wire::NamespacedName;
 
 /// Time after a write within which a file may change again and keep its time stamp.
-pub(super) const RACY: Duration = Duration::from_millis(20);
+pub(super) const RACY_WINDOW: Duration = Duration::from_millis(20);
 
 /// Hash of a file's inode, length and time of the last change, which differs from one state to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl FileStamp {
 /// Returns true if a change from now on gets a new time stamp. It is also true for a time in the future, left by a
 /// clock that was set back: otherwise every check would read the file until the clock gets there.
 fn is_settled(changed: Duration, now: Duration) -> bool {
-    now.abs_diff(changed) > RACY
+    now.abs_diff(changed) > RACY_WINDOW
 }
 
 /// Stamp of a file as it was read, and the names in it; none where its path implies them.
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_file_is_settled_once_the_clock_is_somewhere_else() {
         let at = Duration::from_secs;
-        assert!(!is_settled(at(90_000), at(90_000) + RACY));
+        assert!(!is_settled(at(90_000), at(90_000) + RACY_WINDOW));
         assert!(is_settled(at(90_000), at(90_001)));
         assert!(is_settled(at(90_000), at(3_600)), "set back by a day");
     }

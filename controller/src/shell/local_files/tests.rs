@@ -4,10 +4,11 @@ use common::{
     local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{
-        ClientComponent, ComponentReplica, ConnectionPath as Way, PodObservation, RevisionActivity,
+        ClientComponent, ComponentReplica, ConnectionPath, PodObservation, RevisionActivity,
         ScaleDecision,
     },
 };
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::*;
@@ -89,7 +90,7 @@ fn decide_one_pod(shared: &ControllerRuntime) {
     shared.step(ControllerEvent::DecisionReceived(ScaleDecision {
         revision: NamespacedName::new("default", "hello-00001"),
         requested_scale: Some(1),
-        connection_path: Way::Direct,
+        connection_path: ConnectionPath::Direct,
         activator_count: 0,
         activity: RevisionActivity::Active,
         stable_load: 0.0,
@@ -121,7 +122,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
 }
 
 #[tokio::test]
-async fn a_manifest_becomes_objects_and_takes_them_with_it() {
+async fn objects_are_written_and_removed_with_their_manifest() {
     let temp = StateFolderFixture::new();
     let (shared, _orders) = new_runtime("b", 1);
     let shutdown = CancellationToken::new();
@@ -226,7 +227,7 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     let pod = second
         .with_machine(|machine| machine.route_message(&common::wire::RouteKey::Pod(uid.clone())));
     let Some(common::wire::RouteChange::Pod(pod)) = pod else { panic!("no pod") };
-    assert_eq!(pod.phase, common::wire::RoutingPhase::Ready, "until its agent says otherwise");
+    assert_eq!(pod.phase, common::wire::RoutingPhase::Ready, "until its agent reports");
 }
 
 #[tokio::test]
@@ -287,7 +288,7 @@ async fn a_rescan_reads_only_files_that_changed() {
     for at in 0..20 {
         fs::write(file(at), HELLO.replace("hello,", &format!("s-{at},"))).expect("written");
     }
-    tokio::time::sleep(manifest_index::RACY * 2).await;
+    tokio::time::sleep(manifest_index::RACY_WINDOW * 2).await;
     let (shared, _orders) = new_runtime("b", 1);
     let mut files = LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders");
     assert_eq!((files.files_read, files.changed_files()), (20, BTreeSet::new()));
@@ -304,7 +305,6 @@ async fn a_rescan_reads_only_files_that_changed() {
 #[tokio::test]
 async fn each_object_of_an_applied_service_is_written_once() {
     let temp = StateFolderFixture::new();
-    let shutdown = CancellationToken::new();
     let (shared, _orders) = new_runtime("b", 1);
     for at in 0..40 {
         let text = HELLO.replace("hello,", &format!("s-{at},"));
@@ -312,7 +312,6 @@ async fn each_object_of_an_applied_service_is_written_once() {
     }
     drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write_all_objects(&temp.0, &shared).await;
-    shutdown.cancel();
     let each = "service, configuration, route, revision and the two that tell how it scales";
     assert_eq!(shared.metrics.objects_written(), 6 * 40, "{each}");
 }

@@ -9,7 +9,7 @@ use kube::{
     api::DynamicObject,
     runtime::{
         WatchStreamExt as _,
-        watcher::{Config, Event as Seen, watcher},
+        watcher::{Config, Event, watcher},
     },
 };
 use tokio::sync::watch;
@@ -45,30 +45,30 @@ pub(super) async fn watch_client_pods(
         watcher(api, Config::default().fields(LIVING_PODS)).backoff(WatchBackoff::default())
     );
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
-    let (mut known_pods, mut named) = (BTreeSet::new(), BTreeSet::new());
-    let tell = |name: NamespacedName, client| {
+    let (mut known_pods, mut listed) = (BTreeSet::new(), BTreeSet::new());
+    let report = |name: NamespacedName, client| {
         shared.step(ControllerEvent::ClientPodObserved { name, pod: client })
     };
     while let Some(event) = events.next().await {
         match event {
-            Ok(Seen::Init) => named.clear(),
-            Ok(Seen::Apply(pod) | Seen::InitApply(pod)) => {
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
                 let name = pod_name(&pod);
-                named.insert(name.clone());
+                listed.insert(name.clone());
                 known_pods.insert(name.clone());
                 let client =
                     serde_json::to_value(pod).ok().as_ref().and_then(PolicyClientPod::from_pod);
-                tell(name, client);
+                report(name, client);
             }
-            Ok(Seen::Delete(pod)) => {
+            Ok(Event::Delete(pod)) => {
                 let name = pod_name(&pod);
                 known_pods.remove(&name);
-                tell(name, None);
+                report(name, None);
             }
-            Ok(Seen::InitDone) => {
-                let gone: Vec<NamespacedName> = known_pods.difference(&named).cloned().collect();
-                known_pods.retain(|it| named.contains(it));
-                gone.into_iter().for_each(|name| tell(name, None));
+            Ok(Event::InitDone) => {
+                let gone: Vec<NamespacedName> = known_pods.difference(&listed).cloned().collect();
+                known_pods.retain(|it| listed.contains(it));
+                gone.into_iter().for_each(|name| report(name, None));
             }
             Err(error) => {
                 warn!(error = %error_chain(&error), "watch of clients broke and is begun again")

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Kind of question; each has a path of its own at the server.
+/// Webhook that a review is for; each has a path of its own at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionHook {
     /// Path `/defaulting`: fill in defaults.
@@ -80,7 +80,7 @@ impl AdmissionSettings {
     }
 }
 
-/// Error of a request body that is no question.
+/// Error of a request body that is no review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewDecodeError {
     /// The body is not an AdmissionReview.

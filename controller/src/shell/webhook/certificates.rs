@@ -1,7 +1,8 @@
 //! Shell: certificate authority of the webhook and its server certificate, made here and kept in a Secret.
 //!
-//! Keys of the Secret are Knative's. The authority is valid for ten years and the certificate for thirty days. The
-//! leader renews the certificate after twenty days under the same authority, so that no client needs another one.
+//! The Secret's keys for certificates and the server's key are Knative's. The authority is valid for ten years and the
+//! certificate for thirty days. The leader renews the certificate after twenty days under the same authority, so that
+//! no client needs another one.
 
 use std::{
     collections::BTreeMap,
@@ -29,6 +30,7 @@ const CERTIFICATE_LIFETIME: Duration = days(30);
 const CERTIFICATE_RENEWAL_AGE: Duration = days(20);
 /// Allowance for differences between the clocks of machines.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+/// Keys of the Secret's data, each with one PEM text.
 const AUTHORITY_CERT_KEY: &str = "ca-cert.pem";
 const AUTHORITY_KEY_KEY: &str = "ca-key.pem";
 const SERVER_CERT_KEY: &str = "server-cert.pem";
@@ -77,7 +79,9 @@ pub struct WebhookCertBundle {
 impl std::fmt::Debug for WebhookCertBundle {
     /// Formats the bundle without its private keys.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Bundle").field("renew_after", &self.renew_after).finish_non_exhaustive()
+        out.debug_struct("WebhookCertBundle")
+            .field("renew_after", &self.renew_after)
+            .finish_non_exhaustive()
     }
 }
 
@@ -90,13 +94,13 @@ impl WebhookCertBundle {
     ) -> Result<Self, WebhookCertError> {
         let holds = |it: &&Self| !is_due(it.renew_authority_after, AUTHORITY_RENEWAL_AGE, now);
         // Clients trust the authority, so it outlives its certificates wherever possible.
-        let previous_certificate = previous.filter(holds);
-        let kept_issuer = match previous_certificate {
+        let usable_bundle = previous.filter(holds);
+        let kept_issuer = match usable_bundle {
             Some(it) => Self::issuer(&it.authority, &it.authority_key).ok(),
             None => None,
         };
         let (authority, authority_key, issuer, renew_authority_after) =
-            match (kept_issuer, previous_certificate) {
+            match (kept_issuer, usable_bundle) {
                 (Some(issuer), Some(it)) => (
                     it.authority.clone(),
                     it.authority_key.clone(),
@@ -132,7 +136,7 @@ impl WebhookCertBundle {
             || is_due(self.renew_authority_after, AUTHORITY_RENEWAL_AGE, now)
     }
 
-    /// Parses what [`data`](Self::to_secret_data) returns; `None` if a part is missing or invalid.
+    /// Parses the data that [`to_secret_data`](Self::to_secret_data) makes; `None` if a part is missing or invalid.
     pub fn from_secret_data(data: &BTreeMap<String, ByteString>) -> Option<Self> {
         let text = |key: &str| {
             let bytes = data.get(key)?;
@@ -208,7 +212,7 @@ impl WebhookCertResolver {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
-        // `connection` in `webhook.rs` serves HTTP/1.1 only.
+        // `serve_connection` in `webhook.rs` serves HTTP/1.1 only.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }

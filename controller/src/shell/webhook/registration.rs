@@ -10,18 +10,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ::kube::{
-    Api, Client, Resource,
-    api::{Patch, PatchParams, PostParams},
-};
 use http_body_util::Full;
 use hyper_util::rt::TokioIo;
-use k8s_openapi::{
-    ByteString,
-    api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-        core::v1::Secret,
-    },
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    core::v1::Secret,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
 };
 use rustls::{
     ClientConfig, RootCertStore,
@@ -37,8 +34,12 @@ use tracing::{info, warn};
 use super::{
     WebhookSettingsSource,
     certificates::{WebhookCertBundle, WebhookCertError, WebhookCertResolver},
+    configurations::{
+        CONFIG_WEBHOOK, DEFAULTING_WEBHOOK, VALIDATION_WEBHOOK, WebhookAddress,
+        webhook_configurations,
+    },
 };
-use crate::{model::knative::key, shell::api::leader_election::Leadership};
+use crate::shell::api::leader_election::Leadership;
 
 /// Field manager of the written objects.
 const WEBHOOK_FIELD_MANAGER: &str = "rouse";
@@ -46,65 +47,6 @@ const WEBHOOK_FIELD_MANAGER: &str = "rouse";
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// Wait before the next attempt after a failure, or while there is no certificate.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Addresses and names of the webhook.
-#[derive(Clone, Debug)]
-pub struct WebhookAddress {
-    /// Namespace of the installation, which holds Service and Secret.
-    pub namespace: String,
-    /// Name of the Service in front of the replicas' webhook ports, on port 443.
-    pub service: String,
-    /// Name of the Secret that holds the certificate.
-    pub secret: String,
-    /// Port at which this replica serves the webhook.
-    pub port: u16,
-    /// URL that the API server calls instead of the Service, such as `https://127.0.0.1:8443`. It is for an API server
-    /// outside a cluster, beside the controller.
-    pub url: Option<String>,
-}
-
-impl WebhookAddress {
-    /// Returns the place of the installation in `namespace`, with Knative's names.
-    pub fn new(namespace: &str, port: u16) -> Self {
-        Self {
-            namespace: namespace.into(),
-            service: "webhook".into(),
-            secret: "webhook-certs".into(),
-            port,
-            url: None,
-        }
-    }
-
-    /// Returns the host names under which the API server may call.
-    pub fn host_names(&self) -> Vec<String> {
-        let (service, namespace) = (&self.service, &self.namespace);
-        let mut names = vec![
-            service.clone(),
-            format!("{service}.{namespace}"),
-            format!("{service}.{namespace}.svc"),
-            format!("{service}.{namespace}.svc.cluster.local"),
-        ];
-        let host = self.url.as_deref().and_then(|url| url.split_once("://"));
-        names.extend(host.and_then(|(_, rest)| rest.split([':', '/']).next()).map(str::to_owned));
-        names
-    }
-
-    /// Returns the `clientConfig` by which the API server finds `path`.
-    fn client_config(&self, path: &str, bundle: &Value) -> Value {
-        match &self.url {
-            Some(url) => json!({"caBundle": bundle, "url": format!("{url}{path}")}),
-            None => json!({
-                "caBundle": bundle,
-                "service": {
-                    "name": self.service,
-                    "namespace": self.namespace,
-                    "path": path,
-                    "port": 443,
-                },
-            }),
-        }
-    }
-}
 
 /// Error that keeps the webhook from being registered.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +58,7 @@ pub enum WebhookRegistrationError {
         name: String,
         /// Error of the API server.
         #[source]
-        source: Box<::kube::Error>,
+        source: Box<kube::Error>,
     },
     /// The certificate could not be made or used.
     #[error(transparent)]
@@ -136,7 +78,7 @@ pub enum WebhookRegistrationError {
         name: &'static str,
         /// Error of the API server.
         #[source]
-        source: Box<::kube::Error>,
+        source: Box<kube::Error>,
     },
 }
 
@@ -152,9 +94,10 @@ pub async fn keep_registered(
     let mut registered = None;
     loop {
         let is_leader = leadership.may_write();
-        let binds = settings().bind_pods;
-        let once = check_once(&client, &address, &certificates, is_leader, binds, &mut registered);
-        let wait = match once.await {
+        let bind_pods = settings().bind_pods;
+        let check =
+            check_once(&client, &address, &certificates, is_leader, bind_pods, &mut registered);
+        let wait = match check.await {
             Ok(true) => CHECK_INTERVAL,
             // The leader is about to make the certificate, and the API server may call this replica as soon as it
             // exists.
@@ -167,14 +110,14 @@ pub async fn keep_registered(
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = leadership_changed(&mut leadership, is_leader) => {}
+            () = wait_for_leadership_change(&mut leadership, is_leader) => {}
             () = shutdown.cancelled() => return,
         }
     }
 }
 
 /// Waits until the lease was won or lost; renewals do not count.
-async fn leadership_changed(leadership: &mut Leadership, is_leader: bool) {
+async fn wait_for_leadership_change(leadership: &mut Leadership, is_leader: bool) {
     while leadership.may_write() == is_leader {
         leadership.changed().await;
     }
@@ -186,7 +129,7 @@ async fn check_once(
     address: &WebhookAddress,
     certificates: &Arc<WebhookCertResolver>,
     is_leader: bool,
-    binds: bool,
+    bind_pods: bool,
     registered: &mut Option<WebhookCertBundle>,
 ) -> Result<bool, WebhookRegistrationError> {
     let bundle = load_or_renew_bundle(client, address, is_leader, SystemTime::now()).await?;
@@ -201,7 +144,7 @@ async fn check_once(
     }
     // This order matters: a registered webhook that does not respond blocks all writes (`failurePolicy: Fail`).
     check_self_call(address, &bundle).await?;
-    apply_registrations(client, address, &bundle, binds).await?;
+    apply_registrations(client, address, &bundle, bind_pods).await?;
     if registered.as_ref() != Some(&bundle) {
         info!(service = address.service, "webhook registered");
         *registered = Some(bundle);
@@ -216,7 +159,7 @@ async fn load_or_renew_bundle(
     is_leader: bool,
     now: SystemTime,
 ) -> Result<Option<WebhookCertBundle>, WebhookRegistrationError> {
-    let failed = |source: ::kube::Error| WebhookRegistrationError::Secret {
+    let failed = |source: kube::Error| WebhookRegistrationError::Secret {
         name: address.secret.clone(),
         source: Box::new(source),
     };
@@ -304,9 +247,9 @@ async fn apply_registrations(
     client: &Client,
     address: &WebhookAddress,
     bundle: &WebhookCertBundle,
-    binds: bool,
+    bind_pods: bool,
 ) -> Result<(), WebhookRegistrationError> {
-    let (mutating, validating) = webhook_configurations(address, &bundle.authority, binds);
+    let (mutating, validating) = webhook_configurations(address, &bundle.authority, bind_pods);
     apply_configuration::<MutatingWebhookConfiguration>(client, DEFAULTING_WEBHOOK, &mutating)
         .await?;
     apply_configuration::<ValidatingWebhookConfiguration>(
@@ -338,121 +281,4 @@ where
     applied
         .map_err(|source| WebhookRegistrationError::Register { name, source: Box::new(source) })?;
     Ok(())
-}
-
-/// Names of the webhooks as in Knative, since error messages show them.
-const DEFAULTING_WEBHOOK: &str = "webhook.serving.knative.dev";
-const VALIDATION_WEBHOOK: &str = "validation.webhook.serving.knative.dev";
-const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
-/// Name of the webhook that binds pods, which Knative does not have.
-const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
-
-/// Returns the registrations: the objects that the API server must submit to the webhook, and the webhook's address.
-pub(super) fn webhook_configurations(
-    place: &WebhookAddress,
-    authority: &str,
-    binds: bool,
-) -> (Value, [Value; 2]) {
-    let bundle =
-        serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
-    let hook = |name: &str, path: &str, rules: Value| {
-        json!({
-            "name": name,
-            "admissionReviewVersions": ["v1"],
-            "clientConfig": place.client_config(path, &bundle),
-            "failurePolicy": "Fail",
-            "matchPolicy": "Equivalent",
-            "rules": rules,
-            "sideEffects": "None",
-            "timeoutSeconds": 10,
-        })
-    };
-    let whole = |kind: &str, name: &str, hook: Value| {
-        json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": kind,
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "rouse"}},
-            "webhooks": [hook],
-        })
-    };
-    let mut defaulting = hook(DEFAULTING_WEBHOOK, "/defaulting", object_rules(false));
-    // Additions of other webhooks, such as a volume, get their defaults, too.
-    defaulting["reinvocationPolicy"] = "IfNeeded".into();
-    let validation = hook(VALIDATION_WEBHOOK, "/resource-validation", object_rules(true));
-    let mut config = hook(CONFIG_WEBHOOK, "/config-validation", config_map_rules());
-    config["namespaceSelector"] =
-        json!({"matchLabels": {"kubernetes.io/metadata.name": place.namespace}});
-    // ConfigMaps of a former Knative installation are checked as well.
-    let names = ["knative-serving", "rouse"];
-    config["objectSelector"] = json!({
-        "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": names}],
-    });
-    let mut mutating = whole("MutatingWebhookConfiguration", DEFAULTING_WEBHOOK, defaulting);
-    if binds && let Some(hooks) = mutating["webhooks"].as_array_mut() {
-        hooks.push(make_optional(hook(BINDING_WEBHOOK, "/binding", pod_rules())));
-    }
-    let validating = "ValidatingWebhookConfiguration";
-    (
-        mutating,
-        [
-            whole(validating, VALIDATION_WEBHOOK, validation),
-            whole(validating, CONFIG_WEBHOOK, config),
-        ],
-    )
-}
-
-/// Makes the binding webhook optional: no write depends on it, since the scheduler finds a node as well.
-fn make_optional(mut hook: Value) -> Value {
-    hook["failurePolicy"] = "Ignore".into();
-    hook["timeoutSeconds"] = 1.into();
-    hook["objectSelector"] =
-        json!({"matchExpressions": [{"key": key::REVISION_UID, "operator": "Exists"}]});
-    hook
-}
-
-fn pod_rules() -> Value {
-    json!([{
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "resources": ["pods"],
-        "operations": ["CREATE"],
-        "scope": "Namespaced",
-    }])
-}
-
-/// Returns the rules for Rouse's kinds, without subresources: the controller writes statuses, and those writes must not
-/// depend on a webhook.
-fn object_rules(with_claims: bool) -> Value {
-    let rule = |group: &str, versions: &[&str], resources: &[&str], scope: &str| {
-        json!({
-            "apiGroups": [group],
-            "apiVersions": versions,
-            "resources": resources,
-            "operations": ["CREATE", "UPDATE"],
-            "scope": scope,
-        })
-    };
-    let serving = ["services", "configurations", "revisions", "routes"];
-    let autoscaling = ["podautoscalers", "metrics"];
-    let networking = "networking.internal.knative.dev";
-    let mut rules = vec![
-        rule("serving.knative.dev", &["v1"], &serving, "Namespaced"),
-        rule("serving.knative.dev", &["v1beta1"], &["domainmappings"], "Namespaced"),
-        rule("autoscaling.internal.knative.dev", &["v1alpha1"], &autoscaling, "Namespaced"),
-        rule(networking, &["v1alpha1"], &["serverlessservices"], "Namespaced"),
-    ];
-    if with_claims {
-        rules.push(rule(networking, &["v1alpha1"], &["clusterdomainclaims"], "Cluster"));
-    }
-    rules.into()
-}
-
-fn config_map_rules() -> Value {
-    json!([{
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "resources": ["configmaps"],
-        "operations": ["CREATE", "UPDATE"],
-        "scope": "Namespaced",
-    }])
 }

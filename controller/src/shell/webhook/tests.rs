@@ -4,7 +4,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{
     certificates::WebhookCertBundle,
-    registration::{WebhookAddress, check_self_call},
+    configurations::{WebhookAddress, webhook_configurations},
+    registration::check_self_call,
     *,
 };
 use crate::model::config_maps::Configs;
@@ -38,12 +39,12 @@ fn a_certificate_made_while_the_clock_was_ahead_is_replaced() {
     let ahead = make_bundle(None, now + DAY);
     assert!(ahead.is_due(now), "the API server would refuse it for a day");
     let renewed = make_bundle(Some(&ahead), now);
-    assert_ne!(renewed.authority, ahead.authority, "it looks at both");
+    assert_ne!(renewed.authority, ahead.authority, "the authority was made too early as well");
     assert!(!renewed.is_due(now));
-    let of_old = make_bundle(Some(&renewed), now + DAY * 2);
-    assert_eq!(of_old.authority, renewed.authority);
-    assert!(of_old.is_due(now), "the authority holds, what it signed does not");
-    assert_eq!(make_bundle(Some(&of_old), now).authority, renewed.authority);
+    let later = make_bundle(Some(&renewed), now + DAY * 2);
+    assert_eq!(later.authority, renewed.authority);
+    assert!(later.is_due(now), "the authority holds, what it signed does not");
+    assert_eq!(make_bundle(Some(&later), now).authority, renewed.authority);
     assert!(!renewed.is_due(now - Duration::from_secs(3_500)), "clocks of machines differ");
 }
 
@@ -52,7 +53,7 @@ fn a_secrets_bundle_is_read_back_or_replaced() {
     let bundle = make_bundle(None, SystemTime::now());
     let mut data = bundle.to_secret_data();
     assert_eq!(WebhookCertBundle::from_secret_data(&data), Some(bundle));
-    let other = self::make_bundle(None, SystemTime::now()).to_secret_data();
+    let other = make_bundle(None, SystemTime::now()).to_secret_data();
     data.insert("server-key.pem".into(), other["server-key.pem"].clone());
     assert_eq!(WebhookCertBundle::from_secret_data(&data), None, "a key of another certificate");
     data.remove("ca-cert.pem");
@@ -93,7 +94,7 @@ async fn start_server() -> WebhookServerFixture {
 }
 
 #[tokio::test]
-async fn questions_are_answered_over_tls_and_another_certificate_takes_over() {
+async fn reviews_are_answered_over_tls_and_the_certificate_can_be_replaced() {
     let server = start_server().await;
     let first = make_bundle(None, SystemTime::now());
     assert!(check_self_call(&server.address, &first).await.is_err(), "no certificate yet");
@@ -110,15 +111,15 @@ async fn questions_are_answered_over_tls_and_another_certificate_takes_over() {
 }
 
 #[tokio::test]
-async fn rubbish_ends_its_own_connection_only() {
+async fn a_connection_without_tls_ends_alone() {
     let server = start_server().await;
     let bundle = make_bundle(None, SystemTime::now());
     server.certificates.set(&bundle).expect("usable");
-    let mut rubbish = TcpStream::connect(("127.0.0.1", server.address.port)).await.expect("open");
-    rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
+    let mut plain = TcpStream::connect(("127.0.0.1", server.address.port)).await.expect("open");
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
     let mut response = Vec::new();
     // The server sends an alert or a reset; neither is a response.
-    let _ = rubbish.read_to_end(&mut response).await;
+    let _ = plain.read_to_end(&mut response).await;
     assert!(!response.starts_with(b"HTTP"), "{response:?}");
     check_self_call(&server.address, &bundle).await.expect("answered");
 }
@@ -129,9 +130,9 @@ fn the_binding_webhook_is_registered_if_bind_pods_is_set() {
         let mut configs = Configs::default();
         let data = data.iter().map(|&(key, text)| (key.into(), text.into())).collect();
         configs.update("config-deployment", Some(&data));
-        let binds = AdmissionSettings::from_configs(&configs, "cluster.local").bind_pods;
+        let bind_pods = AdmissionSettings::from_configs(&configs, "cluster.local").bind_pods;
         let (mutating, _) =
-            registration::webhook_configurations(&WebhookAddress::new("rouse", 8443), "", binds);
+            webhook_configurations(&WebhookAddress::new("rouse", 8443), "", bind_pods);
         mutating["webhooks"].as_array().map_or(0, Vec::len)
     };
     assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), (1, 2));

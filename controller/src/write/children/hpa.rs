@@ -23,13 +23,13 @@ pub struct HpaParameters<'a> {
 /// Builds the HorizontalPodAutoscaler, which scales the Revision instead of Rouse's autoscaler.
 pub fn horizontal_pod_autoscaler(
     revision: &RevisionView<'_>,
-    parts: HpaParameters<'_>,
+    parameters: HpaParameters<'_>,
 ) -> ChildObject {
     // As in Knative, the PodAutoscaler is the owner and not the Revision.
     let owner = OwnerObject {
         resource: ResourceKind::PodAutoscaler,
         name: revision.name,
-        uid: parts.owner,
+        uid: parameters.owner,
     };
     let mut meta = meta::child_meta(revision, revision.name.into());
     meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
@@ -42,10 +42,10 @@ pub fn horizontal_pod_autoscaler(
             "name": names::deployment_name(revision.name),
         },
         // The API requires `maxReplicas`, so no limit is the largest number.
-        "maxReplicas": if parts.max == 0 { i32::MAX } else { bound(parts.max) },
+        "maxReplicas": if parameters.max == 0 { i32::MAX } else { bound(parameters.max) },
     });
-    if parts.min > 0 {
-        spec["minReplicas"] = json!(bound(parts.min));
+    if parameters.min > 0 {
+        spec["minReplicas"] = json!(bound(parameters.min));
     }
     if let Some(metric) = metric_spec(revision) {
         spec["metrics"] = json!([metric]);
@@ -71,7 +71,7 @@ fn metric_spec(revision: &RevisionView<'_>) -> Option<Value> {
         // Knative rounds only the utilization up; the other targets lose their decimals.
         "cpu" => json!({"type": "Resource", "resource": {
             "name": "cpu",
-            "target": {"type": "Utilization", "averageUtilization": self::truncate_to_i64(target.ceil())},
+            "target": {"type": "Utilization", "averageUtilization": truncate_to_i64(target.ceil())},
         }}),
         "memory" => json!({"type": "Resource", "resource": {
             "name": "memory",

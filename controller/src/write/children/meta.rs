@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::RevisionView;
-use crate::model::knative::key;
+use crate::model::{knative::key, scale_policy::AUTOSCALING_PREFIX};
 
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
-const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];
+const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, key::ROUTE];
 /// Annotations of a Revision that its children do not inherit: most change while it runs.
 const UNINHERITED_ANNOTATIONS: [&str; 6] = [
     "serving.knative.dev/lastPinned",
@@ -18,8 +18,6 @@ const UNINHERITED_ANNOTATIONS: [&str; 6] = [
     key::INITIAL_SCALE_REACHED,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
-/// Prefix of annotations for the autoscaler. Only objects that describe scale carry them.
-const AUTOSCALING_PREFIX: &str = "autoscaling.knative.dev/";
 /// Label that groups pods in dashboards without knowledge of Knative.
 const APP_LABEL: &str = "app";
 
@@ -37,7 +35,7 @@ pub fn child_labels(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Annotations of a Revision's children, without those of autoscaling.
+/// Annotations of a Revision's children, without those of autoscaling: only objects that describe scale carry them.
 pub fn child_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = scaling_annotations(revision);
     annotations.retain(|key, _| !key.starts_with(AUTOSCALING_PREFIX));

@@ -121,7 +121,7 @@ impl PlaceholderSpec<'_> {
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = self.labels.clone();
         labels.remove(key::VISIBILITY);
-        labels.insert(route_label_key().into(), self.route.into());
+        labels.insert(key::ROUTE.into(), self.route.into());
         if !self.service.is_empty() {
             labels.insert(key::SERVICE.into(), self.service.into());
         }
@@ -142,11 +142,6 @@ impl PlaceholderSpec<'_> {
     pub fn owner(&self) -> OwnerObject<'_> {
         OwnerObject { resource: ResourceKind::Route, name: self.route, uid: self.uid }
     }
-}
-
-/// Label key for the Route that a child belongs to.
-const fn route_label_key() -> &'static str {
-    "serving.knative.dev/route"
 }
 
 /// Builds the placeholder, which gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name

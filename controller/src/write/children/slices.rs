@@ -59,7 +59,7 @@ pub fn route_name_slices(
     activators: &[SliceEndpoint],
     count: usize,
 ) -> Vec<ChildObject> {
-    let chosen = choose_endpoints(&format!("{}/{}", of.namespace, of.name()), activators, count);
+    let chosen = choose_activators(&format!("{}/{}", of.namespace, of.name()), activators, count);
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
     // A slice has one address type, so each family has a slice of its own.
@@ -106,7 +106,7 @@ pub fn revision_slice(
     let (backends, port) = match pods {
         [] => {
             let target = format!("{}/{}", revision.namespace, revision.name);
-            (choose_endpoints(&target, activators, count), INTERNAL_PORT)
+            (choose_activators(&target, activators, count), INTERNAL_PORT)
         }
         pods => (pods.iter().collect(), port),
     };
@@ -134,29 +134,29 @@ pub fn revision_slice(
     Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
 
-/// The activators that a name uses: a subset of those that are able, sorted by pod.
-fn choose_endpoints<'a>(
+/// The activators that a name uses: a subset of the usable ones, sorted by pod.
+fn choose_activators<'a>(
     target: &str,
     activators: &'a [SliceEndpoint],
     count: usize,
 ) -> Vec<&'a SliceEndpoint> {
     let staying = |it: &&SliceEndpoint| !it.terminating && !it.addresses.is_empty();
-    let mut able: Vec<&SliceEndpoint> =
+    let mut usable: Vec<&SliceEndpoint> =
         activators.iter().filter(|it| it.ready).filter(staying).collect();
-    if able.is_empty() {
-        able = activators.iter().filter(staying).collect();
+    if usable.is_empty() {
+        usable = activators.iter().filter(staying).collect();
     }
-    if able.is_empty() {
+    if usable.is_empty() {
         // Stopping activators serve until no slice lists them; without a slice, no client would reach the service.
-        able = activators.iter().filter(|it| !it.addresses.is_empty()).collect();
+        usable = activators.iter().filter(|it| !it.addresses.is_empty()).collect();
     }
-    let names = able.iter().map(|it| it.pod.as_str());
-    let count = if count == 0 { able.len() } else { count };
+    let names = usable.iter().map(|it| it.pod.as_str());
+    let count = if count == 0 { usable.len() } else { count };
     let subset = subset::choose_subset(names, count, target);
-    able.retain(|it| subset.contains(it.pod.as_str()));
+    usable.retain(|it| subset.contains(it.pod.as_str()));
     // A stable order: otherwise an equal slice would be written again.
-    able.sort_by(|a, b| a.pod.cmp(&b.pod));
-    able
+    usable.sort_by(|a, b| a.pod.cmp(&b.pod));
+    usable
 }
 
 /// Address family of a slice.
@@ -180,21 +180,21 @@ impl IpFamily {
     }
 }
 
-fn to_endpoint(activator: &SliceEndpoint, family: IpFamily) -> Option<Endpoint> {
-    let address = activator.addresses.iter().find(|it| IpFamily::of(**it) == family)?;
+fn to_endpoint(endpoint: &SliceEndpoint, family: IpFamily) -> Option<Endpoint> {
+    let address = endpoint.addresses.iter().find(|it| IpFamily::of(**it) == family)?;
     Some(Endpoint {
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {
-            ready: Some(activator.ready),
-            serving: Some(activator.ready),
-            terminating: Some(activator.terminating),
+            ready: Some(endpoint.ready),
+            serving: Some(endpoint.ready),
+            terminating: Some(endpoint.terminating),
         }),
-        node_name: Some(activator.node.clone()).filter(|it| !it.is_empty()),
-        zone: Some(activator.zone.clone()).filter(|it| !it.is_empty()),
+        node_name: Some(endpoint.node.clone()).filter(|it| !it.is_empty()),
+        zone: Some(endpoint.zone.clone()).filter(|it| !it.is_empty()),
         target_ref: Some(ObjectReference {
             kind: Some("Pod".into()),
-            namespace: Some(activator.namespace.clone()),
-            name: Some(activator.pod.clone()),
+            namespace: Some(endpoint.namespace.clone()),
+            name: Some(endpoint.pod.clone()),
             ..ObjectReference::default()
         }),
         ..Endpoint::default()

@@ -106,7 +106,7 @@ fn addresses(slice: &ChildObject) -> Vec<&str> {
     endpoints.iter().filter_map(|it| at(it, "/addresses/0").as_str()).collect()
 }
 
-fn spread() -> Value {
+fn spread_affinity() -> Value {
     json!({"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
         "weight": 100,
         "podAffinityTerm": {
@@ -168,8 +168,8 @@ fn a_plain_revision_becomes_this_deployment() {
                     },
                 },
                 "spec": {
-                    "affinity": spread(), "containers": [container], "enableServiceLinks": false,
-                    "terminationGracePeriodSeconds": 60,
+                    "affinity": spread_affinity(), "containers": [container],
+                    "enableServiceLinks": false, "terminationGracePeriodSeconds": 60,
                 },
             },
         },
@@ -211,8 +211,8 @@ fn only_the_container_with_ports_serves() {
     assert_eq!((&main["ports"], &main["tty"]), (&ports, &Value::Null));
     assert_eq!(main["terminationMessagePolicy"], "File");
     assert_eq!(at(main, "/readinessProbe/grpc/port"), 9000);
-    assert_eq!(at(main, "/livenessProbe/httpGet/port"), 9000, "liveness asks what serves");
-    assert_eq!(at(main, "/startupProbe/httpGet/port"), 1234, "startup asks as written");
+    assert_eq!(at(main, "/livenessProbe/httpGet/port"), 9000, "the serving port");
+    assert_eq!(at(main, "/startupProbe/httpGet/port"), 1234, "its own port");
     assert_eq!(at(pod(&body), "/initContainers/0/lifecycle"), &Value::Null);
     let default = at(&body, "/spec/template/metadata/annotations");
     assert_eq!(default["kubectl.kubernetes.io/default-container"], "main");
@@ -242,7 +242,7 @@ fn probes_that_name_the_serving_port_get_its_number() {
 
 /// Knative's sidecar accepts schemes in any case, and the API server refuses lower case in the pod.
 #[test]
-fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
+fn the_scheme_of_a_readiness_probe_is_written_in_upper_case() {
     for (written, scheme) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
         let probe = json!({"httpGet": {"path": "/", "port": 9000, "scheme": written}});
         let sidecar = json!({"name": "beside", "image": "beside", "readinessProbe": probe});
@@ -311,14 +311,14 @@ fn operators_choose_token_affinity_links_class_and_deadline() {
     assert_eq!(
         spec["automountServiceAccountToken"],
         Value::Null,
-        "an account that is named is meant"
+        "the default applies only to pods without an account"
     );
     assert_eq!(spec["runtimeClassName"], "own");
     assert_eq!(at(&body, "/spec/progressDeadlineSeconds"), 90);
 }
 
 #[test]
-fn a_pod_on_its_nodes_network_does_not_ask_the_agent() {
+fn a_pod_on_its_nodes_network_has_no_pre_stop_hook() {
     let mut fixture = ChildrenFixture::plain();
     fixture.spec.pod.host_network = Some(true);
     let body = fixture.deployment(&DeploymentSettings::default());
@@ -367,14 +367,14 @@ fn tools_see_how_a_revision_scales() {
 #[test]
 fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_families() {
     let fixture = ChildrenFixture::plain();
-    let parts = RevisionScaleInputs {
+    let inputs = RevisionScaleInputs {
         replicas: 0,
         reachability: RevisionReachability::Reachable,
         mode: ServerlessServiceMode::Proxy,
         activators: 2,
     };
     let of_revision =
-        revision_children(&fixture.revision(), &DeploymentSettings::default(), &parts);
+        revision_children(&fixture.revision(), &DeploymentSettings::default(), &inputs);
     let of_route =
         |names: &[&str]| 1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2).len();
     // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
@@ -469,7 +469,7 @@ fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready()
     );
 }
 
-fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
+fn hpa_body(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
     let named = |(name, value): &(&str, &str)| {
         (format!("autoscaling.knative.dev/{name}"), (*value).to_owned())
     };
@@ -484,8 +484,8 @@ fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
 
 /// Expected values are those of knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.
 #[test]
-fn kubernetes_scales_by_what_knative_would_tell_it() {
-    let object = horizontal(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);
+fn the_hpa_has_the_values_that_knative_would_set() {
+    let object = hpa_body(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);
     assert_eq!(object["apiVersion"], "autoscaling/v2");
     assert_eq!(object["kind"], "HorizontalPodAutoscaler");
     let owner = &object["metadata"]["ownerReferences"][0];
@@ -497,7 +497,7 @@ fn kubernetes_scales_by_what_knative_would_tell_it() {
     let bare = |spec: &Value| (spec["minReplicas"].clone(), spec["maxReplicas"].clone());
     assert_eq!(bare(&object["spec"]), (Value::Null, json!(i32::MAX)));
     assert_eq!(object["spec"].get("metrics"), None, "Kubernetes has a default of its own");
-    let spec = horizontal(&[("target", "50.5"), ("metric", "cpu"), ("window", "1m30s")], 2, 5);
+    let spec = hpa_body(&[("target", "50.5"), ("metric", "cpu"), ("window", "1m30s")], 2, 5);
     let spec = &spec["spec"];
     assert_eq!(bare(spec), (json!(2), json!(5)));
     let cpu = json!([{"type": "Resource", "resource": {
@@ -509,9 +509,9 @@ fn kubernetes_scales_by_what_knative_would_tell_it() {
 }
 
 #[test]
-fn memory_and_metrics_of_others_are_quantities() {
+fn targets_of_memory_and_custom_metrics_are_quantities() {
     let target_of = |metric: &str, target: &str| {
-        horizontal(&[("metric", metric), ("target", target)], 0, 0)["spec"]["metrics"][0].clone()
+        hpa_body(&[("metric", metric), ("target", target)], 0, 0)["spec"]["metrics"][0].clone()
     };
     for (target, quantity) in
         [("200", "200Mi"), ("1024", "1Gi"), ("1536", "1536Mi"), ("1.9", "1Mi")]

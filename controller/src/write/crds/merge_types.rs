@@ -43,11 +43,13 @@ pub(super) fn add_merge_types(kind: &str, root: &mut Value) {
     if let Some(name) = field_schema(pod, "imagePullSecrets.name") {
         name["default"] = "".into();
     }
-    mark_atomic(pod, "imagePullSecrets", "items", "x-kubernetes-map-type");
-    mark_atomic(pod, "nodeSelector", "", "x-kubernetes-map-type");
-    mark_atomic(pod, "volumes.configMap", "", "x-kubernetes-map-type");
-    mark_atomic(pod, "volumes.configMap.items", "", "x-kubernetes-list-type");
-    mark_atomic(pod, "volumes.secret.items", "", "x-kubernetes-list-type");
+    if let Some(secrets) = field_schema(pod, "imagePullSecrets") {
+        secrets["items"]["x-kubernetes-map-type"] = "atomic".into();
+    }
+    mark_atomic(pod, "nodeSelector", "x-kubernetes-map-type");
+    mark_atomic(pod, "volumes.configMap", "x-kubernetes-map-type");
+    mark_atomic(pod, "volumes.configMap.items", "x-kubernetes-list-type");
+    mark_atomic(pod, "volumes.secret.items", "x-kubernetes-list-type");
     mark_projected_volumes(pod);
     for containers in ["containers", "initContainers"] {
         // A field that the mask leaves out has no schema to mark.
@@ -58,14 +60,14 @@ pub(super) fn add_merge_types(kind: &str, root: &mut Value) {
             mark_map_list(container, list, key);
         }
         for list in ATOMIC_CONTAINER_LISTS {
-            mark_atomic(container, list, "", "x-kubernetes-list-type");
+            mark_atomic(container, list, "x-kubernetes-list-type");
         }
         for reference in ATOMIC_CONTAINER_OBJECTS {
-            mark_atomic(container, reference, "", "x-kubernetes-map-type");
+            mark_atomic(container, reference, "x-kubernetes-map-type");
         }
         for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
             for list in ["exec.command", "httpGet.httpHeaders"] {
-                mark_atomic(container, &format!("{probe}.{list}"), "", "x-kubernetes-list-type");
+                mark_atomic(container, &format!("{probe}.{list}"), "x-kubernetes-list-type");
             }
         }
     }
@@ -74,14 +76,14 @@ pub(super) fn add_merge_types(kind: &str, root: &mut Value) {
 /// Marks the sources of projected volumes as atomic.
 fn mark_projected_volumes(pod: &mut Value) {
     let sources = "volumes.projected.sources";
-    mark_atomic(pod, sources, "", "x-kubernetes-list-type");
+    mark_atomic(pod, sources, "x-kubernetes-list-type");
     for source in ["configMap", "downwardAPI", "secret"] {
-        mark_atomic(pod, &format!("{sources}.{source}.items"), "", "x-kubernetes-list-type");
+        mark_atomic(pod, &format!("{sources}.{source}.items"), "x-kubernetes-list-type");
     }
     for reference in
         ["configMap", "secret", "downwardAPI.items.fieldRef", "downwardAPI.items.resourceFieldRef"]
     {
-        mark_atomic(pod, &format!("{sources}.{reference}"), "", "x-kubernetes-map-type");
+        mark_atomic(pod, &format!("{sources}.{reference}"), "x-kubernetes-map-type");
     }
 }
 
@@ -96,13 +98,11 @@ fn field_schema<'a>(mut value: &'a mut Value, path: &str) -> Option<&'a mut Valu
     Some(value)
 }
 
-/// Marks the field at a path, or its part `inner`, as atomic.
-fn mark_atomic(value: &mut Value, path: &str, inner: &str, mark: &str) {
-    let Some(mut value) = field_schema(value, path) else { return };
-    if !inner.is_empty() {
-        value = &mut value[inner];
+/// Marks the field at a path as atomic. `mark` is the keyword for a list or for an object.
+fn mark_atomic(value: &mut Value, path: &str, mark: &str) {
+    if let Some(field) = field_schema(value, path) {
+        field[mark] = "atomic".into();
     }
-    value[mark] = "atomic".into();
 }
 
 /// Marks a list as a map with this key. apiextensions wants map keys required and not nullable.

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 /// Greatest number of traffic targets of a Route. Knative has no bound; no practical Route is longer.
 const MAX_TRAFFIC_TARGETS: u32 = 1000;
 
+/// Greatest length of a qualified name: a prefix of 253 characters, a slash and a name of 63.
+const MAX_QUALIFIED_NAME: u32 = 253 + 1 + 63;
+
 /// Adds rules and defaults to the schema of a whole object.
 pub(super) fn add_rules(kind: &str, root: &mut Value) {
     match kind {
@@ -87,7 +90,7 @@ fn add_traffic_rules(root: &mut Value, owner: TrafficOwner) {
     }
     let fields = &mut items["properties"];
     for name in ["revisionName", "configurationName", "tag"] {
-        fields[name]["maxLength"] = 317.into();
+        fields[name]["maxLength"] = MAX_QUALIFIED_NAME.into();
     }
     fields["url"]["maxLength"] = 2048.into();
     fields["percent"]["x-kubernetes-validations"] = json!([{

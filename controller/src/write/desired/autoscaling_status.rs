@@ -18,13 +18,8 @@ use crate::{
 /// Smallest number of activators that Knative assigns to a Revision.
 const MIN_ACTIVATORS: i32 = 2;
 
-/// Returns one condition; with `info` it has the severity of mere information.
-fn render_condition(
-    name: &str,
-    condition: &ConditionStatus,
-    since: UnixMillis,
-    info: bool,
-) -> Value {
+/// Returns one condition in the form of a status.
+fn render_condition(name: &str, condition: &ConditionStatus, since: UnixMillis) -> Value {
     let (status, reason) = match condition {
         ConditionStatus::True(reason) => ("True", reason.clone()),
         ConditionStatus::Unknown(reason) => ("Unknown", reason.clone()),
@@ -37,9 +32,6 @@ fn render_condition(
                 out[field] = json!(text);
             }
         }
-    }
-    if info {
-        out["severity"] = json!("Info");
     }
     out
 }
@@ -64,9 +56,10 @@ pub(super) fn pod_autoscaler_status(
     };
     let (populated_at, populated) = endpoints_populated(revision);
     // Knative's rule: the first false condition, else the first unknown one, else true.
-    let ready = [&active, &initialized, &populated];
-    let worst = ready.iter().find(|it| matches!(it, ConditionStatus::False(_)));
-    let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
+    let dependents = [&active, &initialized, &populated];
+    let worst = dependents.iter().find(|it| matches!(it, ConditionStatus::False(_)));
+    let worst =
+        worst.or_else(|| dependents.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
     let ready = worst.map_or(ConditionStatus::True(None), |it| (**it).clone());
     let decision =
         render::decision_annotation(cluster, &NamespacedName::new(namespace, &*revision.name));
@@ -76,10 +69,10 @@ pub(super) fn pod_autoscaler_status(
         "desiredScale": revision.scaling.requested_scale,
         "actualScale": revision.scaling.actual_scale,
         "conditions": [
-            render_condition("Active", &active, at, false),
-            render_condition("Ready", &ready, at, false),
-            render_condition("SKSReady", &populated, populated_at, false),
-            render_condition("ScaleTargetInitialized", &initialized, revision.meta.created, false),
+            render_condition("Active", &active, at),
+            render_condition("Ready", &ready, at),
+            render_condition("SKSReady", &populated, populated_at),
+            render_condition("ScaleTargetInitialized", &initialized, revision.meta.created),
         ],
     });
     if !decision.is_empty() {
@@ -131,13 +124,16 @@ pub(super) fn serverless_service_status(
         ServerlessServiceMode::Proxy => ConditionStatus::True(None),
         ServerlessServiceMode::Serve => ConditionStatus::False(ConditionReason::new("", "")),
     };
+    let mut activators = render_condition("ActivatorEndpointsPopulated", &activators, at);
+    // With this severity the condition does not count for `Ready`.
+    activators["severity"] = json!("Info");
     json!({
         "serviceName": &*revision.name,
         "privateServiceName": names::private_service_name(&revision.name),
         "conditions": [
-            render_condition("ActivatorEndpointsPopulated", &activators, at, true),
-            render_condition("EndpointsPopulated", &populated, at, false),
-            render_condition("Ready", &populated, at, false),
+            activators,
+            render_condition("EndpointsPopulated", &populated, at),
+            render_condition("Ready", &populated, at),
         ],
     })
 }

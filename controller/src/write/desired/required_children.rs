@@ -28,23 +28,27 @@ pub fn required_children(cluster: &ClusterState, name: &NamespacedName) -> Vec<R
     let Some(configuration) = app.configuration.as_ref().filter(|it| !it.is_terminating) else {
         return required_by_route(cluster, name, app).into_iter().collect();
     };
-    let full = |it: &AppRevision| NamespacedName::new(name.namespace.clone(), &*it.name);
+    let full_name = |it: &AppRevision| NamespacedName::new(name.namespace.clone(), &*it.name);
     let revisions = app.revisions.iter().filter(|it| !it.is_terminating && !it.is_deleted);
     let (planned, existing): (Vec<_>, Vec<_>) = revisions.partition(|it| !it.meta.exists());
     let keys = planned
         .into_iter()
-        .map(|it| ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, full(it)));
+        .map(|it| ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, full_name(it)));
     // Also without missing objects: the Configuration may carry an earlier error, which this clears.
     let owner = (ResourceKind::Configuration, name.clone(), configuration.meta.uid);
-    let first = RequiredChildren { owner, keys: keys.collect() };
+    let of_configuration = RequiredChildren { owner, keys: keys.collect() };
     let of_revisions = existing.into_iter().filter_map(|revision| {
-        let owner = (ResourceKind::Revision, full(revision), revision.meta.uid);
+        let owner = (ResourceKind::Revision, full_name(revision), revision.meta.uid);
         // No objects are made before tags are resolved to digests.
         let keys = (!revision.digests.is_empty())
             .then(|| required_by_revision(cluster, name, revision))?;
         Some(RequiredChildren { owner, keys })
     });
-    [first].into_iter().chain(of_revisions).chain(required_by_route(cluster, name, app)).collect()
+    [of_configuration]
+        .into_iter()
+        .chain(of_revisions)
+        .chain(required_by_route(cluster, name, app))
+        .collect()
 }
 
 fn required_by_revision(
@@ -64,10 +68,10 @@ fn required_by_route(
     app: &AppState,
 ) -> Option<RequiredChildren> {
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
-    let named = |pod: &String| {
+    let is_ready = |pod: &String| {
         cluster.activator_readiness(pod).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
     };
-    let has_activator = cluster.activators.pods.keys().any(named);
+    let has_activator = cluster.activators.pods.keys().any(is_ready);
     let mut keys = route_name_keys(name, app);
     keys.retain(|key| match key.resource {
         // There is one slice for each IP family of the activators; the IPv4 one stands for both.

@@ -1,0 +1,125 @@
+//! Pure: desired state of EndpointSlices.
+
+use common::wire::NamespacedName;
+
+use super::{LiveRevision, with_placeholder};
+use crate::{
+    decide::{
+        part_keys::{find_owner_revision, find_slice_route},
+        plan,
+    },
+    model::{
+        cluster_state::{
+            ActivatorReadiness, AppRevision, ClusterState, ParsedTemplate, RevisionPod,
+            RoutingState,
+        },
+        object::{DesiredState, ObjectPartKey, names},
+        scale_policy::AutoscalerClass,
+    },
+    write::children::{scaling, slices},
+};
+
+/// Number of activators in a name's slice (knative/serving `kpa.go`: never fewer than two).
+const ACTIVATORS_PER_SLICE: usize = 2;
+
+/// Returns the slice that the key names: of a Route's name, or of a Revision's own Service.
+pub(super) fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    // Empty, and so no Service's name, unless the key names an IPv6 slice.
+    let ipv6_service = NamespacedName::new(
+        key.name.namespace.as_str(),
+        key.name.name.strip_suffix(names::V6_SUFFIX).unwrap_or_default(),
+    );
+    let route = find_slice_route(cluster, &key.name);
+    let activators = slice_activators(cluster);
+    let Some((owner, allocation)) = route else {
+        return revision_slice(cluster, key, &ipv6_service, &activators);
+    };
+    let all = with_placeholder(cluster, &owner, allocation, |spec| {
+        slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE)
+    });
+    let Some(all) = all else { return DesiredState::Unmanaged };
+    let slice = all.into_iter().find(|it| it.name == key.name.name);
+    slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
+}
+
+/// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
+/// it. An activator of a removed installation has the same labels, but follows no controller and starts no Revision.
+fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
+    let activators =
+        cluster.activators.pods.keys().filter_map(|name| cluster.activator_readiness(name));
+    let activators = activators.filter(|(activator, readiness)| {
+        *readiness != ActivatorReadiness::Terminating
+            || cluster.activators.slices.lists_activator(&activator.name)
+    });
+    let activators = activators.map(|(activator, readiness)| slices::SliceEndpoint {
+        pod: activator.name.clone(),
+        namespace: cluster.settings.system_namespace.clone(),
+        node: activator.node.clone(),
+        zone: activator.zone.clone(),
+        addresses: activator.addresses.clone(),
+        ready: readiness == ActivatorReadiness::Ready,
+        terminating: readiness == ActivatorReadiness::Terminating,
+    });
+    activators.collect()
+}
+
+/// Returns the slice of a Revision's own Service; `ipv6_service` is the Service's name if the key names an IPv6 slice.
+fn revision_slice(
+    cluster: &ClusterState,
+    key: &ObjectPartKey,
+    ipv6_service: &NamespacedName,
+    activators: &[slices::SliceEndpoint],
+) -> DesiredState {
+    let has_ipv6_slice =
+        |it: &AppRevision| names::slice_name(&it.name, names::V6_SUFFIX) == key.name.name;
+    let owner_revision = find_owner_revision(cluster, &key.name, |it| {
+        *it.name == *key.name.name || has_ipv6_slice(it)
+    });
+    let owner_revision = owner_revision.or_else(|| {
+        find_owner_revision(cluster, ipv6_service, |it| *it.name == *ipv6_service.name)
+    });
+    let Some((owner, revision)) = owner_revision else { return DesiredState::Absent };
+    let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
+        return DesiredState::Unmanaged;
+    };
+    // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
+    if live.class() == AutoscalerClass::Kpa
+        && revision.scaling.actual_scale > 0
+        && revision.scaling.decision.is_none()
+    {
+        return DesiredState::Unmanaged;
+    }
+    // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
+    if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
+        return DesiredState::Absent;
+    }
+    let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
+    let pods = revision.pods.iter().filter(|_| serves);
+    let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
+    // Each replica observes the pods in another order, and all replicas must write the same slice.
+    pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+    let port = ParsedTemplate::of_revision(revision, cluster).port.get();
+    let slice = live
+        .with_view(|it| slices::revision_slice(it, &pods, port, activators, ACTIVATORS_PER_SLICE));
+    let slice = slice.filter(|it| it.name == key.name.name);
+    slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
+}
+
+/// Returns a serving pod as an endpoint of a slice.
+fn pod_endpoint(
+    cluster: &ClusterState,
+    owner: &NamespacedName,
+    pod: &RevisionPod,
+) -> Option<slices::SliceEndpoint> {
+    let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
+    let node = pod.kube_status.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
+    Some(slices::SliceEndpoint {
+        pod: pod.name.to_string(),
+        namespace: owner.namespace.to_string(),
+        zone: cluster.nodes.zones.get(&node).cloned().unwrap_or_default(),
+        node,
+        addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
+        ready: true,
+        terminating: false,
+    })
+}
