@@ -53,17 +53,17 @@ pub use serve::{TlsAdmission, receive_items, route_stream, serve, serve_with_tls
 pub use slot_stream::{SlotStreamEvent, grant_stream};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
-const USAGE_HEARTBEAT: Duration = Duration::from_secs(1);
+const MAX_USAGE_SILENCE: Duration = Duration::from_secs(1);
 /// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lifetime from which a stream counts as established: its server did not refuse it.
+/// Duration of an attempt from which its stream counts as established: its server did not refuse it.
 const ESTABLISHED_AFTER: Duration = Duration::from_secs(1);
 
 /// Error of a stream that could not be opened or broke, or of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The endpoint's text matches none of the accepted forms.
-    #[error("endpoint {endpoint:?}: {}", crate::replicas::RULE)]
+    #[error("endpoint {endpoint:?}: {}", crate::replicas::ENDPOINT_RULE)]
     Endpoint {
         /// Text of the endpoint, as configured.
         endpoint: String,
@@ -193,13 +193,13 @@ impl ComponentLink {
         }
     }
 
-    /// Passes the replicas of `part` that the RouteTable lists to `finder`.
+    /// Passes the replicas of `component` that the RouteTable lists to `resolver`.
     pub fn with_listed_replicas(
         mut self,
-        part: ServerComponent,
-        finder: Arc<ReplicaResolver>,
+        component: ServerComponent,
+        resolver: Arc<ReplicaResolver>,
     ) -> Self {
-        self.listed_resolvers.push((part, finder));
+        self.listed_resolvers.push((component, resolver));
         self
     }
 
@@ -240,17 +240,17 @@ impl ComponentLink {
     }
 
     async fn keep_route_stream(&self, mut each: impl FnMut(RouteBatch)) {
-        let mut chooser = ReplicaSelector::default();
+        let mut selector = ReplicaSelector::default();
         let mut stream_state = route_batches::RouteStreamState::default();
         let begin = Instant::now();
         loop {
-            let endpoint = self.wait_for_replica(&mut chooser, begin).await;
-            let opened = Instant::now();
+            let endpoint = self.wait_for_replica(&mut selector, begin).await;
+            let attempt_begin = Instant::now();
             let ended = self.run_route_stream(&endpoint, &mut stream_state, &mut each).await;
-            let wait = chooser.record_failure(
+            let wait = selector.record_failure(
                 begin.elapsed(),
                 &endpoint,
-                opened.elapsed() >= ESTABLISHED_AFTER,
+                attempt_begin.elapsed() >= ESTABLISHED_AFTER,
                 random_u64(),
             );
             self.record_stream_ended(&endpoint, ended, wait);
@@ -260,15 +260,15 @@ impl ComponentLink {
     /// Waits until some replica may be tried.
     async fn wait_for_replica(
         &self,
-        chooser: &mut ReplicaSelector,
+        selector: &mut ReplicaSelector,
         begin: Instant,
     ) -> ReplicaEndpoint {
         let mut known = self.resolver.subscribe_known();
         // A new replica ends the wait: it has no failures and may be tried at once.
         loop {
             let all = known.borrow_and_update().all();
-            chooser.retain(&all);
-            let wait = match chooser.next(begin.elapsed(), &all, random_u64()) {
+            selector.retain(&all);
+            let wait = match selector.next(begin.elapsed(), &all, random_u64()) {
                 NextReplica::Try(endpoint) => return endpoint,
                 NextReplica::Wait(until) => Some(begin + until),
                 NextReplica::NoneKnown => None,
@@ -336,13 +336,13 @@ impl ComponentLink {
             None if !batch.is_snapshot => {}
             Some(_) | None => log::set_level(component, LogLevel::default()),
         }
-        for (part, finder) in &self.listed_resolvers {
-            match batch.changes.get(&RouteKey::Replicas(*part)) {
+        for (server_component, resolver) in &self.listed_resolvers {
+            match batch.changes.get(&RouteKey::Replicas(*server_component)) {
                 Some(RouteChange::Replicas(it)) => {
-                    finder.set_listed(it.members.iter().map(|it| it.address));
+                    resolver.set_listed(it.members.iter().map(|it| it.address));
                 }
-                Some(_) => finder.set_listed([]),
-                None if batch.is_snapshot => finder.set_listed([]),
+                Some(_) => resolver.set_listed([]),
+                None if batch.is_snapshot => resolver.set_listed([]),
                 None => {}
             }
         }
@@ -368,7 +368,7 @@ impl ComponentLink {
                 |_, it| it,
                 removal,
                 PodReportItem::Synced,
-                None,
+                serve::UNLIMITED_SILENCE,
             );
             let _up = self.record_stream_opened(&endpoint, "pods");
             let ended = PodsClient::new(channel).report(items).await;
@@ -384,9 +384,9 @@ impl ComponentLink {
             let sample = |_, it| UsageItem::Sample(it);
             let (removed, synced) = (UsageItem::Removed, UsageItem::Synced);
             let channel = self.resolver.dial(&endpoint).await?;
-            let beat = Some(USAGE_HEARTBEAT);
+            let max_silence = Some(MAX_USAGE_SILENCE);
             let items =
-                serve::item_stream(first, outbox.subscribe(), sample, removed, synced, beat);
+                serve::item_stream(first, outbox.subscribe(), sample, removed, synced, max_silence);
             let _up = self.record_stream_opened(&endpoint, "usage");
             let ended = UsageClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
@@ -394,26 +394,32 @@ impl ComponentLink {
         .await;
     }
 
-    /// Sends scale decisions to every replica, and each heartbeat that `alive` receives.
+    /// Sends scale decisions to every replica, and each heartbeat that `heartbeats` receives.
     pub async fn send_decisions(
         &self,
         outbox: &Outbox<NamespacedName, ScaleDecision>,
-        alive: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
+        heartbeats: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
     ) {
         self.keep_streams_to_all(|endpoint| async move {
             let channel = self.resolver.dial(&endpoint).await?;
-            let mut alive = alive.clone();
+            let mut heartbeats = heartbeats.clone();
             // The heartbeat precedes the decisions, since a controller elects the active autoscaler by it.
-            let now = ScaleItem::Heartbeat(alive.borrow_and_update().clone());
+            let latest = ScaleItem::Heartbeat(heartbeats.borrow_and_update().clone());
             let first =
-                [ScaleItem::Sender(self.local_replica.clone()), now].map(raw::ScaleItem::from);
+                [ScaleItem::Sender(self.local_replica.clone()), latest].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
             let (removed, synced) = (ScaleItem::Removed, ScaleItem::Synced);
-            let decisions =
-                serve::item_stream(Vec::new(), outbox.subscribe(), state, removed, synced, None);
+            let decisions = serve::item_stream(
+                Vec::new(),
+                outbox.subscribe(),
+                state,
+                removed,
+                synced,
+                serve::UNLIMITED_SILENCE,
+            );
             // Heartbeats bypass the outbox: only the latest one matters, and none must wait behind decisions.
-            let beats = serve::watch_stream(alive).map(|it| ScaleItem::Heartbeat(it).into());
-            let items = stream::iter(first).chain(stream::select(decisions, beats));
+            let next = serve::watch_stream(heartbeats).map(|it| ScaleItem::Heartbeat(it).into());
+            let items = stream::iter(first).chain(stream::select(decisions, next));
             let _up = self.record_stream_opened(&endpoint, "decisions");
             let ended = ScaleClient::new(channel).decide(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
@@ -462,14 +468,14 @@ impl ComponentLink {
     where
         F: Future<Output = Result<(), LinkError>>,
     {
-        let (mut chooser, begin) = (ReplicaSelector::default(), Instant::now());
+        let (mut selector, begin) = (ReplicaSelector::default(), Instant::now());
         let mut known = self.resolver.subscribe_known();
         while self.resolver.is_known(&endpoint) {
-            let opened = Instant::now();
+            let attempt_begin = Instant::now();
             let ended = once(endpoint.clone()).await;
-            let was_established = opened.elapsed() >= ESTABLISHED_AFTER;
+            let was_established = attempt_begin.elapsed() >= ESTABLISHED_AFTER;
             let wait =
-                chooser.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
+                selector.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
             self.record_stream_ended(&endpoint, ended, wait);
             // A replica that is no longer known ends the wait, so that the loop notices it.
             let forgotten = known.wait_for(|known: &KnownReplicas| !known.contains(&endpoint));

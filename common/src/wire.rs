@@ -13,7 +13,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     str::FromStr,
-    string::ToString as _,
     sync::Arc,
     time::Duration,
 };

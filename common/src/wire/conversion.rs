@@ -1,6 +1,6 @@
 //! Pure: conversion from protobuf to checked types and back.
 //!
-//! A refused item names field, value and rule. The receiver drops the item, counts it and continues, since one bad
+//! A refused item names field, value and rule. The receiver logs and drops the item and continues, since one bad
 //! subject must not stop the others.
 
 use super::*;

@@ -80,8 +80,8 @@ fn a_ready_pod_needs_an_address() {
     };
     let error = PodEntry::try_from(raw.clone()).expect_err("no address");
     assert_eq!(error.to_string(), "field pod.address is \"\": a ready pod has an address");
-    let also = std::vec![7; 16];
-    let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], also, confirmed: true, ..raw };
+    let also = vec![7; 16];
+    let addressed = raw::Pod { address: vec![10, 0, 0, 7], also, confirmed: true, ..raw };
     let pod = PodEntry::try_from(addressed.clone()).expect("an address");
     let back = raw::Pod::from(pod);
     assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
@@ -96,7 +96,7 @@ fn a_neighbour_that_knows_no_ingress_is_understood() {
         port: 80,
         activator_port: 20_000,
         path: raw::Path::Direct.into(),
-        hosts: std::vec!["hello.default.example.com".into()],
+        hosts: vec!["hello.default.example.com".into()],
         ..raw::Service::default()
     };
     assert_eq!(ServiceEntry::try_from(old).expect("valid").gateway_rules, None);
@@ -110,7 +110,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
     };
     for tag_routing in [
         None,
-        Some(TagRouting::ChooseTag(std::vec![tag("blue")])),
+        Some(TagRouting::ChooseTag(vec![tag("blue")])),
         Some(TagRouting::ServeTag("b".into())),
     ] {
         let domain = |host_rewrite| MappedDomain {
@@ -118,7 +118,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             host_rewrite,
             redirects_to_https: true,
         };
-        let mapped_domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
+        let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
         let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
