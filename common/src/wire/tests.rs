@@ -90,7 +90,7 @@ fn a_ready_pod_needs_an_address() {
 
 /// A service from a sender of the previous release, which omits the newer fields, is accepted.
 #[test]
-fn a_neighbour_that_knows_no_ingress_is_understood() {
+fn a_service_from_a_sender_that_knows_no_gateway_rules_is_accepted() {
     let old = raw::Service {
         name: "default/hello".into(),
         port: 80,
