@@ -11,9 +11,11 @@ use tonic::{Request, Response, transport::Server};
 
 use super::*;
 use crate::{
+    component::Component,
     fixtures,
+    log,
     wire::{
-        ClientComponent, GlobalSettings, LogLevels,
+        ClientComponent, GlobalSettings, LogLevel, LogLevels, RouteChange, RouteKey, RouteView,
         raw::routes_server::{Routes, RoutesServer},
     },
 };
