@@ -57,8 +57,8 @@ fn changes_lead_from_one_table_to_the_other() {
     want.activators.remove("a");
     want.activators.insert("c".into(), activator("c"));
 
-    let mut view = RouteView { table: have.clone(), ..RouteView::default() };
-    for change in have.changes_to(&want) {
+    let mut view = RouteView::default();
+    for change in have.all_states().chain(have.changes_to(&want)) {
         view.apply_item(item(1, change));
     }
     assert_eq!(view.table, want);
