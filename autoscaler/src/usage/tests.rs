@@ -95,7 +95,7 @@ fn several_senders_add_up_and_a_lost_ones_report_still_counts() {
     load.apply_report(at(4.0), next_stream, true, &report(Some("p"), 4.0, totals));
     load.complete_snapshot(at(4.0), next_stream);
     load.accrue_until(at(4.0), true);
-    assert_eq!((load.in_flight(), load.waiting()), (6, 3), "it did not name its line again");
+    assert_eq!((load.in_flight(), load.waiting()), (6, 3), "it did not name its wait queue again");
     assert_eq!(second(&load, 3), 9.0, "what the absence hid is made up for");
     assert!(load.take_gap());
 }
@@ -168,14 +168,14 @@ fn a_draining_pod_asks_for_no_other_pod() {
 #[test]
 fn a_request_that_waited_is_one_arrival() {
     let mut load = awake(ScaleMetric::Rps);
-    let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
-    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
+    let (mut queue, mut pod) = (RequestTotals::default(), RequestTotals::default());
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, queue));
     load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("p"), 1.0, pod));
-    (0..30).for_each(|_| line.record_start(ns(at(2.0))));
-    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, line));
-    (0..30).for_each(|_| line.record_finish(ns(at(4.5))));
+    (0..30).for_each(|_| queue.record_start(ns(at(2.0))));
+    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, queue));
+    (0..30).for_each(|_| queue.record_finish(ns(at(4.5))));
     (0..40).for_each(|_| pod.record_start(ns(at(4.5))));
-    load.apply_report(at(5.0), SYNCED_STREAM, true, &report(None, 5.0, line));
+    load.apply_report(at(5.0), SYNCED_STREAM, true, &report(None, 5.0, queue));
     load.apply_report(at(5.0), SYNCED_STREAM, true, &report(Some("p"), 5.0, pod));
     let total: f64 = (1..6).map(|it| second(&load, it)).sum();
     assert_eq!(total, 40.0);
@@ -185,17 +185,17 @@ fn a_request_that_waited_is_one_arrival() {
 #[test]
 fn a_request_that_no_pod_got_is_an_arrival() {
     let mut load = awake(ScaleMetric::Rps);
-    let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
-    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
+    let (mut queue, mut pod) = (RequestTotals::default(), RequestTotals::default());
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, queue));
     load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("p"), 1.0, pod));
     for second in 2..12 {
         let now = f64::from(second);
-        (0..100).for_each(|_| line.record_start(ns(at(now - 0.5))));
-        (0..100).for_each(|_| line.record_finish(ns(at(now - 0.25))));
-        line.abandoned += 90;
+        (0..100).for_each(|_| queue.record_start(ns(at(now - 0.5))));
+        (0..100).for_each(|_| queue.record_finish(ns(at(now - 0.25))));
+        queue.abandoned += 90;
         (0..10).for_each(|_| pod.record_start(ns(at(now - 0.25))));
         (0..10).for_each(|_| pod.record_finish(ns(at(now - 0.125))));
-        load.apply_report(at(now), SYNCED_STREAM, true, &report(None, now, line));
+        load.apply_report(at(now), SYNCED_STREAM, true, &report(None, now, queue));
         load.apply_report(at(now), SYNCED_STREAM, true, &report(Some("p"), now, pod));
     }
     let total: f64 = (1..12).map(|it| second(&load, it)).sum();
@@ -204,24 +204,24 @@ fn a_request_that_no_pod_got_is_an_arrival() {
 
 #[test]
 fn a_burst_that_waits_without_a_pod_counts_at_once() {
-    let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
-    (0..300).for_each(|_| line.record_start(ns(at(9.99))));
-    load.apply_report(at(9.99), SYNCED_STREAM, true, &report(None, 9.99, line));
+    let (mut load, mut queue) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, queue));
+    (0..300).for_each(|_| queue.record_start(ns(at(9.99))));
+    load.apply_report(at(9.99), SYNCED_STREAM, true, &report(None, 9.99, queue));
     let panic = |ready| load.averages(at(9.99), ready, &policy()).unwrap().panic;
     assert_eq!((panic(0), panic(1)), (300.0, 1.0));
 }
 
 #[test]
 fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
-    let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    line.record_start(ns(at(1.0)));
-    line.record_finish(ns(at(2.0)));
-    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, line));
+    let (mut load, mut queue) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
+    queue.record_start(ns(at(1.0)));
+    queue.record_finish(ns(at(2.0)));
+    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, queue));
     load.sleep();
-    assert!(!load.has_new_load(SYNCED_STREAM, &report(None, 3.0, line)));
-    line.record_start(ns(at(9.0)));
-    assert!(load.has_new_load(SYNCED_STREAM, &report(None, 9.0, line)));
+    assert!(!load.has_new_load(SYNCED_STREAM, &report(None, 3.0, queue)));
+    queue.record_start(ns(at(9.0)));
+    assert!(load.has_new_load(SYNCED_STREAM, &report(None, 9.0, queue)));
     assert!(load.sources.capacity() * size_of::<UsageSource>() + size_of::<RevisionLoad>() <= 512);
 }
 

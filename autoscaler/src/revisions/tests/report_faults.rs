@@ -128,7 +128,7 @@ impl<'a> SimReporters<'a> {
                 if ready_span.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
             table.pods.insert(uid(index), RoutePod { node, ..pod(&uid(index), &name, phase) });
         }
-        let activator = fixtures::activator("line", Vec::new());
+        let activator = fixtures::activator("activator", Vec::new());
         table.activators.insert(activator.name.clone(), activator);
         let mut reporters = Self {
             now: Duration::from_secs(10),
@@ -300,9 +300,9 @@ impl<'a> SimReporters<'a> {
     fn open_stream(&mut self, sender: usize) {
         let role =
             if sender == ACTIVATOR { ClientComponent::Activator } else { ClientComponent::Agent };
-        let name = ["a", "b", "line"][sender].to_owned();
-        let subscriber = ComponentReplica { role, node: name.clone(), name };
-        self.streams[sender] = Some(self.revisions.open_stream(self.now, subscriber));
+        let name = ["a", "b", "activator"][sender].to_owned();
+        let replica = ComponentReplica { role, node: name.clone(), name };
+        self.streams[sender] = Some(self.revisions.open_stream(self.now, replica));
     }
 
     fn report(&mut self, sender: usize, second: usize) {
