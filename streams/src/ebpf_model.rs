@@ -314,8 +314,7 @@ impl EbpfModel {
         // The server has received bytes that the parser has not read, with a request among them. As in the eBPF
         // programs, one byte does not count: it may be the sequence number of a FIN.
         let received_to = self.first[0].wrapping_add(self.received.contiguous_len() as u32);
-        let is_missed =
-            !self.h1.is_busy() && received_to.wrapping_sub(self.h1.rx.next) as i32 > 1;
+        let is_missed = !self.h1.is_busy() && received_to.wrapping_sub(self.h1.rx.next) as i32 > 1;
         let (mut happened, mut round) = (0, 0);
         loop {
             let seek = self.h1.tx.seek(part.seq, part.len);
