@@ -152,6 +152,7 @@ impl ScaleEvaluator {
                     None => std::future::pending().await,
                 }
             };
+            // `due_earlier` keeps a notification that comes between the read above and this wait.
             tokio::select! {
                 () = timer => self.update(|_, _| ()),
                 () = self.due_earlier.notified() => {}

@@ -59,7 +59,7 @@ pub enum TlsError {
     #[error("the certificate cannot be used")]
     Certificate(#[source] webpki::Error),
     /// The certificate chain is empty.
-    #[error("the certificate names no component")]
+    #[error("the certificate chain is empty")]
     EmptyChain,
 }
 

@@ -76,7 +76,7 @@ impl FakeController {
     }
 
     fn set_activator(&self, name: &str) {
-        set(&self.routes, name);
+        super::set_activator(&self.routes, name);
     }
 
     async fn wait_until(&self, want: impl Fn(&ReceivedReports) -> bool) {
