@@ -126,7 +126,7 @@ impl ScaledRevisions {
         table: &RouteTable,
         changed: &BTreeSet<RouteKey>,
     ) {
-        let queues = self.wait_queue_knowledge(now);
+        let queue_knowledge = self.wait_queue_knowledge(now);
         let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
         for key in changed {
             match key {
@@ -138,11 +138,11 @@ impl ScaledRevisions {
             }
         }
         let unknown = |name: &&NamespacedName| {
-            self.load_knowledge(now, name, queues) != LoadKnowledge::Complete
+            self.load_knowledge(now, name, queue_knowledge) != LoadKnowledge::Complete
         };
         let unknown: Vec<NamespacedName> = names.into_iter().filter(unknown).cloned().collect();
         self.mark_gaps(unknown);
-        if activator_leaves && queues != LoadKnowledge::Complete {
+        if activator_leaves && queue_knowledge != LoadKnowledge::Complete {
             self.for_each_load(RevisionLoad::mark_gap);
         }
     }
@@ -338,10 +338,10 @@ impl ScaledRevisions {
         }
         self.forget_lost_activators(now);
         // Computed once for all due Revisions: it does not depend on the Revision.
-        let queues = self.wait_queue_knowledge(now);
+        let queue_knowledge = self.wait_queue_knowledge(now);
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.unschedule(&name);
-            let knowledge = self.load_knowledge(now, &name, queues);
+            let knowledge = self.load_knowledge(now, &name, queue_knowledge);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.evaluations += 1;
             // The schedule entry was removed above; only the step's outcome puts it back.
@@ -367,14 +367,14 @@ impl ScaledRevisions {
         self.revisions.iter().map(|(name, it)| (name, &**it))
     }
 
-    /// Computes what is known of a Revision's load; `queues` is what is known of the requests that wait. Load is known
+    /// Computes what is known of a Revision's load; `queue_knowledge` is about requests that wait. Load is known
     /// completely under three conditions: each ready pod is on a node whose agent reports, each reported pod is still
     /// reported, and each activator reports its waiting requests. Other pods get no requests.
     fn load_knowledge(
         &self,
         now: Duration,
         name: &NamespacedName,
-        queues: LoadKnowledge,
+        queue_knowledge: LoadKnowledge,
     ) -> LoadKnowledge {
         let Some(revision) = self.revisions.get(name) else { return LoadKnowledge::Missing };
         let (mut ready, mut reported) = (0, 0);
@@ -390,10 +390,10 @@ impl ScaledRevisions {
             LoadKnowledge::Missing
         } else if reported < ready || !revision.load.is_online() {
             LoadKnowledge::Partial
-        } else if queues == LoadKnowledge::Complete && !revision.load.is_current(now) {
+        } else if queue_knowledge == LoadKnowledge::Complete && !revision.load.is_current(now) {
             LoadKnowledge::Late
         } else {
-            queues
+            queue_knowledge
         }
     }
 
