@@ -260,7 +260,7 @@ impl ActivatorConfig {
         {
             let bad = |rule| Err(ActivatorConfigError { name, value: value.clone(), rule });
             match value.parse::<replicas::EndpointSetting>() {
-                Err(_) => return bad(replicas::RULE),
+                Err(_) => return bad(replicas::ENDPOINT_RULE),
                 Ok(it) if it.needs_identity() && self.identity.is_none() => {
                     return bad("needs --identity");
                 }

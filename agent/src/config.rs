@@ -104,7 +104,7 @@ impl AgentConfig {
         // Checked here although the streams parse them again: an error at start names the flag.
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
             let Ok(setting) = value.parse::<replicas::EndpointSetting>() else {
-                return Err(setting_error(name, value, replicas::RULE));
+                return Err(setting_error(name, value, replicas::ENDPOINT_RULE));
             };
             if setting.needs_identity() && self.identity.is_none() {
                 return Err(setting_error(name, value, "needs --identity"));

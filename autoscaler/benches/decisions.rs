@@ -30,9 +30,9 @@ fn main() -> std::io::Result<()> {
     revisions.evaluate_due(second);
     let sleeping = resident_kib()?.saturating_sub(empty);
 
-    let subscriber =
+    let replica =
         ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
-    let stream = revisions.open_stream(second, subscriber);
+    let stream = revisions.open_stream(second, replica);
     let stream = revisions.complete_batch(second, stream);
     let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();
     let mut each = Vec::with_capacity(SERVICES);
@@ -43,7 +43,7 @@ fn main() -> std::io::Result<()> {
         let woke = revisions
             .evaluate_due(2 * second)
             .iter()
-            .filter(|step| matches!(step, DecisionUpdate::Decided(_)))
+            .filter(|update| matches!(update, DecisionUpdate::Decided(_)))
             .count();
         assert_eq!(woke, 1, "each waiting request is one decision");
         each.push(start.elapsed());

@@ -133,9 +133,9 @@ impl Collector for ScaleMetricsCollector {
             )?;
         }
         encode_requests(&mut out, &awake)?;
-        let asleep = [("state", "asleep".to_owned())];
-        let states = [("state", "awake".to_owned())];
-        let counts = [(&states[..], awake.len()), (&asleep[..], total - awake.len())];
+        let (awake_label, asleep_label) =
+            ([("state", "awake".to_owned())], [("state", "asleep".to_owned())]);
+        let counts = [(&awake_label[..], awake.len()), (&asleep_label[..], total - awake.len())];
         encode_gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(with_f64))?;
         let (agent_label, activator_label) =
             ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);

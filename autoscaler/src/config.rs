@@ -66,7 +66,7 @@ impl AutoscalerProcessConfig {
             );
         }
         let Ok(controller) = self.controller.parse::<replicas::EndpointSetting>() else {
-            return bad("controller", &self.controller, replicas::RULE);
+            return bad("controller", &self.controller, replicas::ENDPOINT_RULE);
         };
         // Without an identity there is no certificate, so addresses that demand TLS could never connect.
         if controller.needs_identity() && self.identity.is_none() {

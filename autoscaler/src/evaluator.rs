@@ -37,8 +37,8 @@ pub struct ScaleEvaluator {
     revisions: Mutex<ScaledRevisions>,
     outbox: Outbox<NamespacedName, ScaleDecision>,
     started_at: Instant,
-    heartbeat: Mutex<HeartbeatState>,
-    heartbeats: watch::Sender<AutoscalerHeartbeat>,
+    heartbeat_state: Mutex<HeartbeatState>,
+    latest_heartbeat: watch::Sender<AutoscalerHeartbeat>,
     /// Notified when an evaluation may be due earlier than the timer's deadline.
     due_earlier: Notify,
     decisions_sent: AtomicU64,
@@ -48,14 +48,14 @@ pub struct ScaleEvaluator {
 impl ScaleEvaluator {
     /// An empty state; load is evaluated every `tick`. `since_ms` is the current time in milliseconds since 1970.
     pub fn new(tick: Duration, since_ms: u64) -> Self {
-        let mut heartbeat = HeartbeatState::new(Duration::ZERO, since_ms);
-        let first = heartbeat.next_heartbeat(Duration::ZERO, Duration::MAX, 0);
+        let mut heartbeat_state = HeartbeatState::new(Duration::ZERO, since_ms);
+        let first = heartbeat_state.next_heartbeat(Duration::ZERO, Duration::MAX, 0);
         Self {
             revisions: Mutex::new(ScaledRevisions::new(tick)),
             outbox: Outbox::new(),
             started_at: Instant::now(),
-            heartbeat: Mutex::new(heartbeat),
-            heartbeats: watch::Sender::new(first),
+            heartbeat_state: Mutex::new(heartbeat_state),
+            latest_heartbeat: watch::Sender::new(first),
             due_earlier: Notify::new(),
             decisions_sent: AtomicU64::new(0),
             usage_items: AtomicU64::new(0),
@@ -69,7 +69,7 @@ impl ScaleEvaluator {
 
     /// Receiver of the latest heartbeat.
     pub fn subscribe_heartbeats(&self) -> watch::Receiver<AutoscalerHeartbeat> {
-        self.heartbeats.subscribe()
+        self.latest_heartbeat.subscribe()
     }
 
     /// Sends heartbeats every [`HEARTBEAT_INTERVAL`] until `shutdown`.
@@ -87,7 +87,7 @@ impl ScaleEvaluator {
                 (longest_lookback.unwrap_or_default(), reporters)
             });
             let now = self.started_at.elapsed();
-            self.heartbeats.send_replace(self.lock_heartbeat().next_heartbeat(
+            self.latest_heartbeat.send_replace(self.lock_heartbeat_state().next_heartbeat(
                 now,
                 longest_lookback,
                 reporters,
@@ -95,8 +95,8 @@ impl ScaleEvaluator {
         }
     }
 
-    fn lock_heartbeat(&self) -> MutexGuard<'_, HeartbeatState> {
-        self.heartbeat.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_heartbeat_state(&self) -> MutexGuard<'_, HeartbeatState> {
+        self.heartbeat_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of decisions sent since the start.
@@ -152,6 +152,7 @@ impl ScaleEvaluator {
                     None => std::future::pending().await,
                 }
             };
+            // `due_earlier` keeps a notification that comes between the read above and this wait.
             tokio::select! {
                 () = timer => self.update(|_, _| ()),
                 () = self.due_earlier.notified() => {}
@@ -184,7 +185,7 @@ pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluato
         if let Some(RouteChange::Replicas(replicas)) =
             changes.get(&RouteKey::Replicas(ServerComponent::Autoscaler))
         {
-            evaluator.lock_heartbeat().set_active(replicas.active.as_deref());
+            evaluator.lock_heartbeat_state().set_active(replicas.active.as_deref());
         }
         // `ScaledRevisions` copies what it needs of each subject; the rest of the table is dropped.
         let mut view = RouteView::default();

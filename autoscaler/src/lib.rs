@@ -72,7 +72,7 @@ pub async fn run(
 ) -> Result<(), AutoscalerError> {
     config.validate()?;
     info!(?config, "autoscaler starts");
-    let subscriber = ComponentReplica {
+    let local_replica = ComponentReplica {
         role: ClientComponent::Autoscaler,
         name: config.name.clone(),
         node: String::new(),
@@ -91,7 +91,11 @@ pub async fn run(
         limits: AcceptLimits::default(),
     });
     let link = || {
-        ComponentLink::with_resolver(Arc::clone(&controllers), subscriber.clone(), shutdown.clone())
+        ComponentLink::with_resolver(
+            Arc::clone(&controllers),
+            local_replica.clone(),
+            shutdown.clone(),
+        )
     };
     let routes = Arc::new(
         link().with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers)),

@@ -103,7 +103,7 @@ struct AwakeRevision {
     scaler: Scaler,
     desired_scale: DesiredScale,
     averages: LoadAverages,
-    /// Load coverage at the last evaluation.
+    /// Knowledge of the load at the last evaluation.
     load_knowledge: LoadKnowledge,
     /// Highest number of ready and starting pods since the Revision woke.
     max_non_draining: u32,
@@ -353,8 +353,8 @@ impl ScaledRevision {
             awake.next_tick_at = next_tick_after(awake.next_tick_at, now, tick);
             // Without pods and without waiting requests there is no load, whatever was recorded.
             let is_empty = self.pods == PodPhaseCounts::default() && !self.load.may_hold_requests();
-            let none = is_empty.then_some(LoadAverages { stable: 0.0, panic: 0.0 });
-            let averages = self.load.averages(now, self.pods.ready, &self.policy).or(none);
+            let no_load = is_empty.then_some(LoadAverages { stable: 0.0, panic: 0.0 });
+            let averages = self.load.averages(now, self.pods.ready, &self.policy).or(no_load);
             let pods = ScalerPods { ready: self.pods.ready, is_reachable: self.is_reachable };
             awake.desired_scale = awake.scaler.step(now, &self.policy, pods, averages);
             awake.averages = averages.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });

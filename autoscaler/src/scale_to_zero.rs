@@ -87,9 +87,29 @@ pub enum ScaleBound {
     BetweenTicks,
 }
 
-/// Result of [`ScaleToZero::scale_toward_zero`]: the requested scale, true if it takes effect, the bound, and the time
-/// of the next step.
-type BoundedScale = (Option<u32>, bool, Option<ScaleBound>, Option<Duration>);
+/// Scale after the bounds and scale to zero.
+#[derive(Clone, Copy, Debug, Default)]
+struct BoundedScale {
+    /// Requested scale; `None`: the present pods are kept.
+    pods: Option<u32>,
+    /// True if `pods` become the requested scale in this step.
+    takes_effect: bool,
+    bound: Option<ScaleBound>,
+    next_step_at: Option<Duration>,
+}
+
+impl BoundedScale {
+    /// Returns a scale that takes effect in this step.
+    fn effective(pods: u32, bound: Option<ScaleBound>) -> Self {
+        Self { pods: Some(pods), takes_effect: true, bound, next_step_at: None }
+    }
+
+    /// Returns a scale that does not take effect yet.
+    fn deferred(pods: Option<u32>, bound: ScaleBound, next_step_at: Duration) -> Self {
+        let next_step_at = Some(next_step_at);
+        Self { pods, takes_effect: false, bound: Some(bound), next_step_at }
+    }
+}
 
 impl ScaleToZero {
     /// State of a Revision first met at `now`. `pods` counts those that are ready or starting.
@@ -120,7 +140,7 @@ impl ScaleToZero {
         excess_burst_capacity: f64,
         scale_down_minimum: Option<(u32, ScaleBound)>,
     ) -> RequestedScale {
-        let (mut requested_pods, mut takes_effect, mut bound, mut next_step_at) =
+        let BoundedScale { pods: mut requested_pods, mut takes_effect, mut bound, mut next_step_at } =
             self.apply_bounds(now, policy, input, desired_pods);
         let (is_wanted, is_turning) =
             (requested_pods > Some(0), bound == Some(ScaleBound::TurningInactive));
@@ -184,7 +204,7 @@ impl ScaleToZero {
                     .filter(|&pods| clamp_to_bounds(policy, input, pods) != pods)
                 {
                     Some(pods) => pods,
-                    None => return (None, false, None, None),
+                    None => return BoundedScale::default(),
                 }
             }
         };
@@ -199,7 +219,7 @@ impl ScaleToZero {
             (min_pods, Some(ScaleBound::MinScale))
         };
         if requested_pods > 0 {
-            return (Some(requested_pods), true, bound, None);
+            return BoundedScale::effective(requested_pods, bound);
         }
         self.scale_toward_zero(now, policy, input)
     }
@@ -212,25 +232,29 @@ impl ScaleToZero {
     ) -> BoundedScale {
         let elapsed = now.saturating_sub(self.activity_since);
         if !policy.scale_to_zero {
-            return (Some(1), true, Some(ScaleBound::NoScaleToZero), None);
+            return BoundedScale::effective(1, Some(ScaleBound::NoScaleToZero));
         }
         match self.activity {
             RevisionActivity::Activating => {
                 let deadline = policy.progress_deadline + DEADLINE_BUFFER;
                 if elapsed >= deadline {
-                    (Some(0), true, Some(ScaleBound::TimedOut), None)
+                    BoundedScale::effective(0, Some(ScaleBound::TimedOut))
                 } else {
-                    (None, false, Some(ScaleBound::Starting), Some(self.activity_since + deadline))
+                    let deadline_at = self.activity_since + deadline;
+                    BoundedScale::deferred(None, ScaleBound::Starting, deadline_at)
                 }
             }
             RevisionActivity::Active if elapsed < policy.stable_window => {
                 let window_end = self.activity_since + policy.stable_window;
-                (Some(1), true, Some(ScaleBound::StableWindow), Some(window_end))
+                BoundedScale {
+                    next_step_at: Some(window_end),
+                    ..BoundedScale::effective(1, Some(ScaleBound::StableWindow))
+                }
             }
             // The condition turns first and moves the path to the activator; the next step, at once, requests zero
             // pods.
             RevisionActivity::Active => {
-                (Some(0), false, Some(ScaleBound::TurningInactive), Some(now))
+                BoundedScale::deferred(Some(0), ScaleBound::TurningInactive, now)
             }
             RevisionActivity::Inactive | RevisionActivity::TimedOut => {
                 self.retain_last_pod(now, policy, input)
@@ -248,14 +272,10 @@ impl ScaleToZero {
         let retention =
             if input.is_reachable { policy.scale_to_zero_retention_period } else { Duration::ZERO };
         if self.requested_pods != Some(0) && elapsed < retention {
-            return (
-                Some(0),
-                false,
-                Some(ScaleBound::Retention),
-                Some(self.activity_since + retention),
-            );
+            let retention_end = self.activity_since + retention;
+            return BoundedScale::deferred(Some(0), ScaleBound::Retention, retention_end);
         }
-        (Some(0), true, Some(ScaleBound::NoLoad), None)
+        BoundedScale::effective(0, Some(ScaleBound::NoLoad))
     }
 
     /// Moves the `Active` condition. `TimedOut` follows only a start that ends at zero pods.

@@ -91,17 +91,17 @@ impl UsageReportStream {
     fn handle_item(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         self.evaluator.usage_items().fetch_add(1, Ordering::Relaxed);
         // The first message must name the sender; before it there is no stream to attribute usage to.
-        let (Some(stream), Some(subscriber)) = (self.stream, &self.sender) else {
+        let (Some(stream), Some(replica)) = (self.stream, &self.sender) else {
             return self.open_stream(item);
         };
         match item {
             UsageItem::Sender(_) => warn!("usage stream names its sender twice"),
             UsageItem::Sample(sample) => {
-                self.check_key(subscriber, &sample.key)?;
+                self.check_key(replica, &sample.key)?;
                 self.evaluator.update(|revisions, now| revisions.apply_usage(now, stream, &sample));
             }
             UsageItem::Removed(key) => {
-                self.check_key(subscriber, &key)?;
+                self.check_key(replica, &key)?;
                 self.evaluator.update(|revisions, now| revisions.remove_usage(now, stream, &key));
             }
             UsageItem::Synced => {
@@ -115,16 +115,16 @@ impl UsageReportStream {
 
     fn open_stream(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         match item {
-            UsageItem::Sender(subscriber) => {
+            UsageItem::Sender(replica) => {
                 self.peer.check_role(
-                    &subscriber,
+                    &replica,
                     "report usage",
                     &[ClientComponent::Agent, ClientComponent::Activator],
                 )?;
-                info!(role = ?subscriber.role, name = subscriber.name, "usage stream opened");
-                self.sender = Some(subscriber.clone());
+                info!(role = ?replica.role, name = replica.name, "usage stream opened");
+                self.sender = Some(replica.clone());
                 self.stream = Some(
-                    self.evaluator.update(|revisions, now| revisions.open_stream(now, subscriber)),
+                    self.evaluator.update(|revisions, now| revisions.open_stream(now, replica)),
                 );
             }
             UsageItem::Sample(_) | UsageItem::Removed(_) | UsageItem::Synced => {
@@ -135,12 +135,8 @@ impl UsageReportStream {
     }
 
     /// Checks that an agent reports only pods of its own node, and an activator only its own waiting requests.
-    fn check_key(
-        &self,
-        subscriber: &ComponentReplica,
-        key: &UsageKey,
-    ) -> Result<(), PeerDeniedError> {
-        self.peer.check_usage_key(subscriber, key)?;
+    fn check_key(&self, replica: &ComponentReplica, key: &UsageKey) -> Result<(), PeerDeniedError> {
+        self.peer.check_usage_key(replica, key)?;
         let (TlsPeer::Authenticated(identity), Some(uid)) = (&self.peer, &key.pod) else {
             return Ok(());
         };

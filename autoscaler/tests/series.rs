@@ -41,7 +41,7 @@ fn list<'a>(case: &'a Value, key: &str) -> &'a [Value] {
 }
 
 fn policy(case: &Value) -> ScalePolicy {
-    let is_weighted = case["weighted"].as_bool().expect("weighted is a word");
+    let is_weighted = case["weighted"].as_bool().expect("weighted is a boolean");
     let total = number(case, "total");
     ScalePolicy {
         stable_window: seconds(case, "stable"),
@@ -68,7 +68,7 @@ fn pods(case: &Value, tick: usize) -> ScalerPods {
     let ready = list(case, "ready");
     ScalerPods {
         ready: ready[tick % ready.len()].as_u64().expect("a count") as u32,
-        is_reachable: list(case, "reachable")[tick].as_bool().expect("a word"),
+        is_reachable: list(case, "reachable")[tick].as_bool().expect("a boolean"),
     }
 }
 

@@ -26,7 +26,8 @@ pub struct AdminState {
 
 impl std::fmt::Debug for AdminState {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Admin").field("troubles", &(self.not_ready_reasons)()).finish()
+        let reasons = (self.not_ready_reasons)();
+        out.debug_struct("AdminState").field("not_ready_reasons", &reasons).finish_non_exhaustive()
     }
 }
 

@@ -21,8 +21,10 @@ use crate::{
 
 /// Timeout of one request to the controller.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// First and longest pause between two requests.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// Pause after a first failed request; it doubles with each further failure.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between two requests.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// Interval at which the file of authorities is read again.
 const AUTHORITIES_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -84,16 +86,16 @@ pub async fn keep_enrolled(
     files: EnrollmentFiles,
     shutdown: CancellationToken,
 ) {
-    let mut enrolment = EnrollmentTask {
+    let mut task = EnrollmentTask {
         credentials,
         controllers,
         files,
         controller_authorities: Vec::new(),
         failures: 0,
     };
-    let controllers = Arc::clone(&enrolment.controllers);
+    let controllers = Arc::clone(&task.controllers);
     tokio::select! {
-        () = enrolment.run() => {}
+        () = task.run() => {}
         () = controllers.run_lookups() => {}
         () = shutdown.cancelled() => {}
     }
@@ -117,7 +119,8 @@ impl EnrollmentTask {
                     renewal_delay(lifetime)
                 }
                 Err(error) => {
-                    let wait = RETRY.0.saturating_mul(1 << self.failures.min(16)).min(RETRY.1);
+                    let wait = FIRST_RETRY_PAUSE.saturating_mul(1 << self.failures.min(16));
+                    let wait = wait.min(MAX_RETRY_PAUSE);
                     self.failures += 1;
                     warn!(error = %error_chain(&error), retry = ?wait, "no certificate");
                     wait

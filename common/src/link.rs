@@ -26,17 +26,13 @@ use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use crate::{
-    component::Component,
-    log,
     outbox::Outbox,
-    replicas::{KnownReplicas, NextReplica, ReplicaEndpoint, ReplicaSelector},
+    replicas::{KnownReplicas, ReplicaEndpoint, ReplicaSelector},
     wire::{
-        AutoscalerHeartbeat, ComponentReplica, LogLevel, NamespacedName, PodReportItem,
-        RouteChange, RouteItem, RouteKey, RouteView, ScaleDecision, ScaleItem, ServerComponent,
-        UsageItem, UsageKey, UsageSample,
+        AutoscalerHeartbeat, ComponentReplica, NamespacedName, PodReportItem, ScaleDecision,
+        ScaleItem, ServerComponent, UsageItem, UsageKey, UsageSample,
         raw::{
-            self, pods_client::PodsClient, routes_client::RoutesClient, scale_client::ScaleClient,
-            usage_client::UsageClient,
+            self, pods_client::PodsClient, scale_client::ScaleClient, usage_client::UsageClient,
         },
     },
 };
@@ -44,6 +40,7 @@ use crate::{
 pub(crate) mod dial;
 mod resolver;
 mod route_batches;
+mod route_watch;
 mod serve;
 mod slot_stream;
 
@@ -53,17 +50,15 @@ pub use serve::{TlsAdmission, receive_items, route_stream, serve, serve_with_tls
 pub use slot_stream::{SlotStreamEvent, grant_stream};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
-const USAGE_HEARTBEAT: Duration = Duration::from_secs(1);
-/// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
-const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lifetime from which a stream counts as established: its server did not refuse it.
+const MAX_USAGE_SILENCE: Duration = Duration::from_secs(1);
+/// Duration of an attempt from which its stream counts as established: its server did not refuse it.
 const ESTABLISHED_AFTER: Duration = Duration::from_secs(1);
 
 /// Error of a stream that could not be opened or broke, or of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The endpoint's text matches none of the accepted forms.
-    #[error("endpoint {endpoint:?}: {}", crate::replicas::RULE)]
+    #[error("endpoint {endpoint:?}: {}", crate::replicas::ENDPOINT_RULE)]
     Endpoint {
         /// Text of the endpoint, as configured.
         endpoint: String,
@@ -193,13 +188,13 @@ impl ComponentLink {
         }
     }
 
-    /// Passes the replicas of `part` that the RouteTable lists to `finder`.
+    /// Passes the replicas of `component` that the RouteTable lists to `resolver`.
     pub fn with_listed_replicas(
         mut self,
-        part: ServerComponent,
-        finder: Arc<ReplicaResolver>,
+        component: ServerComponent,
+        resolver: Arc<ReplicaResolver>,
     ) -> Self {
-        self.listed_resolvers.push((part, finder));
+        self.listed_resolvers.push((component, resolver));
         self
     }
 
@@ -211,141 +206,6 @@ impl ComponentLink {
     /// Returns the number of open streams.
     pub fn open_stream_count(&self) -> usize {
         self.open_streams.load(Ordering::Relaxed)
-    }
-
-    /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
-    pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
-        let mut view = RouteView::default();
-        // A batch names each subject once, so `Synced` is added behind it, and `apply_item` acts only there.
-        self.watch_batches(|RouteBatch { version, is_snapshot, changes }| {
-            if is_snapshot {
-                view.begin_stream();
-            }
-            for change in changes.into_values().chain([RouteChange::Synced]) {
-                if let Some(changed) = view.apply_item(RouteItem { version, change }) {
-                    each(&view, &changed);
-                }
-            }
-        })
-        .await;
-    }
-
-    /// Follows the RouteTable without storing it. Subjects that a batch with `is_snapshot` omits are removed.
-    pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
-        tokio::select! {
-            () = self.keep_route_stream(each) => {}
-            () = self.resolver.run_lookups() => {}
-            () = self.shutdown.cancelled() => {}
-        }
-    }
-
-    async fn keep_route_stream(&self, mut each: impl FnMut(RouteBatch)) {
-        let mut chooser = ReplicaSelector::default();
-        let mut stream_state = route_batches::RouteStreamState::default();
-        let begin = Instant::now();
-        loop {
-            let endpoint = self.wait_for_replica(&mut chooser, begin).await;
-            let opened = Instant::now();
-            let ended = self.run_route_stream(&endpoint, &mut stream_state, &mut each).await;
-            let wait = chooser.record_failure(
-                begin.elapsed(),
-                &endpoint,
-                opened.elapsed() >= ESTABLISHED_AFTER,
-                random_u64(),
-            );
-            self.record_stream_ended(&endpoint, ended, wait);
-        }
-    }
-
-    /// Waits until some replica may be tried.
-    async fn wait_for_replica(
-        &self,
-        chooser: &mut ReplicaSelector,
-        begin: Instant,
-    ) -> ReplicaEndpoint {
-        let mut known = self.resolver.subscribe_known();
-        // A new replica ends the wait: it has no failures and may be tried at once.
-        loop {
-            let all = known.borrow_and_update().all();
-            chooser.retain(&all);
-            let wait = match chooser.next(begin.elapsed(), &all, random_u64()) {
-                NextReplica::Try(endpoint) => return endpoint,
-                NextReplica::Wait(until) => Some(begin + until),
-                NextReplica::NoneKnown => None,
-            };
-            let timer = async {
-                match wait {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = timer => {}
-                _ = known.changed() => {}
-            }
-        }
-    }
-
-    async fn run_route_stream(
-        &self,
-        endpoint: &ReplicaEndpoint,
-        stream_state: &mut route_batches::RouteStreamState,
-        each: &mut impl FnMut(RouteBatch),
-    ) -> Result<(), LinkError> {
-        let broke = |status| stream_error(endpoint, status);
-        let mut client = RoutesClient::new(self.resolver.dial(endpoint).await?);
-        let opening = client.watch(raw::Subscriber::from(self.local_replica.clone()));
-        let opened = tokio::time::timeout(TABLE_TIMEOUT, opening).await;
-        let silent = |_elapsed| LinkError::TableTimeout { endpoint: endpoint.to_string() };
-        let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
-        let _up = self.record_stream_opened(endpoint, "routes");
-        // Until the first `Synced`, the table of the former stream stays in force.
-        stream_state.begin_stream(endpoint);
-        loop {
-            // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
-            let table_deadline =
-                stream_state.next_is_snapshot().then(|| Instant::now() + TABLE_TIMEOUT);
-            let item = tokio::select! {
-                item = items.message() => item.map_err(broke)?,
-                () = sleep_until(table_deadline) => {
-                    return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
-                }
-                () = sleep_until(stream_state.held_until()) => {
-                    each(stream_state.release_held());
-                    continue;
-                }
-            };
-            let Some(item) = item else { return Ok(()) };
-            let Some(item) = serve::parse_item::<_, RouteItem>(item) else { continue };
-            if let Some(batch) = stream_state.apply_item(item) {
-                // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
-                self.apply_to_process(&batch);
-                each(batch);
-            }
-        }
-    }
-
-    /// Applies what a batch says of replicas and of this component's log level.
-    fn apply_to_process(&self, batch: &RouteBatch) {
-        let component = Component::from(self.local_replica.role);
-        match batch.changes.get(&RouteKey::Settings) {
-            Some(RouteChange::Settings(it)) => {
-                log::set_level(component, log::level_of(component, &it.log_levels))
-            }
-            // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
-            None if !batch.is_snapshot => {}
-            Some(_) | None => log::set_level(component, LogLevel::default()),
-        }
-        for (part, finder) in &self.listed_resolvers {
-            match batch.changes.get(&RouteKey::Replicas(*part)) {
-                Some(RouteChange::Replicas(it)) => {
-                    finder.set_listed(it.members.iter().map(|it| it.address));
-                }
-                Some(_) => finder.set_listed([]),
-                None if batch.is_snapshot => finder.set_listed([]),
-                None => {}
-            }
-        }
     }
 
     /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
@@ -368,7 +228,7 @@ impl ComponentLink {
                 |_, it| it,
                 removal,
                 PodReportItem::Synced,
-                None,
+                serve::UNLIMITED_SILENCE,
             );
             let _up = self.record_stream_opened(&endpoint, "pods");
             let ended = PodsClient::new(channel).report(items).await;
@@ -384,9 +244,9 @@ impl ComponentLink {
             let sample = |_, it| UsageItem::Sample(it);
             let (removed, synced) = (UsageItem::Removed, UsageItem::Synced);
             let channel = self.resolver.dial(&endpoint).await?;
-            let beat = Some(USAGE_HEARTBEAT);
+            let max_silence = Some(MAX_USAGE_SILENCE);
             let items =
-                serve::item_stream(first, outbox.subscribe(), sample, removed, synced, beat);
+                serve::item_stream(first, outbox.subscribe(), sample, removed, synced, max_silence);
             let _up = self.record_stream_opened(&endpoint, "usage");
             let ended = UsageClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
@@ -394,26 +254,32 @@ impl ComponentLink {
         .await;
     }
 
-    /// Sends scale decisions to every replica, and each heartbeat that `alive` receives.
+    /// Sends scale decisions to every replica, and each heartbeat that `heartbeats` receives.
     pub async fn send_decisions(
         &self,
         outbox: &Outbox<NamespacedName, ScaleDecision>,
-        alive: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
+        heartbeats: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
     ) {
         self.keep_streams_to_all(|endpoint| async move {
             let channel = self.resolver.dial(&endpoint).await?;
-            let mut alive = alive.clone();
+            let mut heartbeats = heartbeats.clone();
             // The heartbeat precedes the decisions, since a controller elects the active autoscaler by it.
-            let now = ScaleItem::Heartbeat(alive.borrow_and_update().clone());
+            let latest = ScaleItem::Heartbeat(heartbeats.borrow_and_update().clone());
             let first =
-                [ScaleItem::Sender(self.local_replica.clone()), now].map(raw::ScaleItem::from);
+                [ScaleItem::Sender(self.local_replica.clone()), latest].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
             let (removed, synced) = (ScaleItem::Removed, ScaleItem::Synced);
-            let decisions =
-                serve::item_stream(Vec::new(), outbox.subscribe(), state, removed, synced, None);
+            let decisions = serve::item_stream(
+                Vec::new(),
+                outbox.subscribe(),
+                state,
+                removed,
+                synced,
+                serve::UNLIMITED_SILENCE,
+            );
             // Heartbeats bypass the outbox: only the latest one matters, and none must wait behind decisions.
-            let beats = serve::watch_stream(alive).map(|it| ScaleItem::Heartbeat(it).into());
-            let items = stream::iter(first).chain(stream::select(decisions, beats));
+            let next = serve::watch_stream(heartbeats).map(|it| ScaleItem::Heartbeat(it).into());
+            let items = stream::iter(first).chain(stream::select(decisions, next));
             let _up = self.record_stream_opened(&endpoint, "decisions");
             let ended = ScaleClient::new(channel).decide(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
@@ -462,14 +328,14 @@ impl ComponentLink {
     where
         F: Future<Output = Result<(), LinkError>>,
     {
-        let (mut chooser, begin) = (ReplicaSelector::default(), Instant::now());
+        let (mut selector, begin) = (ReplicaSelector::default(), Instant::now());
         let mut known = self.resolver.subscribe_known();
         while self.resolver.is_known(&endpoint) {
-            let opened = Instant::now();
+            let attempt_begin = Instant::now();
             let ended = once(endpoint.clone()).await;
-            let was_established = opened.elapsed() >= ESTABLISHED_AFTER;
+            let was_established = attempt_begin.elapsed() >= ESTABLISHED_AFTER;
             let wait =
-                chooser.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
+                selector.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
             self.record_stream_ended(&endpoint, ended, wait);
             // A replica that is no longer known ends the wait, so that the loop notices it.
             let forgotten = known.wait_for(|known: &KnownReplicas| !known.contains(&endpoint));
@@ -519,13 +385,6 @@ impl Drop for OpenStreamGuard<'_> {
 
 fn stream_error(endpoint: &ReplicaEndpoint, status: Status) -> LinkError {
     LinkError::StreamBroke { endpoint: endpoint.to_string(), source: Box::new(status) }
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Returns a random number that no peer can predict.

@@ -21,7 +21,8 @@ pub struct LocalPodSpec {
     pub spec: PodSpec,
     /// Labels that `rouse get pods` shows.
     pub labels: BTreeMap<String, String>,
-    /// True if the node runs the readiness probes, because the agent cannot run one that matters.
+    /// True if the node runs the readiness probes: the agent can run none of type `exec`, and none of other containers
+    /// than the serving one.
     pub kubelet_probes: bool,
 }
 

@@ -170,8 +170,8 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
     /// Drops the marks of removals that every stream has received.
     fn drop_delivered_removals(&mut self) {
         // Without any stream the marks are useless, since a new stream begins with the states.
-        let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
-        while let Some(at) = self.removals.first().copied().filter(|at| *at <= heard) {
+        let delivered = self.cursors.values().copied().min().unwrap_or(u64::MAX);
+        while let Some(at) = self.removals.first().copied().filter(|at| *at <= delivered) {
             self.removals.remove(&at);
             if let Some(key) = self.order.remove(&at) {
                 self.states.remove(&key);

@@ -50,8 +50,12 @@ pub async fn run_probe(
             ProbeHandler::Listen => Ok(()),
             ProbeHandler::Tcp => target.connect().await.map(drop),
             ProbeHandler::Http { path, headers, host, https } => {
-                let ask = HttpProbe { path, headers, host, target };
-                if *https { ask.send_over_tls().await } else { ask.send_without_tls().await }
+                let http_probe = HttpProbe { path, headers, host, target };
+                if *https {
+                    http_probe.send_over_tls().await
+                } else {
+                    http_probe.send_without_tls().await
+                }
             }
             ProbeHandler::Grpc { service } => probe_grpc(target, service).await,
         }
@@ -195,7 +199,7 @@ async fn probe_grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> 
     let endpoint = endpoint.connect_timeout(timeout).user_agent(USER_AGENT);
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect_with_connector(target).await;
-    // The call sets no deadline of its own: `ask` bounds the attempt as a whole.
+    // The call sets no deadline of its own: `run_probe` bounds the attempt as a whole.
     let mut client = Grpc::new(channel.map_err(|error| failed(&error))?);
     client.ready().await.map_err(|error| failed(&error))?;
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();

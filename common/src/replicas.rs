@@ -13,9 +13,9 @@ use std::{
 };
 
 /// First wait after a failure; it doubles with each further failure.
-const FIRST_RETRY: Duration = Duration::from_millis(10);
+const FIRST_RETRY_WAIT: Duration = Duration::from_millis(10);
 /// Longest wait between two tries of the same replica.
-const LAST_RETRY: Duration = Duration::from_secs(1);
+const MAX_RETRY_WAIT: Duration = Duration::from_secs(1);
 
 /// Address at which one replica accepts streams.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,13 +70,13 @@ impl fmt::Display for EndpointSetting {
 
 /// Error of a setting that matches none of the accepted forms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("endpoint {text:?}: {RULE}")]
+#[error("endpoint {text:?}: {ENDPOINT_RULE}")]
 pub struct EndpointError {
     text: String,
 }
 
 /// Accepted forms of a setting, for error messages.
-pub const RULE: &str = "must be unix:/path, dns:NAME:PORT, or http://IP:PORT or https://IP:PORT, several joined by commas";
+pub const ENDPOINT_RULE: &str = "must be unix:/path, dns:NAME:PORT, or http://IP:PORT or https://IP:PORT, several joined by commas";
 
 impl FromStr for ReplicaEndpoint {
     type Err = EndpointError;
@@ -142,8 +142,8 @@ impl KnownReplicas {
         Self { fixed, resolved: BTreeSet::new(), listed: BTreeSet::new() }
     }
 
-    /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: some replica
-    /// always exists, or none can be asked.
+    /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: an outdated
+    /// address is better than none.
     pub fn set_resolved(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
         let differs = !new.is_empty() && new != self.resolved;
@@ -183,7 +183,8 @@ pub enum NextReplica {
     NoneKnown,
 }
 
-/// Recent failures of each replica, so that none is tried too often and a healthy one is preferred.
+/// Recent failures of each replica, so that none is tried too often and a healthy one is preferred. All times count
+/// from one moment that the caller has fixed.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaSelector {
     failures: BTreeMap<ReplicaEndpoint, ReplicaFailures>,
@@ -233,17 +234,12 @@ impl ReplicaSelector {
         let before = self.failures.get(endpoint).map_or(0, |it| it.count);
         let count = if was_established { 1 } else { before.saturating_add(1) };
         // 10 ms · 2¹⁰ is beyond the longest wait, so the shift needs no larger exponent.
-        let whole = FIRST_RETRY.saturating_mul(1 << (count - 1).min(10)).min(LAST_RETRY);
+        let whole = FIRST_RETRY_WAIT.saturating_mul(1 << (count - 1).min(10)).min(MAX_RETRY_WAIT);
         // Jitter of up to half of the wait, so that clients of a replica that restarts do not all return at once.
         let share = u32::try_from(random % 1_024).unwrap_or_default();
         let wait = whole / 2 + (whole / 2) * share / 1_024;
         self.failures.insert(endpoint.clone(), ReplicaFailures { count, retry_at: now + wait });
         wait
-    }
-
-    /// Clears the failures of a replica whose stream is established.
-    pub fn record_established(&mut self, endpoint: &ReplicaEndpoint) {
-        self.failures.remove(endpoint);
     }
 
     /// Drops the failures of replicas that no source names any more.
@@ -328,37 +324,35 @@ mod tests {
 
     #[test]
     fn another_replica_is_preferred_at_once() {
-        let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
-        chooser.record_failure(ms(0), &at(1), true, 0);
+        let (mut selector, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
+        selector.record_failure(ms(0), &at(1), true, 0);
         for random in 0..9 {
-            assert_eq!(chooser.next(ms(0), &known, random), NextReplica::Try(at(2)));
+            assert_eq!(selector.next(ms(0), &known, random), NextReplica::Try(at(2)));
         }
-        chooser.record_failure(ms(0), &at(2), false, 0);
-        assert_eq!(chooser.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
-        assert_eq!(chooser.next(ms(5), &[].into(), 0), NextReplica::NoneKnown);
+        selector.record_failure(ms(0), &at(2), false, 0);
+        assert_eq!(selector.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
+        assert_eq!(selector.next(ms(5), &[].into(), 0), NextReplica::NoneKnown);
     }
 
     #[test]
     fn one_that_failed_less_is_tried_first() {
-        let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
-        (0..3).for_each(|_| _ = chooser.record_failure(ms(0), &at(1), false, 0));
-        chooser.record_failure(ms(0), &at(2), false, 0);
-        assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(2)));
-        chooser.record_established(&at(1));
-        assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(1)));
+        let (mut selector, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
+        (0..3).for_each(|_| _ = selector.record_failure(ms(0), &at(1), false, 0));
+        selector.record_failure(ms(0), &at(2), false, 0);
+        assert_eq!(selector.next(ms(60_000), &known, 7), NextReplica::Try(at(2)));
     }
 
     proptest! {
         /// The wait grows to a second, is never below half of its step, and starts again after an established stream.
         #[test]
         fn waits_are_bounded(randoms in proptest::collection::vec(any::<u64>(), 1..40)) {
-            let mut chooser = ReplicaSelector::default();
+            let mut selector = ReplicaSelector::default();
             for (times, random) in (0u32..).zip(randoms) {
                 let whole = ms((10u64 << times.min(10)).min(1_000));
-                let wait = chooser.record_failure(ms(0), &at(1), false, random);
+                let wait = selector.record_failure(ms(0), &at(1), false, random);
                 prop_assert!(wait >= whole / 2 && wait <= whole, "{:?} of {:?}", wait, whole);
             }
-            let wait = chooser.record_failure(ms(0), &at(1), true, u64::MAX);
+            let wait = selector.record_failure(ms(0), &at(1), true, u64::MAX);
             prop_assert!(wait <= ms(10));
         }
 
@@ -367,11 +361,11 @@ mod tests {
         fn some_replica_is_tried_within_a_second(
             failures in proptest::collection::vec((0u8..4, any::<bool>(), any::<u64>()), 0..60),
         ) {
-            let (mut chooser, known) = (ReplicaSelector::default(), (0..4).map(at).collect::<BTreeSet<_>>());
+            let (mut selector, known) = (ReplicaSelector::default(), (0..4).map(at).collect::<BTreeSet<_>>());
             for (replica, was_established, random) in failures {
-                chooser.record_failure(ms(0), &at(replica), was_established, random);
+                selector.record_failure(ms(0), &at(replica), was_established, random);
             }
-            let tried = matches!(chooser.next(ms(1_000), &known, 3), NextReplica::Try(_));
+            let tried = matches!(selector.next(ms(1_000), &known, 3), NextReplica::Try(_));
             prop_assert!(tried);
         }
     }

@@ -59,7 +59,7 @@ pub enum TlsError {
     #[error("the certificate cannot be used")]
     Certificate(#[source] webpki::Error),
     /// The certificate chain is empty.
-    #[error("the certificate names no component")]
+    #[error("the certificate chain is empty")]
     EmptyChain,
 }
 
@@ -188,6 +188,8 @@ fn parse_identity(certificate: &CertificateDer<'_>) -> Result<CertificateIdentit
 }
 
 /// Returns the peer of the connection that carried this request.
+///
+/// A TLS server attaches a peer to each connection. One at a Unix socket or a plain address attaches none.
 pub fn request_peer<T>(request: &tonic::Request<T>) -> TlsPeer {
     request.extensions().get::<TlsPeer>().cloned().unwrap_or(TlsPeer::Unauthenticated)
 }

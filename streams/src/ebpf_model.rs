@@ -192,8 +192,8 @@ impl EbpfModel {
         if self.protocol == ModelProtocol::Http2 {
             end = self.read_http2(&part, false);
             if end == ModelReadEnd::Done && self.protocol == ModelProtocol::Http2 {
-                let cut = self.h2.abort_goaway_streams();
-                self.record_aborted(cut);
+                let aborted = self.h2.abort_goaway_streams();
+                self.record_aborted(aborted);
             }
         }
         if end == ModelReadEnd::Gap {
@@ -244,8 +244,8 @@ impl EbpfModel {
                 self.record_events(happened & h1::ABORTED, 0);
             }
             ModelProtocol::Http2 => {
-                let cut = self.h2.close();
-                self.record_aborted(cut);
+                let aborted = self.h2.close();
+                self.record_aborted(aborted);
             }
             ModelProtocol::Other => {}
         }
@@ -311,8 +311,10 @@ impl EbpfModel {
         if self.h1.tx.is_inside_body(part.seq, part.len) {
             return ModelReadEnd::Done;
         }
-        let taken = self.first[0].wrapping_add(self.received.contiguous_len() as u32);
-        let is_missed = !self.h1.is_busy() && taken.wrapping_sub(self.h1.rx.next) as i32 > 1;
+        // The server has received bytes that the parser has not read, with a request among them. As in the eBPF
+        // programs, one byte does not count: it may be the sequence number of a FIN.
+        let received_to = self.first[0].wrapping_add(self.received.contiguous_len() as u32);
+        let is_missed = !self.h1.is_busy() && received_to.wrapping_sub(self.h1.rx.next) as i32 > 1;
         let (mut happened, mut round) = (0, 0);
         loop {
             let seek = self.h1.tx.seek(part.seq, part.len);
@@ -351,13 +353,13 @@ impl EbpfModel {
         )
     }
 
-    fn read_http2(&mut self, part: &SegmentPart, requests: bool) -> ModelReadEnd {
+    fn read_http2(&mut self, part: &SegmentPart, is_request: bool) -> ModelReadEnd {
         loop {
             self.now_ns += 100_000;
-            let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
+            let side = if is_request { &mut self.h2.rx } else { &mut self.h2.tx };
             let seek = side.seek(part.seq, part.len);
             let ended = side.take_ended_frame();
-            self.h2.apply_frame(ended, requests, self.now_ns);
+            self.h2.apply_frame(ended, is_request, self.now_ns);
             self.record_stream_change();
             if self.h2.is_not_http2() {
                 self.desync_frames();
@@ -372,7 +374,7 @@ impl EbpfModel {
             let Some(len) = fill_window(&mut window, &part.bytes, offset, PEEK_BYTES) else {
                 return ModelReadEnd::Budget;
             };
-            let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
+            let side = if is_request { &mut self.h2.rx } else { &mut self.h2.tx };
             side.read(&window, len);
             let used = side.next.wrapping_sub(part.seq.wrapping_add(offset));
             assert!((1..=len).contains(&used) || self.h2.is_not_http2(), "{used} of {len}");
@@ -388,14 +390,14 @@ impl EbpfModel {
 
     /// Gives up reading frames: requests in flight end, and the connection is opaque from here on.
     fn desync_frames(&mut self) {
-        let cut = self.h2.close();
-        self.record_aborted(cut);
+        let aborted = self.h2.close();
+        self.record_aborted(aborted);
         self.events.extend([ModelEvent::Desync, ModelEvent::Opaque]);
         self.protocol = ModelProtocol::Other;
     }
 
-    fn record_aborted(&mut self, cut: u32) {
-        self.events.extend((0..cut).map(|_| ModelEvent::Aborted));
+    fn record_aborted(&mut self, count: u32) {
+        self.events.extend((0..count).map(|_| ModelEvent::Aborted));
     }
 
     /// Records the events of HTTP/1. Returns true if another protocol is spoken from here on.

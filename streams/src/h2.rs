@@ -1,6 +1,7 @@
 //! Pure: HTTP/2: generated frames, and their reading by other implementations.
 
 pub mod client_server;
+pub mod frame_script;
 pub mod frames;
 pub mod reference;
 pub mod scripted;
@@ -13,7 +14,7 @@ use crate::{
     totals::{CROWD, ConformanceTotals},
 };
 
-/// Numbers of requests that have begun, were cut and got a response.
+/// Numbers of requests that have begun, were aborted and got a response.
 type EventCounts = [usize; 3];
 
 /// Incremental comparison of the model's events with the reference; each event is read once.
@@ -35,7 +36,7 @@ impl EventComparison {
     /// Compares the model with the reference, if both have read the same bytes; the error describes the difference.
     ///
     /// Behind a gap in a payload the model continues to read, and the reference does not. So after a gap the two may
-    /// differ: the same request was cut by its client for one and got a response for the other, or began just before
+    /// differ: the same request was aborted by its client for one and got a response for the other, or began just before
     /// the server's GOAWAY.
     pub fn compare(&mut self, model: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
         for event in &model.events()[self.read[0]..] {
@@ -56,14 +57,14 @@ impl EventComparison {
         }
         self.read = [model.events().len(), reference.events.len()];
         self.is_crowded |= model.in_flight() > CROWD;
-        let ([started, cut, responded], [reference_started, reference_cut, reference_responded]) =
-            (self.model_counts, self.reference_counts);
+        let [started, aborted, responded] = self.model_counts;
+        let [reference_started, reference_aborted, reference_responded] = self.reference_counts;
         let is_same = match self.has_had_gap {
             false => self.model_counts == self.reference_counts,
             true if reference.last_processed.is_some() => true,
             true => {
                 started == reference_started
-                    && cut + responded == reference_cut + reference_responded
+                    && aborted + responded == reference_aborted + reference_responded
             }
         };
         let in_flight = model.in_flight() as usize;
@@ -76,7 +77,7 @@ impl EventComparison {
         }
         if !is_same {
             return Err(format!(
-                "started, cut, responded: {:?}, not {:?}",
+                "started, aborted, responded: {:?}, not {:?}",
                 self.model_counts, self.reference_counts
             ));
         }

@@ -33,7 +33,8 @@ pub fn check(name: &str, bytes: &[u8]) {
 
 /// Plays arbitrary bytes as segments in any order. Only the model's own invariants are checked.
 ///
-/// A segment begins with two bytes: its kind and its length. Its bytes follow.
+/// A segment begins with two bytes: its kind and its length. Its bytes follow. Of the kind, bit 0 is set for a response,
+/// bits 1 to 3 choose its place relative to the present end, and bits 4 to 7 are the distance.
 pub fn h1(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
     play_segments(EbpfModel::new(), [0; 2], bytes);
     Ok(ConformanceTotals::default())
@@ -49,14 +50,14 @@ pub fn h2(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> 
 
 /// Plays segments that continue at the present ends of requests and responses, or near them.
 fn play_segments(mut model: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
-    while let [what, len, rest @ ..] = bytes {
+    while let [kind, len, rest @ ..] = bytes {
         let len = usize::from(*len).min(rest.len());
         let (data, rest) = rest.split_at(len);
         bytes = rest;
-        let is_response = usize::from(what & 1);
+        let is_response = usize::from(kind & 1);
         let end = &mut ends[is_response];
-        let far = usize::from(what >> 4);
-        let offset = match what >> 1 & 7 {
+        let far = usize::from(kind >> 4);
+        let offset = match kind >> 1 & 7 {
             0..3 => *end,
             3 => end.saturating_sub(far),
             4 => end.saturating_sub(far * 100),

@@ -10,7 +10,7 @@ fn frames_written_by_hand_are_counted_as_the_reference_does() {
     let outcome = run_streams(
         "frames by hand",
         CONNECTIONS,
-        h2::scripted::generate_conversation,
+        h2::frame_script::generate_conversation,
         h2::scripted::play,
     );
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
@@ -22,7 +22,7 @@ fn what_the_server_sends_is_counted_although_the_clients_bytes_are_lost() {
     let outcome = run_streams(
         "frames by hand, some lost",
         CONNECTIONS,
-        h2::scripted::generate_whole_conversation,
+        h2::frame_script::generate_whole_conversation,
         play,
     );
     assert!(outcome.requests > 0, "{outcome:?}");
@@ -30,8 +30,12 @@ fn what_the_server_sends_is_counted_although_the_clients_bytes_are_lost() {
 
 #[test]
 fn requests_written_by_hand_are_counted_as_the_crate_h2_serves_them() {
-    let outcome =
-        run_streams("frames to h2", CONNECTIONS, h2::scripted::generate_requests, h2::server::play);
+    let outcome = run_streams(
+        "frames to h2",
+        CONNECTIONS,
+        h2::frame_script::generate_requests,
+        h2::server::play,
+    );
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
 }
 

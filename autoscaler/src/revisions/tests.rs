@@ -1,12 +1,12 @@
 use common::{
     fixtures,
     wire::{
-        PodEntry as RoutePod, RequestTotals, RevisionActivity, RevisionEntry as RouteRevision,
-        ScalePolicy,
+        ClientComponent, ComponentReplica, PodEntry as RoutePod, RequestTotals, RevisionActivity,
+        RevisionEntry as RouteRevision, ScalePolicy,
     },
 };
 
-use super::*;
+use super::{senders::LOST_ACTIVATOR_RETENTION, *};
 use crate::usage::tests::policy;
 
 const MS: Duration = Duration::from_millis(1);
@@ -32,7 +32,7 @@ struct SimService {
     most_pods: usize,
 }
 
-fn subscriber(role: ClientComponent) -> ComponentReplica {
+fn replica(role: ClientComponent) -> ComponentReplica {
     ComponentReplica { role, name: format!("{role:?}"), node: "rouse".into() }
 }
 
@@ -56,7 +56,7 @@ impl SimService {
         let now = Duration::from_secs(10);
         let mut revisions = ScaledRevisions::new(TICK);
         let [agent, activator] = [ClientComponent::Agent, ClientComponent::Activator].map(|role| {
-            let stream = revisions.open_stream(now, subscriber(role));
+            let stream = revisions.open_stream(now, replica(role));
             revisions.complete_batch(now, stream)
         });
         let mut sim = Self {
@@ -382,7 +382,7 @@ fn without_its_agent_a_service_keeps_its_pods() {
     sim.now += Duration::from_secs(60);
     sim.carry_out_decisions();
     assert_eq!(sim.decision_trace, previous_trace);
-    sim.agent = sim.revisions.open_stream(sim.now, subscriber(ClientComponent::Agent));
+    sim.agent = sim.revisions.open_stream(sim.now, replica(ClientComponent::Agent));
     sim.finish_requests();
     sim.advance_time(Duration::from_secs(1));
     sim.agent = sim.revisions.complete_batch(sim.now, sim.agent);
@@ -429,7 +429,7 @@ fn a_restart_loses_no_pod() {
         let now = Duration::from_secs(second);
         if second >= 3 {
             let stream = *agent.get_or_insert_with(|| {
-                revisions.open_stream(now, subscriber(ClientComponent::Agent))
+                revisions.open_stream(now, replica(ClientComponent::Agent))
             });
             agent = Some(revisions.complete_batch(now, stream));
         }
@@ -462,9 +462,9 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
     let mut revisions = ScaledRevisions::new(TICK);
     revisions.apply_routes(Duration::ZERO, &table, &table.keys());
     let mut agents = ["calm", "stalls"].map(|node| {
-        let subscriber =
+        let replica =
             ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() };
-        revisions.open_stream(Duration::ZERO, subscriber)
+        revisions.open_stream(Duration::ZERO, replica)
     });
     let mut min_scales = BTreeMap::new();
     for second in 0..40 {
@@ -498,7 +498,7 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     }
     let mut revisions = ScaledRevisions::new(TICK);
     revisions.apply_routes(Duration::ZERO, &table, &table.keys());
-    let agent = revisions.open_stream(Duration::ZERO, subscriber(ClientComponent::Agent));
+    let agent = revisions.open_stream(Duration::ZERO, replica(ClientComponent::Agent));
     for second in 0..8 {
         let now = Duration::from_secs(second);
         revisions.complete_batch(now, agent);
@@ -637,7 +637,7 @@ fn only_the_latest_report_on_an_unknown_revision_is_kept() {
     let (mut sim, revision) = sim_without_revision();
     (0..100).for_each(|_| sim.add_requests(1));
     assert_eq!(sim.revisions.unlisted_loads.len(), 1);
-    sim.activator = sim.revisions.open_stream(sim.now, subscriber(ClientComponent::Activator));
+    sim.activator = sim.revisions.open_stream(sim.now, replica(ClientComponent::Activator));
     sim.add_requests(1);
     sim.activator = sim.revisions.complete_batch(sim.now, sim.activator);
     sim.add_revision(revision);

@@ -109,7 +109,7 @@ fn a_request_on_the_way_down_turns_it_back_up() {
     assert_eq!(
         run.step(100, UP, Some(0)).2,
         Some(ScaleBound::StableWindow),
-        "the window counts anew"
+        "the window begins again"
     );
 }
 

@@ -75,8 +75,7 @@ fn an_unreachable_revision_may_shrink_in_one_step() {
 }
 
 /// As in Knative, panic mode starts at the threshold, is extended while load is over it, and never lowers pods. It
-/// ends
-/// a stable window later.
+/// ends a stable window later.
 #[test]
 fn panic_only_rises_and_ends_after_a_stable_window() {
     let (policy, mut scaler) = (policy(), scaler_outside_panic());

@@ -112,10 +112,10 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     let first =
         decisions.recv().await.map(|decision| (decision.revision, decision.requested_scale));
     assert_eq!(first, Some((kept_name, Some(1))));
-    let subscriber =
+    let replica =
         ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let (leave, wait_queues) = (shutdown.child_token(), Outbox::new());
-    let activator = ComponentLink::new(usage, subscriber, leave.clone());
+    let activator = ComponentLink::new(usage, replica, leave.clone());
     wait_queues.set(waiting(&name, 1).key, waiting(&name, 1));
     let reporting = tokio::spawn({
         let wait_queues = wait_queues.clone();
@@ -149,7 +149,7 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
         sender: None,
         stream: None,
     };
-    let subscriber =
+    let replica =
         ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let waiting_requests = || {
         evaluator.read(|revisions| {
@@ -158,7 +158,7 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
     };
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
     assert_eq!(waiting_requests(), 0, "the stream has not named its sender");
-    report.handle_item(UsageItem::Sender(subscriber)).expect("allowed");
+    report.handle_item(UsageItem::Sender(replica)).expect("allowed");
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
     report.handle_item(UsageItem::Synced).expect("allowed");
     assert_eq!(waiting_requests(), 3);
@@ -180,8 +180,8 @@ fn an_agent_counts_only_the_pods_of_its_own_node() {
             sender: None,
             stream: None,
         };
-        let subscriber = ComponentReplica { role, name: node.into(), node: node.into() };
-        let opened = report.handle_item(UsageItem::Sender(subscriber));
+        let replica = ComponentReplica { role, name: node.into(), node: node.into() };
+        let opened = report.handle_item(UsageItem::Sender(replica));
         (report, opened)
     };
     for (role, node) in [

@@ -150,6 +150,7 @@ impl ReplicaResolver {
         }
     }
 
+    /// Applies the result of a lookup. Returns true if the name has an address.
     fn apply_lookup(&self, name: &str, result: io::Result<Vec<SocketAddr>>) -> bool {
         let failure = match &result {
             Ok(all) if all.is_empty() => Some(format!("{name} has no address")),
@@ -182,7 +183,8 @@ impl ReplicaResolver {
         };
         let (component, credentials) = self.require_identity(endpoint)?;
         credentials.wait_for_certificate().await;
-        dial::dial_tls(address, credentials, component, true).await
+        let with_certificate = true;
+        dial::dial_tls(address, credentials, component, with_certificate).await
     }
 
     /// Opens a TLS connection to some replica, without a client certificate.

@@ -55,8 +55,11 @@ pub(super) struct RouteStreamState {
     /// Replica whose open stream has not sent its first whole table.
     next_replica: Option<ReplicaEndpoint>,
     version: u64,
+    /// Changes of the batch that `Synced` has not ended yet.
     pending_changes: RouteChanges,
+    /// Uids of the pods that drain in the table in force.
     draining_pods: BTreeSet<String>,
+    /// States of pods that the new replica does not know to be draining, to be passed on at `held_until`.
     held_changes: RouteChanges,
     held_until: Option<Instant>,
 }
@@ -179,7 +182,9 @@ impl DrainAckReporter {
 /// Services that a receiver's table routes to some Revision, and those among them that it has reported.
 #[derive(Debug, Default)]
 pub struct RoutedServiceReporter {
+    /// Services of the recorded batches; true for those that are routed to some Revision.
     changed: BTreeMap<NamespacedName, bool>,
+    /// True if the recorded batches began with a whole table.
     is_snapshot: bool,
     reported: BTreeSet<NamespacedName>,
 }
@@ -192,8 +197,8 @@ impl RoutedServiceReporter {
         }
         for (key, change) in &batch.changes {
             let RouteKey::Service(name) = key else { continue };
-            let leads = matches!(change, RouteChange::Service(it) if !it.targets.is_empty());
-            self.changed.insert(name.clone(), leads);
+            let is_routed = matches!(change, RouteChange::Service(it) if !it.targets.is_empty());
+            self.changed.insert(name.clone(), is_routed);
         }
     }
 
@@ -205,13 +210,13 @@ impl RoutedServiceReporter {
             // A subject that a whole table omits is removed.
             self.reported.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
         }
-        for (name, leads) in changed {
-            if leads && self.reported.insert(name.clone()) {
+        for (name, is_routed) in changed {
+            if is_routed && self.reported.insert(name.clone()) {
                 reports.set(
                     PodReportKey::RoutedService(name.clone()),
                     PodReportItem::RoutedService(name),
                 );
-            } else if !leads && self.reported.remove(&name) {
+            } else if !is_routed && self.reported.remove(&name) {
                 reports.remove(&PodReportKey::RoutedService(name));
             }
         }

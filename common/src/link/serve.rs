@@ -31,15 +31,18 @@ pub fn server_builder() -> Server {
     server.http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-/// Returns the items of a stream: `first`, then batches from the outbox, each ended by `synced`. With `beat`, an empty
-/// batch follows each such pause, so that the receiver can tell a quiet sender from one that is stuck.
+/// Value of `max_silence` for a stream that sends nothing while nothing changes.
+pub(super) const UNLIMITED_SILENCE: Option<Duration> = None;
+
+/// Returns the items of a stream: `first`, then batches from the outbox, each ended by `synced`. After each silence of
+/// `max_silence` an empty batch follows, so that the receiver can tell a quiet sender from one that is stuck.
 pub(super) fn item_stream<K, V, T, R>(
     first: Vec<T>,
     cursor: OutboxCursor<K, V>,
     state: impl Fn(K, V) -> T + Send + 'static,
     removed: impl Fn(K) -> T + Send + 'static,
     synced: T,
-    beat: Option<Duration>,
+    max_silence: Option<Duration>,
 ) -> impl Stream<Item = R> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
@@ -47,7 +50,7 @@ where
     T: Clone + Send + 'static,
     R: From<T> + Send + 'static,
 {
-    let batches = batch_stream(cursor, beat).flat_map(move |batch| {
+    let batches = batch_stream(cursor, max_silence).flat_map(move |batch| {
         let item = |(key, value): (K, Option<V>)| match value {
             Some(value) => state(key, value),
             None => removed(key),
@@ -61,16 +64,16 @@ where
 
 fn batch_stream<K, V>(
     cursor: OutboxCursor<K, V>,
-    beat: Option<Duration>,
+    max_silence: Option<Duration>,
 ) -> impl Stream<Item = OutboxBatch<K, V>> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
     stream::unfold(cursor, move |mut cursor| async move {
-        let batch = match beat {
-            Some(beat) => {
-                let next_batch = tokio::time::timeout(beat, cursor.next()).await;
+        let batch = match max_silence {
+            Some(max_silence) => {
+                let next_batch = tokio::time::timeout(max_silence, cursor.next()).await;
                 // A timeout drops only the wait, so the cursor keeps its position.
                 next_batch.unwrap_or_else(|_| OutboxBatch {
                     version: cursor.version(),
@@ -104,15 +107,15 @@ pub fn route_stream(
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items =
-        batch_stream(cursor, None).flat_map(move |OutboxBatch { version, changes: steps }| {
-            let changes = steps
-                .into_iter()
-                .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Removed(key)));
-            let items = changes.chain([RouteChange::Synced]);
-            let items = items.map(|change| Ok(RouteItem { version, change }.into()));
-            stream::iter(items.collect::<Vec<_>>())
-        });
+    let batches = batch_stream(cursor, UNLIMITED_SILENCE);
+    let items = batches.flat_map(move |OutboxBatch { version, changes }| {
+        let changes = changes
+            .into_iter()
+            .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Removed(key)));
+        let items = changes.chain([RouteChange::Synced]);
+        let items = items.map(|change| Ok(RouteItem { version, change }.into()));
+        stream::iter(items.collect::<Vec<_>>())
+    });
     items.take_until(shutdown.cancelled_owned())
 }
 

@@ -79,7 +79,7 @@ impl ComponentLink {
             SlotClaimItem::Claim,
             SlotClaimItem::Removed,
             synced,
-            None,
+            serve::UNLIMITED_SILENCE,
         );
         let last_message = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Goodbye) });
         // `Goodbye` follows the last claim on the same stream, so the owner takes back all slots in order.
@@ -102,6 +102,13 @@ pub fn grant_stream(
     ended: CancellationToken,
 ) -> impl Stream<Item = Result<raw::GrantItem, Status>> + Send + 'static {
     let (removed, synced) = (SlotGrantItem::Removed, SlotGrantItem::Synced);
-    let items = serve::item_stream(Vec::new(), cursor, SlotGrantItem::Grant, removed, synced, None);
+    let items = serve::item_stream(
+        Vec::new(),
+        cursor,
+        SlotGrantItem::Grant,
+        removed,
+        synced,
+        serve::UNLIMITED_SILENCE,
+    );
     items.map(Ok).take_until(ended.cancelled_owned())
 }

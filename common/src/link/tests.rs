@@ -11,9 +11,11 @@ use tonic::{Request, Response, transport::Server};
 
 use super::*;
 use crate::{
+    component::Component,
     fixtures,
+    log,
     wire::{
-        ClientComponent, GlobalSettings, LogLevels,
+        ClientComponent, GlobalSettings, LogLevel, LogLevels, RouteChange, RouteKey, RouteView,
         raw::routes_server::{Routes, RoutesServer},
     },
 };
@@ -41,7 +43,7 @@ fn socket(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("rouse-link-{name}-{}.sock", std::process::id()))
 }
 
-fn set(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
+fn set_activator(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
     let addresses = vec!["10.0.0.1".parse().expect("an address")];
     let entry = fixtures::activator(name, addresses);
     outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(entry));
@@ -56,14 +58,14 @@ fn serve_fake_routes(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> 
     stop
 }
 
-/// A table follows its source across a server that dies and comes back with other contents.
+/// Server that dies and comes back with another table.
 #[tokio::test]
-async fn changes_name_what_a_new_stream_does_not() {
+async fn subjects_that_a_new_stream_omits_are_passed_on_as_changes() {
     let path = socket("changes");
     let endpoint = format!("unix:{}", path.display());
     let first = Outbox::new();
-    set(&first, "a");
-    set(&first, "b");
+    set_activator(&first, "a");
+    set_activator(&first, "b");
     let (send, mut batches) = mpsc::channel(16);
     let subscriber =
         ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
@@ -81,13 +83,13 @@ async fn changes_name_what_a_new_stream_does_not() {
 
     let stop = serve_fake_routes(&endpoint, &first);
     assert_eq!(batches.recv().await, Some(vec![is("a", true), is("b", true)]));
-    set(&first, "c");
+    set_activator(&first, "c");
     assert_eq!(batches.recv().await, Some(vec![is("c", true)]));
     first.remove(&RouteKey::Activator("a".into()));
     assert_eq!(batches.recv().await, Some(vec![is("a", false)]));
 
     let second = Outbox::new();
-    set(&second, "c");
+    set_activator(&second, "c");
     stop.cancel();
     drop(first);
     let stop = serve_fake_routes(&endpoint, &second);
@@ -104,8 +106,8 @@ async fn a_table_follows_over_a_broken_stream() {
     let path = socket("follow");
     let endpoint = format!("unix:{}", path.display());
     let first = Outbox::new();
-    set(&first, "a");
-    set(&first, "b");
+    set_activator(&first, "a");
+    set_activator(&first, "b");
 
     let (send, mut tables) = mpsc::channel(16);
     let received = Arc::new(Mutex::new(BTreeMap::new()));
@@ -127,12 +129,12 @@ async fn a_table_follows_over_a_broken_stream() {
     // The client retries until the server listens.
     let stop = serve_fake_routes(&endpoint, &first);
     assert_eq!(tables.recv().await, Some(vec!["a".to_owned(), "b".to_owned()]));
-    set(&first, "c");
+    set_activator(&first, "c");
     assert_eq!(tables.recv().await.map(|all| all.len()), Some(3));
     assert!(link.is_connected());
 
     let second = Outbox::new();
-    set(&second, "d");
+    set_activator(&second, "d");
     stop.cancel();
     drop(first);
     let stop = serve_fake_routes(&endpoint, &second);

@@ -61,12 +61,12 @@ pub(super) fn parse(source: &str) -> Result<Vec<TemplatePart>, LogTemplateError>
 }
 
 fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
-    let (mut parts, mut values, mut at, mut trims) = (Vec::new(), 0, 0, false);
+    let (mut parts, mut values, mut at, mut trims_after) = (Vec::new(), 0, 0, false);
     loop {
         let rest = source.get(at..).unwrap_or_default();
         let open = rest.find("{{");
         let mut text = open.map_or(rest, |end| &rest[..end]);
-        if trims {
+        if trims_after {
             text = text.trim_start();
         }
         let inside = open.map(|open| at + open + 2);
@@ -82,7 +82,8 @@ fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
         }
         let Some(inside) = inside else { return Ok(parts) };
         let start = inside + usize::from(trims_before);
-        let (value, end) = parse_action(source, start, inside - 2)?;
+        let (value, (end, trims)) = parse_action(source, start, inside - 2)?;
+        (at, trims_after) = (end, trims);
         if let Some(value) = value {
             values += 1;
             if values > MAX_VALUES {
@@ -90,32 +91,31 @@ fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
             }
             parts.push(TemplatePart::Value(value));
         }
-        trims = end.1;
-        at = end.0;
     }
 }
 
-/// Parses from `start` to the closing braces. Returns the value, the end, and true if the braces trim.
+/// Parses from `start` to the closing braces. Returns the value, the end, and true if the braces trim. `opened` is the
+/// position of the opening braces, for errors.
 fn parse_action(
     source: &str,
     start: usize,
     opened: usize,
 ) -> Result<(Option<TemplateValue>, (usize, bool)), TemplateSyntaxError> {
-    let mut words = TemplateLexer { source, offset: start };
+    let mut lexer = TemplateLexer { source, offset: start };
     // As in Go, a comment must fill the whole action.
     let comment = source[start..].trim_start();
     if comment.starts_with("/*") {
         let begin = source.len() - comment.len();
         let end = comment.find("*/").ok_or_else(|| (opened, "unclosed comment".to_owned()))?;
-        words.offset = begin + end + 2;
-        return match words.next_token()? {
-            (_, TemplateToken::CloseBraces(trims)) => Ok((None, (words.offset, trims))),
+        lexer.offset = begin + end + 2;
+        return match lexer.next_token()? {
+            (_, TemplateToken::CloseBraces(trims)) => Ok((None, (lexer.offset, trims))),
             (at, _) => Err((at, "a comment must end before }}".to_owned())),
         };
     }
-    let (value, (at, end)) = parse_pipeline(&mut words, 0)?;
+    let (value, (at, end)) = parse_pipeline(&mut lexer, 0)?;
     match end {
-        TemplateToken::CloseBraces(trims) => Ok((Some(value), (words.offset, trims))),
+        TemplateToken::CloseBraces(trims) => Ok((Some(value), (lexer.offset, trims))),
         TemplateToken::End => Err((opened, "unclosed action".to_owned())),
         other => Err((at, format!("unexpected {} in it", other.description()))),
     }
@@ -123,16 +123,16 @@ fn parse_action(
 
 /// Parses a value with its functions. Returns it with the token that ends it.
 fn parse_pipeline(
-    words: &mut TemplateLexer<'_>,
+    lexer: &mut TemplateLexer<'_>,
     depth: usize,
 ) -> Result<(TemplateValue, (usize, TemplateToken)), TemplateSyntaxError> {
-    let mut value = parse_command(words, depth)?;
+    let mut value = parse_command(lexer, depth)?;
     loop {
-        match words.next_token()? {
+        match lexer.next_token()? {
             (_, TemplateToken::Pipe) => {}
             end => return Ok((value, end)),
         }
-        match words.next_token()? {
+        match lexer.next_token()? {
             (at, TemplateToken::Name(name)) => {
                 value.push_function(parse_function(at, &name)?, at)?
             }
@@ -144,24 +144,24 @@ fn parse_pipeline(
 }
 
 fn parse_command(
-    words: &mut TemplateLexer<'_>,
+    lexer: &mut TemplateLexer<'_>,
     depth: usize,
 ) -> Result<TemplateValue, TemplateSyntaxError> {
-    let (at, word) = words.next_token()?;
-    let TemplateToken::Name(name) = word else { return parse_operand(words, (at, word), depth) };
+    let (at, token) = lexer.next_token()?;
+    let TemplateToken::Name(name) = token else { return parse_operand(lexer, (at, token), depth) };
     if name == "index" {
-        return parse_index(words);
+        return parse_index(lexer);
     }
     let function = parse_function(at, &name)?;
-    let first = words.next_token()?;
-    let mut value = parse_operand(words, first, depth)?;
+    let first = lexer.next_token()?;
+    let mut value = parse_operand(lexer, first, depth)?;
     value.push_function(function, at)?;
     Ok(value)
 }
 
 /// Parses `index .Request.Header "NAME"`, optionally with `0` behind it.
-fn parse_index(words: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateSyntaxError> {
-    match words.next_token()? {
+fn parse_index(lexer: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateSyntaxError> {
+    match lexer.next_token()? {
         (_, TemplateToken::Field(path)) if path == ".Request.Header" => {}
         (at, other) => {
             return Err((
@@ -170,10 +170,10 @@ fn parse_index(words: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
             ));
         }
     }
-    let name = parse_header_name(words)?;
+    let name = parse_header_name(lexer)?;
     // Without an index the token belongs to the caller, so reading goes back to its begin.
-    let before = words.offset;
-    match words.next_token()? {
+    let before = lexer.offset;
+    match lexer.next_token()? {
         (_, TemplateToken::Number(number)) if number == "0" => {
             Ok(TemplateValue::of_request(RequestField::Header(name)))
         }
@@ -181,20 +181,20 @@ fn parse_index(words: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
             Err((at, "of a header only value 0 can be asked for".to_owned()))
         }
         _ => {
-            words.offset = before;
+            lexer.offset = before;
             Ok(TemplateValue::of_request(RequestField::Headers(name)))
         }
     }
 }
 
 fn parse_operand(
-    words: &mut TemplateLexer<'_>,
-    (at, word): (usize, TemplateToken),
+    lexer: &mut TemplateLexer<'_>,
+    (at, token): (usize, TemplateToken),
     depth: usize,
 ) -> Result<TemplateValue, TemplateSyntaxError> {
-    match word {
+    match token {
         TemplateToken::Field(path) if path == ".Request.Header.Get" => {
-            Ok(TemplateValue::of_request(RequestField::Header(parse_header_name(words)?)))
+            Ok(TemplateValue::of_request(RequestField::Header(parse_header_name(lexer)?)))
         }
         TemplateToken::Field(path) => parse_field(at, &path),
         TemplateToken::Text(text) => {
@@ -208,8 +208,8 @@ fn parse_operand(
             Err((at, "too many parentheses".to_owned()))
         }
         TemplateToken::OpenParenthesis => {
-            let (value, (end, word)) = parse_pipeline(words, depth + 1)?;
-            match word {
+            let (value, (end, token)) = parse_pipeline(lexer, depth + 1)?;
+            match token {
                 TemplateToken::CloseParenthesis => Ok(value),
                 other => Err((end, format!("{} where ) must be", other.description()))),
             }
@@ -219,7 +219,7 @@ fn parse_operand(
             Err((at, "missing value for command".to_owned()))
         }
         TemplateToken::Pipe | TemplateToken::CloseParenthesis => {
-            Err((at, format!("{} where a value must be", word.description())))
+            Err((at, format!("{} where a value must be", token.description())))
         }
     }
 }
@@ -244,8 +244,8 @@ fn parse_function(at: usize, name: &str) -> Result<TemplateFunction, TemplateSyn
 }
 
 /// Parses the name of a header, in quotes.
-fn parse_header_name(words: &mut TemplateLexer<'_>) -> Result<Box<str>, TemplateSyntaxError> {
-    match words.next_token()? {
+fn parse_header_name(lexer: &mut TemplateLexer<'_>) -> Result<Box<str>, TemplateSyntaxError> {
+    match lexer.next_token()? {
         (_, TemplateToken::Text(text)) => Ok(text.into()),
         (at, other) => Err((at, format!("{} where a name in quotes must be", other.description()))),
     }
@@ -313,44 +313,44 @@ impl TemplateLexer<'_> {
     /// Returns the next token and its position.
     fn next_token(&mut self) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
         let rest = self.source.get(self.offset..).unwrap_or_default();
-        let word = rest.trim_start();
-        let begin = self.source.len() - word.len();
-        if word.starts_with("}}") {
+        let trimmed = rest.trim_start();
+        let begin = self.source.len() - trimmed.len();
+        if trimmed.starts_with("}}") {
             return Ok(self.token(begin, 2, TemplateToken::CloseBraces(false)));
         }
         // The space before a trimming `-}}` is part of it; without one, `-` would belong to the value.
-        if word.starts_with("-}}") && word.len() < rest.len() {
+        if trimmed.starts_with("-}}") && trimmed.len() < rest.len() {
             return Ok(self.token(begin, 3, TemplateToken::CloseBraces(true)));
         }
         let name_length = |text: &str| {
             text.find(|it: char| it != '_' && !it.is_alphanumeric()).unwrap_or(text.len())
         };
-        match word.chars().next() {
+        match trimmed.chars().next() {
             None => Ok(self.token(begin, 0, TemplateToken::End)),
             Some('|') => Ok(self.token(begin, 1, TemplateToken::Pipe)),
             Some('(') => Ok(self.token(begin, 1, TemplateToken::OpenParenthesis)),
             Some(')') => Ok(self.token(begin, 1, TemplateToken::CloseParenthesis)),
-            Some('"') => self.read_quoted(begin, word),
+            Some('"') => self.read_quoted(begin, trimmed),
             Some('`') => {
-                let end = word[1..].find('`').ok_or_else(|| unterminated_text(begin))?;
-                Ok(self.token(begin, end + 2, TemplateToken::Text(word[1..=end].to_owned())))
+                let end = trimmed[1..].find('`').ok_or_else(|| unterminated_text(begin))?;
+                Ok(self.token(begin, end + 2, TemplateToken::Text(trimmed[1..=end].to_owned())))
             }
             Some('.') => {
                 let is_path = |it: char| it == '.' || it == '_' || it.is_alphanumeric();
-                let end = word.find(|it| !is_path(it)).unwrap_or(word.len());
-                Ok(self.token(begin, end, TemplateToken::Field(word[..end].to_owned())))
+                let end = trimmed.find(|it| !is_path(it)).unwrap_or(trimmed.len());
+                Ok(self.token(begin, end, TemplateToken::Field(trimmed[..end].to_owned())))
             }
             Some(it) if it.is_ascii_digit() => {
-                let end = name_length(word);
-                let digits = word[..end].to_owned();
+                let end = name_length(trimmed);
+                let digits = trimmed[..end].to_owned();
                 if digits.bytes().all(|it| it.is_ascii_digit()) {
                     return Ok(self.token(begin, end, TemplateToken::Number(digits)));
                 }
                 Err((begin, format!("bad number {digits:?}")))
             }
             Some(it) if it == '_' || it.is_alphabetic() => {
-                let end = name_length(word);
-                Ok(self.token(begin, end, TemplateToken::Name(word[..end].to_owned())))
+                let end = name_length(trimmed);
+                Ok(self.token(begin, end, TemplateToken::Name(trimmed[..end].to_owned())))
             }
             Some(it) => Err((begin, format!("{it:?} is not supported"))),
         }
@@ -360,19 +360,19 @@ impl TemplateLexer<'_> {
         &mut self,
         begin: usize,
         length: usize,
-        word: TemplateToken,
+        token: TemplateToken,
     ) -> (usize, TemplateToken) {
         self.offset = begin + length;
-        (begin, word)
+        (begin, token)
     }
 
     /// Reads a text between double quotes, with Go's common escapes.
     fn read_quoted(
         &mut self,
         begin: usize,
-        word: &str,
+        trimmed: &str,
     ) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
-        let (mut text, mut characters) = (String::new(), word.char_indices().skip(1));
+        let (mut text, mut characters) = (String::new(), trimmed.char_indices().skip(1));
         while let Some((at, character)) = characters.next() {
             match character {
                 '"' => return Ok(self.token(begin, at + 1, TemplateToken::Text(text))),

@@ -58,7 +58,7 @@ pub fn accept_connections(
     listener: TcpListener,
     credentials: &Arc<TlsCredentials>,
     allows_anonymous: bool,
-    bounds: AcceptLimits,
+    limits: AcceptLimits,
     shutdown: CancellationToken,
 ) -> impl Stream<Item = io::Result<TlsServerConnection>> + Send + 'static {
     let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, allows_anonymous)));
@@ -69,7 +69,7 @@ pub fn accept_connections(
         credentials.wait_for_certificate().await;
         TlsAcceptLoop {
             acceptor,
-            bounds,
+            limits,
             anonymous: AnonymousConnections::default(),
             accepted: send,
         }
@@ -85,7 +85,7 @@ pub fn accept_connections(
 
 struct TlsAcceptLoop {
     acceptor: TlsAcceptor,
-    bounds: AcceptLimits,
+    limits: AcceptLimits,
     anonymous: AnonymousConnections,
     accepted: mpsc::Sender<TlsServerConnection>,
 }
@@ -104,17 +104,17 @@ impl TlsAcceptLoop {
                 }
             };
             // Dropped before the handshake, whose cryptography is what a flood of connections would cost.
-            let Some(permit) = self.anonymous.try_acquire(from.ip(), &self.bounds) else {
-                debug!(%from, "too many strangers: connection dropped");
+            let Some(permit) = self.anonymous.try_acquire(from.ip(), &self.limits) else {
+                debug!(%from, "too many connections without a certificate: connection dropped");
                 continue;
             };
             // In a task of its own: a slow handshake must not delay the next accept.
-            let (acceptor, bounds, send) =
-                (self.acceptor.clone(), self.bounds, self.accepted.clone());
+            let (acceptor, limits, send) =
+                (self.acceptor.clone(), self.limits, self.accepted.clone());
             handshakes.spawn(async move {
                 match timeout(
-                    bounds.handshake_timeout,
-                    handshake(acceptor, socket, from, permit, bounds),
+                    limits.handshake_timeout,
+                    handshake(acceptor, socket, from, permit, limits),
                 )
                 .await
                 {
@@ -132,7 +132,7 @@ async fn handshake(
     socket: TcpStream,
     from: SocketAddr,
     permit: AnonymousPermit,
-    bounds: AcceptLimits,
+    limits: AcceptLimits,
 ) -> io::Result<TlsServerConnection> {
     socket.set_nodelay(true)?;
     let stream = acceptor.accept(socket).await?;
@@ -142,7 +142,7 @@ async fn handshake(
     // A known peer returns its place at once; the limits hold for the others only.
     let (peer, anonymous_limit) = match identity {
         Some(identity) => (TlsPeer::Authenticated(Arc::new(identity)), None),
-        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous_lifetime)), permit))),
+        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(limits.anonymous_lifetime)), permit))),
     };
     debug!(%from, ?peer, "connection accepted");
     Ok(TlsServerConnection { stream: Box::new(stream), peer, anonymous_limit })
@@ -157,11 +157,11 @@ struct AnonymousConnections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 struct AnonymousPermit(AnonymousConnections, IpAddr);
 
 impl AnonymousConnections {
-    fn try_acquire(&self, from: IpAddr, bounds: &AcceptLimits) -> Option<AnonymousPermit> {
+    fn try_acquire(&self, from: IpAddr, limits: &AcceptLimits) -> Option<AnonymousPermit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
         let count = all.get(&from).copied().unwrap_or_default();
-        if total >= bounds.max_anonymous || count >= bounds.max_anonymous_per_address {
+        if total >= limits.max_anonymous || count >= limits.max_anonymous_per_address {
             return None;
         }
         all.insert(from, count + 1);

@@ -160,7 +160,7 @@ impl TlsFixture {
         let authority = Arc::new(AuthorityFixture::new());
         let shown = authority.credentials(CONTROLLER);
         let stop = CancellationToken::new();
-        let (send, word) = mpsc::channel(16);
+        let (send, reports) = mpsc::channel(16);
         let (issued, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let server = FakeTlsServer {
             reports: send,
@@ -183,7 +183,7 @@ impl TlsFixture {
         while TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { authority, at, reports: word, issued, refused, server_credentials: shown, stop }
+        Self { authority, at, reports, issued, refused, server_credentials: shown, stop }
     }
 
     fn resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
@@ -344,13 +344,13 @@ async fn activators_authenticate_each_other_by_client_certificates() {
 
 #[tokio::test]
 async fn a_silent_client_is_disconnected() {
-    let bounds = AcceptLimits {
+    let limits = AcceptLimits {
         handshake_timeout: Duration::from_millis(200),
         anonymous_lifetime: Duration::from_millis(200),
         max_anonymous: 4,
         max_anonymous_per_address: 2,
     };
-    let mut fixture = TlsFixture::with(bounds, Duration::from_secs(3_600)).await;
+    let mut fixture = TlsFixture::with(limits, Duration::from_secs(3_600)).await;
     // Connections without a handshake are closed, with or without a free place.
     let mut buffer = [0; 1];
     for _ in 0..3 {
@@ -402,13 +402,13 @@ impl Drop for MountedFilesFixture {
     }
 }
 
-fn keep(
+fn run_enrollment(
     fixture: &TlsFixture,
     credentials: &Arc<TlsCredentials>,
     files: &crate::enrollment::EnrollmentFiles,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let (credentials, finder) = (Arc::clone(credentials), fixture.resolver(credentials));
-    crate::enrollment::keep_enrolled(credentials, finder, files.clone(), fixture.stop.clone())
+    let (credentials, resolver) = (Arc::clone(credentials), fixture.resolver(credentials));
+    crate::enrollment::keep_enrolled(credentials, resolver, files.clone(), fixture.stop.clone())
 }
 
 #[tokio::test]
@@ -417,7 +417,7 @@ async fn a_component_gets_its_certificate_and_its_stream_outlives_renewals() {
     let mut fixture = TlsFixture::with(AcceptLimits::default(), Duration::from_secs(2)).await;
     let (_folder, files) = MountedFilesFixture::new("rotate", "good\n", &fixture.authority);
     let credentials = TlsCredentials::new();
-    tokio::spawn(keep(&fixture, &credentials, &files));
+    tokio::spawn(run_enrollment(&fixture, &credentials, &files));
     let link = fixture.link(&credentials);
     assert!(fixture.reports.recv().await.is_some());
     let shown = credentials.certified_key().expect("a certificate").cert[0].clone();
@@ -436,7 +436,7 @@ async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another
     let fixture = TlsFixture::new().await;
     let (_folder, files) = MountedFilesFixture::new("refused", "stolen", &fixture.authority);
     let credentials = TlsCredentials::new();
-    tokio::spawn(keep(&fixture, &credentials, &files));
+    tokio::spawn(run_enrollment(&fixture, &credentials, &files));
     while fixture.refused.load(Ordering::Relaxed) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -451,9 +451,8 @@ async fn a_controller_of_another_authority_is_shown_no_token() {
     let fixture = TlsFixture::new().await;
     let (_folder, files) = MountedFilesFixture::new("impostor", "good", &AuthorityFixture::new());
     let credentials = TlsCredentials::new();
-    let _elapsed =
-        tokio::time::timeout(Duration::from_millis(500), keep(&fixture, &credentials, &files))
-            .await;
+    let enrollment = run_enrollment(&fixture, &credentials, &files);
+    let _elapsed = tokio::time::timeout(Duration::from_millis(500), enrollment).await;
     assert_eq!(fixture.issued.load(Ordering::Relaxed), 0);
 }
 

@@ -1,6 +1,6 @@
 //! Pure: settings of operators for all services at once, as the RouteTable carries them.
 
-use std::{fmt, net::IpAddr, string::String, vec::Vec};
+use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 

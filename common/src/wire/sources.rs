@@ -1,6 +1,6 @@
 //! Pure: addresses of clients that may send requests to a Revision's pods.
 
-use std::{collections::BTreeSet, net::IpAddr, string::ToString as _, vec::Vec};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -20,7 +20,7 @@ pub struct AllowedSources {
 pub struct IpBlock {
     /// Network whose addresses are allowed.
     pub network: IpNet,
-    /// Subnets of `net` that are not allowed.
+    /// Subnets of `network` that are not allowed.
     pub exceptions: Vec<IpNet>,
 }
 

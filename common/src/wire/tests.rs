@@ -57,8 +57,8 @@ fn changes_lead_from_one_table_to_the_other() {
     want.activators.remove("a");
     want.activators.insert("c".into(), activator("c"));
 
-    let mut view = RouteView { table: have.clone(), ..RouteView::default() };
-    for change in have.changes_to(&want) {
+    let mut view = RouteView::default();
+    for change in have.all_states().chain(have.changes_to(&want)) {
         view.apply_item(item(1, change));
     }
     assert_eq!(view.table, want);
@@ -80,8 +80,8 @@ fn a_ready_pod_needs_an_address() {
     };
     let error = PodEntry::try_from(raw.clone()).expect_err("no address");
     assert_eq!(error.to_string(), "field pod.address is \"\": a ready pod has an address");
-    let also = std::vec![7; 16];
-    let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], also, confirmed: true, ..raw };
+    let also = vec![7; 16];
+    let addressed = raw::Pod { address: vec![10, 0, 0, 7], also, confirmed: true, ..raw };
     let pod = PodEntry::try_from(addressed.clone()).expect("an address");
     let back = raw::Pod::from(pod);
     assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
@@ -90,13 +90,13 @@ fn a_ready_pod_needs_an_address() {
 
 /// A service from a sender of the previous release, which omits the newer fields, is accepted.
 #[test]
-fn a_neighbour_that_knows_no_ingress_is_understood() {
+fn a_service_from_a_sender_that_knows_no_gateway_rules_is_accepted() {
     let old = raw::Service {
         name: "default/hello".into(),
         port: 80,
         activator_port: 20_000,
         path: raw::Path::Direct.into(),
-        hosts: std::vec!["hello.default.example.com".into()],
+        hosts: vec!["hello.default.example.com".into()],
         ..raw::Service::default()
     };
     assert_eq!(ServiceEntry::try_from(old).expect("valid").gateway_rules, None);
@@ -110,7 +110,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
     };
     for tag_routing in [
         None,
-        Some(TagRouting::ChooseTag(std::vec![tag("blue")])),
+        Some(TagRouting::ChooseTag(vec![tag("blue")])),
         Some(TagRouting::ServeTag("b".into())),
     ] {
         let domain = |host_rewrite| MappedDomain {
@@ -118,7 +118,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             host_rewrite,
             redirects_to_https: true,
         };
-        let mapped_domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
+        let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
         let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }

@@ -1,4 +1,4 @@
-//! Pure: the two messages of scaling: usage in flight, and the scale decided from it.
+//! Pure: the two messages of scaling: UsageReport and ScaleDecision.
 
 use std::time::Duration;
 

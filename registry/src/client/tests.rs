@@ -126,8 +126,8 @@ async fn each_login_that_fits_is_tried() {
 #[tokio::test]
 async fn a_missing_tag_and_a_broken_registry_have_different_errors() {
     let (tag, _) = start_registry(FakeRegistry::default()).await;
-    let none = super::tests::parse_tag(&format!("{}/team/none:v1", tag.registry()));
-    let said = query(&none, &Keyring::default()).await.unwrap_err();
+    let missing = parse_tag(&format!("{}/team/none:v1", tag.registry()));
+    let said = query(&missing, &Keyring::default()).await.unwrap_err();
     assert!(said.contains(" does not have it: check its name and tag"), "{said}");
     let status = Some(StatusCode::INTERNAL_SERVER_ERROR);
     let (tag, _) =

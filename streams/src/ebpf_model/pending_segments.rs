@@ -24,7 +24,7 @@ impl SegmentPart {
 pub(super) struct PendingSegments {
     /// Model of the map `KEPT`: parts of segments by sequence number, and the number of bytes from there on.
     buffered: BTreeMap<u32, (Vec<u8>, u32)>,
-    /// Model of the field `Conn::late`.
+    /// Model of the field `ServerSocket::pending`.
     listed: [PendingSegment; PENDING_SEGMENTS_MAX],
 }
 

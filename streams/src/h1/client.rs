@@ -1,6 +1,7 @@
 //! Shell: hyper's HTTP/1.1 client over memory: where the client sees the end of a response, the model must see it too.
 //!
-//! A conversation is a text: for each request a byte for its kind, the bytes of its response, and [`END`].
+//! A conversation is a text: for each request a byte for its kind, the bytes of its response, and [`END`]. The kinds are
+//! `G` (GET), `P` (POST with a length), `U` (POST in chunks), `H` (HEAD) and `C` (CONNECT).
 
 use std::{cell::Cell, convert::Infallible, future::poll_fn, pin::pin, rc::Rc, task::Poll};
 
@@ -61,11 +62,11 @@ fn parse_conversation(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> 
 fn is_differing(letter: u8, response: &[u8]) -> bool {
     let differs = [
         UnusualForm::Trailer,
-        UnusualForm::NoCoding,
+        UnusualForm::EmptyCoding,
         UnusualForm::FoldedClose,
-        UnusualForm::ReturnedClose,
-        UnusualForm::Letter,
-        UnusualForm::Frame,
+        UnusualForm::ReturnInConnection,
+        UnusualForm::NonAscii,
+        UnusualForm::Http2Frame,
     ];
     reference::unusual_forms_of_response(response, kind_of(letter))
         .iter()

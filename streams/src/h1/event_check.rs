@@ -8,7 +8,7 @@ pub struct ServedRequests<'a> {
     /// Statuses of the server's responses, in order.
     pub statuses: &'a [u16],
     /// True if the server may have broken off after the last of them. Then one refusal may have been counted, and one
-    /// request that arrived whole behind it may have begun and been cut by the close.
+    /// request that arrived whole behind it may have begun and been aborted by the close.
     pub may_refuse: bool,
     /// True if the last response has switched the connection to another protocol, which ends with the connection.
     pub is_upgraded: bool,
@@ -18,7 +18,7 @@ pub struct ServedRequests<'a> {
 pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result<(), &'static str> {
     let ServedRequests { statuses, may_refuse, is_upgraded } = served;
     let mut responded = Vec::new();
-    let (mut strays, mut cut, mut upgraded) = (0, 0, 0);
+    let (mut strays, mut aborted, mut closed) = (0, 0, 0);
     for event in events {
         match event {
             ModelEvent::Finished(status) => responded.push(*status),
@@ -30,8 +30,8 @@ pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result
             ModelEvent::Closed if responded.len() + 1 == statuses.len() => {
                 responded.push(statuses[responded.len()]);
             }
-            ModelEvent::Closed => upgraded += 1,
-            ModelEvent::Aborted => cut += 1,
+            ModelEvent::Closed => closed += 1,
+            ModelEvent::Aborted => aborted += 1,
             ModelEvent::Stray => strays += 1,
             ModelEvent::Http2 | ModelEvent::Responded(..) => {
                 return Err("HTTP/1.1 passes for HTTP/2");
@@ -44,11 +44,11 @@ pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result
         return Err("other requests got a response");
     }
     let is_refusal = may_refuse && more.iter().all(|status| *status >= 400);
-    if more.len() + strays > 1 || cut > 1 || !(more.is_empty() || is_refusal) {
+    if more.len() + strays > 1 || aborted > 1 || !(more.is_empty() || is_refusal) {
         return Err("more requests were counted than served");
     }
-    // A refusal may have no length and then ends with the connection.
-    if upgraded > usize::from(is_upgraded || may_refuse) {
+    // An upgraded connection and a refusal without a length end with the connection.
+    if closed > usize::from(is_upgraded || may_refuse) {
         return Err("a response that is not whole was counted as whole");
     }
     Ok(())

@@ -26,18 +26,18 @@ pub enum UnusualForm {
     /// A line of the head that ends with a line feed alone.
     LineFeed,
     /// A carriage return inside a line.
-    Return,
+    CarriageReturn,
     /// A header line that continues in the next line.
     Fold,
     /// The option `close`, continued in the next line by more text of the same element.
     FoldedClose,
     /// A carriage return inside a line of connection options: nginx ends the line there, others read it as part of a
     /// word.
-    ReturnedClose,
+    ReturnInConnection,
     /// A blank between a header's name and its colon.
     Blank,
     /// A header line without a colon.
-    Colon,
+    NoColon,
     /// A header name that is not a token.
     Name,
     /// A control character in a header's value.
@@ -47,13 +47,13 @@ pub enum UnusualForm {
     /// Content-Length as a list of the same numbers.
     LengthList,
     /// Both Content-Length and Transfer-Encoding in one head.
-    Both,
+    LengthAndCoding,
     /// A coding before `chunked`.
     Codings,
     /// A byte outside ASCII in a list of codings or of connection options.
-    Letter,
+    NonAscii,
     /// An empty element in the list of codings.
-    NoCoding,
+    EmptyCoding,
     /// Transfer-Encoding in HTTP/1.0.
     OldCoding,
     /// Blanks behind the size of a chunk.
@@ -65,7 +65,7 @@ pub enum UnusualForm {
     /// A trailer line that is not a header line, or that ends with a bare line feed.
     Trailer,
     /// The first frame of an HTTP/2 server, behind a 101.
-    Frame,
+    Http2Frame,
 }
 
 /// Server whose reading is imitated.
@@ -112,7 +112,7 @@ impl ServerProfile {
                     | UnusualForm::LineFeed
                     | UnusualForm::Fold
                     | UnusualForm::Lengths
-                    | UnusualForm::Both
+                    | UnusualForm::LengthAndCoding
                     | UnusualForm::ChunkBlank
             ),
             Self::Node => {
@@ -123,7 +123,7 @@ impl ServerProfile {
                 UnusualForm::Symbol
                     | UnusualForm::Tabs
                     | UnusualForm::FoldedClose
-                    | UnusualForm::ReturnedClose
+                    | UnusualForm::ReturnInConnection
             ),
         }
     }

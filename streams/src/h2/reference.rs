@@ -99,8 +99,9 @@ impl Http2Reference {
     /// Applies a frame of the client. `None`: an error of the connection.
     fn apply_client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.client.block.take();
-        let (stream, is_end_stream) = match header_block(block, kind, flags, stream, &payload)? {
-            ReferenceBlock::Whole(stream, is_end_stream, false) => (stream, is_end_stream),
+        let stream = match header_block(block, kind, flags, stream, &payload)? {
+            // A request stays in flight after the client's last byte, until its response ends.
+            ReferenceBlock::Whole(stream, _is_end_stream, false) => stream,
             ReferenceBlock::Whole(_, _, true) => return None,
             ReferenceBlock::Continues(block) => {
                 self.client.block = Some(block);
@@ -108,7 +109,6 @@ impl Http2Reference {
             }
             ReferenceBlock::None => return self.apply_other_client_frame(kind, stream, &payload),
         };
-        let _the_server_responds_all_the_same = is_end_stream;
         if stream > self.highest_stream {
             // §5.1.1: a new stream is odd, and higher than any before.
             if stream.is_multiple_of(2) {
@@ -243,7 +243,8 @@ fn is_wrong_stream(kind: u8, stream: u32) -> bool {
     }
 }
 
-/// Returns true if the first frame is [astray](is_wrong_stream), which a receiver may detect before the frame is whole.
+/// Returns true if the first frame is on a [wrong stream](is_wrong_stream). A receiver may detect that before the frame
+/// is whole.
 fn begins_on_wrong_stream(bytes: &[u8]) -> bool {
     let [_, _, _, kind, _, s0, s1, s2, s3, ..] = bytes else { return false };
     is_wrong_stream(*kind, u32::from_be_bytes([*s0, *s1, *s2, *s3]) & 0x7fff_ffff)

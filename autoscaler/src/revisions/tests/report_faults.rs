@@ -128,7 +128,7 @@ impl<'a> SimReporters<'a> {
                 if ready_span.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
             table.pods.insert(uid(index), RoutePod { node, ..pod(&uid(index), &name, phase) });
         }
-        let activator = fixtures::activator("line", Vec::new());
+        let activator = fixtures::activator("activator", Vec::new());
         table.activators.insert(activator.name.clone(), activator);
         let mut reporters = Self {
             now: Duration::from_secs(10),
@@ -287,6 +287,12 @@ impl<'a> SimReporters<'a> {
             !is_dated && (has_grown || (self.hides_growth[sender] && !is_reported));
     }
 
+    /// Records that a sender has not reported.
+    fn record_missing_report(&mut self, sender: usize) {
+        let (is_reported, is_dated) = (false, false);
+        self.record_report(sender, is_reported, is_dated);
+    }
+
     fn send_usage(&mut self, sender: usize, items: &[UsageSample]) {
         let stream = self.streams[sender].expect("a stream that stands");
         for sample in items {
@@ -300,9 +306,9 @@ impl<'a> SimReporters<'a> {
     fn open_stream(&mut self, sender: usize) {
         let role =
             if sender == ACTIVATOR { ClientComponent::Activator } else { ClientComponent::Agent };
-        let name = ["a", "b", "line"][sender].to_owned();
-        let subscriber = ComponentReplica { role, node: name.clone(), name };
-        self.streams[sender] = Some(self.revisions.open_stream(self.now, subscriber));
+        let name = ["a", "b", "activator"][sender].to_owned();
+        let replica = ComponentReplica { role, node: name.clone(), name };
+        self.streams[sender] = Some(self.revisions.open_stream(self.now, replica));
     }
 
     fn report(&mut self, sender: usize, second: usize) {
@@ -322,7 +328,7 @@ impl<'a> SimReporters<'a> {
                 let stream = self.streams[sender].take();
                 stream.into_iter().for_each(|stream| self.revisions.close_stream(self.now, stream));
                 self.carry_out_decisions();
-                return self.record_report(sender, false, false);
+                return self.record_missing_report(sender);
             }
             Some(ReportFault::Reordered) if !batch.is_empty() => {
                 batch.splice(..0, new_items).for_each(drop)
@@ -330,7 +336,7 @@ impl<'a> SimReporters<'a> {
             Some(ReportFault::Late | ReportFault::Reordered) => {
                 batch.extend(new_items);
                 (self.queued[sender], self.reported[sender]) = (batch, items);
-                return self.record_report(sender, false, false);
+                return self.record_missing_report(sender);
             }
             Some(fault @ (ReportFault::Lost | ReportFault::EmptyFirst)) => {
                 // Late reports of before are on their way: the sender does not repeat them.
@@ -341,7 +347,7 @@ impl<'a> SimReporters<'a> {
                 if fault == ReportFault::EmptyFirst && is_end && self.streams[sender].is_some() {
                     self.send_usage(sender, &[]);
                 }
-                return self.record_report(sender, false, false);
+                return self.record_missing_report(sender);
             }
             Some(ReportFault::Repeated) => {
                 self.send_usage(sender, &new_items);
@@ -364,7 +370,8 @@ impl<'a> SimReporters<'a> {
             let key = UsageKey { revision: self.name.clone(), pod: Some(uid(index)) };
             self.revisions.remove_usage(self.now, stream, &key);
         }
-        self.record_report(sender, true, is_dated);
+        let is_reported = true;
+        self.record_report(sender, is_reported, is_dated);
     }
 
     fn replace_autoscaler(&mut self) {

@@ -76,13 +76,13 @@ impl FakeController {
     }
 
     fn set_activator(&self, name: &str) {
-        set(&self.routes, name);
+        super::set_activator(&self.routes, name);
     }
 
     async fn wait_until(&self, want: impl Fn(&ReceivedReports) -> bool) {
-        let mut word = self.changed.subscribe();
+        let mut changes = self.changed.subscribe();
         while !want(&self.received()) {
-            let _lagged = word.recv().await;
+            let _lagged = changes.recv().await;
         }
     }
 
@@ -99,6 +99,7 @@ impl FakeController {
             let mut heard = self.received.lock().expect("no panic");
             let key = from.clone();
             each(heard.entry(key).or_default(), &mut from, item);
+            // Before the first item has named the sender, its entry has an empty name.
             if heard.get("").is_some_and(BTreeMap::is_empty) {
                 heard.remove("");
             }
@@ -137,8 +138,8 @@ impl Pods for FakeController {
             PodReportItem::Sender(sender) => *from = sender.name,
             PodReportItem::Observed(pod) => drop(pods.insert(pod.uid, pod.ready)),
             PodReportItem::Removed(uid) => drop(pods.remove(&uid)),
-            PodReportItem::DrainAck(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
-            PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
+            PodReportItem::DrainAck(uid) => drop(pods.insert(format!("drain-ack/{uid}"), true)),
+            PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("drain-ack/{uid}"))),
             PodReportItem::Applied(_)
             | PodReportItem::RoutedServicesAnnounced
             | PodReportItem::RoutedService(_)
@@ -166,29 +167,37 @@ impl Scale for FakeController {
 
 /// DNS server whose answer can be changed or withheld.
 #[derive(Clone, Debug)]
-struct FakeDns(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u64>>);
+struct FakeDns {
+    /// Addresses that a lookup returns; `None`: it fails.
+    answer: Arc<watch::Sender<Option<Vec<SocketAddr>>>>,
+    /// Number of lookups so far.
+    lookups: Arc<watch::Sender<u64>>,
+}
 
 #[tonic::async_trait]
 impl DnsResolver for FakeDns {
     async fn lookup(&self, _: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
-        self.1.send_modify(|lookups| *lookups += 1);
-        self.0.borrow().clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.lookups.send_modify(|lookups| *lookups += 1);
+        self.answer.borrow().clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
 impl FakeDns {
     fn with_addresses(all: impl Into<Vec<SocketAddr>>) -> Self {
-        Self(Arc::new(watch::Sender::new(Some(all.into()))), Arc::new(watch::Sender::new(0)))
+        Self {
+            answer: Arc::new(watch::Sender::new(Some(all.into()))),
+            lookups: Arc::new(watch::Sender::new(0)),
+        }
     }
 
     /// Sets the answer, and returns once the resolver has applied it.
-    async fn set_answer(&self, finder: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
-        self.0.send_replace(answer);
-        let mut lookups = self.1.subscribe();
+    async fn set_answer(&self, resolver: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
+        self.answer.send_replace(answer);
+        let mut lookups = self.lookups.subscribe();
         // The second lookup after the change proves that the result of the first was applied.
         let enough = *lookups.borrow() + 2;
         while *lookups.borrow() < enough {
-            finder.request_lookup();
+            resolver.request_lookup();
             let _short = tokio::time::timeout(Duration::from_millis(50), lookups.changed()).await;
         }
     }
@@ -320,27 +329,27 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
 async fn a_changed_answer_brings_streams_to_new_replicas() {
     let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
-    let names = FakeDns::with_addresses([at_one]);
+    let dns = FakeDns::with_addresses([at_one]);
     let stop = CancellationToken::new();
-    let finder = names.resolver();
+    let resolver = dns.resolver();
     let link =
-        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone()));
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone()));
     let outbox = Outbox::new();
     let (reporting, said) = (Arc::clone(&link), outbox.clone());
     tokio::spawn(async move { reporting.report_pods(&said).await });
     one.wait_until(|heard| heard.contains_key("n1")).await;
-    names.set_answer(&finder, Some(vec![at_one, at_two])).await;
+    dns.set_answer(&resolver, Some(vec![at_one, at_two])).await;
     two.wait_until(|heard| heard.contains_key("n1")).await;
     // No answer, an empty answer, one without the first replica: open streams stay open.
     for answer in [None, Some(vec![]), Some(vec![at_two])] {
-        names.set_answer(&finder, answer).await;
+        dns.set_answer(&resolver, answer).await;
         assert_eq!(link.open_stream_count(), 2);
     }
     // A replica that is no longer known is not connected to again.
     one.stop.cancel();
     one.wait_until(|heard| heard.is_empty()).await;
     one.serve(Some(at_one)).await;
-    names.set_answer(&finder, Some(vec![at_two])).await;
+    dns.set_answer(&resolver, Some(vec![at_two])).await;
     assert_eq!((link.open_stream_count(), one.received().len()), (1, 0));
     stop.cancel();
 }
@@ -357,19 +366,19 @@ async fn the_table_lists_replicas_that_no_name_resolves_to() {
     };
     one.routes
         .set(RouteKey::Replicas(ServerComponent::Controller), RouteChange::Replicas(replicas));
-    let (lookup, stop) = (FakeDns::with_addresses([at_one]), CancellationToken::new());
-    let finder = lookup.resolver();
-    let link = ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone());
+    let (dns, stop) = (FakeDns::with_addresses([at_one]), CancellationToken::new());
+    let resolver = dns.resolver();
+    let link = ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone());
     let mut tables = follow_activators(Arc::new(
-        link.with_listed_replicas(ServerComponent::Controller, Arc::clone(&finder)),
+        link.with_listed_replicas(ServerComponent::Controller, Arc::clone(&resolver)),
     ));
-    let reports = ComponentLink::with_resolver(finder, agent("n1"), stop.clone());
+    let reports = ComponentLink::with_resolver(resolver, agent("n1"), stop.clone());
     let outbox = Outbox::<PodReportKey, PodReportItem>::new();
     tokio::spawn(async move { reports.report_pods(&outbox).await });
     assert_eq!(tables.recv().await, names(&[]));
     two.wait_until(|heard| heard.contains_key("n1")).await;
     // The DNS server and the replica that it knew die together.
-    lookup.0.send_replace(None);
+    dns.answer.send_replace(None);
     two.set_activator("two");
     one.stop.cancel();
     assert_eq!(tables.recv().await, names(&["two"]));
@@ -383,10 +392,10 @@ async fn a_drain_ack_survives_a_move_to_a_replica_that_lags() {
     put(&ahead, pod("p1", RoutingPhase::Draining));
     put(&behind, pod("p1", RoutingPhase::Ready));
     let first = ahead.serve(None).await;
-    let lookup = FakeDns::with_addresses([first]);
+    let dns = FakeDns::with_addresses([first]);
     let stop = CancellationToken::new();
-    let finder = lookup.resolver();
-    let link = ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone());
+    let resolver = dns.resolver();
+    let link = ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone());
     let (send, mut phases) = mpsc::channel(16);
     let (outbox, mut draining) = (Outbox::new(), DrainAckReporter::default());
     let reports = outbox.clone();
@@ -398,14 +407,14 @@ async fn a_drain_ack_survives_a_move_to_a_replica_that_lags() {
                 RouteChange::Pod(pod) => Some(pod.phase),
                 _ => None,
             });
-            let avoided = reports.get(&PodReportKey::DrainAck("p1".into())).is_some();
-            send.try_send((batch.is_snapshot, phase, avoided)).expect("room");
+            let is_acknowledged = reports.get(&PodReportKey::DrainAck("p1".into())).is_some();
+            send.try_send((batch.is_snapshot, phase, is_acknowledged)).expect("room");
         })
         .await;
     });
     assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     let second = behind.serve(None).await;
-    lookup.set_answer(&finder, Some(vec![second])).await;
+    dns.set_answer(&resolver, Some(vec![second])).await;
     ahead.stop.cancel();
     assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     // The pod really is ready again: after the lag it counts as ready.
@@ -460,11 +469,11 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
         it.set_activator(it.name);
         addresses.push(it.serve(None).await);
     }
-    let lookup = FakeDns::with_addresses(addresses.clone());
-    let (finder, stop) = (lookup.resolver(), CancellationToken::new());
+    let dns = FakeDns::with_addresses(addresses.clone());
+    let (resolver, stop) = (dns.resolver(), CancellationToken::new());
     let (routes, reports) = (
-        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone())),
-        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone())),
     );
     let table = Arc::new(Mutex::new(BTreeSet::new()));
     let (view, following) = (Arc::clone(&table), Arc::clone(&routes));
@@ -498,16 +507,16 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
                 alive[which] = true;
             }
             LinkFaultCase::Start(_) => {}
-            LinkFaultCase::Answer(0) => drop(lookup.0.send_replace(None)),
+            LinkFaultCase::Answer(0) => drop(dns.answer.send_replace(None)),
             LinkFaultCase::Answer(bits) => {
                 let some = (0..3).filter(|at| bits & (1 << at) != 0).map(|at| addresses[at]);
-                lookup.0.send_replace(Some(some.collect()));
+                dns.answer.send_replace(Some(some.collect()));
             }
             LinkFaultCase::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
         }
     }
     // No more faults: all replicas live and all are named.
-    lookup.set_answer(&finder, Some(addresses.clone())).await;
+    dns.set_answer(&resolver, Some(addresses.clone())).await;
     for which in 0..3 {
         if !alive[which] {
             all[which].serve(Some(addresses[which])).await;

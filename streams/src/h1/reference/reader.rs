@@ -13,8 +13,8 @@ pub(super) struct ReferenceReader<'a> {
 }
 
 fn is_token(text: &[u8]) -> bool {
-    let letter = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
-    !text.is_empty() && text.iter().all(letter)
+    let is_tchar = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    !text.is_empty() && text.iter().all(is_tchar)
 }
 
 fn is_blank(byte: &u8) -> bool {
@@ -100,9 +100,9 @@ impl<'a> ReferenceReader<'a> {
                 return Err(ReferenceStop::Refused);
             }
             if line.contains(&b'\r') {
-                self.record_form(UnusualForm::Return)?;
+                self.record_form(UnusualForm::CarriageReturn)?;
                 if line.to_ascii_lowercase().starts_with(b"connection:") {
-                    self.record_form(UnusualForm::ReturnedClose)?;
+                    self.record_form(UnusualForm::ReturnInConnection)?;
                 }
             }
             match lines.last_mut() {
@@ -146,7 +146,7 @@ impl<'a> ReferenceReader<'a> {
         let rest = self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
         let begin: Vec<u8> = rest.take(4).copied().collect();
         if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
-            self.record_form(UnusualForm::Frame)?;
+            self.record_form(UnusualForm::Http2Frame)?;
         }
         let opens =
             status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
@@ -203,7 +203,7 @@ impl<'a> ReferenceReader<'a> {
         fields: &mut FramingFields,
     ) -> Result<(), ReferenceStop> {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            return self.record_form(UnusualForm::Colon);
+            return self.record_form(UnusualForm::NoColon);
         };
         let (name, value) = (&line[..colon], trimmed(&line[colon + 1..]));
         if name.last().is_some_and(is_blank) {
@@ -218,7 +218,7 @@ impl<'a> ReferenceReader<'a> {
         }
         let name = name.to_ascii_lowercase();
         if !value.is_ascii() && matches!(&name[..], b"transfer-encoding" | b"connection") {
-            self.record_form(UnusualForm::Letter)?;
+            self.record_form(UnusualForm::NonAscii)?;
         }
         match &name[..] {
             b"content-length" => fields.lengths.push(value.to_vec()),
@@ -266,12 +266,12 @@ impl<'a> ReferenceReader<'a> {
             self.record_form(UnusualForm::OldCoding)?;
         }
         if length.is_some() {
-            self.record_form(UnusualForm::Both)?;
+            self.record_form(UnusualForm::LengthAndCoding)?;
         }
         let list = fields.codings.join(&b',');
         let mut codings: Vec<&[u8]> = list.split(|byte| *byte == b',').map(trimmed).collect();
         if codings.iter().any(|coding| coding.is_empty()) {
-            self.record_form(UnusualForm::NoCoding)?;
+            self.record_form(UnusualForm::EmptyCoding)?;
         }
         codings.retain(|coding| !coding.is_empty());
         if codings.len() > 1 {

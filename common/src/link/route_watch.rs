@@ -1,0 +1,166 @@
+//! Shell: following of the RouteTable from one replica at a time, across broken streams.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    ComponentLink, ESTABLISHED_AFTER, LinkError, RouteBatch, random_u64,
+    route_batches::RouteStreamState, serve, stream_error,
+};
+use crate::{
+    component::Component,
+    log,
+    replicas::{NextReplica, ReplicaEndpoint, ReplicaSelector},
+    wire::{
+        LogLevel, RouteChange, RouteItem, RouteKey, RouteView,
+        raw::{self, routes_client::RoutesClient},
+    },
+};
+
+/// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
+const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl ComponentLink {
+    /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
+    pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
+        let mut view = RouteView::default();
+        // A batch names each subject once, so `Synced` is added behind it, and `apply_item` acts only there.
+        self.watch_batches(|RouteBatch { version, is_snapshot, changes }| {
+            if is_snapshot {
+                view.begin_stream();
+            }
+            for change in changes.into_values().chain([RouteChange::Synced]) {
+                if let Some(changed) = view.apply_item(RouteItem { version, change }) {
+                    each(&view, &changed);
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Follows the RouteTable without storing it. Subjects that a batch with `is_snapshot` omits are removed.
+    pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
+        tokio::select! {
+            () = self.keep_route_stream(each) => {}
+            () = self.resolver.run_lookups() => {}
+            () = self.shutdown.cancelled() => {}
+        }
+    }
+
+    async fn keep_route_stream(&self, mut each: impl FnMut(RouteBatch)) {
+        let mut selector = ReplicaSelector::default();
+        let mut stream_state = RouteStreamState::default();
+        let begin = Instant::now();
+        loop {
+            let endpoint = self.wait_for_replica(&mut selector, begin).await;
+            let attempt_begin = Instant::now();
+            let ended = self.run_route_stream(&endpoint, &mut stream_state, &mut each).await;
+            let wait = selector.record_failure(
+                begin.elapsed(),
+                &endpoint,
+                attempt_begin.elapsed() >= ESTABLISHED_AFTER,
+                random_u64(),
+            );
+            self.record_stream_ended(&endpoint, ended, wait);
+        }
+    }
+
+    /// Waits until some replica may be tried.
+    async fn wait_for_replica(
+        &self,
+        selector: &mut ReplicaSelector,
+        begin: Instant,
+    ) -> ReplicaEndpoint {
+        let mut known = self.resolver.subscribe_known();
+        // A new replica ends the wait: it has no failures and may be tried at once.
+        loop {
+            let all = known.borrow_and_update().all();
+            selector.retain(&all);
+            let wait = match selector.next(begin.elapsed(), &all, random_u64()) {
+                NextReplica::Try(endpoint) => return endpoint,
+                NextReplica::Wait(until) => Some(begin + until),
+                NextReplica::NoneKnown => None,
+            };
+            let timer = async {
+                match wait {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = timer => {}
+                _ = known.changed() => {}
+            }
+        }
+    }
+
+    async fn run_route_stream(
+        &self,
+        endpoint: &ReplicaEndpoint,
+        stream_state: &mut RouteStreamState,
+        each: &mut impl FnMut(RouteBatch),
+    ) -> Result<(), LinkError> {
+        let broke = |status| stream_error(endpoint, status);
+        let mut client = RoutesClient::new(self.resolver.dial(endpoint).await?);
+        let opening = client.watch(raw::Subscriber::from(self.local_replica.clone()));
+        let opened = tokio::time::timeout(TABLE_TIMEOUT, opening).await;
+        let silent = |_elapsed| LinkError::TableTimeout { endpoint: endpoint.to_string() };
+        let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
+        let _up = self.record_stream_opened(endpoint, "routes");
+        // Until the first `Synced`, the table of the former stream stays in force.
+        stream_state.begin_stream(endpoint);
+        loop {
+            // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
+            let table_deadline =
+                stream_state.next_is_snapshot().then(|| Instant::now() + TABLE_TIMEOUT);
+            let item = tokio::select! {
+                item = items.message() => item.map_err(broke)?,
+                () = sleep_until(table_deadline) => {
+                    return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
+                }
+                () = sleep_until(stream_state.held_until()) => {
+                    each(stream_state.release_held());
+                    continue;
+                }
+            };
+            let Some(item) = item else { return Ok(()) };
+            let Some(item) = serve::parse_item::<_, RouteItem>(item) else { continue };
+            if let Some(batch) = stream_state.apply_item(item) {
+                // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
+                self.apply_to_process(&batch);
+                each(batch);
+            }
+        }
+    }
+
+    /// Applies what a batch says of replicas and of this component's log level.
+    fn apply_to_process(&self, batch: &RouteBatch) {
+        let component = Component::from(self.local_replica.role);
+        match batch.changes.get(&RouteKey::Settings) {
+            Some(RouteChange::Settings(it)) => {
+                log::set_level(component, log::level_of(component, &it.log_levels))
+            }
+            // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
+            None if !batch.is_snapshot => {}
+            Some(_) | None => log::set_level(component, LogLevel::default()),
+        }
+        for (server_component, resolver) in &self.listed_resolvers {
+            match batch.changes.get(&RouteKey::Replicas(*server_component)) {
+                Some(RouteChange::Replicas(it)) => {
+                    resolver.set_listed(it.members.iter().map(|it| it.address));
+                }
+                Some(_) => resolver.set_listed([]),
+                None if batch.is_snapshot => resolver.set_listed([]),
+                None => {}
+            }
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

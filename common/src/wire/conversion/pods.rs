@@ -1,0 +1,118 @@
+//! Pure: conversion of the pods of a RouteTable and their probes.
+
+use super::*;
+
+impl TryFrom<raw::Pod> for PodEntry {
+    type Error = WireError;
+    fn try_from(message: raw::Pod) -> WireResult<Self> {
+        let phase = match message.phase() {
+            raw::PodPhase::Starting => RoutingPhase::Starting,
+            raw::PodPhase::Ready => RoutingPhase::Ready,
+            raw::PodPhase::Draining => RoutingPhase::Draining,
+            raw::PodPhase::Unspecified => {
+                return Err(WireError::new("pod.phase", message.phase, "must be a known phase"));
+            }
+        };
+        let address = parse_socket_address("pod.address", &message.address, message.port)?;
+        // Receivers route to each ready pod without checking again that it has an address.
+        if phase == RoutingPhase::Ready && address.is_none() {
+            return Err(WireError::new("pod.address", "", "a ready pod has an address"));
+        }
+        Ok(Self {
+            uid: require_nonempty("pod.uid", message.uid)?,
+            name: message.name,
+            revision: message.revision.parse()?,
+            node: message.node,
+            zone: message.zone,
+            phase,
+            address,
+            other_family_address: parse_optional_address("pod.also", &message.also)?,
+            kubelet_ready: message.confirmed,
+            port: parse_port("pod.port", message.port)?,
+            probe: require("pod.probe", message.probe)?.try_into()?,
+        })
+    }
+}
+
+impl From<PodEntry> for raw::Pod {
+    fn from(value: PodEntry) -> Self {
+        let phase = match value.phase {
+            RoutingPhase::Starting => raw::PodPhase::Starting,
+            RoutingPhase::Ready => raw::PodPhase::Ready,
+            RoutingPhase::Draining => raw::PodPhase::Draining,
+        };
+        Self {
+            uid: value.uid,
+            name: value.name,
+            revision: value.revision.to_string(),
+            node: value.node,
+            zone: value.zone,
+            phase: phase.into(),
+            address: value.address.map(|at| address_octets(at.ip())).unwrap_or_default(),
+            port: value.port.get().into(),
+            probe: Some(value.probe.into()),
+            also: value.other_family_address.map(address_octets).unwrap_or_default(),
+            confirmed: value.kubelet_ready,
+        }
+    }
+}
+
+impl TryFrom<raw::Probe> for ReadinessProbe {
+    type Error = WireError;
+    fn try_from(message: raw::Probe) -> WireResult<Self> {
+        use raw::probe::How;
+        let handler = match require("probe.how", message.how)? {
+            How::Listen(_) => ProbeHandler::Listen,
+            How::Tcp(_) => ProbeHandler::Tcp,
+            How::Http(http) => ProbeHandler::Http {
+                path: http.path,
+                headers: http
+                    .headers
+                    .into_iter()
+                    .map(|header| (header.name, header.value))
+                    .collect(),
+                host: http.host,
+                https: http.https,
+            },
+            How::Grpc(grpc) => ProbeHandler::Grpc { service: grpc.service },
+        };
+        // 0 is no port, so it can stand for the serving port.
+        let port =
+            if message.port == 0 { None } else { Some(parse_port("probe.port", message.port)?) };
+        Ok(Self {
+            handler,
+            port,
+            period: Duration::from_millis(message.period_ms),
+            timeout: Duration::from_millis(message.timeout_ms),
+            // A sender may omit the thresholds; Kubernetes allows none below 1.
+            success_threshold: message.success_threshold.max(1),
+            failure_threshold: message.failure_threshold.max(1),
+        })
+    }
+}
+
+impl From<ReadinessProbe> for raw::Probe {
+    fn from(probe: ReadinessProbe) -> Self {
+        use raw::probe::How;
+        let header = |(name, value)| raw::Header { name, value };
+        let how = match probe.handler {
+            ProbeHandler::Listen => How::Listen(raw::Empty {}),
+            ProbeHandler::Tcp => How::Tcp(raw::Empty {}),
+            ProbeHandler::Http { path, headers, host, https } => How::Http(raw::HttpProbe {
+                path,
+                headers: headers.into_iter().map(header).collect(),
+                host,
+                https,
+            }),
+            ProbeHandler::Grpc { service } => How::Grpc(raw::GrpcProbe { service }),
+        };
+        Self {
+            how: Some(how),
+            port: probe.port.map_or(0, |port| port.get().into()),
+            period_ms: to_ms(probe.period),
+            timeout_ms: to_ms(probe.timeout),
+            success_threshold: probe.success_threshold,
+            failure_threshold: probe.failure_threshold,
+        }
+    }
+}

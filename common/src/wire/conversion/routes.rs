@@ -1,0 +1,341 @@
+//! Pure: conversion of the RouteTable: its items, services, Revisions, activators and replicas.
+
+use super::*;
+
+impl TryFrom<raw::RouteItem> for RouteItem {
+    type Error = WireError;
+    fn try_from(message: raw::RouteItem) -> WireResult<Self> {
+        use raw::route_item::What;
+        // An unknown kind of change decodes as an absent `what` and is refused: a later sender's new subjects do not
+        // stop the stream.
+        let change = match require("route_item.what", message.what)? {
+            What::Service(message) => RouteChange::Service(message.try_into()?),
+            What::Revision(message) => RouteChange::Revision(message.try_into()?),
+            What::Pod(message) => RouteChange::Pod(Box::new(message.try_into()?)),
+            What::Activator(message) => RouteChange::Activator(message.try_into()?),
+            What::Replicas(message) => RouteChange::Replicas(message.try_into()?),
+            What::Settings(message) => RouteChange::Settings(message.try_into()?),
+            What::Gone(message) => RouteChange::Removed(message.try_into()?),
+            What::Synced(_) => RouteChange::Synced,
+        };
+        Ok(Self { version: message.version, change })
+    }
+}
+
+impl From<RouteItem> for raw::RouteItem {
+    fn from(value: RouteItem) -> Self {
+        use raw::route_item::What;
+        let what = match value.change {
+            RouteChange::Service(value) => What::Service(value.into()),
+            RouteChange::Revision(value) => What::Revision(value.into()),
+            RouteChange::Pod(value) => What::Pod((*value).into()),
+            RouteChange::Activator(value) => What::Activator(value.into()),
+            RouteChange::Replicas(value) => What::Replicas(value.into()),
+            RouteChange::Settings(value) => What::Settings(value.into()),
+            RouteChange::Removed(value) => What::Gone(value.into()),
+            RouteChange::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { version: value.version, what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::RouteGone> for RouteKey {
+    type Error = WireError;
+    fn try_from(message: raw::RouteGone) -> WireResult<Self> {
+        use raw::route_gone::Key;
+        Ok(match require("gone.key", message.key)? {
+            Key::Service(name) => Self::Service(name.parse()?),
+            Key::Revision(name) => Self::Revision(name.parse()?),
+            Key::Pod(uid) => Self::Pod(require_nonempty("gone.pod", uid)?),
+            Key::Activator(name) => Self::Activator(require_nonempty("gone.activator", name)?),
+            Key::Replicas(at) => Self::Replicas(parse_server_component("gone.replicas", at)?),
+            Key::Settings(_) => Self::Settings,
+        })
+    }
+}
+
+impl From<RouteKey> for raw::RouteGone {
+    fn from(value: RouteKey) -> Self {
+        use raw::route_gone::Key;
+        let key = match value {
+            RouteKey::Service(name) => Key::Service(name.to_string()),
+            RouteKey::Revision(name) => Key::Revision(name.to_string()),
+            RouteKey::Pod(uid) => Key::Pod(uid),
+            RouteKey::Activator(name) => Key::Activator(name),
+            RouteKey::Replicas(component) => Key::Replicas(raw_server_component(component)),
+            RouteKey::Settings => Key::Settings(raw::Empty {}),
+        };
+        Self { key: Some(key) }
+    }
+}
+
+impl TryFrom<raw::Service> for ServiceEntry {
+    type Error = WireError;
+    fn try_from(message: raw::Service) -> WireResult<Self> {
+        let connection_path = parse_connection_path("service.path", message.path())?;
+        let targets = message
+            .targets
+            .into_iter()
+            .map(RouteTarget::try_from)
+            .collect::<WireResult<Vec<_>>>()?;
+        let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
+        // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
+        if !targets.is_empty() && total != 100 {
+            return Err(WireError::new("service.targets", total, "percents must add up to 100"));
+        }
+        Ok(Self {
+            name: message.name.parse()?,
+            addresses: parse_addresses("service.addresses", &message.addresses)?,
+            port: parse_port("service.port", message.port)?,
+            activator_port: parse_port("service.activator_port", message.activator_port)?,
+            targets,
+            connection_path,
+            hosts: message.hosts,
+            gateway_rules: message
+                .ingress
+                .map(|rules| rules.try_into().map(Box::new))
+                .transpose()?,
+        })
+    }
+}
+
+impl From<ServiceEntry> for raw::Service {
+    fn from(value: ServiceEntry) -> Self {
+        Self {
+            name: value.name.to_string(),
+            addresses: value.addresses.into_iter().map(address_octets).collect(),
+            port: value.port.get().into(),
+            activator_port: value.activator_port.get().into(),
+            targets: value.targets.into_iter().map(Into::into).collect(),
+            path: raw_connection_path(value.connection_path),
+            hosts: value.hosts,
+            ingress: value.gateway_rules.map(|rules| (*rules).into()),
+        }
+    }
+}
+
+impl TryFrom<raw::Ingress> for GatewayRules {
+    type Error = WireError;
+    fn try_from(message: raw::Ingress) -> WireResult<Self> {
+        use raw::ingress::Tags;
+        let tag_routing = match message.tags {
+            None => None,
+            Some(Tags::Choice(among)) => {
+                let tags =
+                    among.tags.into_iter().map(RouteTag::try_from).collect::<WireResult<_>>()?;
+                Some(TagRouting::ChooseTag(tags))
+            }
+            Some(Tags::Tag(own)) => {
+                Some(TagRouting::ServeTag(require_nonempty("ingress.tag", own)?))
+            }
+        };
+        let mapped_domains =
+            message.domains.into_iter().map(MappedDomain::try_from).collect::<WireResult<_>>()?;
+        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing })
+    }
+}
+
+impl From<GatewayRules> for raw::Ingress {
+    fn from(value: GatewayRules) -> Self {
+        use raw::ingress::Tags;
+        let tags = value.tag_routing.map(|routing| match routing {
+            TagRouting::ChooseTag(tags) => {
+                Tags::Choice(raw::TagChoice { tags: tags.into_iter().map(Into::into).collect() })
+            }
+            TagRouting::ServeTag(own) => Tags::Tag(own),
+        });
+        let domains = value.mapped_domains.into_iter().map(Into::into).collect();
+        Self { redirects: value.redirects_to_https, domains, tags }
+    }
+}
+
+impl TryFrom<raw::Domain> for MappedDomain {
+    type Error = WireError;
+    fn try_from(message: raw::Domain) -> WireResult<Self> {
+        let host = require_nonempty("domain.host", message.host)?;
+        // proto3 has no null for strings: empty stands for "as the client asked".
+        let host_rewrite = (!message.rewrite.is_empty()).then_some(message.rewrite);
+        Ok(Self { host, host_rewrite, redirects_to_https: message.redirects })
+    }
+}
+
+impl From<MappedDomain> for raw::Domain {
+    fn from(value: MappedDomain) -> Self {
+        let rewrite = value.host_rewrite.unwrap_or_default();
+        Self { host: value.host, rewrite, redirects: value.redirects_to_https }
+    }
+}
+
+impl TryFrom<raw::Tag> for RouteTag {
+    type Error = WireError;
+    fn try_from(message: raw::Tag) -> WireResult<Self> {
+        Ok(Self {
+            name: require_nonempty("tag.name", message.name)?,
+            service: message.service.parse()?,
+        })
+    }
+}
+
+impl From<RouteTag> for raw::Tag {
+    fn from(value: RouteTag) -> Self {
+        Self { name: value.name, service: value.service.to_string() }
+    }
+}
+
+impl TryFrom<raw::Target> for RouteTarget {
+    type Error = WireError;
+    fn try_from(message: raw::Target) -> WireResult<Self> {
+        let percent =
+            u8::try_from(message.percent).ok().filter(|percent| (1..=100).contains(percent));
+        let rule = "must be 1 to 100";
+        let percent =
+            percent.ok_or_else(|| WireError::new("target.percent", message.percent, rule))?;
+        Ok(Self { revision: message.revision.parse()?, percent })
+    }
+}
+
+impl From<RouteTarget> for raw::Target {
+    fn from(value: RouteTarget) -> Self {
+        Self { revision: value.revision.to_string(), percent: value.percent.into() }
+    }
+}
+
+impl TryFrom<raw::Revision> for RevisionEntry {
+    type Error = WireError;
+    fn try_from(message: raw::Revision) -> WireResult<Self> {
+        // An unknown protocol is refused: a request in the wrong protocol would fail in a less obvious way.
+        let protocol = match message.protocol() {
+            raw::Protocol::Http1 => AppProtocol::Http1,
+            raw::Protocol::H2c => AppProtocol::H2c,
+            raw::Protocol::Unspecified => {
+                return Err(WireError::new(
+                    "revision.protocol",
+                    message.protocol,
+                    "must be a known protocol",
+                ));
+            }
+        };
+        let timeout = parse_optional_ms(message.timeout_ms);
+        Ok(Self {
+            name: message.name.parse()?,
+            service: message.service.into(),
+            configuration: message.configuration.into(),
+            container_concurrency: message.container_concurrency,
+            timeout: timeout
+                .ok_or_else(|| WireError::new("revision.timeout_ms", 0, "must be above 0"))?,
+            response_start_timeout: parse_optional_ms(message.response_start_timeout_ms),
+            idle_timeout: parse_optional_ms(message.idle_timeout_ms),
+            protocol,
+            // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::apply_item`.
+            policy: message.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
+            reachable: message.reachable,
+            initial_scale_reached: message.initial_scale_reached,
+            allowed_sources: message
+                .sources
+                .map(AllowedSources::try_from)
+                .transpose()?
+                .map(Arc::new),
+        })
+    }
+}
+
+impl From<RevisionEntry> for raw::Revision {
+    fn from(value: RevisionEntry) -> Self {
+        let protocol = match value.protocol {
+            AppProtocol::Http1 => raw::Protocol::Http1,
+            AppProtocol::H2c => raw::Protocol::H2c,
+        };
+        Self {
+            name: value.name.to_string(),
+            service: value.service.into(),
+            configuration: value.configuration.into(),
+            container_concurrency: value.container_concurrency,
+            timeout_ms: to_ms(value.timeout),
+            response_start_timeout_ms: value.response_start_timeout.map_or(0, to_ms),
+            idle_timeout_ms: value.idle_timeout.map_or(0, to_ms),
+            protocol: protocol.into(),
+            policy: value.policy.map(|policy| Arc::unwrap_or_clone(policy).into()),
+            reachable: value.reachable,
+            initial_scale_reached: value.initial_scale_reached,
+            sources: value.allowed_sources.as_deref().map(raw::Sources::from),
+        }
+    }
+}
+
+impl TryFrom<raw::Activator> for ActivatorEntry {
+    type Error = WireError;
+    fn try_from(message: raw::Activator) -> WireResult<Self> {
+        Ok(Self {
+            name: require_nonempty("activator.name", message.name)?,
+            node: message.node,
+            zone: message.zone,
+            addresses: parse_addresses("activator.addresses", &message.addresses)?,
+        })
+    }
+}
+
+impl From<ActivatorEntry> for raw::Activator {
+    fn from(value: ActivatorEntry) -> Self {
+        let addresses = value.addresses.into_iter().map(address_octets).collect();
+        Self { name: value.name, node: value.node, zone: value.zone, addresses }
+    }
+}
+
+fn parse_server_component(field: &'static str, value: i32) -> WireResult<ServerComponent> {
+    match raw::Part::try_from(value) {
+        Ok(raw::Part::Controller) => Ok(ServerComponent::Controller),
+        Ok(raw::Part::Autoscaler) => Ok(ServerComponent::Autoscaler),
+        Ok(raw::Part::Unspecified) | Err(_) => {
+            Err(WireError::new(field, value, "must be a known part"))
+        }
+    }
+}
+
+fn raw_server_component(value: ServerComponent) -> i32 {
+    match value {
+        ServerComponent::Controller => raw::Part::Controller.into(),
+        ServerComponent::Autoscaler => raw::Part::Autoscaler.into(),
+    }
+}
+
+impl TryFrom<raw::Replicas> for ServerReplicas {
+    type Error = WireError;
+    fn try_from(message: raw::Replicas) -> WireResult<Self> {
+        Ok(Self {
+            component: parse_server_component("replicas.part", message.part)?,
+            members: message
+                .members
+                .into_iter()
+                .map(ServerReplica::try_from)
+                .collect::<WireResult<_>>()?,
+            // Empty stands for none: names of replicas are never empty.
+            active: (!message.chosen.is_empty()).then_some(message.chosen),
+        })
+    }
+}
+
+impl From<ServerReplicas> for raw::Replicas {
+    fn from(value: ServerReplicas) -> Self {
+        Self {
+            part: raw_server_component(value.component),
+            members: value.members.into_iter().map(Into::into).collect(),
+            chosen: value.active.unwrap_or_default(),
+        }
+    }
+}
+
+impl TryFrom<raw::Replica> for ServerReplica {
+    type Error = WireError;
+    fn try_from(message: raw::Replica) -> WireResult<Self> {
+        let ip = parse_address("replica.address", &message.address)?;
+        let address = SocketAddr::new(ip, parse_port("replica.port", message.port)?.get());
+        Ok(Self { name: require_nonempty("replica.name", message.name)?, address })
+    }
+}
+
+impl From<ServerReplica> for raw::Replica {
+    fn from(value: ServerReplica) -> Self {
+        let (address, port) = (address_octets(value.address.ip()), value.address.port().into());
+        Self { name: value.name, address, port }
+    }
+}
