@@ -1,6 +1,6 @@
 //! Pure: lifecycle of one pod: network, images, init containers, containers, restarts, removal.
 //!
-//! A [`PodStateMachine`] receives [`PodEvent`]s and returns the [`PodAction`]s that `kubelet.rs` then carries out.
+//! A [`PodStateMachine`] receives [`PodEvent`]s and returns the [`PodAction`]s that `kubelet/actions.rs` then carries out.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -46,7 +46,12 @@ pub(super) async fn connect_namespace(
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .controller(ETH0_INDEX)
         .up();
-    handle.link().add(veth.build()).execute().await.map_err(link_error("make the veth pair", name))?;
+    handle
+        .link()
+        .add(veth.build())
+        .execute()
+        .await
+        .map_err(link_error("make the veth pair", name))?;
     // A netlink socket belongs to the namespace in which it is opened. The thread returns before `?` can leave.
     let own_namespace = current_namespace()?;
     enter_namespace(fd)?;
