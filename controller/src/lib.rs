@@ -87,8 +87,8 @@ pub async fn run(
         ..ClusterState::default()
     };
     let routes = Outbox::starting_at(first_route_version());
-    let shared =
-        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(state, routes), node.orders));
+    let machine = ControllerStateMachine::new(state, routes);
+    let shared = Arc::new(ControllerRuntime::new(machine, node.node_spec));
     let files = local_files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);

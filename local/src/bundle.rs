@@ -95,7 +95,7 @@ pub struct BundleContext<'a> {
     pub etc: &'a Path,
     /// File on the node that receives the termination message.
     pub termination_log: &'a Path,
-    /// Path of the container's cgroup below the v2 mount, for runtimes that use it.
+    /// Path of the container's cgroup below the v2 mount; only runc moves the process there.
     pub cgroup: &'a Path,
     /// Folders behind the pod's volumes, by volume name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
@@ -308,7 +308,7 @@ fn resolve_user(
     let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
     let mut user = parse_user(&text, bundle_context)?;
     if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
-        // As a text of its own: the number's entry in /etc/passwd gives its group.
+        // Parsed like an image's user, because the number's entry in /etc/passwd gives the group.
         user = parse_user(&uid.to_string(), bundle_context)?;
     }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {

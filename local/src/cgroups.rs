@@ -2,7 +2,7 @@
 //!
 //! A container's identity is always its v2 cgroup (`rouse-NAME/pods/pod<uid>/<container>`). A limit is written where
 //! its controller is: in the same directory, or on a hybrid machine in that controller's v1 hierarchy. The OCI runtime
-//! gets no cgroup settings: crun would refuse hybrid machines, and others would move the process, at the cost of an RCU
+//! gets no cgroup settings: crun would refuse hybrid machines, and runc would move the process, at the cost of an RCU
 //! grace period.
 
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ pub enum CgroupError {
     )]
     Cgroup2NotMounted,
     /// A file or directory could not be written, made or read.
-    #[error("cannot write cgroup file {path}")]
-    Write {
+    #[error("cannot access cgroup file {path}")]
+    File {
         /// Path of the file or directory.
         path: PathBuf,
         /// Error of the operation.
@@ -77,8 +77,7 @@ impl CgroupMounts {
     /// Finds the hierarchies among this process's mounts.
     pub fn find() -> Result<Self, CgroupError> {
         let path = PathBuf::from("/proc/self/mountinfo");
-        let text =
-            fs::read_to_string(&path).map_err(|source| CgroupError::Write { path, source })?;
+        let text = fs::read_to_string(&path).map_err(|source| CgroupError::File { path, source })?;
         Self::parse_mountinfo(&text).ok_or(CgroupError::Cgroup2NotMounted)
     }
 
@@ -147,7 +146,7 @@ impl CgroupMounts {
             if let Some(mount) = self.v1.get(controller) {
                 let path = layout.container_cgroup(mount, uid, container);
                 fs::create_dir_all(&path)
-                    .map_err(|source| CgroupError::Write { path: path.clone(), source })?;
+                    .map_err(|source| CgroupError::File { path: path.clone(), source })?;
                 write_files(&path, &settings.v1)?;
                 tasks.push(open_tasks(&path.join("tasks"))?);
             } else if path.join(format!("{controller}.max")).exists() {
@@ -156,7 +155,7 @@ impl CgroupMounts {
                 return Err(CgroupError::NoController(controller));
             }
         }
-        let dir = File::open(&path).map_err(|source| CgroupError::Write { path, source })?;
+        let dir = File::open(&path).map_err(|source| CgroupError::File { path, source })?;
         Ok(ContainerCgroup { dir: dir.into(), tasks })
     }
 
@@ -172,7 +171,7 @@ impl CgroupMounts {
         let limited = limited.filter(|path| path.exists());
         let tasks =
             limited.map(|path| open_tasks(&path.join("tasks"))).collect::<Result<_, _>>()?;
-        let dir = File::open(&path).map_err(|source| CgroupError::Write { path, source })?;
+        let dir = File::open(&path).map_err(|source| CgroupError::File { path, source })?;
         Ok(ContainerCgroup { dir: dir.into(), tasks })
     }
 
@@ -214,7 +213,7 @@ impl CgroupMounts {
         for path in self.node_cgroups(layout) {
             if path.exists() && !remove_tree(&path) {
                 let source = io::Error::from(io::ErrorKind::ResourceBusy);
-                return Err(CgroupError::Write { path, source });
+                return Err(CgroupError::File { path, source });
             }
         }
         Ok(())
@@ -261,11 +260,11 @@ fn controller_settings(limits: ContainerLimits) -> [(&'static str, Option<Cgroup
 }
 
 fn create_cgroup(path: &Path) -> Result<(), CgroupError> {
-    fs::create_dir_all(path).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+    fs::create_dir_all(path).map_err(|source| CgroupError::File { path: path.to_owned(), source })
 }
 
 fn write_file(path: &Path, text: &str) -> Result<(), CgroupError> {
-    fs::write(path, text).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+    fs::write(path, text).map_err(|source| CgroupError::File { path: path.to_owned(), source })
 }
 
 fn write_files(path: &Path, files: &[(&str, String)]) -> Result<(), CgroupError> {
@@ -274,7 +273,7 @@ fn write_files(path: &Path, files: &[(&str, String)]) -> Result<(), CgroupError>
 
 fn open_tasks(path: &Path) -> Result<OwnedFd, CgroupError> {
     let opened = OpenOptions::new().write(true).open(path);
-    opened.map(OwnedFd::from).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+    opened.map(OwnedFd::from).map_err(|source| CgroupError::File { path: path.to_owned(), source })
 }
 
 /// Sends SIGKILL to every process at and below a cgroup: at once with `cgroup.kill` (5.14), else one by one.

@@ -103,13 +103,13 @@ impl RequestHandler for DnsHandler {
         let (code, records) = self.resolve_query(request);
         metadata.response_code = code;
         // Every answer without records carries the SOA: without one, resolvers may not cache it (RFC 2308, section 5).
-        let refusal: Vec<Record> = records.is_empty().then(soa_record).into_iter().collect();
+        let authority: Vec<Record> = records.is_empty().then(soa_record).into_iter().collect();
         let none: &[Record] = &[];
         let response = MessageResponseBuilder::from_message_request(request).build(
             metadata,
             records.iter(),
             none,
-            refusal.iter(),
+            authority.iter(),
             none,
         );
         match respond.send_response(response).await {
@@ -123,8 +123,8 @@ impl RequestHandler for DnsHandler {
     }
 }
 
-/// Returns the response code and the records for a request.
 impl DnsHandler {
+    /// Returns the response code and the records for a request.
     fn resolve_query(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
         if request.metadata.op_code != OpCode::Query {
             return (ResponseCode::NotImp, Vec::new());

@@ -1,8 +1,7 @@
-//! Shell: the kubelet: drives every pod's state machine with pod specs and events, carries out actions, and reports
-//! statuses.
+//! Shell: the kubelet: drives every pod's state machine with pod specs and events, and reports statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +14,14 @@ use tracing::{info, warn};
 
 use crate::addresses::PodAddress;
 use crate::cgroups::CgroupMounts;
-use crate::images::{ImagePullPolicy, ImageStore};
+use crate::images::ImageStore;
 use crate::layout::NodeLayout;
 use crate::net::{self, PodNetworkPool};
-use crate::pods::{PodAction, PodEvent, ProbeResults};
+use crate::pods::{PodEvent, ProbeResults};
 use crate::process::ProcessId;
 use crate::runtime::OciRuntime;
-use crate::sys;
 
+mod actions;
 mod exits;
 mod lifecycle;
 mod logs;
@@ -122,13 +121,8 @@ impl LocalKubelet {
             let process = exits::find_process(&self.shared, &uid, &container.name);
             let results =
                 ProbeResults { started: saved_container.started, ready: saved_container.ready };
-            managed_pod.pod.adopt_container(
-                index,
-                saved_container.restarts,
-                results,
-                None,
-                process.is_some(),
-            );
+            let (restarts, is_running) = (saved_container.restarts, process.is_some());
+            managed_pod.pod.adopt_container(index, restarts, results, is_running);
             match process {
                 Some(fd) => {
                     let pidfd = Arc::new(fd);
@@ -137,7 +131,7 @@ impl LocalKubelet {
                     let (resources, prepared) =
                         (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
                     let addresses = managed_pod.pod.addresses().to_vec();
-                    let attempt = saved_container.restarts;
+                    let attempt = restarts;
                     let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
                     tokio::spawn(prober::probe_container(
                         resources,
@@ -146,7 +140,7 @@ impl LocalKubelet {
                         run,
                     ));
                 }
-                // A start that was interrupted must not meet the next one in the same cgroup.
+                // Processes of an interrupted start must not stay in the cgroup of the next start.
                 None => {
                     self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name)
                 }
@@ -191,8 +185,8 @@ impl LocalKubelet {
                 },
                 Some(report) = self.inbox.recv() => self.step_pod(&report.uid, report.event, report.resource),
                 // A status is taken only when the channel has a free place: until then a newer one may replace it.
-                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop()) {
-                    (Ok(slot), Some(status)) => slot.send(status),
+                permit = statuses.reserve(), if !self.outbox.is_empty() => match (permit, self.outbox.pop()) {
+                    (Ok(permit), Some(status)) => permit.send(status),
                     _ => return shutdown.cancelled().await,
                 },
                 () = wake => self.tick_due_pods(),
@@ -270,9 +264,9 @@ impl LocalKubelet {
     }
 
     /// Passes an event to a pod's state machine and carries out the actions it returns.
-    fn step_pod(&mut self, uid: &str, event: PodEvent, extra: EventResource) {
+    fn step_pod(&mut self, uid: &str, event: PodEvent, resource: EventResource) {
         let Some(managed_pod) = self.pods.get_mut(uid) else { return };
-        managed_pod.store_resource(&event, extra);
+        managed_pod.store_resource(&event, resource);
         let restarts = managed_pod.restart_counts();
         let must_be_saved =
             matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. });
@@ -303,149 +297,6 @@ impl LocalKubelet {
             self.pods.remove(uid);
             self.has_removed_pods = true;
         }
-    }
-
-    /// Carries out one action of a pod, in a task of its own where it takes time.
-    fn carry_out(&self, uid: &str, action: PodAction) {
-        let Some(managed_pod) = self.pods.get(uid) else { return };
-        let (resources, prepared) = (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
-        match action {
-            PodAction::CreateNetwork => {
-                self.spawn_task(uid, lifecycle::create_network(resources, uid.to_owned()))
-            }
-            PodAction::Pull(index) => self.spawn_task(uid, pull_image(resources, prepared, index)),
-            PodAction::Start(index) => {
-                let Some(image) = managed_pod.images[index].clone() else {
-                    // An adopted container may be known by its digest only; then the image is looked up first.
-                    return self.spawn_task(uid, pull_image(resources, prepared, index));
-                };
-                let request = lifecycle::ContainerStartRequest {
-                    index,
-                    attempt: managed_pod.pod.restarts(index),
-                    addresses: managed_pod.pod.addresses().to_vec(),
-                    image,
-                    received_at: managed_pod.received_at,
-                };
-                self.spawn_container(uid.to_owned(), prepared, request);
-            }
-            PodAction::Terminate(index) => {
-                let signal = managed_pod.stop_signal(index);
-                if let Some(fd) = &managed_pod.pidfds[index] {
-                    // An error means that the process has ended; its exit is reported by its own task.
-                    let _ = sys::pidfd_signal(fd.as_fd(), signal);
-                }
-            }
-            PodAction::Kill(index) => {
-                let name = &prepared.containers[index].name;
-                warn!(
-                    pod = prepared.pod_spec.name,
-                    uid,
-                    container = name,
-                    "killed after its grace period"
-                );
-                resources.mounts.kill_container(&resources.layout, uid, name);
-            }
-            PodAction::Remove => self.spawn_task(
-                uid,
-                lifecycle::remove_pod(resources, uid.to_owned(), managed_pod.address),
-            ),
-        }
-    }
-
-    /// Starts a container in a task, which then runs its probes and reports its exit.
-    fn spawn_container(
-        &self,
-        uid: String,
-        prepared: Arc<PreparedPod>,
-        request: lifecycle::ContainerStartRequest,
-    ) {
-        let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        let (index, addresses, attempt) =
-            (request.index, request.addresses.clone(), request.attempt);
-        tokio::spawn(async move {
-            let name = prepared.containers[index].name.clone();
-            let id = lifecycle::container_id(&uid, &name, attempt);
-            let (event, resource) =
-                lifecycle::start_container(&resources, &prepared, request).await;
-            let process = match &resource {
-                EventResource::Process(fd) => Some(Arc::clone(fd)),
-                _ => None,
-            };
-            let _ = reports.send(PodEventReport { uid: uid.clone(), event, resource }).await;
-            // Probes begin after the start is reported; their results would otherwise come before `Started`.
-            let Some(fd) = process else { return };
-            let results = ProbeResults::default();
-            let pidfd = Arc::clone(&fd);
-            let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
-            tokio::spawn(prober::probe_container(
-                Arc::clone(&resources),
-                prepared,
-                reports.clone(),
-                run,
-            ));
-            exits::report_exit(resources, reports, uid, name, index, fd, Some(id)).await;
-        });
-    }
-
-    /// Runs work of a pod in a task and reports its event.
-    fn spawn_task(
-        &self,
-        uid: &str,
-        future: impl Future<Output = (PodEvent, EventResource)> + Send + 'static,
-    ) {
-        let (reports, uid) = (self.reports.clone(), uid.to_owned());
-        tokio::spawn(async move {
-            let (event, resource) = future.await;
-            // The channel is closed once the kubelet has ended; the report is not needed then.
-            let _ = reports.send(PodEventReport { uid, event, resource }).await;
-        });
-    }
-
-    /// Waits in a task for the exit of an adopted container.
-    fn watch_exit(&self, uid: &str, name: &str, index: usize, fd: Arc<OwnedFd>) {
-        let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        tokio::spawn(exits::report_exit(
-            resources,
-            reports,
-            uid.to_owned(),
-            name.to_owned(),
-            index,
-            fd,
-            None,
-        ));
-    }
-}
-
-/// Pulls or finds the image of a container.
-async fn pull_image(
-    resources: Arc<KubeletResources>,
-    prepared: Arc<PreparedPod>,
-    index: usize,
-) -> (PodEvent, EventResource) {
-    let container = &prepared.containers[index];
-    let name = container.image.clone().unwrap_or_default();
-    let policy = ImagePullPolicy::from_spec(container.image_pull_policy.as_deref(), &name);
-    let image = name.clone();
-    let result = tokio::task::spawn_blocking(move || resources.images.get(&image, policy)).await;
-    let image_failed = |reason: &str, message: String| {
-        (PodEvent::ImageFailed { index, reason: reason.to_owned(), message }, EventResource::None)
-    };
-    match result {
-        Ok(Ok(image)) => (
-            PodEvent::ImageReady { index, digest: image.digest.clone() },
-            EventResource::Image(image),
-        ),
-        Ok(Err(error)) => {
-            let message = lifecycle::error_chain(&error);
-            // Kubernetes shows the back-off, not the failed attempt, while a container waits for its next pull.
-            match error.reason() {
-                "ErrImagePull" => {
-                    image_failed("ImagePullBackOff", format!("Back-off pulling: {message}"))
-                }
-                reason => image_failed(reason, message),
-            }
-        }
-        Err(_) => image_failed("ImagePullBackOff", format!("unpacking image {name} panicked")),
     }
 }
 

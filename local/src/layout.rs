@@ -100,7 +100,7 @@ impl NodeLayout {
         self.run_folder().join("resolv.conf")
     }
 
-    /// Folder with one file for each process of the node.
+    /// Folder with one file for each process that runs a component of the node.
     pub fn processes(&self) -> PathBuf {
         self.run_folder().join("processes")
     }
@@ -185,7 +185,7 @@ impl NodeLayout {
         self.cgroup(mount).join("clients")
     }
 
-    /// Cgroup for runtime processes that move their container themselves.
+    /// Cgroup for runtime processes that are not created in a container's cgroup.
     pub fn runtime_cgroup(&self, mount: &Path) -> PathBuf {
         self.cgroup(mount).join("runtime")
     }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_found_by_its_cgroup() {
+    fn a_container_s_cgroup_names_its_pod() {
         let layout = NodeLayout::new("rouse").unwrap();
         assert_eq!(
             layout.container_cgroup(Path::new("/sys/fs/cgroup"), "1-2", "web"),

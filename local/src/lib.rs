@@ -42,8 +42,8 @@ pub use node::NodeManager;
 /// Configuration of the process that runs a node's pods.
 #[derive(Clone, Debug)]
 pub struct LocalNodeConfig {
-    /// Paths of the node. [`NodeManager::create`] must have made it, and the calling thread must be inside
-    /// ([`NodeManager::enter`]).
+    /// Paths of the node. [`NodeManager::create`] must have made it, and the calling thread must be in its network
+    /// namespace ([`NodeManager::enter`]).
     pub layout: NodeLayout,
     /// Folder of OCI layouts whose images are found by name (`rouse up --images`).
     pub images: Option<PathBuf>,
@@ -90,9 +90,10 @@ pub async fn run(
     nix::sys::prctl::set_child_subreaper(true).map_err(LocalNodeError::Subreaper)?;
     let layout = config.layout;
     let mounts = cgroups::CgroupMounts::find()?;
-    let birth =
+    let runtime_cgroup =
         std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(LocalNodeError::Node)?;
-    let runtime = runtime::OciRuntime::start(config.runtime, layout.runtime(), birth.into())?;
+    let runtime =
+        runtime::OciRuntime::start(config.runtime, layout.runtime(), runtime_cgroup.into())?;
     let saved = kubelet::load_pods(&layout);
     // The pods' addresses are reserved before the pool gives out any.
     let networks = net::PodNetworkPool::start(saved.iter().filter_map(|saved| saved.address))?;

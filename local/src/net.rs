@@ -97,7 +97,7 @@ pub fn current_namespace() -> Result<OwnedFd, NetError> {
 pub fn enter_namespace(fd: BorrowedFd<'_>) -> Result<(), NetError> {
     setns(fd, CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
-        .map_err(namespace_error("enter", "of the node"))
+        .map_err(namespace_error("enter", "by its descriptor"))
 }
 
 /// Creates a network namespace; the calling thread stays in `own_namespace`.
@@ -285,9 +285,9 @@ impl PodNetworkPool {
         let serve = move || -> Result<(), NetError> {
             thread_runtime()?.block_on(async {
                 let handle = connect_netlink()?;
-                let maker =
-                    PodNetworkBuilder { handle, home: own_namespace, addresses, ready: Vec::new() };
-                maker.serve(inbox).await;
+                let ready = Vec::new();
+                let builder = PodNetworkBuilder { handle, own_namespace, addresses, ready };
+                builder.serve(inbox).await;
                 Ok(())
             })
         };
@@ -313,13 +313,14 @@ impl PodNetworkPool {
 /// State of the thread that makes pod networks.
 struct PodNetworkBuilder {
     handle: Handle,
-    home: OwnedFd,
+    /// Namespace of the node, in which the thread stays.
+    own_namespace: OwnedFd,
     addresses: crate::addresses::PodAddressPool,
     ready: Vec<PodNetwork>,
 }
 
 impl PodNetworkBuilder {
-    /// Serves jobs, and fills the stock of ready networks while there are none.
+    /// Serves jobs. While none waits, it makes ready networks, up to [`READY_NETWORKS`].
     async fn serve(mut self, mut inbox: mpsc::Receiver<NetworkJob>) {
         loop {
             let job = match inbox.try_recv() {
@@ -379,7 +380,7 @@ impl PodNetworkBuilder {
 
     /// Makes a namespace and connects it to the bridge.
     async fn connect_network(&self, address: PodAddress) -> Result<PodNetwork, NetError> {
-        let namespace = create_namespace(self.home.as_fd())?;
+        let namespace = create_namespace(self.own_namespace.as_fd())?;
         let name = format!("pod{}", address.host_number());
         let addresses = (address.v4(), address.v6());
         veth::connect_namespace(&self.handle, &name, namespace.as_fd(), addresses).await?;

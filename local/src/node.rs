@@ -57,13 +57,13 @@ pub enum NodeError {
     },
     /// The same component already runs in another process.
     #[error(
-        "{part} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
+        "{component} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
     )]
     Running {
         /// Name of the node.
         name: String,
-        /// Name of the component.
-        part: String,
+        /// Name of the component, or `node` for a process that runs all of them.
+        component: String,
         /// Pid of the process that runs it.
         pid: i32,
     },
@@ -132,15 +132,15 @@ impl NodeManager {
         entered.map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })
     }
 
-    /// Records this process as component `part` of the node, so that `destroy` ends it; fails while another runs it.
-    pub fn register_component(layout: &NodeLayout, part: &str) -> Result<(), NodeError> {
-        let path = layout.processes().join(part);
+    /// Records this process as `component` of the node, so that `destroy` ends it; fails while another runs it.
+    pub fn register_component(layout: &NodeLayout, component: &str) -> Result<(), NodeError> {
+        let path = layout.processes().join(component);
         let process = ProcessId::current();
         let other = process::recorded_process(&path)
             .filter(|other| Some(*other) != process && other.is_alive());
         if let Some(other) = other {
-            let (name, part) = (layout.name().to_owned(), part.to_owned());
-            return Err(NodeError::Running { name, part, pid: other.pid });
+            let (name, component) = (layout.name().to_owned(), component.to_owned());
+            return Err(NodeError::Running { name, component, pid: other.pid });
         }
         let process = process.ok_or_else(|| io::Error::other("/proc is not mounted"));
         process
@@ -287,14 +287,14 @@ fn end_components(layout: &NodeLayout) {
         .into_iter()
         .filter(|(_, process)| Some(*process) != own_process);
     let others: Vec<_> =
-        others.filter_map(|(part, process)| Some((part, process.open()?))).collect();
-    for (part, fd) in &others {
-        info!(%part, "ending a process of the node");
+        others.filter_map(|(component, process)| Some((component, process.open()?))).collect();
+    for (component, fd) in &others {
+        info!(part = %component, "ending a process of the node");
         let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGTERM);
     }
-    for (part, fd) in &others {
+    for (component, fd) in &others {
         if !process::wait_until_ended(fd, TERMINATION_TIMEOUT) {
-            warn!(%part, "killing a process of the node");
+            warn!(part = %component, "killing a process of the node");
             let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGKILL);
             process::wait_until_ended(fd, TERMINATION_TIMEOUT);
         }

@@ -1,6 +1,6 @@
 //! Pure: lifecycle of one pod: network, images, init containers, containers, restarts, removal.
 //!
-//! A [`PodStateMachine`] receives [`PodEvent`]s and returns the [`PodAction`]s that `kubelet.rs` then carries out.
+//! A [`PodStateMachine`] receives [`PodEvent`]s and returns the [`PodAction`]s that `kubelet/actions.rs` then carries out.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -122,25 +122,23 @@ impl PodStateMachine {
         self.network = PodNetworkState::Ready(addresses);
     }
 
-    /// Restores a container from before the node's restart: its restarts, probe results and process.
+    /// Restores a container from before the node's restart: its restarts, and its probe results if it still runs.
+    ///
+    /// Its image is looked up again, because the digest is not saved.
     pub fn adopt_container(
         &mut self,
         index: usize,
         restarts: u32,
-        probed: ProbeResults,
-        digest: Option<String>,
-        running: bool,
+        probe_results: ProbeResults,
+        is_running: bool,
     ) {
         let Some(container) = self.containers.get_mut(index) else { return };
         container.restarts = restarts;
-        if let Some(digest) = digest {
-            container.image = ImageState::Ready(digest);
-        }
-        if running {
+        if is_running {
             container.stage = ContainerStage::Running;
-            container.probe_results = probed;
+            container.probe_results = probe_results;
         }
-        self.has_started |= running;
+        self.has_started |= is_running;
     }
 
     /// Applies an event and returns the actions that follow from it.
@@ -247,14 +245,6 @@ impl PodStateMachine {
             self.containers.iter().filter(|container| container.plan.role != ContainerRole::Init);
         self.lifecycle == PodLifecycle::Desired
             && stay.all(|container| container.satisfies_probes(|probed| probed.ready))
-    }
-
-    /// Returns the digest of a container's image, once the image is unpacked.
-    pub fn image_digest(&self, index: usize) -> Option<&str> {
-        match &self.containers.get(index)?.image {
-            ImageState::Ready(digest) => Some(digest),
-            ImageState::Wanted | ImageState::Pulling | ImageState::Failed { .. } => None,
-        }
     }
 
     /// Returns the states of the pod's main containers.
@@ -413,9 +403,9 @@ impl PodStateMachine {
         }
         // Init containers start one after another, main containers together: a container may start once
         // each init container before it has ended with 0, and each sidecar before it has started.
-        let mut is_next = true;
+        let mut may_start = true;
         for (index, container) in self.containers.iter_mut().enumerate() {
-            if is_next && container.can_start(now) {
+            if may_start && container.can_start(now) {
                 let is_restart = matches!(container.stage, ContainerStage::Waiting { .. })
                     || container.last_exit.is_some();
                 container.restarts += u32::from(is_restart);
@@ -423,7 +413,7 @@ impl PodStateMachine {
                 container.probe_results = ProbeResults::default();
                 actions.push(PodAction::Start(index));
             }
-            is_next &= container.has_passed() || container.plan.role == ContainerRole::Main;
+            may_start &= container.has_passed() || container.plan.role == ContainerRole::Main;
         }
         let mut mains =
             self.containers.iter().filter(|container| container.plan.role == ContainerRole::Main);

@@ -1,4 +1,4 @@
-//! Shell: the OCI runtime, `crun` or else `runc`, and the mounts it needs.
+//! Shell: the OCI runtime, `crun` or else `runc`, and the threads on which it runs.
 //!
 //! Runtime and mounts live on threads with a mount namespace of their own. There, cgroup2 is mounted over
 //! /sys/fs/cgroup, so that the runtime sees a pure v2 machine (crun refuses hybrid ones). The containers' root file
@@ -9,12 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use thiserror::Error;
@@ -25,9 +23,11 @@ use crate::process::ProcessId;
 use crate::sys;
 
 mod exec;
+mod mounts;
 
 use exec::RunningExecs;
 pub use exec::{ExecRequest, ExecResult};
+use mounts::{PendingUnmounts, enter_private_mounts, mount_root};
 
 /// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
 const WORKER_THREADS: usize = 4;
@@ -125,80 +125,15 @@ pub struct OciRuntime {
     jobs: mpsc::Sender<RuntimeJob>,
 }
 
-/// Root file systems that are still mounted here, although each container has its own copy of the mount.
-///
-/// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
-#[derive(Clone, Debug)]
-struct PendingUnmounts {
-    roots: Arc<Mutex<Vec<PathBuf>>>,
-    wakeups: mpsc::Sender<()>,
-}
-
-impl PendingUnmounts {
-    /// Delay of an unmount after the container's start.
-    const UNMOUNT_DELAY: Duration = Duration::from_millis(100);
-
-    /// Returns also the loop that unmounts, for a thread that sees the mounts; it ends when all clones are gone.
-    fn new() -> (Self, impl FnOnce() + Send + 'static) {
-        let (wakeups, unmounts) = mpsc::channel();
-        let remaining = Arc::<Mutex<Vec<PathBuf>>>::default();
-        let roots = Self { roots: Arc::clone(&remaining), wakeups };
-        #[allow(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
-        let unmounting = move || {
-            while unmounts.recv().is_ok() {
-                thread::sleep(Self::UNMOUNT_DELAY);
-                // One pass serves all wake-ups that came during the delay.
-                while unmounts.try_recv().is_ok() {}
-                while Self::unmount_one(&remaining) {}
-            }
-        };
-        (roots, unmounting)
-    }
-
-    /// Unmounts one root; returns false if there was none.
-    ///
-    /// The lock is held for one unmount only, so that a start waits for one at most.
-    fn unmount_one(roots: &Mutex<Vec<PathBuf>>) -> bool {
-        let mut roots = lock_roots(roots);
-        let root = roots.pop();
-        root.inspect(|root| unmount_root(root)).is_some()
-    }
-
-    /// Queues a root to be unmounted later.
-    fn defer_unmount(&self, root: PathBuf) {
-        lock_roots(&self.roots).push(root);
-        // Without the unmount thread the mounts disappear with the process.
-        let _ = self.wakeups.send(());
-    }
-
-    /// Unmounts `root` now if it is still queued: a container that starts again mounts it again.
-    fn unmount_queued(&self, root: &Path) {
-        let mut roots = lock_roots(&self.roots);
-        if let Some(index) = roots.iter().position(|it| it == root) {
-            unmount_root(&roots.swap_remove(index));
-        }
-    }
-}
-
-/// Locks the queue of roots. The lock is held during an unmount: a start that mounts the same root waits.
-fn lock_roots(roots: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
-    roots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn unmount_root(root: &Path) {
-    // An error means that it is not mounted, and then nothing is to be done.
-    let _ = umount2(root, MntFlags::MNT_DETACH);
-}
-
 impl OciRuntime {
     /// Finds the runtime (`wanted`, or crun before runc) and starts its threads.
     ///
-    /// `state_folder` is the runtime's state folder (`--root`). `birth` is the cgroup for runtime processes that move
-    /// their container themselves (runc), and for those without a container to move (`delete`).
+    /// `state_folder` is the runtime's state folder (`--root`). Runtime processes that move their container themselves
+    /// (runc), or that start none (`delete`), are created in `runtime_cgroup`.
     pub fn start(
         wanted: Option<OciRuntimeKind>,
         state_folder: PathBuf,
-        birth: OwnedFd,
+        runtime_cgroup: OwnedFd,
     ) -> Result<Self, OciRuntimeError> {
         let kinds = [(OciRuntimeKind::Crun, "crun"), (OciRuntimeKind::Runc, "runc")];
         let fitting = kinds.iter().filter(|(kind, _)| wanted.is_none_or(|wanted| wanted == *kind));
@@ -221,7 +156,7 @@ impl OciRuntime {
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file_error("start a thread for", &program))?;
         started.recv().ok().ok_or(OciRuntimeError::ThreadsEnded)??;
-        let (runtime_cgroup, running_execs) = (Arc::new(birth), RunningExecs::default());
+        let (runtime_cgroup, running_execs) = (Arc::new(runtime_cgroup), RunningExecs::default());
         Ok(Self {
             kind,
             program,
@@ -248,7 +183,7 @@ impl OciRuntime {
     ) -> Result<T, E> {
         let (reply_tx, reply_rx) = oneshot::channel();
         let job = Box::new(move || {
-            // The caller's task is gone, so the result is not needed; the node may be removed by now, too.
+            // Once the caller's task is gone, the result is not needed, and the node may have been removed.
             if !reply_tx.is_closed() {
                 drop(reply_tx.send(job()));
             }
@@ -403,20 +338,6 @@ fn find_program(name: &str) -> Option<PathBuf> {
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
 }
 
-/// Gives the calling thread, and the threads it starts, a mount namespace of their own.
-fn enter_private_mounts() -> Result<(), OciRuntimeError> {
-    let cgroup = Path::new("/sys/fs/cgroup");
-    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
-        .map_err(|error| file_error("separate the mounts below", Path::new("/"))(error.into()))?;
-    // Slave: mounts made here do not reach the machine. The machine's later mounts are not needed here, and where
-    // its mounts are private they do not arrive.
-    let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-    mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
-        .map_err(|error| file_error("separate the mounts below", Path::new("/"))(error.into()))?;
-    mount(Some("cgroup2"), cgroup, Some("cgroup2"), MsFlags::empty(), None::<&str>)
-        .map_err(|error| file_error("mount cgroup2 at", cgroup)(error.into()))
-}
-
 /// Runs jobs on this thread and its siblings, until all senders are gone.
 fn run_workers(inbox: mpsc::Receiver<RuntimeJob>) {
     let inbox = Arc::new(Mutex::new(inbox));
@@ -438,70 +359,10 @@ fn run_workers(inbox: mpsc::Receiver<RuntimeJob>) {
     serve(inbox);
 }
 
-/// Mounts the image at `root`, with an empty writable layer over it.
-fn mount_root(launch: &ContainerLaunch, root: &Path) -> Result<(), OciRuntimeError> {
-    let (upper, scratch) =
-        (launch.writable_layer.join("upper"), launch.writable_layer.join("work"));
-    match fs::remove_dir_all(&launch.writable_layer) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(file_error("empty", &launch.writable_layer)(error));
-        }
-        _ => {}
-    }
-    for path in [root, &upper, &scratch] {
-        fs::create_dir_all(path).map_err(file_error("make folder", path))?;
-    }
-    // The mode of the upper layer's top folder is the mode of the container's root directory.
-    let top = fs::metadata(&launch.image).map_err(file_error("read", &launch.image))?;
-    fs::set_permissions(&upper, top.permissions())
-        .map_err(file_error("set the mode of", &upper))?;
-    let options = format!(
-        "lowerdir={},upperdir={},workdir={}",
-        launch.image.display(),
-        upper.display(),
-        scratch.display()
-    );
-    let mounted =
-        mount(Some("overlay"), root, Some("overlay"), MsFlags::MS_NODEV, Some(options.as_str()));
-    if mounted.is_ok() {
-        return Ok(());
-    }
-    // Without overlayfs (or on a file system that it cannot use) the container gets a copy of the image.
-    copy_tree(&launch.image, &upper).map_err(file_error("copy the image to", &upper))?;
-    mount(Some(&upper), root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .map_err(|error| file_error("mount", root)(error.into()))
-}
-
-/// Copies a folder with owners, modes and symbolic links; device files and sockets are skipped.
-fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
-    use std::os::unix::fs::{MetadataExt, lchown, symlink};
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let meta = entry.metadata()?;
-        if meta.is_dir() {
-            copy_tree(&source, &target)?;
-        } else if meta.is_symlink() {
-            symlink(fs::read_link(&source)?, &target)?;
-        } else if meta.is_file() {
-            fs::copy(&source, &target)?;
-        } else {
-            continue;
-        }
-        lchown(&target, Some(meta.uid()), Some(meta.gid()))?;
-        if !meta.is_symlink() {
-            // Changing the owner clears set-user-id bits, so modes come last.
-            fs::set_permissions(&target, meta.permissions())?;
-        }
-    }
-    Ok(())
-}
-
 /// Opens a container's log for appending, owned by the container's user.
 fn open_log(path: &Path, user: u32) -> Result<File, OciRuntimeError> {
     let opened = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
     let log = opened.map_err(file_error("open the log", path))?;
-    fchown(&log, Some(user), None).map_err(file_error("own the log", path))?;
+    fchown(&log, Some(user), None).map_err(file_error("set the owner of the log", path))?;
     Ok(log)
 }

@@ -152,7 +152,7 @@ fn current_time() -> Timestamp {
 fn format_tables(
     args: &GetArgs,
     objects: &[(LocalObjectKind, Value)],
-    heads: bool,
+    with_header: bool,
     now: Timestamp,
 ) -> String {
     let is_wide = args.output == Some(OutputFormat::Wide);
@@ -176,7 +176,7 @@ fn format_tables(
         };
         let heading = args.all_namespaces.then_some("NAMESPACE");
         let head = heading.into_iter().chain(view::column_names(*kind, is_wide)).map(str::to_owned);
-        let header = if heads { head.collect() } else { Vec::new() };
+        let header = if with_header { head.collect() } else { Vec::new() };
         let rows = objects
             .iter()
             .filter(|(kind_of_object, _)| kind_of_object == kind)
@@ -213,6 +213,7 @@ fn watch_changes(
             for object in &changed {
                 let object = std::slice::from_ref(object);
                 let text = match args.output {
+                    // The header was printed with the first table.
                     Some(OutputFormat::Wide) | None => {
                         format_tables(args, object, false, current_time())
                     }

@@ -137,7 +137,7 @@ pub(crate) fn install(args: &InstallArgs) -> Result<()> {
             if args.wait {
                 wait_until_ready(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
             }
-            // Last: objects of the earlier version may be needed until the new ones serve.
+            // Last, because objects of the earlier version may be needed until the new ones serve.
             remove_obsolete(&cluster, &settings, &objects).await
         }),
         _ => Ok(stdout::print_text(&objects::to_yaml(&objects)?)?),
@@ -221,8 +221,8 @@ async fn remove_obsolete(
     objects: &[Value],
 ) -> Result<()> {
     let namespace = settings.namespace.as_str();
-    for (api_version, kind, everywhere) in obsolete::checked_kinds(objects) {
-        let namespace = (!everywhere).then_some(namespace);
+    for (api_version, kind, is_cluster_scoped) in obsolete::checked_kinds(objects) {
+        let namespace = (!is_cluster_scoped).then_some(namespace);
         let existing = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
         for object in obsolete::obsolete_objects(&existing, objects, cluster::FIELD_MANAGER) {
             cluster.delete(object).await?;
@@ -315,14 +315,14 @@ async fn missing_conditions(
     if missing.is_empty() {
         // The API server does not know new kinds, nor call new webhooks, at once; a dry run tests both.
         let error = cluster.dry_run_error(&sample_service(settings)).await?;
-        missing.extend(error.map(|reason| format!("services are not taken yet: {reason}")));
+        missing.extend(error.map(|reason| format!("services are not accepted yet: {reason}")));
     }
     Ok(missing)
 }
 
 /// A Service for dry runs, which is never stored.
 fn sample_service(settings: &InstallSettings) -> Value {
-    let meta = json!({"name": "is-it-taken", "namespace": settings.namespace});
+    let meta = json!({"name": "dry-run", "namespace": settings.namespace});
     let pod = json!({"containers": [{"image": settings.image}]});
     json!({
         "apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": meta,

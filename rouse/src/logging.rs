@@ -28,18 +28,18 @@ pub(crate) fn init() {
     });
 }
 
-fn level_filter(part: &str, level: LogLevel) -> EnvFilter {
-    EnvFilter::new(filter_directives(part, level))
+fn level_filter(component: &str, level: LogLevel) -> EnvFilter {
+    EnvFilter::new(filter_directives(component, level))
 }
 
-/// Filter directives: level debug applies only to Rouse's own crates, because libraries would drown them.
-fn filter_directives(part: &str, level: LogLevel) -> String {
+/// Filter directives: level debug applies only to Rouse's own crates, because libraries log far more.
+fn filter_directives(component: &str, level: LogLevel) -> String {
     match level {
         // The controller's queries of registries are in a crate of their own.
-        LogLevel::Debug if part == Component::Controller.name() => {
-            format!("info,common=debug,registry=debug,{part}=debug")
+        LogLevel::Debug if component == Component::Controller.name() => {
+            format!("info,common=debug,registry=debug,{component}=debug")
         }
-        LogLevel::Debug => format!("info,common=debug,{part}=debug"),
+        LogLevel::Debug => format!("info,common=debug,{component}=debug"),
         LogLevel::Info | LogLevel::Warn | LogLevel::Error => level.to_string(),
     }
 }
@@ -59,7 +59,7 @@ mod tests {
             assert_eq!(filter_directives("agent", level), filter);
             assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
-        let said = filter_directives("controller", LogLevel::Debug);
-        assert_eq!(said, "info,common=debug,registry=debug,controller=debug");
+        let directives = filter_directives("controller", LogLevel::Debug);
+        assert_eq!(directives, "info,common=debug,registry=debug,controller=debug");
     }
 }

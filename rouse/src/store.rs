@@ -166,7 +166,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_controller_wrote_comes_before_the_manifest() {
+    fn the_controller_s_object_comes_before_the_manifest() {
         let (temp, store) = NodeStoreFixture::new("written");
         let name = NamespacedName::new("default", "a");
         let object = serde_json::json!({"kind": "Service", "metadata": {"name": "a", "namespace": "default"}});

@@ -32,7 +32,7 @@ use tracing::info;
 
 /// Capacity of the channel of pod statuses to the controller; more than a node has pods that change at once.
 const STATUS_CHANNEL_CAPACITY: usize = 1024;
-/// Milliseconds between two evaluations of load: Knative's tick; see `autoscaler::Config`.
+/// Milliseconds between two evaluations of load: Knative's `tick-interval`.
 const TICK_MS: u64 = 2000;
 /// Interval of readiness checks of a component.
 const READY_POLL: Duration = Duration::from_millis(10);
@@ -125,7 +125,7 @@ pub(crate) fn require_root() -> Result<()> {
     Ok(())
 }
 
-/// Creates the missing pieces of the node and registers this process as one of its components.
+/// Creates the missing pieces of the node, and registers this process as the whole node or as one component.
 fn create_node(layout: &NodeLayout, component: Option<NodeComponent>) -> Result<()> {
     NodeManager::create(layout)?;
     Ok(NodeManager::register_component(layout, component.map_or("node", NodeComponent::name))?)
@@ -176,7 +176,7 @@ fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Handles that a component needs and that must be opened before the node's namespace is entered.
+/// Handles that must be opened before the node's namespace is entered. The component that needs one takes it.
 struct HostHandles {
     host_namespace: Option<OwnedFd>,
     gateway: Option<TcpListener>,
@@ -234,7 +234,7 @@ impl RunningComponents {
             ..controller::ControllerConfig::default()
         };
         let node = controller::shell::local_node::LocalNodeChannels {
-            orders: node_spec_tx,
+            node_spec: node_spec_tx,
             statuses: statuses_rx,
         };
         let shutdown = self.shutdown.clone();
@@ -302,6 +302,7 @@ impl RunningComponents {
             autoscaler: unix_endpoint(&layout.autoscaler_socket()),
             identity: None,
             pins: Some(layout.bpf()),
+            // The whole node: the connects of pods and of `rouse run` are redirected.
             clients_cgroup: Some(layout.cgroup(&cgroups.v2)),
             pods_cgroup: Some(layout.pods_cgroup(&cgroups.v2)),
             kubelet_cgroup: None,

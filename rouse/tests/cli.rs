@@ -10,21 +10,21 @@ fn rouse(args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn a_word_that_is_misspelt_is_named_and_nothing_is_done() {
+fn a_misspelt_command_is_named_and_nothing_is_done() {
     let (code, out, error) = rouse(&["instal"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(error.contains("'instal'") && error.contains("'install'"), "{error}");
 }
 
 #[test]
-fn what_was_asked_for_goes_to_standard_output() {
+fn manifests_go_to_standard_output() {
     let (code, out, error) = rouse(&["install", "--profile", "fast"]);
     assert_eq!((code, error.as_str()), (Some(0), ""), "without --apply it only prints");
     assert!(out.contains("kind: DaemonSet"), "{out}");
 }
 
 #[test]
-fn a_file_that_is_not_there_is_one_line() {
+fn a_missing_file_is_an_error_of_one_line() {
     let (code, out, error) = rouse(&["apply", "-f", "no-such-file.yaml"]);
     assert_eq!((code, out.as_str()), (Some(1), ""));
     assert!(error.contains("no-such-file.yaml") && error.lines().count() == 1, "{error}");

@@ -56,9 +56,9 @@ async fn measure(
     tasks: &TaskTracker,
 ) -> Result<Vec<f64>> {
     write_manifests(&folder.join("manifests"))?;
-    let (orders, mut ordered) = watch::channel(LocalNodeSpec::default());
+    let (node_spec, mut node_specs) = watch::channel(LocalNodeSpec::default());
     let (_statuses, statuses) = mpsc::channel(1);
-    let node = controller::shell::local_node::LocalNodeChannels { orders, statuses };
+    let node = controller::shell::local_node::LocalNodeChannels { node_spec, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
     tasks.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
@@ -83,7 +83,7 @@ async fn measure(
         for revision in revisions {
             outbox.set(usage_key(revision), waiting_request_report(revision, clock));
         }
-        let all_ordered = ordered.wait_for(|orders| orders.pods.len() >= expected);
+        let all_ordered = node_specs.wait_for(|spec| spec.pods.len() >= expected);
         timeout(WAIT_TIMEOUT, all_ordered)
             .await
             .with_context(|| format!("round {round} got stuck"))??;

@@ -25,7 +25,7 @@ fn a_long_log_is_turned_over_and_written_on() {
     node.order([pod_order("a", &args, extra)]);
     let log = node.layout.log("default", "pod-a", "web");
     let old = log.with_extension("log.1");
-    wait_for("a log turned over", || {
+    wait_for("a rotated log", || {
         let size = |path| fs::metadata(path).map_or(0, |meta| meta.len());
         (old.exists() && size(&log) <= MAX_LOG_BYTES && size(&old) > 0).then_some(())
     });

@@ -130,8 +130,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let context = on_node.then(|| build_node_context(args, &workspace, &folder)).transpose()?;
     let cluster_context =
         on_cluster.then(|| build_cluster_context(args, &workspace, &folder)).transpose()?;
-    let on_half = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
-    let ebpf = on_half.then(|| build_ebpf_context(args, &workspace)).transpose()?;
+    let on_kernel = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
+    let ebpf = on_kernel.then(|| build_ebpf_context(args, &workspace)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {

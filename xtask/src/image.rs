@@ -20,7 +20,7 @@ const IMAGES: [(&str, &str); 2] =
 const ROUSE: &str = "rouse";
 /// Variable that names a built program for the image of Rouse, in place of the static and optimized one. Tests put the
 /// program that they have built into the image: building the shipped one takes a quarter of a test run.
-pub(crate) const PROGRAM: &str = "ROUSE_IMAGE_PROGRAM";
+pub(crate) const PROGRAM_VARIABLE: &str = "ROUSE_IMAGE_PROGRAM";
 
 /// Names of the packages that become images, each with the image's name.
 pub(crate) fn image_names() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -62,7 +62,7 @@ pub(crate) fn write_layouts(
             bail!("no image is made of `{package}`; there are {}", names.join(", "));
         };
         let folder = to.join(package);
-        let digest = match given(package) {
+        let digest = match prebuilt_program(package) {
             Some(program) => write_dynamic(name, package, &program, &folder),
             None => write_static(workspace, name, package, &folder),
         };
@@ -74,8 +74,8 @@ pub(crate) fn write_layouts(
 }
 
 /// Program that the environment names for the image of `package`.
-fn given(package: &str) -> Option<PathBuf> {
-    let program = std::env::var_os(PROGRAM).filter(|it| !it.is_empty())?;
+fn prebuilt_program(package: &str) -> Option<PathBuf> {
+    let program = std::env::var_os(PROGRAM_VARIABLE).filter(|it| !it.is_empty())?;
     (package == ROUSE).then(|| program.into())
 }
 

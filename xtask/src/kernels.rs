@@ -99,7 +99,7 @@ fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     let names = select_tests(args, &program)?;
     let with_servers = names.iter().any(|name| name.starts_with(SERVER_TESTS));
     let servers = with_servers.then(|| servers::build(&workspace)).transpose()?;
-    let runs = KernelRunner {
+    let runner = KernelRunner {
         args,
         names,
         program,
@@ -113,8 +113,8 @@ fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
         if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
     let run_on_kernel = |kernel: &'static SupportedKernel| {
         // A kernel that cannot run is a result of its own, so that the others still run.
-        let went = runs.run_on(kernel);
-        went.unwrap_or_else(|error| KernelOutcome::not_run(kernel.name, format!("{error:#}")))
+        let outcome = runner.run_on(kernel);
+        outcome.unwrap_or_else(|error| KernelOutcome::not_run(kernel.name, format!("{error:#}")))
     };
     Ok(kernels.into_iter().map(run_on_kernel).collect())
 }
@@ -127,7 +127,7 @@ fn select_tests(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
         |test: &str| args.names.is_empty() || args.names.iter().any(|name| test.contains(name));
     names.retain(|test| !args.only_load && !test.starts_with(VERIFIER_TESTS) && is_selected(test));
     if names.is_empty() && !args.only_load {
-        bail!("no test is named so: {}", args.names.join(", "));
+        bail!("no test has a name that contains one of: {}", args.names.join(", "));
     }
     Ok(names)
 }
@@ -245,7 +245,7 @@ fn report_outcomes(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()
     let failed: Vec<_> = outcomes.iter().filter(|it| !it.errors.is_empty()).collect();
     if !failed.is_empty() {
         let names: Vec<_> = failed.iter().map(|it| it.kernel).collect();
-        bail!("not all is well on Linux {}", names.join(", "));
+        bail!("loads or tests failed on Linux {}", names.join(", "));
     }
     Ok(())
 }

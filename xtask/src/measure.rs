@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_whole_when_its_body_is() {
+    fn a_response_is_complete_when_its_body_is() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
         assert!(is_complete(whole).unwrap());
         assert!(!is_complete(&whole[..whole.len() - 1]).unwrap());

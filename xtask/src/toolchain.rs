@@ -230,14 +230,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_compilers_own_words_tell_its_llvm() {
+    fn the_version_text_of_the_compiler_names_its_llvm() {
         let text = "rustc 1.97.0-nightly\nrelease: 1.97.0-nightly\nLLVM version: 22.1.4\n";
         assert_eq!(llvm_major(text), Some(22));
         assert_eq!(field(text, "release: "), Some("1.97.0-nightly"));
     }
 
     #[test]
-    fn an_old_compiler_is_passed_over() {
+    fn an_old_compiler_is_not_used() {
         assert!(is_recent("1.96.0") && is_recent("1.95.0-nightly") && is_recent("2.0.0"));
         assert!(!is_recent("1.94.9") && !is_recent("odd"));
     }

@@ -1,4 +1,4 @@
-//! Shell: channels to the local node: orders out, pod statuses in.
+//! Shell: channels to the local node: node specs out, pod statuses in.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::{decide::machine::ControllerEvent, shell::runtime::ControllerRuntime}
 /// The controller's ends of the channels to the local node.
 #[derive(Debug)]
 pub struct LocalNodeChannels {
-    /// Orders: every pod that should run, and every name with its addresses.
-    pub orders: watch::Sender<LocalNodeSpec>,
+    /// Every pod that should run, and every DNS name with its addresses.
+    pub node_spec: watch::Sender<LocalNodeSpec>,
     /// Statuses of the pods, as the node reports them.
     pub statuses: mpsc::Receiver<PodRunStatus>,
 }

@@ -117,7 +117,7 @@ fn users_are_found_by_name_or_number() {
 }
 
 #[test]
-fn capabilities_are_held_by_root_only() {
+fn capabilities_are_dropped_and_added_and_held_by_root_only() {
     let context = json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_BIND_SERVICE"] } });
     let container = json!({ "name": "web", "command": ["/c"], "securityContext": context });
     let spec = spec_json(container, json!({})).unwrap();
@@ -130,7 +130,7 @@ fn capabilities_are_held_by_root_only() {
 }
 
 #[test]
-fn volumes_are_mounted_where_asked() {
+fn volumes_are_mounted_at_their_mount_paths() {
     let mount = json!({ "name": "data", "mountPath": "/data", "readOnly": true, "subPath": "x" });
     let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
     let spec = spec_json(container, json!({})).unwrap();
@@ -157,7 +157,7 @@ fn limits_are_read_from_resources() {
 }
 
 #[test]
-fn what_the_node_does_not_have_is_refused_in_one_line() {
+fn a_feature_that_the_node_does_not_have_is_refused_in_one_line() {
     let source = json!({ "secretKeyRef": { "name": "s", "key": "k" } });
     let container =
         json!({ "name": "web", "command": ["/c"], "env": [{ "name": "S", "valueFrom": source }] });

@@ -46,13 +46,13 @@ pub(super) fn reap_helpers(resources: &KubeletResources) {
         let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
         for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
             let child = || Id::Pid(nix::unistd::Pid::from_raw(pid));
-            let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
             // Nearly all children are running containers, which should not cost two files each. A helper that still
             // runs is found by the next round.
             let runs =
-                matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
+                matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
             if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
-                let _ = waitid(child(), look);
+                let _ = waitid(child(), flags);
             }
         }
     }
@@ -70,6 +70,8 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
 }
 
 /// Waits for a container's exit and reports it with code, reason and message.
+///
+/// `id` is the container's ID for the runtime, whose state is then deleted. For an adopted container it is `None`.
 pub(super) async fn report_exit(
     resources: Arc<KubeletResources>,
     reports: mpsc::Sender<PodEventReport>,

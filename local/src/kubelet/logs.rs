@@ -29,8 +29,8 @@ pub(super) fn rotate_logs(layout: &NodeLayout) {
                 continue;
             }
             match rotate_log(&log) {
-                Ok(()) => info!(log = %log.display(), "log turned over"),
-                Err(error) => warn!(log = %log.display(), %error, "log not turned over"),
+                Ok(()) => info!(log = %log.display(), "log rotated"),
+                Err(error) => warn!(log = %log.display(), %error, "log not rotated"),
             }
         }
     }

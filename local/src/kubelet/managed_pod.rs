@@ -51,7 +51,6 @@ impl ManagedPod {
         let runs_readiness_probes = pod_spec.kubelet_probes;
         let plans = containers.clone().map(|(container, role)| ContainerPlan {
             name: container.name.clone(),
-            image: container.image.clone().unwrap_or_default(),
             role,
             is_probed: container.startup_probe.is_some()
                 || (runs_readiness_probes && container.readiness_probe.is_some()),
@@ -73,8 +72,8 @@ impl ManagedPod {
     }
 
     /// Keeps the resource that came with an event.
-    pub(super) fn store_resource(&mut self, event: &PodEvent, extra: EventResource) {
-        match (event, extra) {
+    pub(super) fn store_resource(&mut self, event: &PodEvent, resource: EventResource) {
+        match (event, resource) {
             (_, EventResource::Address(address)) => self.address = Some(address),
             (PodEvent::ImageReady { index, .. }, EventResource::Image(image)) => {
                 self.images[*index] = Some(image)
@@ -118,6 +117,8 @@ impl ManagedPod {
     }
 
     /// Returns the signal that asks a container to end: the image's `STOPSIGNAL`, else SIGTERM.
+    ///
+    /// The image of an adopted container is known only once it has been looked up again. Until then it is SIGTERM.
     pub(super) fn stop_signal(&self, index: usize) -> i32 {
         let config = self.images[index].as_ref().and_then(|image| image.config.config().as_ref());
         let name = config.and_then(|config| config.stop_signal().as_deref());

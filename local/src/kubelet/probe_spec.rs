@@ -42,18 +42,18 @@ pub(super) struct ContainerProbes {
 }
 
 impl ContainerProbes {
-    /// Reads the probes of `container`; its readiness probe only if the node `tells_readiness`.
+    /// Reads the probes of `container`; its readiness probe only if `runs_readiness_probes`.
     ///
     /// `Err` names the probe that cannot be run: no port of the container has the name it gives, or it has no action.
     pub(super) fn from_container(
         container: &Container,
-        tells_readiness: bool,
+        runs_readiness_probes: bool,
     ) -> Result<Self, String> {
         let spec = |kind: &str, probe: Option<&Probe>| {
             let spec = probe.map(|probe| ProbeSpec::from_probe(probe, container));
             spec.transpose().map_err(|error| format!("{kind} probe: {error}"))
         };
-        let readiness = container.readiness_probe.as_ref().filter(|_| tells_readiness);
+        let readiness = container.readiness_probe.as_ref().filter(|_| runs_readiness_probes);
         Ok(Self {
             startup: spec("startup", container.startup_probe.as_ref())?,
             liveness: spec("liveness", container.liveness_probe.as_ref())?,
@@ -113,7 +113,7 @@ fn parse_action(probe: &Probe, container: &Container) -> Result<ProbeAction, Str
         let handler = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (handler, resolve_port(&IntOrString::Int(grpc.port), container)?)
     } else {
-        return Err("it asks nothing".to_owned());
+        return Err("it has no action".to_owned());
     };
     Ok(ProbeAction::Network { handler, port })
 }
@@ -160,11 +160,11 @@ mod tests {
     }
 
     fn action_of(probe: &str) -> ProbeAction {
-        liveness(probe).expect("it can be asked").expect("there is one").action
+        liveness(probe).expect("it can be run").expect("there is one").action
     }
 
     #[test]
-    fn every_kind_of_probe_is_asked() {
+    fn every_kind_of_probe_is_parsed() {
         let command = |it: &str| ProbeAction::Exec(vec![it.to_owned()]);
         assert_eq!(action_of(r#"{"exec": {"command": ["/bin/true"]}}"#), command("/bin/true"));
         let tcp = ProbeAction::Network { handler: ProbeHandler::Tcp, port: 9090 };
@@ -180,7 +180,7 @@ mod tests {
                 "httpHeaders": [{"name": "a", "value": "b"}]}}"#,
         )
         else {
-            panic!("not asked in HTTP")
+            panic!("not a probe by HTTP")
         };
         assert_eq!((path.as_str(), https, host.as_str(), port), ("/a", true, "h", 1));
         assert_eq!(headers, [("a".to_owned(), "b".to_owned())]);
@@ -205,13 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn readiness_is_probed_only_where_the_node_reports_it() {
+    fn readiness_is_probed_only_where_the_node_runs_readiness_probes() {
         let text = r#"{"name": "web", "readinessProbe": {"tcpSocket": {"port": 1}}}"#;
-        let is_readiness_probed = |tells| {
-            ContainerProbes::from_container(&container(text), tells).expect("it can be asked")
+        let probes = |runs_readiness_probes| {
+            ContainerProbes::from_container(&container(text), runs_readiness_probes)
+                .expect("it can be run")
         };
-        assert!(is_readiness_probed(true).readiness.is_some());
-        assert_eq!(is_readiness_probed(false), ContainerProbes::default());
+        assert!(probes(true).readiness.is_some());
+        assert_eq!(probes(false), ContainerProbes::default());
     }
 
     #[test]
@@ -233,9 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_needs_results_in_a_row() {
+    fn a_probe_passes_or_fails_after_enough_equal_results_in_a_row() {
         let text = r#"{"tcpSocket": {"port": 1}, "successThreshold": 2, "failureThreshold": 2}"#;
-        let spec = liveness(text).expect("it can be asked").expect("there is one");
+        let spec = liveness(text).expect("it can be run").expect("there is one");
         let mut row = ProbeStreak::default();
         let results = [true, false, true, true, true, false, false];
         let outcomes = results.map(|passed| row.record(&spec, passed));

@@ -129,9 +129,9 @@ impl ContainerProber<'_> {
     /// Runs the liveness probe until it has failed; without one, waits forever.
     async fn watch_liveness<'a>(&self, spec: Option<&'a ProbeSpec>) -> ProbeFailure<'a> {
         let Some(spec) = spec else { return pending().await };
-        let mut series = ProbeWorker::new(self, spec);
+        let mut worker = ProbeWorker::new(self, spec);
         loop {
-            if let Err(error) = series.next_outcome().await {
+            if let Err(error) = worker.next_outcome().await {
                 return ProbeFailure { kind: "liveness", spec, error };
             }
         }
@@ -144,9 +144,9 @@ impl ContainerProber<'_> {
         mut results: ProbeResults,
     ) -> Infallible {
         let Some(spec) = spec else { return pending().await };
-        let mut series = ProbeWorker::new(self, spec);
+        let mut worker = ProbeWorker::new(self, spec);
         loop {
-            let outcome = series.next_outcome().await;
+            let outcome = worker.next_outcome().await;
             if outcome.is_ok() == results.ready {
                 continue;
             }
@@ -182,8 +182,8 @@ impl ContainerProber<'_> {
         // The status shows this file as the termination message; without it, only the detail is missing.
         let _ = std::fs::write(message_file, format!("{kind} probe failed: {error}"));
         let _gone = sys::pidfd_signal(self.run.pidfd.as_fd(), libc::SIGTERM);
-        let pods = self.prepared.pod_spec.spec.termination_grace_period_seconds;
-        let grace = spec.grace_period_s.or(pods).unwrap_or(DEFAULT_GRACE_PERIOD_S);
+        let pod_grace = self.prepared.pod_spec.spec.termination_grace_period_seconds;
+        let grace = spec.grace_period_s.or(pod_grace).unwrap_or(DEFAULT_GRACE_PERIOD_S);
         Duration::from_secs(u64::try_from(grace).unwrap_or(0))
     }
 

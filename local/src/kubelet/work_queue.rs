@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_found_in_one_walk() {
+    fn the_difference_of_two_maps_is_found_in_one_walk() {
         let current: BTreeMap<_, ()> = (0..1_000).map(|at| (CountedKey(at), ())).collect();
         let desired: BTreeMap<_, _> =
             (2..1_001).map(|number| (CountedKey(number), number)).collect();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_something_else_than_time_is_not_due() {
+    fn a_subject_that_waits_for_something_else_than_time_is_not_due() {
         let mut due_queue = DueQueue::new();
         due_queue.set(&"stuck", 0, Some(5));
         assert_eq!(due_queue.pop_due(5), Some("stuck"));

@@ -46,7 +46,12 @@ pub(super) async fn connect_namespace(
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .controller(ETH0_INDEX)
         .up();
-    handle.link().add(veth.build()).execute().await.map_err(link_error("make the cable", name))?;
+    handle
+        .link()
+        .add(veth.build())
+        .execute()
+        .await
+        .map_err(link_error("make the veth pair", name))?;
     // A netlink socket belongs to the namespace in which it is opened. The thread returns before `?` can leave.
     let own_namespace = current_namespace()?;
     enter_namespace(fd)?;
@@ -84,7 +89,7 @@ async fn set_up_inside_v6(inside: &Handle, name: &str, v6: Ipv6Addr) -> Result<(
 
 /// Configures the end at the bridge: frames for `mac` go there, and the bridge answers ARP requests from there.
 async fn set_up_bridge_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result<(), NetError> {
-    let find = link_error("find the cable", name);
+    let find = link_error("find the veth pair", name);
     let mut links = handle.link().get().match_name(name).execute();
     let Some(port) = links.try_next().await.map_err(find)? else { return Ok(()) };
     let index = port.header.index;

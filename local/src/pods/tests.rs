@@ -5,7 +5,7 @@ use common::local_node::{ContainerRunState, PodRunPhase};
 use super::*;
 
 fn plan(name: &str, role: ContainerRole) -> ContainerPlan {
-    ContainerPlan { name: name.to_owned(), image: format!("reg/{name}:v1"), role, is_probed: false }
+    ContainerPlan { name: name.to_owned(), role, is_probed: false }
 }
 
 fn exit(code: i32) -> ContainerExit {
@@ -166,7 +166,7 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
 }
 
 #[test]
-fn a_container_that_need_not_run_again_has_ended() {
+fn the_restart_policy_decides_if_a_container_starts_again() {
     let now = Instant::now();
     for (restart, code, restarts) in [
         (RestartPolicy::Always, 0, true),
@@ -186,9 +186,9 @@ fn an_adopted_container_is_not_started_twice() {
     let now = Instant::now();
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
-    pod.adopt_container(0, 2, ProbeResults::default(), Some("sha256:1".to_owned()), true);
+    pod.adopt_container(0, 2, ProbeResults::default(), true);
     pod.network = PodNetworkState::Ready(Vec::new());
-    assert_eq!(pod.step(now, PodEvent::Begin), []);
+    assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Pull(0)], "no start");
     assert_eq!((pod.phase(), pod.restarts(0)), (PodRunPhase::Running, 2));
 }
 
@@ -197,7 +197,7 @@ fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
 }
 
 /// Returns a pod of a probed sidecar and a main container; images and network are ready.
-fn beside_a_probed_sidecar(now: Instant) -> PodStateMachine {
+fn pod_with_probed_sidecar(now: Instant) -> PodStateMachine {
     let sidecar = ContainerPlan { is_probed: true, ..plan("proxy", ContainerRole::Sidecar) };
     let mut pod = PodStateMachine::new(
         RestartPolicy::Always,
@@ -224,7 +224,7 @@ fn a_pod_without_probes_is_ready_with_its_processes() {
 #[test]
 fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_readiness() {
     let now = Instant::now();
-    let mut pod = beside_a_probed_sidecar(now);
+    let mut pod = pod_with_probed_sidecar(now);
     assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), [], "it may not have started yet");
     assert_eq!(pod.step(now, probed(0, true, false)), [PodAction::Start(1)]);
     pod.step(now, PodEvent::Started { index: 1 });
@@ -237,29 +237,29 @@ fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_re
 }
 
 #[test]
-fn what_an_earlier_run_has_shown_counts_for_nothing() {
+fn probe_results_of_an_earlier_run_are_ignored() {
     let now = Instant::now();
-    let mut pod = beside_a_probed_sidecar(now);
+    let mut pod = pod_with_probed_sidecar(now);
     pod.step(now, PodEvent::Started { index: 0 });
     pod.step(now, probed(0, true, true));
     pod.step(now, PodEvent::Started { index: 1 });
     assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) }), [PodAction::Start(0)]);
     pod.step(now, PodEvent::Started { index: 0 });
     pod.step(now, probed(0, true, true));
-    assert!(!pod.is_ready(), "told by the run before");
+    assert!(!pod.is_ready(), "reported for the run before");
     pod.step(now, probed(1, true, true));
     assert!(pod.is_ready());
 }
 
 #[test]
-fn a_pod_of_an_earlier_node_is_as_ready_as_it_was() {
+fn an_adopted_pod_is_as_ready_as_it_was() {
     let now = Instant::now();
-    let sidecar = ContainerPlan { is_probed: true, ..plan("web", ContainerRole::Main) };
-    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, vec![sidecar]);
+    let web = ContainerPlan { is_probed: true, ..plan("web", ContainerRole::Main) };
+    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, vec![web]);
     pod.adopt_network(Vec::new());
-    pod.adopt_container(0, 2, ProbeResults { started: true, ready: true }, None, true);
+    pod.adopt_container(0, 2, ProbeResults { started: true, ready: true }, true);
     pod.step(now, PodEvent::Begin);
     assert!(pod.is_ready());
     pod.step(now, PodEvent::Stop);
-    assert!(!pod.is_ready(), "one that stops takes no requests");
+    assert!(!pod.is_ready(), "a pod that stops gets no requests");
 }

@@ -29,8 +29,6 @@ pub enum ContainerRole {
 pub struct ContainerPlan {
     /// Container name in the pod spec.
     pub name: String,
-    /// Image reference as the spec writes it.
-    pub image: String,
     /// Role in the sequence of starts and stops.
     pub role: ContainerRole,
     /// True if the node's probes decide that it has started and is ready; otherwise its running process shows both.

@@ -55,13 +55,14 @@ impl ClusterClient {
 
     /// Reads the present state of an object.
     pub(super) async fn get(&self, object: &Value) -> Result<Option<Value>> {
-        let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        let result = self.api_of(object).get_opt(short).await;
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let result = self.api_of(object).get_opt(name).await;
         let found = result.with_context(|| format!("cannot read {}", kind_and_name(object)))?;
         found.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
-    /// Lists all objects of a kind with these labels in a namespace; without a namespace, in the whole cluster.
+    /// Lists all objects of a kind that the label selector `labels` selects; an empty one selects all. Without a
+    /// namespace, objects of the whole cluster are listed.
     pub(super) async fn list(
         &self,
         api_version: &str,
@@ -114,13 +115,13 @@ impl ClusterClient {
     /// Tries once to apply an object, and returns its state in the cluster.
     async fn try_apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
         let api = self.api_of(object);
-        let short = object["metadata"]["name"].as_str().unwrap_or_default();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
         if !configs::is_operator_owned(object) {
             // Forced: fields that another manager took over belong to the installation again.
             let params = PatchParams::apply(FIELD_MANAGER).force();
-            return api.patch(short, &params, &Patch::Apply(object)).await;
+            return api.patch(name, &params, &Patch::Apply(object)).await;
         }
-        if let Some(existing) = api.get_opt(short).await? {
+        if let Some(existing) = api.get_opt(name).await? {
             return Ok(existing);
         }
         let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
@@ -128,7 +129,7 @@ impl ClusterClient {
             PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         match api.create(&params, &body).await {
             // Another client created it between the two calls.
-            Err(kube::Error::Api(status)) if status.code == 409 => api.get(short).await,
+            Err(kube::Error::Api(status)) if status.code == 409 => api.get(name).await,
             result => result,
         }
     }
@@ -179,7 +180,7 @@ impl ClusterClient {
         labels: &str,
     ) -> Result<()> {
         let api = self.dynamic_api(api_version, kind, Some(namespace));
-        // Slices have no dependents, so there is nothing to wait for.
+        // EndpointSlices, the only kind deleted here, have no dependents, so there is nothing to wait for.
         let labelled = ListParams::default().labels(labels);
         let deleted = api.delete_collection(&DeleteParams::background(), &labelled).await;
         deleted.map(drop).with_context(|| format!("cannot delete {kind}s of namespace {namespace}"))
@@ -187,8 +188,8 @@ impl ClusterClient {
 
     /// Deletes an object; returns false if there was none.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
-        let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        match self.api_of(object).delete(short, &DeleteParams::background()).await {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        match self.api_of(object).delete(name, &DeleteParams::background()).await {
             Ok(_) => Ok(true),
             // An object that is already gone makes a repeated uninstall succeed.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_the_tree_is_what_is_installed() {
+    fn generated_files_in_the_tree_are_up_to_date() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
         for (path, text) in all().expect("objects are YAML") {
             let current = fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -199,6 +199,6 @@ mod tests {
             );
         }
         let twice = objects.iter().filter(|it| it["metadata"]["name"] == "rouse-gateway").count();
-        assert_eq!(twice, 3, "one a gateway");
+        assert_eq!(twice, 3, "one for each way of exposure");
     }
 }

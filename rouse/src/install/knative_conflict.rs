@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(
             check_no_knative("x", &[deployment("shop", json!({}))]),
             Ok(()),
-            "no business of ours"
+            "not one of Knative's"
         );
     }
 }

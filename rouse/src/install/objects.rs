@@ -21,11 +21,11 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     objects
 }
 
-/// Labels of every object of an installation; `part` names a component, or is empty.
-pub(crate) fn labels(part: &str) -> Value {
+/// Labels of every object of an installation; `component` is empty for objects of the whole installation.
+pub(crate) fn labels(component: &str) -> Value {
     let mut labels = json!({PART_OF_LABEL.0: PART_OF_LABEL.1, NAME_LABEL.0: NAME_LABEL.1});
-    if !part.is_empty() {
-        labels["app.kubernetes.io/component"] = part.into();
+    if !component.is_empty() {
+        labels["app.kubernetes.io/component"] = component.into();
     }
     labels
 }
@@ -35,13 +35,13 @@ pub(crate) fn namespaced_object(
     api: &str,
     kind: &str,
     name: &str,
-    part: &str,
+    component: &str,
     settings: &InstallSettings,
 ) -> Value {
     json!({
         "apiVersion": api,
         "kind": kind,
-        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels(part)},
+        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels(component)},
     })
 }
 

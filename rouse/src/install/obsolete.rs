@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_we_applied_and_want_no_more_goes() {
+    fn only_objects_that_rouse_applied_and_no_longer_has_are_obsolete() {
         let desired = [object("Service", "a", "us")];
         let existing = ["a", "old"].map(|it| object("Service", it, "us"));
         let others = [object("Service", "theirs", "helm"), object("ConfigMap", "config-gc", "us")];
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_objects_hang_on_is_not_even_looked_at() {
+    fn namespaces_and_crds_are_never_checked() {
         let mut role = object("ClusterRole", "r", "us");
         role["metadata"]["namespace"] = Value::Null;
         let objects = [object("Namespace", "s", "us"), object("Service", "a", "us"), role];

@@ -32,7 +32,8 @@ const SERVING: &[&str] = &["serving.knative.dev"];
 const WATCH_VERBS: &[&str] = &["get", "list", "watch"];
 const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
-/// Permissions of the controller in every namespace, because services may be in any of them.
+/// Permissions of the controller in all namespaces, because services may be in any of them, and on the namespaces and
+/// nodes themselves.
 pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
     RbacRule {
         groups: SERVING,
@@ -208,7 +209,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
     },
 ];
 
-/// Permissions of the controller on cluster-scoped objects.
+/// Permissions of the controller for its webhooks, and for checks of the components' tokens.
 pub(crate) const ADMISSION_RULES: [RbacRule; 3] = [
     RbacRule {
         groups: &["admissionregistration.k8s.io"],

@@ -9,7 +9,7 @@ pub(crate) fn unready_reason(object: &Value) -> Option<String> {
     let name = super::objects::kind_and_name(object);
     // The status of an older generation still describes the pods before the change.
     if number(&status["observedGeneration"]) < number(&object["metadata"]["generation"]) {
-        return Some(format!("{name}: not looked at yet"));
+        return Some(format!("{name}: not observed yet"));
     }
     let (desired, updated, ready) = if object["kind"] == "DaemonSet" {
         let desired = number(&status["desiredNumberScheduled"]);
@@ -59,7 +59,7 @@ mod tests {
         let ready_status = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
         assert_eq!(unready_reason(&deployment(ready_status.clone())), None);
         for (field, value, reason) in [
-            ("observedGeneration", 1, "Deployment/controller: not looked at yet"),
+            ("observedGeneration", 1, "Deployment/controller: not observed yet"),
             ("availableReplicas", 1, "Deployment/controller: 1 of 2 ready"),
             ("updatedReplicas", 1, "Deployment/controller: 1 of 2 ready"),
             ("replicas", 3, "Deployment/controller: 2 of 2 ready"),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_says_what_keeps_it() {
+    fn a_pod_says_why_it_is_not_ready() {
         let waiting = json!({"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}}});
         let pod = json!({"metadata": {"name": "a"}, "status": {"containerStatuses": [waiting]}});
         assert_eq!(

@@ -64,14 +64,14 @@ fn every_field_is_one_that_the_api_knows() {
             "DaemonSet" => read_and_write::<DaemonSet>(&object),
             "PodDisruptionBudget" => read_and_write::<PodDisruptionBudget>(&object),
             "HorizontalPodAutoscaler" => read_and_write::<HorizontalPodAutoscaler>(&object),
-            other => panic!("{other} is not looked at"),
+            other => panic!("{other} is not checked"),
         };
         assert_eq!(same, object, "{}", objects::kind_and_name(&object));
     }
 }
 
 #[test]
-fn names_are_unique_and_everything_is_known_as_ours() {
+fn names_are_unique_and_every_object_has_the_installation_s_label() {
     let mut names = BTreeSet::new();
     for object in all() {
         assert!(workloads::is_rouse_object(&object), "{}", objects::kind_and_name(&object));
@@ -96,7 +96,7 @@ fn everything_follows_the_namespace() {
 }
 
 #[test]
-fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
+fn the_controller_accepts_every_shipped_setting_and_example() {
     for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
         let example: std::collections::BTreeMap<String, String> =
@@ -111,7 +111,7 @@ fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
 }
 
 #[test]
-fn examples_show_what_holds_where_nothing_is_set() {
+fn examples_show_the_defaults() {
     let mut configs = Configs::default();
     for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
@@ -217,7 +217,7 @@ fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
 }
 
 #[test]
-fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
+fn the_controller_reads_trusted_proxies_from_config_network() {
     let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
     let settings =
         InstallSettings { trusted_proxies, proxy_protocol: true, ..InstallSettings::default() };

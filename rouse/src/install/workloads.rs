@@ -108,10 +108,10 @@ fn component_container(
     extra: Value,
     settings: &InstallSettings,
 ) -> Value {
-    let mut probe =
+    let mut readiness_probe =
         json!({"httpGet": {"path": "/readyz", "port": admin_port(app)}, "periodSeconds": 2});
     // Readiness changes within seconds; only a minute without a response restarts a component.
-    probe["failureThreshold"] = 3.into();
+    readiness_probe["failureThreshold"] = 3.into();
     let mut liveness_probe =
         json!({"httpGet": {"path": "/healthz", "port": admin_port(app)}, "periodSeconds": 10});
     liveness_probe["failureThreshold"] = 6.into();
@@ -121,7 +121,7 @@ fn component_container(
         "imagePullPolicy": "IfNotPresent",
         "args": [app.trim_start_matches("rouse-")],
         "env": env,
-        "readinessProbe": probe,
+        "readinessProbe": readiness_probe,
         "livenessProbe": liveness_probe,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -154,7 +154,7 @@ fn deployment_object(
     let selector = json!({"app": app});
     // Only pods of the same template count. Otherwise the old pods of a rollout count too: the new ones then may all
     // start on one node, and stay there.
-    let apart = json!({
+    let spread = json!({
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
@@ -172,7 +172,7 @@ fn deployment_object(
             "fsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [apart],
+        "topologySpreadConstraints": [spread],
     });
     let spec = json!({
         "replicas": 2,

@@ -73,7 +73,7 @@ impl ServiceStats {
         let meta = &service["metadata"];
         let (namespace, name) =
             (view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]));
-        let is_of_revision = |pod: &&Value| {
+        let is_of_service = |pod: &&Value| {
             let labels = &pod["metadata"]["labels"];
             pod["metadata"]["namespace"] == namespace.as_str()
                 && labels["serving.knative.dev/service"] == name.as_str()
@@ -83,7 +83,7 @@ impl ServiceStats {
             let value = figures.get(metric).and_then(|sums| sums.get(&key));
             value.copied().unwrap_or_default()
         };
-        let pods = pods.iter().filter(is_of_revision).count();
+        let pods = pods.iter().filter(is_of_service).count();
         // Without pods no path is in use, whatever the last decision was.
         let path = match (pods, sum("rouse_revision_direct") > 0.0) {
             (0, _) => "asleep",

@@ -234,7 +234,7 @@ impl BenchCluster {
             let Some((_, id)) = id.and_then(|id| id.split_once("://")) else { continue };
             processes.push((
                 component.trim_start_matches("rouse-").to_owned(),
-                self.find_client_pod(node, id)?.pid,
+                self.find_container(node, id)?.pid,
             ));
         }
         Ok(processes)
@@ -317,12 +317,13 @@ impl BenchCluster {
                 let id = id.filter(|it| it["started"] == true);
                 Ok(id.and_then(|it| it["containerID"].as_str()).map(str::to_owned))
             })?;
-            self.find_client_pod(node, id.trim_start_matches("containerd://"))
+            self.find_container(node, id.trim_start_matches("containerd://"))
         };
         nodes.iter().map(create_pod).collect()
     }
 
-    fn find_client_pod(&self, node: &str, container: &str) -> Result<BenchClientPod> {
+    /// Finds cgroup and a process of the container with this id on a node.
+    fn find_container(&self, node: &str, container: &str) -> Result<BenchClientPod> {
         let nodes = self.status["nodes"].as_array();
         let client_node = nodes.into_iter().flatten().find(|it| it["name"] == node);
         let root =

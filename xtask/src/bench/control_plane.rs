@@ -55,7 +55,7 @@ fn measure_without_api_server() -> Result<BenchRow> {
 fn measure_with_api_server(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let cluster = cluster_context.create_cluster(0, "iptables")?;
     cluster.apply_install()?;
-    let _parts = start_components(&cluster)?;
+    let _components = start_components(&cluster)?;
     let names: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
     cluster.create_sleeping_services(&names)?;
     let watched = ObjectWatch::watch_deployments(&cluster)?;
@@ -118,7 +118,7 @@ fn start_components(cluster: &BenchCluster) -> Result<ComponentProcesses> {
     let component = |args: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
         let mut command: Command = cluster.rouse_command(args);
         command.envs(vars.iter().copied()).env("RUST_LOG", "warn").stdin(Stdio::null());
-        command.spawn().context("cannot start a part")
+        command.spawn().context("cannot start a component")
     };
     let kubeconfig = cluster.kubeconfig();
     let mut processes = ComponentProcesses(Vec::new());
@@ -144,7 +144,7 @@ fn start_components(cluster: &BenchCluster) -> Result<ComponentProcesses> {
     // A component with wrong arguments or an address in use ends within this time.
     sh::sleep(Duration::from_secs(5));
     if processes.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
-        bail!("a part ended at once");
+        bail!("a component ended at once");
     }
     Ok(processes)
 }

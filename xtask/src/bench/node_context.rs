@@ -42,14 +42,8 @@ pub(super) struct NodeBenchContext {
 impl NodeBenchContext {
     /// Starts a new node without services.
     pub(super) fn start_node(&self) -> Result<LocalNode> {
-        LocalNode::start(
-            NODE,
-            &self.rouse,
-            &self.images,
-            GATEWAY,
-            &self.folder.join("rouse.log"),
-            false,
-        )
+        let (log, outlives_xtask) = (self.folder.join("rouse.log"), false);
+        LocalNode::start(NODE, &self.rouse, &self.images, GATEWAY, &log, outlives_xtask)
     }
 
     /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready.

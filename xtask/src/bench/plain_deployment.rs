@@ -16,22 +16,22 @@ pub(super) struct PlainDeployment {
 }
 
 impl PlainDeployment {
-    /// Creates the peer and starts it once from `client`, because the first start finds all caches cold.
+    /// Creates the Deployment and starts it once from `client`, because the first start finds all caches cold.
     pub(super) fn new(
         cluster: &BenchCluster,
         client: &BenchClientPod,
         name: &str,
-        token: bool,
+        mounts_token: bool,
     ) -> Result<Self> {
-        let name = format!("{name}-{}", if token { "token" } else { "plain" });
-        cluster.create(&manifest(&name, token))?;
+        let name = format!("{name}-{}", if mounts_token { "token" } else { "plain" });
+        cluster.create(&manifest(&name, mounts_token))?;
         let address = cluster.wait("an address", || {
             Ok(Some(cluster.cluster_ip(&name)?).filter(|address| !address.is_empty()))
         })?;
-        let peer = Self { name, address };
-        peer.measure_start(cluster, client)?;
-        peer.scale_to_zero(cluster)?;
-        Ok(peer)
+        let deployment = Self { name, address };
+        deployment.measure_start(cluster, client)?;
+        deployment.scale_to_zero(cluster)?;
+        Ok(deployment)
     }
 
     /// Returns the ClusterIP of its Service.
@@ -85,14 +85,14 @@ impl PlainDeployment {
         // The next start must be a cold one, so the pod has to be gone and not only terminating.
         self.scale(cluster, 0)?;
         let selector = self.selector();
-        cluster.wait("the peer to have no pod", || {
+        cluster.wait("the Deployment to have no pod", || {
             Ok(cluster.list(&["pods", "--selector", &selector])?.is_empty().then_some(()))
         })
     }
 }
 
 /// Manifest of Deployment and Service, with the readiness probe of a Revision: TCP, every second.
-pub(super) fn manifest(name: &str, token: bool) -> String {
+pub(super) fn manifest(name: &str, mounts_token: bool) -> String {
     format!(
         "---
 apiVersion: apps/v1
@@ -104,7 +104,7 @@ spec:
   template:
     metadata: {{ labels: {{ app: {name} }} }}
     spec:
-      automountServiceAccountToken: {token}
+      automountServiceAccountToken: {mounts_token}
       terminationGracePeriodSeconds: 1
       containers:
       - name: hello

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_cluster_needs_nothing_but_a_look() {
+    fn a_complete_cluster_is_only_checked() {
         assert_eq!(plan(&whole(2), 2), [ClusterUpStep::WaitUntilReady]);
     }
 

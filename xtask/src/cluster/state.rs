@@ -149,7 +149,7 @@ impl ClusterPaths {
         let temporary = folder.join("cluster.json.new");
         fs::write(&temporary, serde_json::to_string_pretty(record)?)?;
         fs::rename(&temporary, folder.join("cluster.json"))
-            .context("cannot write the cluster's mark")
+            .context("cannot write the cluster's record")
     }
 
     /// Reads the record of a cluster that must exist.

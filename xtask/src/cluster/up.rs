@@ -308,6 +308,7 @@ fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
     let state = starter.paths;
     cgroups::create(&format!("{}/hub", state.cgroup()))?;
     network::create_namespace(state, None)?;
+    // Written last: without this file the base is incomplete, left by a killed `up`.
     let laid = state.folder().join("laid");
     if !laid.exists() {
         pki::write(&state.pki())?;

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_there_is_left_alone_and_another_or_half_of_one_is_not() {
+    fn a_complete_image_is_kept_and_another_or_incomplete_one_is_replaced() {
         let folder = std::env::temp_dir().join(format!("rouse-layouts-{}", std::process::id()));
         let (first, _) = written(&folder);
         let marker = folder.join("mark");

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_read_wherever_they_stand() {
+    fn verdicts_are_read_at_any_place_of_a_line() {
         let results = parse_lines(&[
             "rouse: begin load\r",
             "test verifier::x ... verifier: bind6 122\r",

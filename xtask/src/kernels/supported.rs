@@ -73,7 +73,7 @@ pub(crate) fn check_table(tests: &[String]) -> Result<(), String> {
     match missing.is_empty() {
         true => Ok(()),
         false => {
-            Err(format!("the table of tests to leave out names some that are gone: {missing:?}"))
+            Err(format!("the table of unsupported tests names tests that no longer exist: {missing:?}"))
         }
     }
 }

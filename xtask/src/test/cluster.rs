@@ -146,7 +146,7 @@ fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Resul
     // Both images are built here as the user; tests that start clusters of their own find them built.
     up_command.args(["--image", "hello", "--image", "rouse"]);
     let rouse = builder.build_rouse()?;
-    up_command.env(image::PROGRAM, &rouse);
+    up_command.env(image::PROGRAM_VARIABLE, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
     if !did_exist {
         up_command.args(["--nodes", "2"]);
@@ -162,7 +162,7 @@ fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Resul
         ("ROUSE_CLUSTER", OsStr::new(SHARED_CLUSTER)),
         ("ROUSE_XTASK", xtask.as_os_str()),
         // Clusters that tests start get the same image.
-        (image::PROGRAM, rouse.as_os_str()),
+        (image::PROGRAM_VARIABLE, rouse.as_os_str()),
     ];
     let outcome = sh::run(&mut up_command)
         .and_then(|()| run_tests(args, builder, &variables, &skipped_modules));

@@ -134,15 +134,15 @@ fn start_output(service: &Value) -> Result<String, String> {
         ClusterState { uid_seed: 1, ..ClusterState::default() },
         Outbox::new(),
     );
-    let mut orders = machine
+    let mut pod_specs = machine
         .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied { name, manifest })
         .pods_to_start;
-    let order = orders.remove(0);
+    let pod_spec = pod_specs.remove(0);
     let context = BundleContext {
-        uid: &order.uid,
-        pod: &order.name,
+        uid: &pod_spec.uid,
+        pod: &pod_spec.name,
         namespace: "default",
-        labels: &order.labels,
+        labels: &pod_spec.labels,
         addresses: &[],
         network: Path::new("/network"),
         rootfs: Path::new("/rootfs"),
@@ -154,11 +154,11 @@ fn start_output(service: &Value) -> Result<String, String> {
         group: "",
     };
     let start = |manifest: &_| {
-        let spec = bundle::build_spec(&order.spec, manifest, None, &context)
+        let spec = bundle::build_spec(&pod_spec.spec, manifest, None, &context)
             .map(|container| with_sorted_capabilities(serde_json::to_value(container).unwrap()));
         format!("{:?} {:?}", spec, bundle::parse_limits(manifest))
     };
-    let containers = order.spec.containers.iter().map(|container| {
+    let containers = pod_spec.spec.containers.iter().map(|container| {
         let image = container.image.as_deref().unwrap_or_default();
         let policy = ImagePullPolicy::from_spec(container.image_pull_policy.as_deref(), image);
         format!("{} {image} {policy:?} {}", container.name, start(container))
@@ -198,7 +198,7 @@ fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
 
 /// Warnings must be true, or users would remove fields that they need.
 #[test]
-fn the_node_reads_nothing_that_it_warns_of() {
+fn the_node_reads_no_field_that_it_warns_of() {
     let rows = rows();
     let warned: Vec<&PodFieldCase> =
         rows.iter().filter(|it| it.effect.starts_with("warned:")).collect();
