@@ -34,7 +34,7 @@ use crate::{
     },
     read::{
         fields,
-        parse::{self, AdmissionPlatform, AdmissionRules},
+        parse::{self, AdmissionPlatform, RuleSettings},
     },
 };
 
@@ -54,14 +54,14 @@ pub fn read_service(
 ) -> ServiceState {
     let (meta, is_leaving) = (fields::read_meta(object), is_terminating(object));
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
-    let rules = AdmissionRules {
+    let settings = RuleSettings {
         platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: config,
         cluster_domain: "cluster.local",
     };
-    match parse::observed_service(object, rules) {
+    match parse::observed_service(object, settings) {
         Ok((_, manifest)) => {
             ServiceState { meta, manifest, manifest_error: None, is_terminating: is_leaving }
         }

@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{dns_names, rules::TemplateParent};
+use super::{dns_names, settings::TemplateParent};
 use crate::model::{
     knative::key,
     problem::Problem,

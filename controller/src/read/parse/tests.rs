@@ -418,7 +418,7 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
 fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let autoscaler = ScalePolicyConfig::default();
-    let rules = AdmissionRules {
+    let settings = RuleSettings {
         platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
@@ -427,7 +427,7 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     };
     let read = |spec: Value| {
         let metadata = serde_json::json!({"name": "a".repeat(63), "namespace": "n", "uid": "u"});
-        observed_service(&serde_json::json!({"metadata": metadata, "spec": spec}), rules)
+        observed_service(&serde_json::json!({"metadata": metadata, "spec": spec}), settings)
     };
     let spec = serde_json::json!({
         "template": {"metadata": {"creationTimestamp": null}, "spec": {
