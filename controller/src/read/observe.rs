@@ -50,6 +50,7 @@ pub fn read_service(
     previous: Option<&ServiceState>,
 ) -> ServiceState {
     let (meta, is_terminating) = (fields::read_meta(object), is_terminating(object));
+    // Only a Service that never passed admission gets defaults here, and those are the shipped ones.
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let settings = RuleSettings {
         platform: AdmissionPlatform::Kubernetes,

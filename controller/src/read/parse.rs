@@ -82,7 +82,7 @@ pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<Manifes
     out
 }
 
-/// Checks one Service for the local node and fills in defaults.
+/// Checks one Service for the local node and sets its defaults.
 pub fn service_manifest(
     value: &Value,
     config: &ScalePolicyConfig,
@@ -303,7 +303,8 @@ fn parse_template(
         problems.push(Problem::missing("spec.template"));
         return RevisionTemplate::default();
     };
-    defaults::set_template_defaults(value, service, true, settings);
+    let is_creation = true;
+    defaults::set_template_defaults(value, service, is_creation, settings);
     let Value::Object(template) = value else { return RevisionTemplate::default() };
     check_known_fields(template, "spec.template", &["metadata", "spec"], problems);
     let meta: ObjectMeta = parse_typed(template.get("metadata"), META, problems);
@@ -331,12 +332,13 @@ fn parse_template(
 
 /// Checks traffic targets. No targets at all mean everything to the latest Revision.
 fn parse_traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
-    defaults::set_traffic_defaults(spec, true);
+    let is_service = true;
+    defaults::set_traffic_defaults(spec, is_service);
     let problem_count = problems.len();
     let targets: Vec<TrafficTarget> = parse_typed(spec.get("traffic"), "spec.traffic", problems);
     // An unreadable list was reported as such, and is not reported as missing besides.
     if problems.len() == problem_count || !targets.is_empty() {
-        traffic::check_targets(&targets, true, problems);
+        traffic::check_targets(&targets, is_service, problems);
     }
     let percent = |target: &TrafficTarget| target.percent.and_then(|it| u8::try_from(it).ok());
     let spec_of = |target: &TrafficTarget| TrafficSpec {

@@ -117,7 +117,7 @@ fn check_init_containers(
     }
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
     // Init containers serve nothing, so no port matches.
-    let nowhere = ServingPort { number: 0, name: String::new() };
+    let no_port = ServingPort { number: 0, name: String::new() };
     for (index, one) in init.iter().enumerate() {
         let path = format!("{at}.initContainers[{index}]");
         if !taken.insert(&one.name) {
@@ -125,7 +125,7 @@ fn check_init_containers(
             problems.push(Problem::new(format!("{path}.name"), message));
         }
         let role = PodContainerRole::Init;
-        container::check_container(one, role, &nowhere, &path, settings, problems);
+        container::check_container(one, role, &no_port, &path, settings, problems);
         volume::check_mounts(pod, one, &path, settings.platform, problems);
     }
 }

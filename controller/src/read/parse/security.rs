@@ -88,12 +88,12 @@ pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec
         ("containers", pod.containers.as_slice()),
         ("initContainers", pod.init_containers.as_deref().unwrap_or_default()),
     ];
-    let around = pod.security_context.clone().unwrap_or_default();
+    let pod_context = pod.security_context.clone().unwrap_or_default();
     for (list, containers) in lists {
         for (index, container) in containers.iter().enumerate() {
             let at = format!("{at}.{list}[{index}].securityContext");
             let context = container.security_context.clone().unwrap_or_default();
-            warn_insecure_context(&around, &context, &at, warnings);
+            warn_insecure_context(&pod_context, &context, &at, warnings);
         }
     }
 }
