@@ -193,7 +193,7 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
         "activator" => read_activator(object)
             .map(|(entry, readiness)| ComponentPod::Activator { entry, readiness }),
         "rouse-agent" => {
-            let node = non_empty_text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
+            let node = non_empty_text(&object["spec"]["nodeName"])?;
             Some(ComponentPod::Agent { node: node.into() })
         }
         "controller" => replica(ServerComponent::Controller, CONTROLLER_PORT),
