@@ -156,7 +156,7 @@ impl ScalePolicyConfig {
     ) {
         let class = reader.get(&["class"]).map_or(KPA_CLASS, |(_, class)| class);
         match reader.get(&["metric"]).map(|(_, value)| value) {
-            // The default target and utilization of `rps` replace those of concurrency. Annotations override both below.
+            // The defaults of `rps` replace those of concurrency. Annotations override both below.
             Some("rps") if class == KPA_CLASS => {
                 (policy.metric, policy.target_total, policy.target_utilization) =
                     (ScaleMetric::Rps, self.rps_target, RPS_UTILIZATION);

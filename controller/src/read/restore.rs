@@ -91,8 +91,8 @@ fn read_manifest(service: &Value) -> ServiceManifest {
     }
 }
 
-/// Parses the annotation with the Route's allocations: words of the form `tag=suffix:port`, where the suffix is the last
-/// 16 bits of the ClusterIPs.
+/// Parses the annotation with the Route's allocations: words of the form `tag=suffix:port`. The suffix is the last 16
+/// bits of the ClusterIPs.
 fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
     let parse_word = |word: &str| {
         let (tag, numbers) = word.split_once('=')?;

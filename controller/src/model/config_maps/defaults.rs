@@ -29,7 +29,8 @@ pub struct RevisionDefaults {
     /// `revision-response-start-timeout-seconds`: longest wait for the first byte. Default: `timeout_seconds`, which it
     /// may not exceed.
     pub response_start_timeout_seconds: i64,
-    /// `revision-idle-timeout-seconds`: longest gap between two bytes; 0: no limit. Default 0, at most `timeout_seconds`.
+    /// `revision-idle-timeout-seconds`: longest gap between two bytes; 0: no limit. Default 0, at most
+    /// `timeout_seconds`.
     pub idle_timeout_seconds: i64,
     /// `container-concurrency`: hard limit of a pod, in requests; 0: no limit. Default 0.
     pub container_concurrency: i64,

@@ -95,7 +95,7 @@ fn set_limit_defaults(spec: &mut JsonObject, settings: &RuleSettings<'_>) {
         set_field(spec, "timeoutSeconds", timeout);
     }
     set_if_unset(spec, "containerConcurrency", defaults.container_concurrency);
-    // As in Knative, only a start timeout below the request's timeout is set: otherwise that one ends the request first.
+    // As in Knative, only a timeout below that of the whole request is set: a longer one would never be reached.
     let start = defaults.response_start_timeout_seconds;
     if start > 0 && start < timeout {
         set_if_unset(spec, "responseStartTimeoutSeconds", start);
