@@ -91,7 +91,6 @@ pub async fn run(
     let shared = Arc::new(ControllerRuntime::new(machine, node.node_spec));
     let files = local_files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
-    let keep = Arc::clone(&shared);
     let stop = || shutdown.clone();
     // A task of its own: it must write the last objects after `shutdown`, which the `select!` would drop.
     let writing = tokio::spawn(local_files::write_objects_until_shutdown(
@@ -106,7 +105,7 @@ pub async fn run(
             served.map_err(ControllerError::from)
         }
         () = run_until_shutdown(local_node::forward_pod_statuses(Arc::clone(&shared), node.statuses, stop()), &shutdown) => Ok(()),
-        () = keep.run_timers(stop()) => Ok(()),
+        () = shared.run_timers(stop()) => Ok(()),
     };
     shutdown.cancel();
     // It fails only after a panic, which was logged.
@@ -154,7 +153,7 @@ pub async fn run_on_kubernetes(
         grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
     // Only the leader renews authorities, or two replicas would issue different ones.
-    let keeping = async {
+    let renewing_authorities = async {
         if let Some((authority_manager, _)) = &identities {
             authority_manager.run(|| platform.may_write(), stop()).await;
         }
@@ -170,7 +169,7 @@ pub async fn run_on_kubernetes(
         () = platform.run(stop()) => Ok(()),
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
-        () = keeping => Ok(()),
+        () = renewing_authorities => Ok(()),
     };
     shutdown.cancel();
     // Until the Lease is released: otherwise the next leader would have to wait for its expiry.
@@ -206,10 +205,10 @@ fn loading_runtime(
     ControllerRuntime::new(ControllerStateMachine::new(state, routes).loading(), orders)
 }
 
-/// Keeper of the certificate authorities, and issuer of certificates.
+/// Manager of the certificate authorities, and issuer of certificates.
 type CertificateServices = (Arc<AuthorityManager>, Arc<CertificateIssuer>);
 
-/// Returns keeper and issuer if streams are served over TLS.
+/// Returns manager and issuer if streams are served over TLS.
 fn certificate_services(
     config: &ControllerConfig,
     cluster: &config::KubernetesConfig,

@@ -400,13 +400,13 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
 /// Returns true if admission admits a service with this pod; called without an API server, as most are refused.
 fn is_admitted(pod: &Value, settings: &AdmissionSettings) -> bool {
     let object = manifest("pod", json!({"template": {"spec": pod}}));
-    let rules = settings.admission_rules();
+    let settings = settings.rule_settings();
     let request = AdmissionRequest {
         kind: AdmittedKind::Service,
         object: &object,
         old: None,
         user: Some("admin"),
-        rules,
+        settings,
     };
     let (filled, _) = admission::apply_defaults(&request);
     admission::validate(&AdmissionRequest { object: &filled, ..request }).problems.is_empty()

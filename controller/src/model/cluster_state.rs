@@ -42,7 +42,7 @@ pub use app::{
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
-pub use nodes::{ActivatorReadiness, NodeState};
+pub use nodes::NodeState;
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
     RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
@@ -68,7 +68,7 @@ pub struct ClusterState {
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Parsed templates of the Revisions.
     pub template_cache: TemplateCache,
-    /// Numbers that Routes' names hold on the local node and at the activators.
+    /// ClusterIPs of the local node and activator ports that are allocated to Routes' names.
     pub allocated: AllocatedNumbers,
     /// Owners of names: Routes, DomainMappings, and objects whose names do not show their app.
     pub names: NameIndex,
@@ -92,7 +92,7 @@ pub struct ClusterState {
 #[derive(Clone, Debug, Default)]
 pub struct AllocatedNumbers {
     /// Last 16 bits of ClusterIPs that are allocated.
-    pub hosts: BTreeSet<u16>,
+    pub cluster_ip_suffixes: BTreeSet<u16>,
     /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
     /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
@@ -118,6 +118,17 @@ pub struct ObservedActivators {
     pub pods: BTreeMap<String, (ActivatorEntry, ActivatorReadiness)>,
     /// Activators that EndpointSlices of Routes' names list.
     pub slices: ActivatorSlices,
+}
+
+/// Readiness of an activator for requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivatorReadiness {
+    /// The activator is not ready yet, or not at present.
+    NotReady,
+    /// The activator is ready for requests.
+    Ready,
+    /// The activator is being deleted and about to stop.
+    Terminating,
 }
 
 /// Nodes, as far as decisions depend on them.
@@ -188,11 +199,10 @@ impl Default for ClusterState {
 }
 
 impl ClusterState {
-    /// Returns true if a node is gone: Kubernetes calls it not ready, and its agent does not report.
+    /// Returns true if a node is lost: Kubernetes calls it not ready, and its agent does not report.
     ///
     /// Kubernetes also reports nodes as not ready whose kubelets could not reach the API server for a while, all at
-    /// once when it comes back. Their agents report meanwhile. A stream to a machine that is gone ends after ten
-    /// seconds.
+    /// once when it comes back. Their agents report meanwhile. A stream to a lost node ends after ten seconds.
     pub fn is_node_lost(&self, node: &str) -> bool {
         self.nodes.states.get(node).is_some_and(|it| !it.is_ready())
             && !self
@@ -201,13 +211,13 @@ impl ClusterState {
                 .is_reporting(&reporters::reporter_id(ClientComponent::Agent, node))
     }
 
-    /// Returns an activator with its readiness, which waits while the activator's node is gone.
+    /// Returns an activator with its readiness. An activator on a lost node is not ready.
     pub fn activator_readiness(
         &self,
         activator: &str,
     ) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
         let (it, readiness) = self.activators.pods.get(activator)?;
-        // Deletion is final, so it counts on a node that is gone, too.
+        // Deletion is final, so it counts on a lost node, too.
         let is_lost = *readiness == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
         Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
     }

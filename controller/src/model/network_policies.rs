@@ -127,12 +127,12 @@ impl NetworkPolicies {
         }
         // Both states count: a pod that changes its labels may leave one policy and enter another.
         let all: Vec<&PolicyClientPod> = previous.iter().chain(after).collect();
-        let names = self.policies.iter().filter(|(policy, policy_spec)| {
-            let peers = policy_spec.rules.iter().flat_map(|rule| &rule.peers);
-            let lets_in = |peer: &AdmittedPeer| {
+        let names = self.policies.iter().filter(|(policy, ingress)| {
+            let peers = ingress.rules.iter().flat_map(|rule| &rule.peers);
+            let admits = |peer: &AdmittedPeer| {
                 all.iter().any(|it| self.admits_client(peer, policy, &name, it))
             };
-            peers.into_iter().any(lets_in)
+            peers.into_iter().any(admits)
         });
         names.map(|(policy, _)| policy.namespace.clone()).collect()
     }
@@ -210,14 +210,14 @@ impl NetworkPolicies {
         client: &PolicyClientPod,
     ) -> bool {
         let AdmittedPeer::Pods { namespaces, pods } = peer else { return false };
-        let is_there = match namespaces {
+        let namespace_matches = match namespaces {
             None => name.namespace == policy.namespace,
             Some(selector) => {
                 let labels = self.namespace_labels.get(&name.namespace);
                 labels.is_some_and(|labels| selector.matches(labels))
             }
         };
-        is_there && pods.matches(&client.labels)
+        namespace_matches && pods.matches(&client.labels)
     }
 }
 
@@ -258,8 +258,8 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
         let no_port = || AdmittedPort::Range { first: 1, last: 0 };
         let no_peer = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
         Self {
-            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(no_port)).collect(),
-            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(no_peer)).collect(),
+            ports: ports.into_iter().map(|port| parse_port(port).unwrap_or_else(no_port)).collect(),
+            peers: from.into_iter().map(|peer| parse_peer(peer).unwrap_or_else(no_peer)).collect(),
         }
     }
 }
@@ -267,7 +267,7 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
 impl IngressRule {
     fn covers_port(&self, port: u16) -> bool {
         self.ports.is_empty()
-            || self.ports.iter().any(|port_range| match port_range {
+            || self.ports.iter().any(|admitted| match admitted {
                 AdmittedPort::Range { first, last } => (*first..=*last).contains(&port),
                 AdmittedPort::Name(name) => name == USER_PORT_NAME,
             })
@@ -284,10 +284,10 @@ fn parse_selector(selector: LabelSelector) -> Option<Selector> {
 }
 
 fn parse_port(port: NetworkPolicyPort) -> Option<AdmittedPort> {
-    if port.protocol.is_some_and(|port| port != "TCP") {
+    if port.protocol.is_some_and(|protocol| protocol != "TCP") {
         return None;
     }
-    let number = |port: i32| u16::try_from(port).ok();
+    let number = |number: i32| u16::try_from(number).ok();
     match port.port {
         None => Some(AdmittedPort::Range { first: 0, last: u16::MAX }),
         Some(IntOrString::String(name)) => Some(AdmittedPort::Name(name)),
@@ -300,16 +300,16 @@ fn parse_port(port: NetworkPolicyPort) -> Option<AdmittedPort> {
 
 fn parse_peer(peer: NetworkPolicyPeer) -> Option<AdmittedPeer> {
     if let Some(block) = peer.ip_block {
-        let except = block.except.unwrap_or_default();
-        let except = except.iter().map(|peer| peer.parse().ok()).collect::<Option<_>>()?;
+        let networks = block.except.unwrap_or_default();
+        let exceptions = networks.iter().map(|it| it.parse().ok()).collect::<Option<_>>()?;
         return Some(AdmittedPeer::IpBlock(IpBlock {
             network: block.cidr.parse().ok()?,
-            exceptions: except,
+            exceptions,
         }));
     }
     let namespaces = match peer.namespace_selector {
         None => None,
-        Some(peer) => Some(parse_selector(peer)?),
+        Some(selector) => Some(parse_selector(selector)?),
     };
     Some(AdmittedPeer::Pods {
         namespaces,

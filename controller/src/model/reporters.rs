@@ -21,14 +21,14 @@ pub fn reporter_id(role: ClientComponent, name: &str) -> String {
 /// Agents and activators, with what each has reported: drain acknowledgements and the services that it routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReporterStates {
-    reporters: BTreeMap<String, ReporterAcks>,
+    reporters: BTreeMap<String, ReporterState>,
     /// Agents and activators that run according to the API server, each with its pod.
     expected_reporters: BTreeMap<String, String>,
 }
 
 /// Reports of one agent or activator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct ReporterAcks {
+struct ReporterState {
     /// Number of its newest stream of reports.
     stream: u64,
     acked_pods: BTreeSet<String>,
@@ -55,17 +55,17 @@ fn hash_name(name: &NamespacedName) -> u64 {
 impl ReporterStates {
     /// Records a new stream of `reporter`, which sends its acknowledgements again.
     pub fn begin_stream(&mut self, reporter: &str, stream: u64) {
-        let acks = self.reporters.entry(reporter.to_owned()).or_default();
+        let state = self.reporters.entry(reporter.to_owned()).or_default();
         // Acknowledgements of the old stream stay until `handle_synced`: a reconnect must not delay a drain.
-        acks.stream = stream;
-        acks.unconfirmed_pods = acks.acked_pods.clone();
-        acks.routed_services = None;
+        state.stream = stream;
+        state.unconfirmed_pods = state.acked_pods.clone();
+        state.routed_services = None;
     }
 
     /// Records that `reporter` reports each service that it routes to a Revision.
     pub fn begin_routed_services(&mut self, reporter: &str, stream: u64) {
-        if let Some(acks) = self.current_reporter(reporter, stream) {
-            acks.routed_services.get_or_insert_default();
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            state.routed_services.get_or_insert_default();
         }
     }
 
@@ -93,29 +93,29 @@ impl ReporterStates {
 
     /// Records that `reporter` opens no connection to this draining pod.
     pub fn acknowledge(&mut self, reporter: &str, stream: u64, uid: &str) {
-        if let Some(acks) = self.current_reporter(reporter, stream) {
-            acks.unconfirmed_pods.remove(uid);
-            acks.acked_pods.insert(uid.to_owned());
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            state.unconfirmed_pods.remove(uid);
+            state.acked_pods.insert(uid.to_owned());
         }
     }
 
     /// Records that `reporter` may open connections to the pod again.
     pub fn withdraw(&mut self, reporter: &str, stream: u64, uid: &str) {
-        if let Some(acks) = self.current_reporter(reporter, stream) {
-            acks.unconfirmed_pods.remove(uid);
-            acks.acked_pods.remove(uid);
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            state.unconfirmed_pods.remove(uid);
+            state.acked_pods.remove(uid);
         }
     }
 
     /// Records that the stream of `reporter` has named everything.
     pub fn handle_synced(&mut self, reporter: &str, stream: u64) {
-        if let Some(acks) = self.current_reporter(reporter, stream) {
-            if let Some(routed) = &mut acks.routed_services {
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            if let Some(routed) = &mut state.routed_services {
                 routed.is_complete = true;
             }
             // The stream has named all it acknowledges, so the rest of the earlier ones is outdated.
-            let unnamed = std::mem::take(&mut acks.unconfirmed_pods);
-            acks.acked_pods.retain(|uid| !unnamed.contains(uid));
+            let unnamed = std::mem::take(&mut state.unconfirmed_pods);
+            state.acked_pods.retain(|uid| !unnamed.contains(uid));
         }
     }
 
@@ -156,9 +156,9 @@ impl ReporterStates {
     ///
     /// Without this, a pod that drains a second time could be stopped by acknowledgements of the first.
     pub fn forget_pod(&mut self, uid: &str) {
-        for acks in self.reporters.values_mut() {
-            acks.acked_pods.remove(uid);
-            acks.unconfirmed_pods.remove(uid);
+        for state in self.reporters.values_mut() {
+            state.acked_pods.remove(uid);
+            state.unconfirmed_pods.remove(uid);
         }
     }
 
@@ -188,7 +188,7 @@ impl ReporterStates {
     }
 
     /// The reports of `reporter`, if `stream` is its newest: late items of an older stream have no effect.
-    fn current_reporter(&mut self, reporter: &str, stream: u64) -> Option<&mut ReporterAcks> {
+    fn current_reporter(&mut self, reporter: &str, stream: u64) -> Option<&mut ReporterState> {
         self.reporters.get_mut(reporter).filter(|it| it.stream == stream)
     }
 }
@@ -197,8 +197,8 @@ impl ReporterStates {
 mod tests {
     use super::*;
 
-    fn missing(followers: &ReporterStates) -> Vec<&str> {
-        followers.missing_acks("p").collect()
+    fn missing(reporters: &ReporterStates) -> Vec<&str> {
+        reporters.missing_acks("p").collect()
     }
 
     #[test]

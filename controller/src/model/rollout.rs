@@ -70,7 +70,7 @@ pub struct RolloutParams {
     #[serde(skip_serializing_if = "is_zero")]
     pub step_duration: i64,
     /// Percent that each step moves to the newest Revision.
-    #[serde(skip_serializing_if = "is_small_zero")]
+    #[serde(skip_serializing_if = "is_zero_i32")]
     pub step_size: i32,
 }
 
@@ -80,7 +80,7 @@ fn is_zero(it: &i64) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
-fn is_small_zero(it: &i32) -> bool {
+fn is_zero_i32(it: &i32) -> bool {
     *it == 0
 }
 
@@ -106,18 +106,18 @@ pub struct RolloutStep {
 
 /// Takes the state one step further. Without a state there are no older shares, and the final ones are in force at
 /// once.
-pub fn step(state: Option<Rollout>, now: UnixNanos, event: RolloutInput) -> RolloutStep {
-    let RolloutInput { goal: desired, duration, in_force } = event;
-    let desired = desired.into_sorted();
+pub fn step(state: Option<Rollout>, now: UnixNanos, input: RolloutInput) -> RolloutStep {
+    let RolloutInput { goal, duration, in_force } = input;
+    let goal = goal.into_sorted();
     let seconds = duration.as_secs();
     let previous = state.filter(|it| seconds > 0 && !it.configurations.is_empty());
     let Some(mut previous) = previous else {
-        return RolloutStep { state: desired, next_step_at: None };
+        return RolloutStep { state: goal, next_step_at: None };
     };
     if in_force {
         previous.schedule_pending_steps(now, seconds);
     }
-    let goals = desired.configurations.into_iter();
+    let goals = goal.configurations.into_iter();
     // Goals take their state out of `previous`; entries left there belong to targets that the Route no longer has.
     let configurations =
         goals.filter_map(|goal| goal.advance_from_state(&mut previous, now)).collect();
@@ -254,8 +254,8 @@ impl ConfigurationRollout {
         it.step_params.step_size = it.step_params.step_size.min(it.percent);
         // A clock that ran ahead may have planned a step too far in the future; no step is later than one duration from
         // now.
-        let latest = now.saturating_add(it.step_params.step_duration);
-        it.step_params.next_step_time = it.step_params.next_step_time.min(latest);
+        let latest_time = now.saturating_add(it.step_params.step_duration);
+        it.step_params.next_step_time = it.step_params.next_step_time.min(latest_time);
         if it.step_params.step_size > 0 && now >= it.step_params.next_step_time {
             it.take_step(now);
         }
@@ -269,27 +269,27 @@ impl ConfigurationRollout {
             newest.percent -= 1;
         }
         // A Revision may come back during a rollout: its old share then becomes part of its new one.
-        let again: i32 =
+        let old_percent: i32 =
             revisions.iter().filter(|it| it.revision_name == latest).map(|it| it.percent).sum();
         revisions.retain(|it| it.percent > 0 && it.revision_name != latest);
-        revisions.push(RevisionRollout { revision_name: latest, percent: 1 + again });
+        revisions.push(RevisionRollout { revision_name: latest, percent: 1 + old_percent });
         let step_params = RolloutParams { start_time: now, ..RolloutParams::default() };
         Self { revisions, step_params, ..self }
     }
 
     /// Fits the shares to a changed target: growth goes to the newest Revision, shrinking takes from the oldest.
     fn fit_to_percent(&mut self, goal: i32) {
-        let mut less = self.percent - goal;
+        let mut excess = self.percent - goal;
         self.percent = goal;
-        if less < 0
+        if excess < 0
             && let Some(newest) = self.revisions.last_mut()
         {
-            newest.percent -= less;
+            newest.percent -= excess;
         }
         for it in &mut self.revisions {
-            let taken = less.clamp(0, it.percent);
+            let taken = excess.clamp(0, it.percent);
             it.percent -= taken;
-            less -= taken;
+            excess -= taken;
         }
         self.revisions.retain(|it| it.percent > 0);
     }

@@ -34,7 +34,7 @@ pub(crate) fn read_meta(object: &Value) -> ObjectMetaSummary {
     }
 }
 
-/// Returns the template in the form that `parse` writes, whatever the order of its keys on disk.
+/// Returns the template as a text that does not depend on the order of its keys: equal templates have equal texts.
 pub(crate) fn canonical_template(template: &Value) -> Arc<str> {
     let typed: RevisionTemplate = serde_json::from_value(template.clone()).unwrap_or_default();
     serde_json::to_string(&typed).unwrap_or_default().into()

@@ -33,15 +33,15 @@ mod metadata;
 mod pod;
 mod probe;
 mod revision_template;
-pub mod rules;
 mod security;
+pub mod settings;
 mod traffic;
 mod typed;
 mod volume;
 
 pub(crate) use defaults::RESPONSE_START_TIMEOUT_S;
-use rules::TemplateParent;
-pub use rules::{AdmissionPlatform, AdmissionRules};
+use settings::TemplateParent;
+pub use settings::{AdmissionPlatform, RuleSettings};
 use typed::{check_known_fields, parse_typed};
 
 /// Maximum length of a name on the local node, so that `-00001` can follow; Knative cuts longer ones and adds a hash.
@@ -82,7 +82,7 @@ pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<Manifes
     out
 }
 
-/// Checks one Service for the local node and fills in defaults.
+/// Checks one Service for the local node and sets its defaults.
 pub fn service_manifest(
     value: &Value,
     config: &ScalePolicyConfig,
@@ -116,8 +116,8 @@ pub fn service_manifest(
     };
     check_known_fields(&spec, "spec", &["template", "traffic"], &mut problems);
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
-    let rules = local_rules(&defaults, &features, config);
-    let template = parse_template(&mut spec, &meta, &name.name, &rules, &mut problems);
+    let settings = local_settings(&defaults, &features, config);
+    let template = parse_template(&mut spec, &meta, &name.name, &settings, &mut problems);
     let traffic = parse_traffic(&mut spec, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
@@ -128,13 +128,13 @@ pub fn service_manifest(
 /// Returns warnings about a Service for the local node: settings without effect, and retired names.
 pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Problem> {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
-    let rules = local_rules(&defaults, &features, config);
+    let settings = local_settings(&defaults, &features, config);
     let request = admission::AdmissionRequest {
         kind: admission::AdmittedKind::Service,
         object: value,
         old: None,
         user: None,
-        rules,
+        settings,
     };
     admission::validate(&request).warnings
 }
@@ -145,7 +145,7 @@ pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Proble
 /// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
 pub fn observed_service(
     value: &Value,
-    rules: AdmissionRules<'_>,
+    settings: RuleSettings<'_>,
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
@@ -155,7 +155,7 @@ pub fn observed_service(
         object: value,
         old: None,
         user: None,
-        rules,
+        settings,
     };
     let mut filled = if is_new { admission::apply_defaults(&request).0 } else { value.clone() };
     let meta: ObjectMeta = parse_typed(filled.get("metadata"), "metadata", &mut problems);
@@ -232,13 +232,13 @@ fn build_manifest(
     Ok((name, manifest))
 }
 
-fn local_rules<'a>(
+fn local_settings<'a>(
     defaults: &'a RevisionDefaults,
     features: &'a Features,
     autoscaler: &'a ScalePolicyConfig,
-) -> AdmissionRules<'a> {
+) -> RuleSettings<'a> {
     let platform = AdmissionPlatform::Local;
-    AdmissionRules { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
+    RuleSettings { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
 }
 
 /// Returns the name in a document, as far as it can be read.
@@ -295,7 +295,7 @@ fn parse_template(
     spec: &mut Map<String, Value>,
     service: &ObjectMeta,
     name: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) -> RevisionTemplate {
     const META: &str = "spec.template.metadata";
@@ -303,20 +303,21 @@ fn parse_template(
         problems.push(Problem::missing("spec.template"));
         return RevisionTemplate::default();
     };
-    defaults::fill_template(value, service, true, rules);
+    let is_creation = true;
+    defaults::set_template_defaults(value, service, is_creation, settings);
     let Value::Object(template) = value else { return RevisionTemplate::default() };
     check_known_fields(template, "spec.template", &["metadata", "spec"], problems);
     let meta: ObjectMeta = parse_typed(template.get("metadata"), META, problems);
     let spec = revision_template::parse_revision_spec(
         template.get("spec"),
         "spec.template.spec",
-        rules,
+        settings,
         problems,
     );
     metadata::check_revision_name(&meta, TemplateParent { name, generate_name: "" }, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
     let at = format!("{META}.annotations");
-    revision_template::check_annotations(&annotations, &spec, &at, rules, problems);
+    revision_template::check_annotations(&annotations, &spec, &at, settings, problems);
     if let Some(class) = annotations.get(&format!("{}class", scale_policy::AUTOSCALING_PREFIX))
         && class != scale_policy::KPA_CLASS
     {
@@ -331,12 +332,13 @@ fn parse_template(
 
 /// Checks traffic targets. No targets at all mean everything to the latest Revision.
 fn parse_traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
-    defaults::fill_traffic(spec, true);
+    let is_service = true;
+    defaults::set_traffic_defaults(spec, is_service);
     let problem_count = problems.len();
     let targets: Vec<TrafficTarget> = parse_typed(spec.get("traffic"), "spec.traffic", problems);
     // An unreadable list was reported as such, and is not reported as missing besides.
     if problems.len() == problem_count || !targets.is_empty() {
-        traffic::check_targets(&targets, true, problems);
+        traffic::check_targets(&targets, is_service, problems);
     }
     let percent = |target: &TrafficTarget| target.percent.and_then(|it| u8::try_from(it).ok());
     let spec_of = |target: &TrafficTarget| TrafficSpec {

@@ -81,31 +81,28 @@ pub fn restore_app(objects: &StoredAppObjects, boot_id: &str) -> AppState {
 fn read_manifest(service: &Value) -> ServiceManifest {
     let meta = object_meta(service);
     let template = &service["spec"]["template"];
-    let none = template.is_null() || template.as_str() == Some("");
+    let is_empty = template.is_null() || template.as_str() == Some("");
     ServiceManifest {
         labels: meta.labels.as_ref().map(CompactStringMap::from).unwrap_or_default(),
         annotations: meta.annotations.as_ref().map(CompactStringMap::from).unwrap_or_default(),
         revision_name: non_empty_text(&template["metadata"]["name"]),
-        template: if none { Arc::from("") } else { canonical_template(template) },
+        template: if is_empty { Arc::from("") } else { canonical_template(template) },
         traffic: array_items(&service["spec"]["traffic"]).map(read_traffic_spec).collect(),
     }
 }
 
-/// Parses the annotation with the Route's allocations: words of the form `tag=host:port`.
+/// Parses the annotation with the Route's allocations: words of the form `tag=suffix:port`. The suffix is the last 16
+/// bits of the ClusterIPs.
 fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
-    let word = |word: &str| {
+    let parse_word = |word: &str| {
         let (tag, numbers) = word.split_once('=')?;
-        let (host, port) = numbers.split_once(':')?;
+        let (suffix, port) = numbers.split_once(':')?;
         let tag = Some(tag).filter(|tag| !tag.is_empty()).map(Into::into);
-        let addresses = ClusterIpSource::LocalRange(host.parse().ok()?);
-        Some(RouteNameAllocation {
-            tag,
-            cluster_ips: addresses,
-            activator_port: port.parse().ok()?,
-        })
+        let cluster_ips = ClusterIpSource::LocalRange(suffix.parse().ok()?);
+        Some(RouteNameAllocation { tag, cluster_ips, activator_port: port.parse().ok()? })
     };
     let words = annotation(route, key::ALLOCATIONS).unwrap_or_default().split_whitespace();
-    words.filter_map(word).collect()
+    words.filter_map(parse_word).collect()
 }
 
 fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) -> AppRevision {

@@ -367,7 +367,7 @@ fn children_missing_error(missing: &[ObjectPartKey]) -> WriteError {
         "Not created yet: {}. The controller keeps trying; its log has the API server's response.",
         names.join(", ")
     );
-    WriteError { reason: "NotMade", message }
+    WriteError { reason: "ChildrenMissing", message }
 }
 
 fn apply_to_orders(orders: &mut LocalNodeSpec, effects: &ControllerEffects) {
@@ -472,7 +472,8 @@ mod tests {
             name: service_name.clone(),
             object: Some(Box::new(configuration)),
         });
-        let missing_children = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
+        let missing_children =
+            timeout(Duration::from_secs(10), next_event(&mut events, "ChildrenMissing"));
         let [event_type, kind, name, message] = missing_children.await.expect("within ten seconds");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);
         assert!(message.starts_with("Not created yet: Revision \"hello-00001\"."), "{message}");

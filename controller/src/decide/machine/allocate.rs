@@ -111,7 +111,7 @@ pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
 
 fn reserve(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
     if let ClusterIpSource::LocalRange(host) = allocation.cluster_ips {
-        cluster.allocated.hosts.insert(host);
+        cluster.allocated.cluster_ip_suffixes.insert(host);
     }
     cluster.allocated.ports.insert(allocation.activator_port);
 }
@@ -131,7 +131,7 @@ pub(super) fn release_allocations(all: &[RouteNameAllocation], cluster: &mut Clu
     }
     for it in all {
         if let ClusterIpSource::LocalRange(host) = it.cluster_ips {
-            cluster.allocated.hosts.remove(&host);
+            cluster.allocated.cluster_ip_suffixes.remove(&host);
         }
         cluster.allocated.ports.remove(&it.activator_port);
     }
@@ -156,7 +156,8 @@ fn is_reserved(host: u16) -> bool {
 fn free_host(hash: u32, cluster: &ClusterState) -> Option<u16> {
     let first = u16::try_from(hash >> 16).unwrap_or_default();
     let mut all = (0..=u16::MAX).map(|step| first.wrapping_add(step));
-    all.find(|host| !is_reserved(*host) && !cluster.allocated.hosts.contains(host))
+    let taken = &cluster.allocated.cluster_ip_suffixes;
+    all.find(|host| !is_reserved(*host) && !taken.contains(host))
 }
 
 fn free_port(hash: u32, cluster: &ClusterState) -> Option<u16> {

@@ -614,7 +614,8 @@ fn a_deleted_service_drains_and_then_is_gone() {
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
     sim.status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
-    assert!(sim.machine.cluster.apps.is_empty() && sim.machine.cluster.allocated.hosts.is_empty());
+    let cluster = &sim.machine.cluster;
+    assert!(cluster.apps.is_empty() && cluster.allocated.cluster_ip_suffixes.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }
 

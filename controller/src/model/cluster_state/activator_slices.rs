@@ -47,12 +47,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_when_the_last_slice_leaves_an_activator() {
+    fn an_activator_is_returned_once_no_slice_lists_it() {
         let mut all = ActivatorSlices::default();
         let slice = |name: &str| NamespacedName::new("default", name);
         assert_eq!(all.set_slice(&slice("one"), &["a", "b"]), [""; 0]);
         assert_eq!(all.set_slice(&slice("two"), &["a"]), [""; 0]);
-        assert_eq!(all.set_slice(&slice("one"), &["b", "c"]), [""; 0], "another leads to a");
+        assert_eq!(all.set_slice(&slice("one"), &["b", "c"]), [""; 0], "slice two lists it");
         assert!(all.lists_activator("a"));
         assert_eq!(all.set_slice(&slice("two"), &["c"]), ["a"]);
         assert!(!all.lists_activator("a") && all.lists_activator("c"));

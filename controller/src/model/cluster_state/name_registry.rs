@@ -36,7 +36,7 @@ impl std::fmt::Display for NameClaimant {
 /// One claimant's request for one name, with everything that its rank depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameClaim {
-    /// Claimant that makes the request.
+    /// Object that makes the claim.
     pub claimant: NameClaimant,
     /// Kubernetes Service that the name stands for.
     pub service: NamespacedName,
@@ -50,7 +50,7 @@ pub struct NameClaim {
     pub holds_allocation: bool,
 }
 
-/// Kind and text of a requested name.
+/// Kind and text of a claimed name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ClaimedName<'a> {
     Service(&'a NamespacedName),
@@ -66,19 +66,19 @@ impl ClaimedName<'_> {
     }
 }
 
-/// All names that one claimant claims.
+/// Claims of one claimant.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimantNames {
-    /// Requests for names of Kubernetes Services.
+    /// Claims on names of Kubernetes Services.
     pub services: Vec<NameClaim>,
-    /// Requests for external hosts, each with the host.
+    /// Claims on external hosts, each with the host.
     pub hosts: Vec<(String, NameClaim)>,
 }
 
-/// All requested names, with their claimants.
+/// All claimed names, with their claimants.
 #[derive(Clone, Debug, Default)]
 pub struct NameRegistry {
-    /// Bids by hash of the name. Texts would cost memory for ten thousand sleeping services.
+    /// Claims by hash of the name. Texts would cost memory for ten thousand sleeping services.
     claims: HashMap<u64, Vec<NameClaim>>,
     /// Hashes of the names that each claimant claims.
     keys_by_claimant: BTreeMap<NameClaimant, Box<[u64]>>,
@@ -87,16 +87,16 @@ pub struct NameRegistry {
 }
 
 impl NameRegistry {
-    /// Replaces all requests of a claimant by those in `names`.
+    /// Replaces all claims of a claimant by those in `names`.
     pub fn set_claims(&mut self, claimant: &NameClaimant, names: ClaimantNames) {
         let services =
             names.services.into_iter().map(|it| (ClaimedName::Service(&it.service).hash_key(), it));
         let hosts =
             names.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).hash_key(), it));
-        let bids: Vec<(u64, NameClaim)> =
+        let claims: Vec<(u64, NameClaim)> =
             services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
-        let keys: Box<[u64]> = bids.iter().map(|(key, _)| *key).collect();
-        // Claimants without requests have no entry, so that deleted apps leave nothing behind.
+        let keys: Box<[u64]> = claims.iter().map(|(key, _)| *key).collect();
+        // Claimants without claims have no entry, so that deleted apps leave nothing behind.
         let old_keys = if keys.is_empty() {
             self.keys_by_claimant.remove(claimant)
         } else {
@@ -106,8 +106,8 @@ impl NameRegistry {
         for key in old_keys.iter().filter(|it| !keys.contains(it)) {
             self.remove_claim(*key, claimant);
         }
-        for (key, bid) in bids {
-            self.insert_claim(key, bid);
+        for (key, claim) in claims {
+            self.insert_claim(key, claim);
         }
     }
 
@@ -120,18 +120,18 @@ impl NameRegistry {
         self.mark_changed(key);
     }
 
-    fn insert_claim(&mut self, key: u64, bid: NameClaim) {
+    fn insert_claim(&mut self, key: u64, claim: NameClaim) {
         let all = self.claims.entry(key).or_default();
-        match all.iter_mut().find(|it| it.claimant == bid.claimant) {
-            Some(existing) if *existing == bid => return,
-            Some(existing) => *existing = bid,
+        match all.iter_mut().find(|it| it.claimant == claim.claimant) {
+            Some(existing) if *existing == claim => return,
+            Some(existing) => *existing = claim,
             None => {
-                // Nearly every name has one bid.
+                // Nearly every name has one claim.
                 all.reserve_exact(1);
-                all.push(bid);
+                all.push(claim);
             }
         }
-        // The only bid for a name takes it from no other claimant.
+        // The only claim on a name takes it from no other claimant.
         if all.len() > 1 {
             self.mark_changed(key);
         }
@@ -145,13 +145,13 @@ impl NameRegistry {
     /// Marks the claimants of a name, and the claimants of their other names: a claimant that loses its Service's name
     /// loses its host, too.
     fn mark_changed(&mut self, key: u64) {
-        let asks =
+        let claimants_of =
             |key: u64| self.claims.get(&key).into_iter().flatten().map(|it| it.claimant.clone());
-        let near: BTreeSet<NameClaimant> = asks(key).collect();
-        let keys = near.iter().filter_map(|it| self.keys_by_claimant.get(it)).flatten().copied();
-        let far: Vec<NameClaimant> = keys.flat_map(asks).collect();
-        self.changed_claimants.extend(near);
-        self.changed_claimants.extend(far);
+        let direct: BTreeSet<NameClaimant> = claimants_of(key).collect();
+        let keys = direct.iter().filter_map(|it| self.keys_by_claimant.get(it)).flatten().copied();
+        let indirect: Vec<NameClaimant> = keys.flat_map(claimants_of).collect();
+        self.changed_claimants.extend(direct);
+        self.changed_claimants.extend(indirect);
     }
 
     /// Marks a claimant that may now get a name that it lacked.
@@ -164,7 +164,7 @@ impl NameRegistry {
         std::mem::take(&mut self.changed_claimants)
     }
 
-    /// Returns the bid that has the name of a Service.
+    /// Returns the claim that owns the name of a Service.
     pub fn service_owner(
         &self,
         service: &NamespacedName,
@@ -172,12 +172,12 @@ impl NameRegistry {
     ) -> Option<&NameClaim> {
         let owner = placeholders.get(service).map(|it| it.owner_uid);
         // The placeholder's owner has the name already; on the local node the holder of its allocation.
-        let has = |it: &NameClaim| Reverse((Some(it.uid) == owner, it.holds_allocation));
+        let holder_first = |it: &NameClaim| Reverse((Some(it.uid) == owner, it.holds_allocation));
         let all = self.claims.get(&ClaimedName::Service(service).hash_key())?.iter();
-        all.min_by(|a, b| (has(a), claim_order(a)).cmp(&(has(b), claim_order(b))))
+        all.min_by(|a, b| (holder_first(a), claim_order(a)).cmp(&(holder_first(b), claim_order(b))))
     }
 
-    /// Returns the bid that has a host. A tag's rank counts from the creation of its placeholder, a Route's from its
+    /// Returns the claim that owns a host. A tag's rank counts from the creation of its placeholder, a Route's from its
     /// own.
     pub fn host_owner(
         &self,
@@ -202,6 +202,6 @@ impl NameRegistry {
     }
 }
 
-fn claim_order(bid: &NameClaim) -> (UnixMillis, bool, Uid, &NameClaimant) {
-    (bid.created, bid.is_tag, bid.uid, &bid.claimant)
+fn claim_order(claim: &NameClaim) -> (UnixMillis, bool, Uid, &NameClaimant) {
+    (claim.created, claim.is_tag, claim.uid, &claim.claimant)
 }

@@ -25,21 +25,21 @@ impl NodeState {
     /// Reads a Node object; `previous` is the earlier state, whose last rejection is kept.
     pub fn from_object(object: &Value, previous: Option<&Self>) -> Self {
         let status = &object["status"];
-        let is = |kind: &str, wanted: &str| {
+        let has_condition = |kind: &str| {
             array_items(&status["conditions"])
-                .any(|it| it["type"] == kind && it["status"] == wanted)
+                .any(|it| it["type"] == kind && it["status"] == "True")
         };
-        let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
-        let closed = object["spec"]["unschedulable"] == true
+        let pressures = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+        let is_closed = object["spec"]["unschedulable"] == true
             // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
             || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
         let names = array_items(&status["images"]).flat_map(|it| array_items(&it["names"]));
         let mut images: Vec<u64> = names.map(stable_json_hash).collect();
         images.sort_unstable();
-        let is_ready = is("Ready", "True");
+        let is_ready = has_condition("Ready");
         Self {
             is_ready,
-            is_schedulable: is_ready && !closed && !pressed.iter().any(|it| is(it, "True")),
+            is_schedulable: is_ready && !is_closed && !pressures.into_iter().any(has_condition),
             image_hashes: images.into(),
             last_rejection: previous.and_then(|it| it.last_rejection),
         }
@@ -63,15 +63,4 @@ impl NodeState {
             && !is_backing_off
             && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
     }
-}
-
-/// Readiness of an activator for requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivatorReadiness {
-    /// The activator is not ready yet, or not at present.
-    NotReady,
-    /// The activator is ready for requests.
-    Ready,
-    /// The activator is being deleted and about to stop.
-    Terminating,
 }

@@ -66,13 +66,13 @@ impl ControllerSettings {
     /// Returns the ClusterIPs of a name, IPv4 first.
     pub fn cluster_ips(&self, source: &ClusterIpSource) -> Vec<IpAddr> {
         // Both families share the number, so one allocation reserves both addresses.
-        let host = match source {
-            ClusterIpSource::LocalRange(host) => *host,
+        let suffix = match source {
+            ClusterIpSource::LocalRange(suffix) => *suffix,
             ClusterIpSource::ApiServer(addresses) => return addresses.to_vec(),
         };
-        let ([a, b], [c, d]) = (self.cluster_ip_prefix_v4, host.to_be_bytes());
+        let ([a, b], [c, d]) = (self.cluster_ip_prefix_v4, suffix.to_be_bytes());
         let [s, t, u, v, w, x, y] = self.cluster_ip_prefix_v6;
-        vec![IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, host])]
+        vec![IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, suffix])]
     }
 }
 

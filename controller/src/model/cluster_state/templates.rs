@@ -34,13 +34,13 @@ impl TemplateCache {
         Arc::clone(cache.get_key_value(template).map_or(template, |(stored, _)| stored))
     }
 
-    /// Returns a template, parsed. The cache is cleared when it holds as many templates as there are `pods`, and at
-    /// least [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom planned, but templates of those that run
+    /// Returns a template, parsed. The cache is cleared when it holds `pod_count` templates, and at least
+    /// [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom planned, but templates of those that run
     /// must not be parsed again for each report about a pod.
     fn get_or_parse(
         &self,
         template: &Arc<str>,
-        pods: usize,
+        pod_count: usize,
         parse: impl FnOnce() -> ParsedTemplate,
     ) -> Arc<ParsedTemplate> {
         let mut cache = self.0.borrow_mut();
@@ -48,7 +48,7 @@ impl TemplateCache {
             return Arc::clone(parsed);
         }
         // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
-        if cache.len() >= Self::MIN_CAPACITY.max(pods) {
+        if cache.len() >= Self::MIN_CAPACITY.max(pod_count) {
             cache.clear();
         }
         let parsed = Arc::new(parse());
@@ -66,7 +66,7 @@ pub struct ParsedTemplate {
     pub policy: Arc<ScalePolicy>,
     /// Autoscaler class: the autoscaler that scales the Revision.
     pub class: AutoscalerClass,
-    /// Annotations that a ConfigMap no longer allows, in one line; they are not in force.
+    /// Broken rules of annotations that a ConfigMap no longer allows, in one line; these annotations are not in force.
     pub ignored_annotations: Option<Box<str>>,
     /// Requests that a pod may have at once (hard limit); 0: no limit.
     pub container_concurrency: u32,
@@ -83,10 +83,10 @@ pub struct ParsedTemplate {
 impl ParsedTemplate {
     /// Returns the parsed template of a Revision, which was checked when it was applied.
     pub fn of_revision(revision: &AppRevision, cluster: &ClusterState) -> Arc<Self> {
-        let pods = cluster.pods.statuses.len();
+        let pod_count = cluster.pods.statuses.len();
         cluster
             .template_cache
-            .get_or_parse(&revision.template, pods, || Self::parse(revision, cluster))
+            .get_or_parse(&revision.template, pod_count, || Self::parse(revision, cluster))
     }
 
     fn parse(revision: &AppRevision, cluster: &ClusterState) -> Self {

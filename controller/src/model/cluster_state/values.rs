@@ -20,7 +20,7 @@ impl UnixMillis {
         jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default()
     }
 
-    /// Parses the text that [`rfc3339`](Self::rfc3339) writes; `None` for any other text.
+    /// Parses an RFC 3339 time; `None` for any other text, and for a time before 1970.
     pub fn parse(text: &str) -> Option<Self> {
         let time: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(time.as_millisecond()).ok().map(Self)
@@ -50,7 +50,7 @@ impl Uid {
         Self(hash | 0x4000 << 64 | 0x8000 << 48)
     }
 
-    /// Parses the text that `to_string` writes; `None` for any other text.
+    /// Parses the hexadecimal digits of a UUID, with or without dashes; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Self)
     }

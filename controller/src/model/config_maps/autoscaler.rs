@@ -1,18 +1,14 @@
 //! Pure: `config-autoscaler`: scaling of Revisions without annotations of their own.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
-//! defaults differ, see [`ScalePolicyConfig`].
+//! defaults differ, see [`scale_policy`](crate::model::scale_policy).
 
 use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
-use crate::model::scale_policy::ScalePolicyConfig;
+use crate::model::scale_policy::{KPA_CLASS, ScalePolicyConfig, TARGET_MIN};
 
-/// Least target of a pod (`autoscaling.TargetMin`).
-const TARGET_MIN: f64 = 0.01;
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
 const WINDOW_BOUNDS: (GoDuration, GoDuration) =
     (GoDuration::from_secs(6), GoDuration::from_secs(3600));
-/// Autoscaler class of a service that names none.
-const CLASS: &str = "kpa.autoscaling.knative.dev";
 
 impl ConfigMapSettings for ScalePolicyConfig {
     const NAME: &'static str = "config-autoscaler";
@@ -53,11 +49,11 @@ fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
 }
 
 fn read_class(keys: &mut ConfigMapReader<'_>) {
-    let mut class = CLASS.to_owned();
+    let mut class = KPA_CLASS.to_owned();
     keys.read_text("pod-autoscaler-class", &mut class);
-    if class != CLASS {
+    if class != KPA_CLASS {
         keys.add_warning(format!(
-            "pod-autoscaler-class = {class:?} has no effect: a service that names no class is of {CLASS}; name \
+            "pod-autoscaler-class = {class:?} has no effect: a service that names no class is of {KPA_CLASS}; name \
              another in its annotation autoscaling.knative.dev/class"
         ));
     }
@@ -210,7 +206,7 @@ fn read_scales(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
         keys.add_error(format!("min-scale ({min}) must be less than max-scale ({max})"));
     }
     // Negative numbers were refused above, and with them the whole ConfigMap.
-    let number = |config: i64| u32::try_from(config).unwrap_or(0);
+    let number = |count: i64| u32::try_from(count).unwrap_or(0);
     (p.initial_scale, p.min_scale, p.max_scale) = (number(initial), number(min), number(max));
     config.max_scale_limit = number(limit);
 }
@@ -228,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_map_ships_rouses_defaults() {
+    fn an_empty_config_map_has_rouses_defaults() {
         assert_eq!(map(&[]), Ok(ScalePolicyConfig::default()));
         assert!(ScalePolicyConfig::default().policy.target_burst_capacity.abs() < f64::EPSILON);
     }
@@ -290,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_written_as_one_is_read_as_one() {
+    fn a_target_percentage_up_to_1_is_a_fraction() {
         let share = map(&[("container-concurrency-target-percentage", "0.7")]).unwrap();
         assert!((share.policy.target_utilization - 0.7).abs() < f64::EPSILON);
     }

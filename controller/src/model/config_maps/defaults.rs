@@ -29,7 +29,8 @@ pub struct RevisionDefaults {
     /// `revision-response-start-timeout-seconds`: longest wait for the first byte. Default: `timeout_seconds`, which it
     /// may not exceed.
     pub response_start_timeout_seconds: i64,
-    /// `revision-idle-timeout-seconds`: longest gap between two bytes; 0: none. Default 0, at most `timeout_seconds`.
+    /// `revision-idle-timeout-seconds`: longest gap between two bytes; 0: no limit. Default 0, at most
+    /// `timeout_seconds`.
     pub idle_timeout_seconds: i64,
     /// `container-concurrency`: hard limit of a pod, in requests; 0: no limit. Default 0.
     pub container_concurrency: i64,
@@ -94,7 +95,7 @@ impl RevisionDefaults {
     }
 
     /// Adds the requests and limits that a container does not set itself.
-    pub fn fill_resources(&self, resources: &mut ResourceRequirements) {
+    pub fn set_resource_defaults(&self, resources: &mut ResourceRequirements) {
         let requests = [
             ("cpu", &self.cpu_request),
             ("memory", &self.memory_request),
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn only_resources_that_are_not_named_are_filled() {
+    fn only_resources_that_are_not_set_get_defaults() {
         let defaults =
             map(&[("revision-cpu-request", "100m"), ("revision-cpu-limit", "1")]).unwrap();
         let mut resources = ResourceRequirements {
@@ -336,7 +337,7 @@ mod tests {
         };
         let mut expected = resources.clone();
         expected.limits = Some([("cpu".to_owned(), Quantity("1".into()))].into());
-        defaults.fill_resources(&mut resources);
+        defaults.set_resource_defaults(&mut resources);
         assert_eq!(resources, expected);
     }
 }

@@ -81,10 +81,11 @@ macro_rules! features {
 
             fn read(keys: &mut ConfigMapReader<'_>) -> Self {
                 let mut it = Self::default();
-                $(flag(keys, $key, &mut it.$field, Flag::parse);)*
-                flag(keys, "secure-pod-defaults", &mut it.secure_pod_defaults, SecureDefaults::parse);
-                removed(keys);
-                idle(keys);
+                $(read_flag(keys, $key, &mut it.$field, Flag::parse);)*
+                let secure = &mut it.secure_pod_defaults;
+                read_flag(keys, "secure-pod-defaults", secure, SecureDefaults::parse);
+                accept_older_flags(keys);
+                accept_missing_features(keys);
                 it
             }
         }
@@ -153,7 +154,7 @@ features! {
 }
 
 /// Reads one flag. An invalid value keeps the default, as in Knative, but adds a warning.
-fn flag<T: Copy>(
+fn read_flag<T: Copy>(
     keys: &mut ConfigMapReader<'_>,
     key: &'static str,
     target: &mut T,
@@ -167,7 +168,7 @@ fn flag<T: Copy>(
 }
 
 /// Accepts flags of older releases, which have no effect.
-fn removed(keys: &mut ConfigMapReader<'_>) {
+fn accept_older_flags(keys: &mut ConfigMapReader<'_>) {
     keys.accept_without_effect(&[
         ("kubernetes.podspec-dryrun", "ask for it with ?dryRun=All"),
         ("responsive-revision-gc", "it is always on: see config-gc"),
@@ -176,7 +177,7 @@ fn removed(keys: &mut ConfigMapReader<'_>) {
 }
 
 /// Accepts flags of features that do not exist here.
-fn idle(keys: &mut ConfigMapReader<'_>) {
+fn accept_missing_features(keys: &mut ConfigMapReader<'_>) {
     for (key, reason) in [
         ("autodetect-http2", "name the port of a pod that speaks HTTP/2 \"h2c\""),
         ("queueproxy.mount-podinfo", "there is no sidecar"),

@@ -64,7 +64,7 @@ fn go_index(args: &[Value]) -> Result<Value, TemplateError> {
 
 impl fmt::Debug for GoTemplate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_tuple("Template").field(&self.source).finish()
+        out.debug_tuple("GoTemplate").field(&self.source).finish()
     }
 }
 
@@ -79,7 +79,7 @@ impl PartialEq for GoTemplate {
 pub struct TemplateValues(BTreeMap<Arc<str>, Value>);
 
 impl TemplateValues {
-    /// The field names that [`of`](Self::from_metadata) sets.
+    /// The field names that [`from_metadata`](Self::from_metadata) sets.
     pub const METADATA_FIELDS: [&str; 6] =
         ["Name", "GenerateName", "Namespace", "UID", "Labels", "Annotations"];
 
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_without_end_come_back_as_an_error() {
+    fn deeply_nested_templates_are_refused() {
         assert!(render(&"(".repeat(5000)).is_err());
         assert!(render(&format!("{{{{{}.Name{}}}}}", "(".repeat(1500), ")".repeat(1500))).is_err());
         assert!(render(&"{{if .Name}}".repeat(300)).is_err());

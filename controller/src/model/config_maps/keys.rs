@@ -211,7 +211,7 @@ pub fn read<T: ConfigMapSettings>(
 ) -> Result<ParsedConfigMap<T>, Vec<Problem>> {
     let mut keys = ConfigMapReader::new(data);
     let value = T::read(&mut keys);
-    // After the settings are read, so that `known` holds every key they asked for.
+    // After the settings are read, so that `known_keys` holds every key that they asked for.
     keys.warn_unknown();
     if keys.problems.is_empty() {
         Ok(ParsedConfigMap { value, warnings: keys.warnings })

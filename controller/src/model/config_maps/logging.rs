@@ -41,7 +41,7 @@ impl LoggingConfig {
 
     /// Level of each component, as sent in the RouteTable.
     pub fn levels(&self) -> LogLevels {
-        let [controller, agent, activator, autoscaler] = COMPONENTS.map(|part| self.level_of(part));
+        let [controller, agent, activator, autoscaler] = COMPONENTS.map(|it| self.level_of(it));
         LogLevels { controller, agent, activator, autoscaler }
     }
 }
@@ -79,9 +79,11 @@ impl ConfigMapSettings for LoggingConfig {
                 }
                 // Knative has more components, such as `queueproxy`, so this is a warning and no error.
                 Some(_) => {
-                    let parts = COMPONENTS.join(", ");
+                    let components = COMPONENTS.join(", ");
                     let key = format!("loglevel.{component}");
-                    keys.add_warning(format!("key {key:?} has no effect: the parts are {parts}"));
+                    keys.add_warning(format!(
+                        "key {key:?} has no effect: the components are {components}"
+                    ));
                 }
                 None => {
                     let key = format!("loglevel.{component}");
@@ -144,8 +146,8 @@ mod tests {
         assert_eq!(read.value, LoggingConfig::default());
         let expected = [
             "development, encoding of \"zap-logger-config\" has no effect: only \"level\" has",
-            "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \
-             activator, autoscaler",
+            "key \"loglevel.queueproxy\" has no effect: the components are controller, \
+             agent, activator, autoscaler",
         ];
         assert_eq!(read.warnings, expected);
     }

@@ -167,8 +167,8 @@ fn read_domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
     let read = GoTemplate::parse("domain-template", source, &DOMAIN_FIELDS);
     let tried = read.and_then(|template| {
         // As in Knative, sample values show now if the template gives no valid host.
-        let no = || BTreeMap::<&str, &str>::new();
-        let values = domain_values("foo", "bar", "baz.com", no(), no());
+        let no_pairs = || BTreeMap::<&str, &str>::new();
+        let values = domain_values("foo", "bar", "baz.com", no_pairs(), no_pairs());
         check_host(&template.render(&values)?).map(|()| template)
     });
     accept_template(keys, tried)

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn request_logs_have_knatives_line_or_one_that_can_be_carried_out() {
+    fn request_logs_have_knatives_template_or_a_supported_one() {
         const TEMPLATE: &str = "logging.request-log-template";
         let enabled = ("logging.enable-request-log", "true");
         let source = |pairs: &[(&str, &str)]| {

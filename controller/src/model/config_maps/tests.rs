@@ -21,10 +21,10 @@ fn an_invalid_value_keeps_the_last_valid_one_and_is_reported_once() {
         configs.update("config-gc", Some(&valid)),
         ConfigMapUpdate { is_changed: true, events: vec![] }
     );
-    let events = configs.update("config-gc", Some(&invalid));
-    assert_eq!((events.is_changed, reasons(&events)), (false, vec!["ConfigRefused"]));
+    let update = configs.update("config-gc", Some(&invalid));
+    assert_eq!((update.is_changed, reasons(&update)), (false, vec!["ConfigRefused"]));
     assert_eq!(
-        events.events[0].message,
+        update.events[0].message,
         "config-gc: failed to parse retain-since-create-time: time: unknown unit \"hour\" in \
          duration \"1hour\". The settings before it hold"
     );
@@ -44,8 +44,8 @@ fn a_config_map_that_is_gone_falls_back_to_its_defaults() {
     let mut configs = Configs::default();
     configs.update("config-defaults", Some(&data(&[("container-concurrency", "7")])));
     assert_eq!(configs.defaults.container_concurrency, 7);
-    let events = configs.update("config-defaults", None);
-    assert_eq!((events.is_changed, reasons(&events)), (true, vec!["ConfigDeleted"]));
+    let update = configs.update("config-defaults", None);
+    assert_eq!((update.is_changed, reasons(&update)), (true, vec!["ConfigDeleted"]));
     assert_eq!(configs, Configs::default());
     assert_eq!(configs.update("config-defaults", None), ConfigMapUpdate::default());
 }

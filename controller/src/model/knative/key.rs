@@ -88,8 +88,9 @@ pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {
-    let theirs = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC];
-    let is_controllers = name.starts_with("serving.knative.dev/") || name == INITIAL_SCALE_REACHED;
-    let written = name == APPLIED_ANNOTATION;
-    theirs.contains(&name) || !(is_controllers || written)
+    // Users set only these keys of the group `serving.knative.dev`.
+    let is_user_key = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC].contains(&name);
+    let is_controller_key = name.starts_with("serving.knative.dev/")
+        || [INITIAL_SCALE_REACHED, APPLIED_ANNOTATION].contains(&name);
+    is_user_key || !is_controller_key
 }

@@ -5,7 +5,7 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-/// Returns the index of the serving container: the one with ports, or the only one.
+/// Returns the index of the serving container: the first one with ports, else the first of all.
 pub(crate) fn serving_index(containers: &[Container]) -> usize {
     containers.iter().position(|it| it.ports.as_ref().is_some_and(|p| !p.is_empty())).unwrap_or(0)
 }
@@ -47,18 +47,18 @@ pub(crate) enum ReplacedPorts {
 /// Sets the port of a probe if `replaced` includes its present port.
 pub(crate) fn set_probe_port(probe: &mut Probe, port: i32, replaced: ReplacedPorts) {
     let always = replaced == ReplacedPorts::All;
-    let fill = |have: &mut IntOrString| {
-        let none = match have {
+    let replace = |present: &mut IntOrString| {
+        let lacks_number = match present {
             IntOrString::Int(number) => *number == 0,
             // Only the serving port can be named, since no other container has ports.
             IntOrString::String(name) => name.parse::<u16>().is_err(),
         };
-        if none || always {
-            *have = IntOrString::Int(port);
+        if lacks_number || always {
+            *present = IntOrString::Int(port);
         }
     };
-    probe.http_get.iter_mut().for_each(|it| fill(&mut it.port));
-    probe.tcp_socket.iter_mut().for_each(|it| fill(&mut it.port));
+    probe.http_get.iter_mut().for_each(|it| replace(&mut it.port));
+    probe.tcp_socket.iter_mut().for_each(|it| replace(&mut it.port));
     for grpc in probe.grpc.iter_mut().filter(|it| always || it.port == 0) {
         grpc.port = port;
     }

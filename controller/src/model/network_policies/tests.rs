@@ -19,7 +19,7 @@ fn client(labels: Value, ip: &str) -> Option<PolicyClientPod> {
     }))
 }
 
-fn all() -> NetworkPolicies {
+fn with_client_pods() -> NetworkPolicies {
     let mut it = NetworkPolicies::default();
     for (namespace, team) in [(SHOP, "shop"), ("bank", "bank"), ("jobs", "bank")] {
         it.set_namespace(namespace, Some(&json!({"metadata": {"labels": {"team": team}}})));
@@ -44,7 +44,7 @@ fn admitted_clients(policies: &NetworkPolicies) -> Option<Vec<u8>> {
 }
 
 fn under(spec: Value) -> Option<Vec<u8>> {
-    let mut it = all();
+    let mut it = with_client_pods();
     it.set_policy(name(SHOP, "p"), Some(&policy(spec)));
     admitted_clients(&it)
 }
@@ -55,10 +55,10 @@ fn policies_decide_which_clients_may_wait() {
     let bank = json!({"matchLabels": {"team": "bank"}});
     let cases = [
         ("of other pods", json!({"podSelector": {"matchLabels": {"app": "x"}}}), None),
-        ("of what goes out", json!({"podSelector": {}, "policyTypes": ["Egress"]}), None),
-        ("nobody", json!({"podSelector": {}}), Some(vec![])),
-        ("nobody, in words", json!({"podSelector": {}, "policyTypes": ["Ingress"]}), Some(vec![])),
-        ("everybody", json!({"podSelector": {}, "ingress": [{}]}), None),
+        ("egress only", json!({"podSelector": {}, "policyTypes": ["Egress"]}), None),
+        ("no client", json!({"podSelector": {}}), Some(vec![])),
+        ("no ingress", json!({"podSelector": {}, "policyTypes": ["Ingress"]}), Some(vec![])),
+        ("all clients", json!({"podSelector": {}, "ingress": [{}]}), None),
         (
             "pods of the policy's namespace",
             json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": web}]}]}),
@@ -121,7 +121,7 @@ fn only_rules_for_the_served_port_count() {
 
 #[test]
 fn policies_of_one_service_add_up() {
-    let mut it = all();
+    let mut it = with_client_pods();
     let from = |role: &str| {
         let pods = json!({"matchLabels": {"role": role}});
         policy(json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": pods}]}]}))
@@ -133,12 +133,12 @@ fn policies_of_one_service_add_up() {
     it.set_policy(name(SHOP, "a"), None);
     assert_eq!(admitted_clients(&it), Some(vec![2]));
     it.set_policy(name(SHOP, "b"), None);
-    assert_eq!(admitted_clients(&it), None, "another namespace's policy says nothing here");
+    assert_eq!(admitted_clients(&it), None, "the other namespace's policy does not apply");
 }
 
 #[test]
-fn a_change_names_the_namespaces_it_may_touch() {
-    let mut it = all();
+fn a_change_returns_the_namespaces_that_it_may_affect() {
+    let mut it = with_client_pods();
     let none = BTreeSet::<SmolStr>::new();
     let shop: BTreeSet<SmolStr> = [SHOP.into()].into();
     assert!(!it.needs_client_pods());
@@ -149,7 +149,7 @@ fn a_change_names_the_namespaces_it_may_touch() {
 
     let web = || client(json!({"role": "web"}), "10.0.0.7");
     assert_eq!(it.set_client(name("bank", "new"), web()), shop);
-    assert_eq!(it.set_client(name("bank", "new"), web()), none, "it is as it was");
+    assert_eq!(it.set_client(name("bank", "new"), web()), none, "nothing changed");
     assert_eq!(it.set_client(name(SHOP, "new"), web()), none, "no policy lets it in");
     assert_eq!(it.set_client(name("bank", "new"), None), shop);
 

@@ -9,8 +9,8 @@ const MD5_HEX_BYTES: usize = 32;
 /// Bytes of a name that fit before the sum.
 const MAX_PREFIX_BYTES: usize = MAX_NAME_BYTES - MD5_HEX_BYTES;
 
-/// Joins `parent` and `suffix` where that is at most 63 bytes. Longer names are cut, with the MD5 sum of the cut text
-/// in its place, so that different parents have different names.
+/// Joins `parent` and `suffix` where that is at most 63 bytes. Otherwise `parent` is cut, and the MD5 sum of the whole
+/// `parent` follows, so that different parents have different names.
 pub fn child_name(parent: &str, suffix: &str) -> String {
     if parent.len() + suffix.len() <= MAX_NAME_BYTES {
         return trim_name_end(format!("{parent}{suffix}"));
@@ -20,7 +20,7 @@ pub fn child_name(parent: &str, suffix: &str) -> String {
         let prefix = truncate(parent, MAX_PREFIX_BYTES - suffix.len());
         return trim_name_end(format!("{prefix}{}{suffix}", md5_hex(parent)));
     }
-    // A suffix longer than the limit is cut too, so the sum covers both.
+    // A longer suffix is cut too, so the sum covers both.
     let mut name =
         format!("{}{}", truncate(parent, MAX_PREFIX_BYTES), md5_hex(&format!("{parent}{suffix}")));
     let free_bytes = MAX_NAME_BYTES.saturating_sub(name.len());

@@ -7,8 +7,8 @@ fn annotated(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
-    let read = ScalePolicyConfig::default().strict_policy(&annotated(pairs), limit, "a");
+fn policy(pairs: &[(&str, &str)], hard_limit: u32) -> Result<ScalePolicy, String> {
+    let read = ScalePolicyConfig::default().strict_policy(&annotated(pairs), hard_limit, "a");
     read.map_err(|problems| crate::model::problem::problems_line(&problems))
 }
 
@@ -111,7 +111,7 @@ fn scales_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn the_most_is_bounded_by_the_installation() {
+fn max_scale_is_bounded_by_max_scale_limit() {
     let limited = ScalePolicyConfig { max_scale_limit: 10, ..ScalePolicyConfig::default() };
     let refused = |value| {
         let read = limited.strict_policy(&annotated(&[("max-scale", value)]), 0, "a");
@@ -123,13 +123,13 @@ fn the_most_is_bounded_by_the_installation() {
     assert_eq!(refused("0"), format!("max-scale=0 (unlimited), must be less than 10: {at}"));
     assert!(
         limited.strict_policy(&annotated(&[]), 0, "a").is_ok(),
-        "what is not said is not refused"
+        "an absent annotation is not refused"
     );
 }
 
 /// Rule of knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
 #[test]
-fn the_installations_least_wins_over_the_services_most() {
+fn the_default_min_scale_overrides_a_smaller_max_scale() {
     let mut config = ScalePolicyConfig::default();
     config.policy.min_scale = 5;
     let read = config.strict_policy(&annotated(&[("max-scale", "2")]), 0, "a").expect("valid");
@@ -137,7 +137,7 @@ fn the_installations_least_wins_over_the_services_most() {
 }
 
 #[test]
-fn what_a_config_map_forbids_is_dropped_alone() {
+fn an_annotation_that_a_config_map_forbids_is_ignored_alone() {
     let mut config = ScalePolicyConfig { max_scale_limit: 5, ..ScalePolicyConfig::default() };
     config.policy.max_scale = 5;
     let pairs = [("min-scale", "3"), ("max-scale", "10"), ("target", "10"), ("window", "90s")];
@@ -157,7 +157,7 @@ fn what_a_config_map_forbids_is_dropped_alone() {
 
 /// Rule of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
-fn requests_a_second_have_a_utilisation_of_their_own() {
+fn the_metric_rps_has_its_own_utilization() {
     let mut config = ScalePolicyConfig::default();
     config.policy.target_utilization = 0.5;
     let target_of = |pairs: &[(&str, &str)]| {
@@ -172,7 +172,7 @@ fn requests_a_second_have_a_utilisation_of_their_own() {
 
 /// Cases of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
-fn the_total_follows_metric_target_and_limit() {
+fn the_target_follows_metric_annotation_and_hard_limit() {
     let total = |pairs: &[(&str, &str)], limit| policy(pairs, limit).expect("valid").target_total;
     assert_eq!(total(&[], 0), 100.0);
     assert_eq!(total(&[], 8), 8.0);

@@ -1,4 +1,4 @@
-//! Pure: admission of objects for an API server: defaults (mutation) and validation.
+//! Pure: admission of objects for an API server: requests and validation here, defaults in `mutation.rs`.
 //!
 //! Sources: knative/serving `pkg/apis/serving/{v1,v1beta1}` and `pkg/apis/autoscaling/v1alpha1` at 98e5ef9,
 //! knative/networking `pkg/apis/networking/v1alpha1` at 17b28c6.
@@ -6,23 +6,25 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{
-    defaults, diff,
+    diff,
     known_keys::{self, MetadataPlace},
-    local_warnings, metadata, probe, revision_template,
-    rules::{AdmissionPlatform, AdmissionRules, TemplateParent},
-    security, traffic,
-    typed::{parse_typed, remove_unknown_fields},
+    local_warnings, metadata, probe, revision_template, security,
+    settings::{AdmissionPlatform, RuleSettings, TemplateParent},
+    traffic,
+    typed::parse_typed,
 };
 use crate::model::{
-    knative::{RevisionSpec, TrafficTarget, key, user_container},
+    knative::{RevisionSpec, TrafficTarget, user_container},
     problem::Problem,
-    scale_policy,
 };
 
 mod internal_kinds;
+mod mutation;
+
+pub use mutation::apply_defaults;
 
 /// Kinds of objects that admission handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,48 +91,8 @@ pub struct AdmissionRequest<'a> {
     pub old: Option<&'a Value>,
     /// User of the request; `None` if the controller itself asks.
     pub user: Option<&'a str>,
-    /// Settings that the rules depend on.
-    pub rules: AdmissionRules<'a>,
-}
-
-/// Returns the object with all defaults filled in, and the paths of unknown fields.
-///
-/// Unknown fields are those that a PodSpec does not have. They are removed, as the API server does with fields outside
-/// a schema.
-pub fn apply_defaults(request: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
-    let mut object = request.object.clone();
-    let unknown = match request.kind.pod_spec_location() {
-        Some((pointer, path)) => prune_pod(&mut object, pointer, path),
-        None => Vec::new(),
-    };
-    let meta: ObjectMeta = parse_typed(object.get("metadata"), "", &mut Vec::new());
-    let is_creation = request.old.is_none();
-    match request.kind {
-        AdmittedKind::Service | AdmittedKind::Configuration => {
-            match request.old.filter(|_| keeps_revision_name(request)) {
-                Some(old) => restore_template_defaults(&mut object, old, &meta, &request.rules),
-                None => fill_template(&mut object, &meta, is_creation, &request.rules),
-            }
-            if request.kind == AdmittedKind::Service {
-                fill_traffic(&mut object, request.kind);
-            }
-        }
-        AdmittedKind::Route => fill_traffic(&mut object, request.kind),
-        // Revisions are immutable: defaults that appeared later must not reach an existing one.
-        AdmittedKind::Revision if is_creation => {
-            if let Some(spec) = object.get_mut("spec") {
-                defaults::fill_revision_spec(spec, &meta, is_creation, &request.rules);
-            }
-        }
-        AdmittedKind::DomainMapping => internal_kinds::fill_reference_namespace(&mut object, &meta),
-        AdmittedKind::PodAutoscaler => internal_kinds::fill_class_and_metric(&mut object),
-        AdmittedKind::Revision
-        | AdmittedKind::Metric
-        | AdmittedKind::ServerlessService
-        | AdmittedKind::ClusterDomainClaim => {}
-    }
-    record_user(&mut object, &meta, request);
-    (object, unknown)
+    /// Platform and settings that the rules depend on.
+    pub settings: RuleSettings<'a>,
 }
 
 /// Checks an object against all rules, and collects warnings.
@@ -168,118 +130,6 @@ pub struct ValidationResult {
     pub warnings: Vec<Problem>,
 }
 
-fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
-    let Some(Value::Object(spec)) = object.pointer_mut(pointer) else { return Vec::new() };
-    // The fields that Knative adds to a PodSpec are unknown to that type: they are set aside while it is pruned.
-    let revision_fields: Vec<_> = revision_template::REVISION_LIMIT_FIELDS
-        .iter()
-        .filter_map(|name| spec.remove_entry(*name))
-        .collect();
-    let mut pod = Value::Object(std::mem::take(spec));
-    let unknown = remove_unknown_fields::<PodSpec>(&mut pod, path);
-    if let Value::Object(pod) = pod {
-        *spec = pod;
-    }
-    spec.extend(revision_fields);
-    unknown
-}
-
-/// Returns true if the new template has the old one's explicit name. Such a template describes one Revision forever:
-/// changed defaults of the installation must not force the user to choose another name.
-fn keeps_revision_name(request: &AdmissionRequest<'_>) -> bool {
-    let name = |object: &Value| {
-        let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
-        name.filter(|name| !name.is_empty()).map(str::to_owned)
-    };
-    let new = name(request.object);
-    new.is_some() && new == request.old.and_then(name)
-}
-
-fn fill_template(
-    object: &mut Value,
-    meta: &ObjectMeta,
-    is_creation: bool,
-    rules: &AdmissionRules<'_>,
-) {
-    if let Some(template) = object.pointer_mut("/spec/template") {
-        defaults::fill_template(template, meta, is_creation, rules);
-    }
-}
-
-/// Fills in absent fields of a named template whose defaults are the same as when it was created. Knative leaves them
-/// unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by that of
-/// the manifest. Any other absent field is a change, and is refused as one.
-fn restore_template_defaults(
-    object: &mut Value,
-    old: &Value,
-    meta: &ObjectMeta,
-    rules: &AdmissionRules<'_>,
-) {
-    const AT: &str = "/spec/template";
-    let mut filled = object.clone();
-    fill_template(&mut filled, meta, true, rules);
-    if let (Some(new), Some(filled), Some(old)) =
-        (object.pointer_mut(AT), filled.pointer(AT), old.pointer(AT))
-    {
-        copy_unchanged_defaults(new, filled, old);
-    }
-}
-
-/// Copies values of `old` to `new` where `new` has none and `filled` has the same value.
-fn copy_unchanged_defaults(new: &mut Value, filled: &Value, old: &Value) {
-    match (new, filled, old) {
-        (Value::Object(new), Value::Object(filled), Value::Object(old)) => {
-            for (key, filled) in filled {
-                match (new.get_mut(key), old.get(key)) {
-                    (Some(new), Some(old)) => copy_unchanged_defaults(new, filled, old),
-                    (None, Some(old)) if old == filled => {
-                        new.insert(key.clone(), old.clone());
-                    }
-                    _ => {}
-                }
-            }
-        }
-        (Value::Array(new), Value::Array(filled), Value::Array(old)) => {
-            let all = new.iter_mut().zip(filled).zip(old);
-            all.for_each(|((new, filled), old)| copy_unchanged_defaults(new, filled, old));
-        }
-        _ => {}
-    }
-}
-
-fn fill_traffic(object: &mut Value, kind: AdmittedKind) {
-    if let Some(Value::Object(spec)) = object.get_mut("spec") {
-        defaults::fill_traffic(spec, kind == AdmittedKind::Service);
-    }
-}
-
-/// Records creator and last modifier in annotations. Child objects get none: their parent records both.
-fn record_user(object: &mut Value, meta: &ObjectMeta, request: &AdmissionRequest<'_>) {
-    let Some(user) = request.user else { return };
-    let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    let records_user = match request.kind {
-        AdmittedKind::Service | AdmittedKind::DomainMapping => true,
-        AdmittedKind::Configuration | AdmittedKind::Route => !owned,
-        _ => false,
-    };
-    let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
-    // Only the spec counts: a change of labels or annotations is not recorded (Knative's `SetUserInfo`).
-    let changed = request.old.is_none_or(|old| !diff::is_equivalent(&spec(old), &spec(object)));
-    if !records_user || !changed {
-        return;
-    }
-    let Some(annotations) = annotations_mut(object) else { return };
-    if request.old.is_none() {
-        annotations.insert(key::CREATOR.into(), user.into());
-    }
-    annotations.insert(key::LAST_MODIFIER.into(), user.into());
-}
-
-fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
-    let metadata = defaults::object_field(object.as_object_mut()?, "metadata")?;
-    defaults::object_field(metadata, "annotations")
-}
-
 /// Checks a Service, Configuration or Route.
 fn check_serving_kind(
     request: &AdmissionRequest<'_>,
@@ -301,7 +151,7 @@ fn check_serving_kind(
         return;
     };
     if request.kind != AdmittedKind::Route {
-        check_template(spec, TemplateParent::from_metadata(meta), &request.rules, problems);
+        check_template(spec, TemplateParent::from_metadata(meta), &request.settings, problems);
     }
     if request.kind != AdmittedKind::Configuration {
         let problem_count = problems.len();
@@ -326,7 +176,7 @@ fn check_serving_kind(
 fn check_template(
     spec: &Map<String, Value>,
     parent: TemplateParent<'_>,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     const AT: &str = "spec.template";
@@ -340,7 +190,7 @@ fn check_template(
     let spec = revision_template::parse_revision_spec(
         template.get("spec"),
         &format!("{AT}.spec"),
-        rules,
+        settings,
         problems,
     );
     metadata::check_revision_name(&meta, parent, problems);
@@ -349,7 +199,7 @@ fn check_template(
         &annotations,
         &spec,
         &format!("{at}.annotations"),
-        rules,
+        settings,
         problems,
     );
 }
@@ -402,12 +252,12 @@ fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &
     let spec = revision_template::parse_revision_spec(
         request.object.get("spec"),
         "spec",
-        &request.rules,
+        &request.settings,
         problems,
     );
     let annotations = meta.annotations.clone().unwrap_or_default();
     // Annotations were checked in the template, but the autoscaler reads the Revision's own, too.
-    if let Err(more) = request.rules.autoscaler.strict_policy(
+    if let Err(more) = request.settings.autoscaler.strict_policy(
         &annotations,
         concurrency_limit(&spec),
         "metadata.annotations",
@@ -448,7 +298,7 @@ fn collect_warnings(
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
-    match request.rules.platform {
+    match request.settings.platform {
         AdmissionPlatform::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.
         AdmissionPlatform::Kubernetes => {
@@ -463,11 +313,6 @@ fn collect_warnings(
             warnings,
         );
     }
-}
-
-/// Returns the default metric of an autoscaler class.
-pub(super) fn default_metric(class: &str) -> Value {
-    if class == scale_policy::KPA_CLASS { json!("concurrency") } else { json!("cpu") }
 }
 
 #[cfg(test)]

@@ -4,12 +4,19 @@
 //! for each value: its path and its rule (Kubernetes' `pkg/apis/core/validation/validation.go`). An empty value equals
 //! an absent one wherever Kubernetes has a default.
 
-use std::net::IpAddr;
-
 use serde_json::Value;
 
-use super::{dns_names, metadata};
+use super::metadata;
 use crate::model::problem::Problem;
+
+mod text_rules;
+
+use text_rules::{
+    has_no_parent_step, is_address, is_any, is_config_key, is_divisor, is_env_name,
+    is_field_of_pod, is_header_name, is_inner_path, is_label, is_label_value, is_port_name,
+    is_positive_quantity, is_qualified_name, is_resource_of_container, is_search_domain,
+    is_standard_resource, is_subdomain, quantity_value,
+};
 
 /// Rule for the value of one field.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +46,8 @@ pub(crate) enum ValueRule {
 }
 
 use ValueRule::{
-    Fields, Labels, NonEmptyList as Filled, OneOf, OneOfAnyCase, OneOfOrEmpty, Port, Quantities,
-    Range, Text, TextOrEmpty,
+    Fields, Labels, NonEmptyList, OneOf, OneOfAnyCase, OneOfOrEmpty, Port, Quantities, Range, Text,
+    TextOrEmpty,
 };
 
 const FILE_MODE: ValueRule = Range(0, 0o777);
@@ -197,7 +204,7 @@ pub(crate) const CONTAINER_RULES: &[(&str, ValueRule)] = &[
     ("envFrom[].prefix", TextOrEmpty(is_env_name)),
     ("envFrom[].secretRef.name", Text(is_subdomain)),
     ("imagePullPolicy", PULL_POLICIES),
-    ("livenessProbe.exec.command", Filled),
+    ("livenessProbe.exec.command", NonEmptyList),
     ("livenessProbe.failureThreshold", NON_NEGATIVE),
     ("livenessProbe.grpc.port", Port),
     ("livenessProbe.httpGet.httpHeaders[].name", Text(is_header_name)),
@@ -208,7 +215,7 @@ pub(crate) const CONTAINER_RULES: &[(&str, ValueRule)] = &[
     ("livenessProbe.successThreshold", Range(0, 1)),
     ("livenessProbe.tcpSocket.port", Port),
     ("livenessProbe.timeoutSeconds", NON_NEGATIVE),
-    ("readinessProbe.exec.command", Filled),
+    ("readinessProbe.exec.command", NonEmptyList),
     ("readinessProbe.grpc.port", Port),
     ("readinessProbe.httpGet.httpHeaders[].name", Text(is_header_name)),
     ("readinessProbe.httpGet.port", Port),
@@ -218,7 +225,7 @@ pub(crate) const CONTAINER_RULES: &[(&str, ValueRule)] = &[
     ("resources.limits", Quantities),
     ("resources.requests", Quantities),
     ("securityContext.seccompProfile.type", SECCOMP_PROFILES),
-    ("startupProbe.exec.command", Filled),
+    ("startupProbe.exec.command", NonEmptyList),
     ("startupProbe.failureThreshold", NON_NEGATIVE),
     ("startupProbe.grpc.port", Port),
     ("startupProbe.httpGet.httpHeaders[].name", Text(is_header_name)),
@@ -251,45 +258,45 @@ pub(super) fn check_pod_fields(pod: &Value, at: &str, problems: &mut Vec<Problem
 
 /// Checks each field on its own.
 fn check_fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
-    let mut check_each = |path: &str, must: ValueRule| {
-        for_each_at(pod, path, at, &mut |value, at| check_value(must, value, at, problems));
+    let mut check_each = |path: &str, rule: ValueRule| {
+        for_each_at(pod, path, at, &mut |value, at| check_value(rule, value, at, problems));
     };
-    POD_RULES.iter().for_each(|(path, must)| check_each(path, *must));
+    POD_RULES.iter().for_each(|(path, rule)| check_each(path, *rule));
     for (lists, fields) in
         [(&AFFINITY_TERM_PATHS[..], AFFINITY_TERM_RULES), (&CONTAINER_LISTS[..], CONTAINER_RULES)]
     {
         for list in lists {
-            fields.iter().for_each(|(path, must)| check_each(&format!("{list}.{path}"), *must));
+            fields.iter().for_each(|(path, rule)| check_each(&format!("{list}.{path}"), *rule));
         }
     }
 }
 
-/// Calls `see` with every value at a path, and with the full path of that value.
-fn for_each_at(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) {
+/// Calls `visit` with every value at a path, and with the full path of that value.
+fn for_each_at(value: &Value, path: &str, at: &str, visit: &mut dyn FnMut(&Value, &str)) {
     let (step, rest) = path.split_once('.').map_or((path, None), |(step, rest)| (step, Some(rest)));
     let (name, is_list) = step.strip_suffix("[]").map_or((step, false), |name| (name, true));
     // An absent field breaks no rule of its own: only a present one can be empty or wrong.
     let Some(inner) = value.get(name).filter(|it| !it.is_null()) else { return };
     let at = format!("{at}.{name}");
-    let mut go = |value: &Value, at: &str| match rest {
+    let mut descend = |value: &Value, at: &str| match rest {
         // A `null` in a list has a wrong type, which typed parsing reports.
         None if value.is_null() => {}
-        Some(rest) => for_each_at(value, rest, at, see),
-        None => see(value, at),
+        Some(rest) => for_each_at(value, rest, at, visit),
+        None => visit(value, at),
     };
     match inner.as_array().filter(|_| is_list) {
         Some(all) => {
-            all.iter().enumerate().for_each(|(at_index, it)| go(it, &format!("{at}[{at_index}]")));
+            all.iter().enumerate().for_each(|(index, it)| descend(it, &format!("{at}[{index}]")));
         }
         // Not a list although it should be: typed parsing reports it.
         None if is_list => {}
-        None => go(inner, &at),
+        None => descend(inner, &at),
     }
 }
 
-fn check_value(must: ValueRule, value: &Value, at: &str, problems: &mut Vec<Problem>) {
+fn check_value(rule: ValueRule, value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = value.as_str().unwrap_or_default();
-    let fits = match must {
+    let fits = match rule {
         // A value of another type has no text, and passes as empty: typed parsing reports it.
         OneOfOrEmpty(words) => text.is_empty() || words.contains(&text),
         OneOfAnyCase(words) => {
@@ -301,7 +308,7 @@ fn check_value(must: ValueRule, value: &Value, at: &str, problems: &mut Vec<Prob
             }
             return;
         }
-        Filled => value.as_array().is_none_or(|all| !all.is_empty()),
+        NonEmptyList => value.as_array().is_none_or(|all| !all.is_empty()),
         TextOrEmpty(fits) => text.is_empty() || fits(text),
         Text(_) | OneOf(_) if text.is_empty() => {
             problems.push(Problem::missing(at));
@@ -317,9 +324,9 @@ fn check_value(must: ValueRule, value: &Value, at: &str, problems: &mut Vec<Prob
         Quantities => return check_quantities(value, at, problems),
         Labels => return check_labels(value, at, problems),
         Fields(fields) => {
-            for (path, must) in fields {
+            for (path, rule) in fields {
                 for_each_at(value, path, at, &mut |value, at| {
-                    check_value(*must, value, at, problems)
+                    check_value(*rule, value, at, problems)
                 });
             }
             return;
@@ -407,149 +414,6 @@ fn check_requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Parses a quantity into a number, exact enough for comparisons.
-fn quantity_value(value: &Value) -> Option<f64> {
-    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    // The sign belongs to the number here; negative quantities are refused elsewhere.
-    let end = text.find(|it: char| !it.is_ascii_digit() && !"+-.".contains(it));
-    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
-    let scale = match unit {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1_048_576.0,
-        "Gi" => 1_073_741_824.0,
-        "Ti" => 1_099_511_627_776.0,
-        "Pi" => 1_125_899_906_842_624.0,
-        "Ei" => 1_152_921_504_606_846_976.0,
-        // Not a unit but an exponent, as in `1e3`.
-        _ => return text.parse().ok(),
-    };
-    number.parse::<f64>().ok().map(|it| it * scale)
-}
-
-fn is_address(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok()
-}
-
-fn is_subdomain(text: &str) -> bool {
-    dns_names::subdomain_errors(text).is_empty()
-}
-
-fn is_qualified_name(text: &str) -> bool {
-    dns_names::qualified_name_errors(text).is_empty()
-}
-
-/// Accepts any text that is present.
-fn is_any(_text: &str) -> bool {
-    true
-}
-
-/// Accepts a DNS-1123 label: a name without dots.
-fn is_label(text: &str) -> bool {
-    dns_names::dns1123_errors(text).is_empty()
-}
-
-fn is_label_value(text: &str) -> bool {
-    !text.contains('/') && is_qualified_name(text)
-}
-
-/// Accepts a search domain: the root, or one that may have underscores and a final dot.
-fn is_search_domain(text: &str) -> bool {
-    // Resolvers accept underscores, which labels of host names may not contain.
-    let text = text.replace('_', "a");
-    text == "." || is_subdomain(text.strip_suffix('.').unwrap_or(&text))
-}
-
-/// Accepts a field of a pod that variables and files of its containers may refer to.
-fn is_field_of_pod(text: &str) -> bool {
-    let metadata_fields = ["metadata.labels", "metadata.annotations"];
-    // One label or annotation, as in `metadata.labels['app']`.
-    let key = |field: &str| text.strip_prefix(field)?.strip_prefix("['")?.strip_suffix("']");
-    const FIELDS: [&str; 9] = [
-        "metadata.name",
-        "metadata.namespace",
-        "metadata.uid",
-        "spec.nodeName",
-        "spec.serviceAccountName",
-        "status.hostIP",
-        "status.hostIPs",
-        "status.podIP",
-        "status.podIPs",
-    ];
-    FIELDS.contains(&text)
-        || metadata_fields.contains(&text)
-        // The domain of an annotation's key may have capitals (Kubernetes' `ValidateAnnotations`).
-        || metadata_fields.into_iter().filter_map(key).any(|it| is_qualified_name(&it.to_ascii_lowercase()))
-}
-
-/// Accepts a container's limit or request that variables may refer to.
-fn is_resource_of_container(text: &str) -> bool {
-    let named = text.strip_prefix("limits.").or_else(|| text.strip_prefix("requests."));
-    named.is_some_and(is_standard_resource)
-}
-
-/// Accepts a resource that every container may request.
-fn is_standard_resource(text: &str) -> bool {
-    ["cpu", "memory", "ephemeral-storage"].contains(&text) || text.starts_with("hugepages-")
-}
-
-/// Accepts a divisor of quantities: one of a unit, or 0.
-fn is_divisor(text: &str) -> bool {
-    let unit = text.strip_prefix('1').unwrap_or("-");
-    let units = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    text == "0" || units.contains(&unit)
-}
-
-fn is_positive_quantity(text: &str) -> bool {
-    metadata::is_quantity(text) && quantity_value(&text.into()).is_some_and(|it| it > 0.0)
-}
-
-/// Accepts a path without a step to the parent folder.
-fn has_no_parent_step(text: &str) -> bool {
-    text.split('/').all(|it| it != "..")
-}
-
-/// Accepts a key of a ConfigMap or Secret.
-fn is_config_key(text: &str) -> bool {
-    let fits = |it: u8| it.is_ascii_alphanumeric() || matches!(it, b'-' | b'_' | b'.');
-    text.len() <= 253 && text.bytes().all(fits) && text != "." && !text.starts_with("..")
-}
-
-/// Accepts the name of a variable: printable ASCII except `=`, which ends a name.
-fn is_env_name(text: &str) -> bool {
-    text.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=')
-}
-
-fn is_header_name(text: &str) -> bool {
-    text.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-')
-}
-
-/// Accepts a relative path that stays below its start.
-fn is_inner_path(text: &str) -> bool {
-    !text.starts_with('/') && has_no_parent_step(text)
-}
-
-/// Accepts the name of a port, by the rules for service names (RFC 6335).
-fn is_port_name(text: &str) -> bool {
-    let fits = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
-    let edge = |it: Option<char>| it.is_some_and(|it| it != '-');
-    text.len() <= 15
-        && text.bytes().all(fits)
-        && text.bytes().any(|it| it.is_ascii_lowercase())
-        && edge(text.chars().next())
-        && edge(text.chars().last())
-        && !text.contains("--")
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -568,8 +432,8 @@ mod tests {
     }
 
     /// Returns values that a rule accepts, and values that it refuses.
-    fn samples(must: ValueRule) -> (Vec<Value>, Vec<Value>) {
-        match must {
+    fn samples(rule: ValueRule) -> (Vec<Value>, Vec<Value>) {
+        match rule {
             OneOfOrEmpty(words) => {
                 let valid = words.iter().chain(&[""]).map(|it| json!(it)).collect();
                 let small = words.iter().map(|it| it.to_ascii_lowercase());
@@ -593,7 +457,7 @@ mod tests {
             Range(low, high) => {
                 (vec![json!(low), json!(high)], vec![json!(low - 1), json!(high + 1)])
             }
-            Filled => (vec![json!(["a"])], vec![json!([])]),
+            NonEmptyList => (vec![json!(["a"])], vec![json!([])]),
             TextOrEmpty(_) => (vec![json!("")], vec![]),
             Text(_) => (vec![], vec![json!("")]),
             Port => {
@@ -648,19 +512,19 @@ mod tests {
     ];
 
     fn all_rules() -> Vec<(String, ValueRule)> {
-        let pod = POD_RULES.iter().map(|(path, must)| ((*path).to_owned(), *must));
+        let pod = POD_RULES.iter().map(|(path, rule)| ((*path).to_owned(), *rule));
         let terms = AFFINITY_TERM_PATHS.iter().flat_map(|term| {
-            AFFINITY_TERM_RULES.iter().map(move |(path, must)| (format!("{term}.{path}"), *must))
+            AFFINITY_TERM_RULES.iter().map(move |(path, rule)| (format!("{term}.{path}"), *rule))
         });
         let inner = CONTAINER_LISTS.iter().flat_map(|list| {
-            CONTAINER_RULES.iter().map(move |(path, must)| (format!("{list}.{path}"), *must))
+            CONTAINER_RULES.iter().map(move |(path, rule)| (format!("{list}.{path}"), *rule))
         });
-        let rows = |(path, must): (String, ValueRule)| match must {
+        let rows = |(path, rule): (String, ValueRule)| match rule {
             Fields(fields) => fields
                 .iter()
-                .map(|(inner, must)| (format!("{path}.{inner}"), *must))
+                .map(|(inner, rule)| (format!("{path}.{inner}"), *rule))
                 .collect::<Vec<_>>(),
-            _ => vec![(path, must)],
+            _ => vec![(path, rule)],
         };
         pod.chain(terms).chain(inner).flat_map(rows).collect()
     }
@@ -689,16 +553,16 @@ mod tests {
 
     #[test]
     fn each_field_accepts_what_kubernetes_accepts_and_refuses_the_rest_by_path() {
-        for (path, must) in all_rules() {
-            let (valid, invalid) = samples(must);
+        for (path, rule) in all_rules() {
+            let (valid, invalid) = samples(rule);
             for value in valid {
                 assert_eq!(field_problems(&document_with(&path, &value)), [], "{path}: {value}");
             }
             for value in invalid {
                 let at = format!("spec.{}", path.replace("[]", "[0]"));
                 let problems = field_problems(&document_with(&path, &value));
-                let is_there = problems.len() == 1 && problems[0].path.starts_with(&at);
-                assert!(is_there, "{path}: {value}: {problems:?}");
+                let is_reported = problems.len() == 1 && problems[0].path.starts_with(&at);
+                assert!(is_reported, "{path}: {value}: {problems:?}");
             }
             // Typed parsing refuses wrong types, and `null` equals an absent field.
             assert_eq!(field_problems(&document_with(&path, &Value::Null)), [], "{path}");

@@ -6,8 +6,8 @@ use super::{
     dns_names,
     pod::{PodContainerRole, ServingPort},
     probe,
-    rules::{AdmissionPlatform, AdmissionRules},
     security,
+    settings::{AdmissionPlatform, RuleSettings},
 };
 use crate::model::problem::Problem;
 
@@ -22,19 +22,19 @@ pub(super) fn check_container(
     role: PodContainerRole,
     port: &ServingPort,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     check_container_name(container, at, problems);
-    check_image(container, at, rules.platform, problems);
+    check_image(container, at, settings.platform, problems);
     check_env(container, role, at, problems);
     check_env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
-    if rules.platform == AdmissionPlatform::Local {
+    if settings.platform == AdmissionPlatform::Local {
         refuse_config_refs(container, at, problems);
     }
     check_ports(container, role, at, problems);
-    probe::check_probes(container, role, port, at, rules.features, problems);
-    security::check_container_context(container, at, rules, problems);
+    probe::check_probes(container, role, port, at, settings.features, problems);
+    security::check_container_context(container, at, settings, problems);
     let policy = container.termination_message_policy.as_deref().unwrap_or_default();
     if !matches!(policy, "" | "File" | "FallbackToLogsOnError") {
         problems.push(Problem::invalid(format!("{at}.terminationMessagePolicy"), policy));

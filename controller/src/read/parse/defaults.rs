@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use serde_json::{Map, Value, json};
 
-use super::rules::AdmissionRules;
+use super::settings::RuleSettings;
 use crate::model::{config_maps::SecureDefaults, object::names::child_name};
 
 /// Shipped value of `revision-response-start-timeout-seconds`, in seconds.
@@ -22,31 +22,31 @@ const DEFAULT_PORT: i64 = 8080;
 
 type JsonObject = Map<String, Value>;
 
-/// Fills in a template; `parent` is the object around it.
+/// Sets the defaults of a template; `parent` is the object around it.
 ///
 /// `is_creation` is true for a new object. Defaults of later releases do not change a workload that runs already.
-pub(super) fn fill_template(
+pub(super) fn set_template_defaults(
     template: &mut Value,
     parent: &ObjectMeta,
     is_creation: bool,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
 ) {
     if let Some(spec) = template.get_mut("spec") {
-        fill_revision_spec(spec, parent, is_creation, rules);
+        set_revision_spec_defaults(spec, parent, is_creation, settings);
     }
 }
 
-/// Fills in the spec of a Revision.
-pub(super) fn fill_revision_spec(
+/// Sets the defaults of a Revision's spec.
+pub(super) fn set_revision_spec_defaults(
     spec: &mut Value,
     parent: &ObjectMeta,
     is_creation: bool,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
 ) {
     let Value::Object(spec) = spec else { return };
-    fill_limits(spec, rules);
+    set_limit_defaults(spec, settings);
     if is_creation {
-        fill_service_account(spec, rules);
+        set_link_and_token_defaults(spec, settings);
     }
     // Both are read before any default is set: a default name must avoid every name that the user chose.
     let (writable, taken) = (writable_volumes(spec), container_names(spec));
@@ -54,37 +54,37 @@ pub(super) fn fill_revision_spec(
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         let several = all.len() > 1;
         let name = match init {
-            true => rules.defaults.init_container_name(parent),
-            false => rules.defaults.container_name(parent),
+            true => settings.defaults.init_container_name(parent),
+            false => settings.defaults.container_name(parent),
         };
         name_containers(all, &name, &taken);
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
-            fill_mounts(container, &writable);
+            make_mounts_read_only(container, &writable);
             if !init {
-                fill_resources(container, rules);
-                fill_ports(container);
-                fill_probes(container, several);
+                set_resource_defaults(container, settings);
+                set_port_defaults(container);
+                set_probe_defaults(container, several);
             }
         }
     }
-    fill_security_contexts(spec, rules);
+    set_security_context_defaults(spec, settings);
 }
 
-/// Fills in the pod's access to others: service links, and the token for the API server.
-fn fill_service_account(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
+/// Sets `enableServiceLinks` and `automountServiceAccountToken`.
+fn set_link_and_token_defaults(spec: &mut JsonObject, settings: &RuleSettings<'_>) {
     // Kubernetes' own default (true) would give every service the addresses of all others.
-    if let Some(links) = rules.defaults.enable_service_links {
+    if let Some(links) = settings.defaults.enable_service_links {
         set_if_unset(spec, "enableServiceLinks", links);
     }
-    if let Some(mount) = rules.defaults.automount_service_account_token
+    if let Some(mount) = settings.defaults.automount_service_account_token
         && text_field(spec, "serviceAccountName").is_empty()
     {
         set_if_unset(spec, "automountServiceAccountToken", mount);
     }
 }
 
-fn fill_limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
-    let defaults = rules.defaults;
+fn set_limit_defaults(spec: &mut JsonObject, settings: &RuleSettings<'_>) {
+    let defaults = settings.defaults;
     // A value of a wrong type must stay as it is, for validation to report: -1 blocks all defaults below.
     let timeout = match spec.get("timeoutSeconds") {
         None | Some(Value::Null) => 0,
@@ -95,7 +95,7 @@ fn fill_limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
         set_field(spec, "timeoutSeconds", timeout);
     }
     set_if_unset(spec, "containerConcurrency", defaults.container_concurrency);
-    // Only if strictly less: a timeout of 300 s or below is in force alone.
+    // As in Knative, only a timeout below that of the whole request is set: a longer one would never be reached.
     let start = defaults.response_start_timeout_seconds;
     if start > 0 && start < timeout {
         set_if_unset(spec, "responseStartTimeoutSeconds", start);
@@ -140,7 +140,7 @@ fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
     }
 }
 
-fn fill_ports(container: &mut JsonObject) {
+fn set_port_defaults(container: &mut JsonObject) {
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
         // A port without number that only names a protocol is the port in `DEFAULT_PORT`.
@@ -149,7 +149,7 @@ fn fill_ports(container: &mut JsonObject) {
 }
 
 /// Marks mounts of volumes that pods cannot write to as read-only.
-fn fill_mounts(container: &mut JsonObject, writable: &[String]) {
+fn make_mounts_read_only(container: &mut JsonObject, writable: &[String]) {
     let mounts = container.get_mut("volumeMounts").and_then(Value::as_array_mut);
     for mount in mounts.into_iter().flatten().filter_map(Value::as_object_mut) {
         let name = text_field(mount, "name");
@@ -159,7 +159,7 @@ fn fill_mounts(container: &mut JsonObject, writable: &[String]) {
     }
 }
 
-fn fill_resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
+fn set_resource_defaults(container: &mut JsonObject, settings: &RuleSettings<'_>) {
     let current = container.get("resources").filter(|it| !it.is_null());
     let read = current.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
     // Values of a wrong type are left for validation; only added keys are written, so the user's notation stays.
@@ -167,7 +167,7 @@ fn fill_resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
         return;
     };
     let mut after = old_resources.clone();
-    rules.defaults.fill_resources(&mut after);
+    settings.defaults.set_resource_defaults(&mut after);
     for (name, old, after) in [
         ("requests", old_resources.requests, after.requests),
         ("limits", old_resources.limits, after.limits),
@@ -184,8 +184,8 @@ fn fill_resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
     }
 }
 
-/// Fills in readiness probes. The serving container always has one: without a handler it is a TCP probe.
-fn fill_probes(container: &mut JsonObject, several: bool) {
+/// Sets the defaults of probes. The serving container always has one: without a handler it is a TCP probe.
+fn set_probe_defaults(container: &mut JsonObject, several: bool) {
     let ports = container.get("ports").and_then(Value::as_array);
     let serves = !several || ports.is_some_and(|ports| !ports.is_empty());
     if serves && let Some(probe) = object_field(container, "readinessProbe") {
@@ -197,16 +197,16 @@ fn fill_probes(container: &mut JsonObject, several: bool) {
     }
     // Other containers need no readiness probe; an existing one gets the same thresholds.
     if let Some(Value::Object(probe)) = container.get_mut("readinessProbe") {
-        fill_thresholds(probe);
+        set_threshold_defaults(probe);
     }
     for name in ["readinessProbe", "livenessProbe", "startupProbe"] {
         if let Some(Value::Object(probe)) = container.get_mut(name) {
-            fill_grpc_service(probe);
+            set_grpc_service_default(probe);
         }
     }
 }
 
-fn fill_thresholds(probe: &mut JsonObject) {
+fn set_threshold_defaults(probe: &mut JsonObject) {
     set_if_zero(probe, "successThreshold", 1);
     // `periodSeconds: 0` stands for probing as fast as is sensible, and excludes thresholds and timeouts of its own.
     let period = probe.get("periodSeconds").filter(|it| !it.is_null());
@@ -216,42 +216,43 @@ fn fill_thresholds(probe: &mut JsonObject) {
     }
 }
 
-fn fill_grpc_service(probe: &mut JsonObject) {
+fn set_grpc_service_default(probe: &mut JsonObject) {
     if let Some(Value::Object(grpc)) = probe.get_mut("grpc") {
         set_if_unset(grpc, "service", "");
     }
 }
 
-/// Fills in security contexts by the setting `secure-pod-defaults`.
-fn fill_security_contexts(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
-    let level = rules.features.secure_pod_defaults;
+/// Sets the defaults of security contexts by the setting `secure-pod-defaults`.
+fn set_security_context_defaults(spec: &mut JsonObject, settings: &RuleSettings<'_>) {
+    let level = settings.features.secure_pod_defaults;
     if level == SecureDefaults::Disabled {
         return;
     }
     let pod = spec.get("securityContext").cloned().unwrap_or_default();
     let is_set = |name: &str| pod.get(name).is_some_and(|it| !it.is_null());
-    let (seccomp, nonroot) = (has_seccomp(pod.as_object()), is_set("runAsNonRoot"));
+    let (pod_has_seccomp, pod_sets_non_root) =
+        (has_seccomp(pod.as_object()), is_set("runAsNonRoot"));
     for list in ["initContainers", "containers"] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         // Binding a port below 1024 needs a capability once the container no longer runs as root.
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
-            let low = has_low_port(container);
+            let has_low_port = has_low_port(container);
             let Some(container_context) = object_field(container, "securityContext") else {
                 continue;
             };
             set_if_unset(container_context, "allowPrivilegeEscalation", false);
-            if !seccomp
+            if !pod_has_seccomp
                 && !has_seccomp(Some(container_context))
                 && let Some(profile) = object_field(container_context, "seccompProfile")
             {
                 set_field(profile, "type", "RuntimeDefault");
             }
-            let drop = match low {
+            let capabilities = match has_low_port {
                 true => json!({"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
                 false => json!({"drop": ["ALL"]}),
             };
-            set_if_unset(container_context, "capabilities", drop);
-            if level == SecureDefaults::Enabled && !nonroot {
+            set_if_unset(container_context, "capabilities", capabilities);
+            if level == SecureDefaults::Enabled && !pod_sets_non_root {
                 set_if_unset(container_context, "runAsNonRoot", true);
             }
         }
@@ -271,8 +272,8 @@ fn has_low_port(container: &JsonObject) -> bool {
     numbers.into_iter().any(|number| (1..1024).contains(&number))
 }
 
-/// Fills in traffic targets. Only a Service has a default for an empty list.
-pub(super) fn fill_traffic(spec: &mut JsonObject, is_service: bool) {
+/// Sets the defaults of traffic targets. Only a Service has a default for an empty list.
+pub(super) fn set_traffic_defaults(spec: &mut JsonObject, is_service: bool) {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let none = spec.get("traffic").is_none_or(|it| it.is_null() || empty(it));
     if none && is_service {

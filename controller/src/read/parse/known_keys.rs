@@ -242,29 +242,32 @@ fn key_warning(
 ) -> Option<String> {
     let group =
         name.split_once('/').map(|(group, _)| group).filter(|it| KNOWN_GROUPS.contains(it))?;
-    let has_none = |why: &str| Some(format!("{name} has no effect: {why}"));
-    let scales = group == scale_policy::AUTOSCALING_GROUP;
+    let no_effect = |why: &str| Some(format!("{name} has no effect: {why}"));
+    let is_autoscaling_key = group == scale_policy::AUTOSCALING_GROUP;
     // Validation refuses these at such places, so a warning besides would be noise.
-    if scales && (ROUTE_PLACES.contains(&place) || place == Configuration) {
+    if is_autoscaling_key && (ROUTE_PLACES.contains(&place) || place == Configuration) {
         return None;
     }
     // Foreign autoscalers may read keys that are unknown here.
-    if scales && REVISION_PLACES.contains(&place) && class == AutoscalerClass::Foreign {
+    if is_autoscaling_key
+        && REVISION_PLACES.contains(&place)
+        && class == AutoscalerClass::Foreign
+    {
         return None;
     }
     let Some(known_key) = table.iter().find(|it| it.names.contains(&name)) else {
-        return has_none("nothing reads it");
+        return no_effect("nothing reads it");
     };
     let newest = known_key.names.first()?;
     if !known_key.places.contains(&place) {
-        return has_none(known_key.warning_elsewhere);
+        return no_effect(known_key.warning_elsewhere);
     }
-    let word = newest.rsplit('/').next().unwrap_or_default();
-    if scales && class == AutoscalerClass::Hpa && !HPA_KEYS.contains(&word) {
-        return has_none("a HorizontalPodAutoscaler knows no such bound");
+    let short_name = newest.rsplit('/').next().unwrap_or_default();
+    if is_autoscaling_key && class == AutoscalerClass::Hpa && !HPA_KEYS.contains(&short_name) {
+        return no_effect("a HorizontalPodAutoscaler knows no such bound");
     }
     if name == key::VISIBILITY && !matches!(value, "" | "cluster-local") {
-        return has_none("only cluster-local hides a name");
+        return no_effect("only cluster-local hides a name");
     }
     (name != *newest).then(|| format!("{name} is an older spelling, use {newest}"))
 }

@@ -12,12 +12,12 @@ const NO_ACCOUNTS: &str = "no pod is given a token of an API server";
 
 /// Warns of settings that have no effect on the local node although they have one on Kubernetes.
 pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: &mut Vec<Problem>) {
-    let mut none = |at: &str, field: &str, reason: &str| {
+    let mut warn_no_effect = |at: &str, field: &str, reason: &str| {
         warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
     let annotations = meta.annotations.iter().flat_map(|it| it.keys());
     for name in annotations.filter(|it| key::ROLLOUT_DURATION.contains(&it.as_str())) {
-        none(&format!("metadata.annotations.{name}"), name, "all traffic moves at once");
+        warn_no_effect(&format!("metadata.annotations.{name}"), name, "all traffic moves at once");
     }
     for (field, is_set, reason) in [
         (
@@ -38,34 +38,40 @@ pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: 
         ),
     ] {
         if is_set {
-            none(&format!("{AT}.{field}"), field, reason);
+            warn_no_effect(&format!("{AT}.{field}"), field, reason);
         }
     }
     for (index, it) in pod.volumes.iter().flatten().enumerate() {
-        warn_volume(it, &format!("{AT}.volumes[{index}]"), &mut none);
+        warn_volume(it, &format!("{AT}.volumes[{index}]"), &mut warn_no_effect);
     }
     for (index, it) in pod.containers.iter().enumerate() {
-        warn_container(it, &format!("{AT}.containers[{index}]"), &mut none);
+        warn_container(it, &format!("{AT}.containers[{index}]"), &mut warn_no_effect);
     }
 }
 
-fn warn_volume(volume: &Volume, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
+fn warn_volume(volume: &Volume, at: &str, warn_no_effect: &mut impl FnMut(&str, &str, &str)) {
     let Some(dir) = &volume.empty_dir else { return };
     let medium = dir.medium.as_deref().is_some_and(|it| !it.is_empty());
     for (field, is_set) in [("medium", medium), ("sizeLimit", dir.size_limit.is_some())] {
         if is_set {
             let reason = "a volume is a folder on the disk, without a bound of its own";
-            none(&format!("{at}.emptyDir.{field}"), &format!("volumes[].emptyDir.{field}"), reason);
+            let path = format!("{at}.emptyDir.{field}");
+            warn_no_effect(&path, &format!("volumes[].emptyDir.{field}"), reason);
         }
     }
 }
 
-fn warn_container(container: &Container, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
-    let mut warn = |field: &str, reason: &str| none(&format!("{at}.{field}"), field, reason);
+fn warn_container(
+    container: &Container,
+    at: &str,
+    warn_no_effect: &mut impl FnMut(&str, &str, &str),
+) {
+    let mut warn =
+        |field: &str, reason: &str| warn_no_effect(&format!("{at}.{field}"), field, reason);
     if container
         .security_context
         .as_ref()
-        .is_some_and(|container| container.seccomp_profile.is_some())
+        .is_some_and(|context| context.seccomp_profile.is_some())
     {
         warn("securityContext.seccompProfile", "no system call is filtered");
     }
@@ -73,17 +79,13 @@ fn warn_container(container: &Container, at: &str, none: &mut impl FnMut(&str, &
         warn("terminationMessagePolicy", "the end of the log is told where there is no message");
     }
     let resources = container.resources.clone().unwrap_or_default();
-    for name in resources.limits.iter().flat_map(|container| container.keys()) {
+    for name in resources.limits.iter().flat_map(|limits| limits.keys()) {
         if !matches!(name.as_str(), "cpu" | "memory") {
             warn(&format!("resources.limits.{name}"), "only cpu and memory are bounded");
         }
     }
-    for name in resources
-        .requests
-        .iter()
-        .flat_map(|container| container.keys())
-        .filter(|container| *container != "cpu")
-    {
+    let requested = resources.requests.iter().flat_map(|requests| requests.keys());
+    for name in requested.filter(|name| *name != "cpu") {
         warn(&format!("resources.requests.{name}"), "there is no other node to choose");
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{dns_names, rules::TemplateParent};
+use super::{dns_names, settings::TemplateParent};
 use crate::model::{
     knative::key,
     problem::Problem,
@@ -31,18 +31,19 @@ const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
 
 /// Checks the name of an object whose names are DNS-1035 labels.
 pub(super) fn check_name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
-    let parent = TemplateParent::from_metadata(meta);
-    let prefix = dns_names::dns1035_prefix_errors(parent.generate_name);
-    if !parent.generate_name.is_empty() && !prefix.is_empty() {
+    let name = meta.name.as_deref().unwrap_or_default();
+    let generate = meta.generate_name.as_deref().unwrap_or_default();
+    let prefix = dns_names::dns1035_prefix_errors(generate);
+    if !generate.is_empty() && !prefix.is_empty() {
         let message = format!("not a DNS 1035 label prefix: {}", dns_names::go_list(&prefix));
         problems.push(Problem::new("metadata.generateName", message));
-    } else if !parent.name.is_empty() {
-        let errors = dns_names::dns1035_errors(parent.name);
+    } else if !name.is_empty() {
+        let errors = dns_names::dns1035_errors(name);
         if !errors.is_empty() {
             let message = format!("not a DNS 1035 label: {}", dns_names::go_list(&errors));
             problems.push(Problem::new("metadata.name", message));
         }
-    } else if parent.generate_name.is_empty() {
+    } else if generate.is_empty() {
         problems.push(Problem::new("metadata.name", "name or generateName is required"));
     }
 }
@@ -53,10 +54,8 @@ pub(super) fn check_revision_name(
     parent: TemplateParent<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    let (name, generate) = (
-        TemplateParent::from_metadata(meta).name,
-        TemplateParent::from_metadata(meta).generate_name,
-    );
+    let name = meta.name.as_deref().unwrap_or_default();
+    let generate = meta.generate_name.as_deref().unwrap_or_default();
     const AT: &str = "spec.template.metadata";
     let prefix = dns_names::dns1035_prefix_errors(generate);
     if !generate.is_empty() && !prefix.is_empty() {
@@ -98,7 +97,7 @@ pub(super) fn refuse_autoscaling_annotations(
 pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
     const AT: &str = "metadata.annotations";
     if let Some((name, text)) = first_set(annotations, &key::ROLLOUT_DURATION) {
-        check_duration("rollout-duration", name, text, true, AT, problems);
+        check_duration("rollout-duration", name, text, ZeroDuration::Allowed, AT, problems);
     }
     check_path(annotations, AT, problems);
     check_http_protocol(annotations, problems);
@@ -111,7 +110,7 @@ pub(super) fn check_template_annotations(
     problems: &mut Vec<Problem>,
 ) {
     if let Some((name, text)) = first_set(annotations, &key::PROGRESS_DEADLINE) {
-        check_duration("progress-deadline", name, text, false, at, problems);
+        check_duration("progress-deadline", name, text, ZeroDuration::Refused, at, problems);
     }
     check_path(annotations, at, problems);
     check_sidecar(annotations, at, problems);
@@ -129,12 +128,19 @@ pub(super) fn check_template_annotations(
     }
 }
 
-/// Checks a duration annotation, which must be in whole seconds.
+/// Verdict on a duration of zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroDuration {
+    Allowed,
+    Refused,
+}
+
+/// Checks a duration annotation, which must be in whole seconds. `what` is its name in Knative's messages.
 fn check_duration(
     what: &str,
     name: &str,
     text: &str,
-    zero: bool,
+    zero: ZeroDuration,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
@@ -152,7 +158,10 @@ fn check_duration(
         Some(it) if it.subsec_nanos() != 0 => {
             Problem::new(path, format!("{what}={sign}{text} is not at second precision"))
         }
-        Some(it) if (negative && it > Duration::ZERO) || (it == Duration::ZERO && !zero) => {
+        Some(it)
+            if (negative && it > Duration::ZERO)
+                || (it == Duration::ZERO && zero == ZeroDuration::Refused) =>
+        {
             Problem::new(path, format!("{what}={sign}{text} must be positive"))
         }
         Some(_) => return,

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::{
     apiserver_rules, container, dns_names, field_mask,
-    rules::{AdmissionPlatform, AdmissionRules},
-    security, volume,
+    security,
+    settings::{AdmissionPlatform, RuleSettings},
+    volume,
 };
 use crate::model::{config_maps::Flag, problem::Problem};
 
@@ -28,20 +29,20 @@ pub(super) fn check_pod(
     raw: &Value,
     pod: &PodSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    field_mask::POD_MASK.check(raw, rules.features, at, problems);
+    field_mask::POD_MASK.check(raw, settings.features, at, problems);
     apiserver_rules::check_pod_fields(raw, at, problems);
-    security::check_pod_context(pod, at, rules, problems);
-    volume::check_volumes(pod, at, rules, problems);
-    check_init_containers(pod, at, rules, problems);
+    security::check_pod_context(pod, at, settings, problems);
+    volume::check_volumes(pod, at, settings, problems);
+    check_init_containers(pod, at, settings, problems);
     let port = find_serving_port(&pod.containers, &format!("{at}.containers[*].ports"), problems);
     let several = pod.containers.len() > 1;
     if pod.containers.is_empty() {
         problems.push(Problem::missing(format!("{at}.containers")));
     }
-    if several && rules.features.multi_container != Flag::Enabled {
+    if several && settings.features.multi_container != Flag::Enabled {
         let count = pod.containers.len();
         let message = format!("multi-container is off, but found {count} containers");
         problems.push(Problem::new(format!("{at}.containers"), message));
@@ -53,8 +54,8 @@ pub(super) fn check_pod(
         let path = format!("{at}.containers[{index}]");
         let serves = !several || one.ports.as_ref().is_some_and(|ports| !ports.is_empty());
         let role = if serves { PodContainerRole::Serving } else { PodContainerRole::Sidecar };
-        container::check_container(one, role, &port, &path, rules, problems);
-        volume::check_mounts(pod, one, &path, rules.platform, problems);
+        container::check_container(one, role, &port, &path, settings, problems);
+        volume::check_mounts(pod, one, &path, settings.platform, problems);
     }
     if let Some(account) = pod.service_account_name.as_deref().filter(|name| !name.is_empty()) {
         for error in dns_names::subdomain_errors(account) {
@@ -98,15 +99,15 @@ fn find_serving_port(
 fn check_init_containers(
     pod: &PodSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let init = pod.init_containers.as_deref().unwrap_or_default();
     if init.is_empty() {
         return;
     }
-    let off = rules.features.podspec_init_containers != Flag::Enabled;
-    if off || rules.platform == AdmissionPlatform::Local {
+    let off = settings.features.podspec_init_containers != Flag::Enabled;
+    if off || settings.platform == AdmissionPlatform::Local {
         let count = init.len();
         let message = format!(
             "pod spec support for init-containers is off, but found {count} init containers"
@@ -116,15 +117,16 @@ fn check_init_containers(
     }
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
     // Init containers serve nothing, so no port matches.
-    let nowhere = ServingPort { number: 0, name: String::new() };
+    let no_port = ServingPort { number: 0, name: String::new() };
     for (index, one) in init.iter().enumerate() {
         let path = format!("{at}.initContainers[{index}]");
         if !taken.insert(&one.name) {
             let message = format!("duplicate container name {:?}", one.name);
             problems.push(Problem::new(format!("{path}.name"), message));
         }
-        container::check_container(one, PodContainerRole::Init, &nowhere, &path, rules, problems);
-        volume::check_mounts(pod, one, &path, rules.platform, problems);
+        let role = PodContainerRole::Init;
+        container::check_container(one, role, &no_port, &path, settings, problems);
+        volume::check_mounts(pod, one, &path, settings.platform, problems);
     }
 }
 

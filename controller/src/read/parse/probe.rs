@@ -20,7 +20,7 @@ pub(super) fn check_probes(
     features: &Features,
     problems: &mut Vec<Problem>,
 ) {
-    let anywhere = features.multi_container_probing == Flag::Enabled;
+    let probes_anywhere = features.multi_container_probing == Flag::Enabled;
     let probes = [
         ("livenessProbe", &container.liveness_probe),
         ("readinessProbe", &container.readiness_probe),
@@ -34,14 +34,14 @@ pub(super) fn check_probes(
                 problems.push(Problem::new(path, "field not allowed in an init container"));
                 continue;
             }
-            PodContainerRole::Sidecar if !anywhere => {
+            PodContainerRole::Sidecar if !probes_anywhere => {
                 problems.push(Problem::disallowed(path));
                 continue;
             }
             PodContainerRole::Sidecar => {
                 check_probe_ports(probe, AllowedProbePort::Explicit, &path, problems)
             }
-            PodContainerRole::Serving if anywhere => {}
+            PodContainerRole::Serving if probes_anywhere => {}
             PodContainerRole::Serving => {
                 check_probe_ports(probe, AllowedProbePort::Serving(port), &path, problems)
             }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     metadata, pod,
-    rules::AdmissionRules,
+    settings::RuleSettings,
     typed::{parse_typed, remove_unknown_fields},
 };
 use crate::model::{knative::RevisionSpec, problem::Problem};
@@ -21,7 +21,7 @@ pub(super) const REVISION_LIMIT_FIELDS: [&str; 4] =
 pub(super) fn parse_revision_spec(
     value: Option<&Value>,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) -> RevisionSpec {
     let Some(Value::Object(object)) = value else {
@@ -41,16 +41,16 @@ pub(super) fn parse_revision_spec(
     remove_unknown_fields::<PodSpec>(&mut pod, at);
     // An unreadable spec was reported as such; without this check it would also count as one without containers.
     if problems.len() == problem_count || spec.pod != PodSpec::default() {
-        pod::check_pod(&pod, &spec.pod, at, rules, problems);
+        pod::check_pod(&pod, &spec.pod, at, settings, problems);
     }
-    check_limits(&spec, at, rules, problems);
+    check_limits(&spec, at, settings, problems);
     spec
 }
 
 fn check_limits(
     spec: &RevisionSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let mut within = |name: &str, value: Option<i64>, low: i64, high: i64| {
@@ -58,7 +58,7 @@ fn check_limits(
             problems.push(Problem::out_of_bounds(format!("{at}.{name}"), low, value, high));
         }
     };
-    let defaults = rules.defaults;
+    let defaults = settings.defaults;
     let min = i64::from(!defaults.allow_container_concurrency_zero);
     let max = defaults.container_concurrency_max_limit;
     within("containerConcurrency", spec.container_concurrency, min, max);
@@ -74,12 +74,12 @@ pub(super) fn check_annotations(
     annotations: &BTreeMap<String, String>,
     spec: &RevisionSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     metadata::check_template_annotations(annotations, at, problems);
     let limit = spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok());
-    if let Err(more) = rules.autoscaler.strict_policy(annotations, limit.unwrap_or(0), at) {
+    if let Err(more) = settings.autoscaler.strict_policy(annotations, limit.unwrap_or(0), at) {
         problems.extend(more);
     }
 }

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
 
-use super::rules::AdmissionRules;
+use super::settings::RuleSettings;
 use crate::model::{
     config_maps::{Flag, SecureDefaults},
     problem::Problem,
@@ -16,7 +16,7 @@ const MAX_ID: i64 = i32::MAX as i64;
 pub(super) fn check_pod_context(
     pod: &PodSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let Some(context) = &pod.security_context else { return };
@@ -27,7 +27,7 @@ pub(super) fn check_pod_context(
     for (index, group) in context.supplemental_groups.iter().flatten().enumerate() {
         check_id(&format!("supplementalGroups[{index}]"), Some(*group), &at, problems);
     }
-    if rules.features.podspec_securitycontext == Flag::Disabled {
+    if settings.features.podspec_securitycontext == Flag::Disabled {
         restrict_without_feature(context, &at, problems);
     }
 }
@@ -55,7 +55,7 @@ fn restrict_without_feature(context: &PodSecurityContext, at: &str, problems: &m
 pub(super) fn check_container_context(
     container: &Container,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let Some(context) = &container.security_context else { return };
@@ -65,10 +65,10 @@ pub(super) fn check_container_context(
     }
     let add = context.capabilities.as_ref().and_then(|it| it.add.as_ref());
     if let Some(add) = add {
-        let secure = rules.features.secure_pod_defaults != SecureDefaults::Disabled;
+        let secure = settings.features.secure_pod_defaults != SecureDefaults::Disabled;
         // `secure-pod-defaults` itself adds this capability for low ports, so it must pass.
         let bind = secure && add.as_slice() == ["NET_BIND_SERVICE"];
-        if rules.features.containerspec_addcapabilities == Flag::Disabled && !bind {
+        if settings.features.containerspec_addcapabilities == Flag::Disabled && !bind {
             problems.push(Problem::disallowed(format!("{at}.capabilities.add")));
         }
     }
@@ -88,12 +88,12 @@ pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec
         ("containers", pod.containers.as_slice()),
         ("initContainers", pod.init_containers.as_deref().unwrap_or_default()),
     ];
-    let around = pod.security_context.clone().unwrap_or_default();
+    let pod_context = pod.security_context.clone().unwrap_or_default();
     for (list, containers) in lists {
         for (index, container) in containers.iter().enumerate() {
             let at = format!("{at}.{list}[{index}].securityContext");
             let context = container.security_context.clone().unwrap_or_default();
-            warn_insecure_context(&around, &context, &at, warnings);
+            warn_insecure_context(&pod_context, &context, &at, warnings);
         }
     }
 }

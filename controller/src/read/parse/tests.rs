@@ -74,7 +74,7 @@ fn a_small_service_gets_knatives_defaults() {
 /// Defaults that depend on other fields (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at 98e5ef9).
 #[test]
 fn defaults_depend_on_each_other_as_in_knative() {
-    let fill = |spec: &str| {
+    let defaulted = |spec: &str| {
         let text = HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec);
         let ManifestDocument::Service { manifest, .. } = read_document(&text) else {
             panic!("refused: {spec}")
@@ -82,21 +82,22 @@ fn defaults_depend_on_each_other_as_in_knative() {
         let template: RevisionTemplate = serde_json::from_str(&manifest.template).expect("JSON");
         template.spec
     };
-    let start = |spec: &str| fill(spec).response_start_timeout_seconds;
+    let start = |spec: &str| defaulted(spec).response_start_timeout_seconds;
     assert_eq!(start("{timeoutSeconds: 300, containers: [{image: a}]}"), None);
     assert_eq!(start("{timeoutSeconds: 301, containers: [{image: a}]}"), Some(300));
-    assert_eq!(fill("{timeoutSeconds: 0, containers: [{image: a}]}").timeout_seconds, Some(300));
-    let two = fill("{containers: [{image: a}, {image: b, ports: [{containerPort: 80}]}]}");
+    let zero = defaulted("{timeoutSeconds: 0, containers: [{image: a}]}");
+    assert_eq!(zero.timeout_seconds, Some(300));
+    let two = defaulted("{containers: [{image: a}, {image: b, ports: [{containerPort: 80}]}]}");
     let names: Vec<_> = two.pod.containers.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["user-container-0", "user-container-1"]);
     assert!(two.pod.containers[0].readiness_probe.is_none());
-    let slow = fill("{containers: [{image: a, readinessProbe: {periodSeconds: 2}}]}");
+    let slow = defaulted("{containers: [{image: a, readinessProbe: {periodSeconds: 2}}]}");
     let probe = slow.pod.containers[0].readiness_probe.clone().expect("a probe");
     assert_eq!((probe.failure_threshold, probe.timeout_seconds), (Some(3), Some(1)));
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_with_its_path() {
+fn unreadable_fields_are_refused_with_their_paths() {
     check_table(&[
         (
             container_problems("{image: a, imagge: b}"),
@@ -308,7 +309,7 @@ fn limits_and_annotations_are_bounded() {
 }
 
 #[test]
-fn without_kubernetes_only_our_class_scales() {
+fn the_local_node_refuses_other_autoscaler_classes() {
     let class = |class: &str| {
         let annotation = format!("annotations: {{autoscaling.knative.dev/class: {class}}}");
         let template = format!("{{template: {{metadata: {{{annotation}}}, spec");
@@ -362,7 +363,7 @@ fn the_local_node_reports_unsupported_and_ignored_fields() {
         ]
     );
     let container = "{image: a, terminationMessagePolicy: FallbackToLogsOnError}";
-    assert_eq!(warned(container), [""; 0], "as it is anyway");
+    assert_eq!(warned(container), [""; 0], "the local node does this in any case");
 }
 
 #[test]
@@ -418,7 +419,7 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
 fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let autoscaler = ScalePolicyConfig::default();
-    let rules = AdmissionRules {
+    let settings = RuleSettings {
         platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
@@ -427,7 +428,7 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     };
     let read = |spec: Value| {
         let metadata = serde_json::json!({"name": "a".repeat(63), "namespace": "n", "uid": "u"});
-        observed_service(&serde_json::json!({"metadata": metadata, "spec": spec}), rules)
+        observed_service(&serde_json::json!({"metadata": metadata, "spec": spec}), settings)
     };
     let spec = serde_json::json!({
         "template": {"metadata": {"creationTimestamp": null}, "spec": {
@@ -442,12 +443,12 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     assert_eq!(name.name.len(), 63);
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     assert_eq!(template["spec"]["timeoutSeconds"], 900);
-    assert_eq!(template["spec"]["containers"][0].get("readinessProbe"), None, "filled in already");
+    assert_eq!(template["spec"]["containers"][0].get("readinessProbe"), None, "passed admission");
     let new_service =
         read(serde_json::json!({"template": {"spec": {"containers": [{"image": "x"}]}}}));
     let (_, manifest) = new_service.expect("readable");
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
-    assert_eq!(template["spec"]["timeoutSeconds"], 300, "never saw admission");
+    assert_eq!(template["spec"]["timeoutSeconds"], 300, "it never passed admission");
     assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
     let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
     let problem = problems_line(&broken.expect_err("no image"));

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::{
     dns_names, metadata,
-    rules::{AdmissionPlatform, AdmissionRules},
+    settings::{AdmissionPlatform, RuleSettings},
 };
 use crate::model::{
     config_maps::{Features, Flag},
@@ -23,7 +23,7 @@ const LOCAL_PATHS: [&str; 3] = ["/tmp", "/var", "/var/log"];
 pub(super) fn check_volumes(
     pod: &PodSpec,
     at: &str,
-    rules: &AdmissionRules<'_>,
+    settings: &RuleSettings<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let containers = pod.containers.iter().chain(pod.init_containers.iter().flatten());
@@ -48,13 +48,13 @@ pub(super) fn check_volumes(
             problems.push(Problem::invalid(path, name));
         }
         // Knative's kinds do not matter on the local node: it can only make empty folders.
-        if rules.platform == AdmissionPlatform::Local && volume.empty_dir.is_none() {
+        if settings.platform == AdmissionPlatform::Local && volume.empty_dir.is_none() {
             let message = "volume support is disabled, but found another than emptyDir";
             let problem = Problem::new(&at, message);
             problems.push(problem.with_advice("the local node has only emptyDir"));
             continue;
         }
-        check_kind(volume, &at, rules.features, problems);
+        check_kind(volume, &at, settings.features, problems);
         check_contents(volume, &at, problems);
     }
 }

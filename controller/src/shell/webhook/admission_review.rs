@@ -13,7 +13,7 @@ use crate::{
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{
-        AdmissionPlatform, AdmissionRules,
+        AdmissionPlatform, RuleSettings,
         admission::{self, AdmissionRequest, AdmittedKind},
     },
 };
@@ -68,9 +68,9 @@ impl AdmissionSettings {
         }
     }
 
-    /// Returns the inputs of the rules of admission.
-    pub fn admission_rules(&self) -> AdmissionRules<'_> {
-        AdmissionRules {
+    /// Returns the platform and settings that the rules of admission depend on.
+    pub fn rule_settings(&self) -> RuleSettings<'_> {
+        RuleSettings {
             platform: AdmissionPlatform::Kubernetes,
             defaults: &self.defaults,
             features: &self.features,
@@ -221,8 +221,8 @@ fn evaluate_request(
     }
     let old = request.old_object.as_ref().filter(|it| !it.is_null());
     let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
-    let rules = settings.admission_rules();
-    let admission_request = AdmissionRequest { kind, object, old, user, rules };
+    let settings = settings.rule_settings();
+    let admission_request = AdmissionRequest { kind, object, old, user, settings };
     match hook {
         AdmissionHook::Defaulting => default_object(&admission_request, request),
         AdmissionHook::Validation | AdmissionHook::Config => {

@@ -122,7 +122,7 @@ fn every_refusal_names_key_and_value() {
 }
 
 #[test]
-fn values_without_request_get_no_warning() {
+fn values_that_ask_for_nothing_get_no_warning() {
     let pairs = [
         ("external-domain-tls", "Disabled"),
         ("cluster-local-domain-tls", "disabled"),

@@ -3,14 +3,14 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use super::{AdmissionRequest, AdmittedKind, annotations_mut, check_creator, default_metric};
+use super::{AdmissionRequest, AdmittedKind, check_creator, mutation::annotations_mut};
 use crate::{
     model::{problem::Problem, scale_policy},
     read::parse::{defaults, dns_names, metadata},
 };
 
-/// Fills in the namespace of a DomainMapping's reference, which is always its own.
-pub(super) fn fill_reference_namespace(object: &mut Value, meta: &ObjectMeta) {
+/// Sets the namespace of a DomainMapping's reference to its own, where it is absent.
+pub(super) fn set_reference_namespace_default(object: &mut Value, meta: &ObjectMeta) {
     let Some(namespace) = meta.namespace.as_deref() else { return };
     if let Some(Value::Object(reference)) = object.pointer_mut("/spec/ref")
         && defaults::text_field(reference, "namespace").is_empty()
@@ -19,8 +19,8 @@ pub(super) fn fill_reference_namespace(object: &mut Value, meta: &ObjectMeta) {
     }
 }
 
-/// Fills in the annotations that select a PodAutoscaler's class and metric.
-pub(super) fn fill_class_and_metric(object: &mut Value) {
+/// Sets the annotations for a PodAutoscaler's class and metric, where they are absent.
+pub(super) fn set_class_and_metric_defaults(object: &mut Value) {
     let Some(annotations) = annotations_mut(object) else { return };
     let (class, metric) = (
         format!("{}class", scale_policy::AUTOSCALING_PREFIX),
@@ -29,7 +29,12 @@ pub(super) fn fill_class_and_metric(object: &mut Value) {
     // The class comes first, since the default metric depends on it.
     annotations.entry(&class).or_insert_with(|| scale_policy::KPA_CLASS.into());
     let class = defaults::text_field(annotations, &class);
-    annotations.entry(&metric).or_insert_with(|| default_metric(&class));
+    annotations.entry(&metric).or_insert_with(|| default_metric(&class).into());
+}
+
+/// Returns the default metric of an autoscaler class.
+fn default_metric(class: &str) -> &'static str {
+    if class == scale_policy::KPA_CLASS { "concurrency" } else { "cpu" }
 }
 
 pub(super) fn check_domain_mapping(
@@ -46,7 +51,7 @@ pub(super) fn check_domain_mapping(
     if let Some(error) = qualified_name_error(name) {
         problems.push(Problem::new(at, format!("invalid name {name:?}: {error}")));
     }
-    let domain = it.rules.cluster_domain;
+    let domain = it.settings.cluster_domain;
     // Names below the cluster's domain belong to Kubernetes Services.
     if name.ends_with(&format!(".{domain}")) || name == domain {
         let message = format!(
@@ -117,12 +122,12 @@ pub(super) fn check_pod_autoscaler(
     // A value out of bounds is reported below; here it counts as no limit.
     let bounded = u32::try_from(limit).unwrap_or(0);
     if let Err(more) =
-        it.rules.autoscaler.strict_policy(&annotations, bounded, "metadata.annotations")
+        it.settings.autoscaler.strict_policy(&annotations, bounded, "metadata.annotations")
     {
         problems.extend(more);
     }
-    let max = it.rules.defaults.container_concurrency_max_limit;
-    let min = i64::from(!it.rules.defaults.allow_container_concurrency_zero);
+    let max = it.settings.defaults.container_concurrency_max_limit;
+    let min = i64::from(!it.settings.defaults.allow_container_concurrency_zero);
     if !(min..=max).contains(&limit) {
         problems.push(Problem::out_of_bounds("spec.containerConcurrency", min, limit, max));
     }
@@ -183,9 +188,9 @@ pub(super) fn check_domain_claim(request: &AdmissionRequest<'_>, problems: &mut 
 
 /// Checks a reference to an object of the same namespace (knative/serving `ValidateNamespacedObjectReference`).
 fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Problem>) {
-    let nothing = Map::new();
-    let all = value.and_then(Value::as_object).unwrap_or(&nothing);
-    for (name, value) in all {
+    let empty = Map::new();
+    let fields = value.and_then(Value::as_object).unwrap_or(&empty);
+    for (name, value) in fields {
         if !matches!(name.as_str(), "apiVersion" | "kind" | "name") && !value.is_null() {
             problems.push(Problem::disallowed(format!("{at}.{name}")));
         }
@@ -197,7 +202,7 @@ fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Pr
         ("name", dns_names::dns1123_errors),
     ];
     for (name, rule) in rules {
-        let (value, path) = (defaults::text_field(all, name), format!("{at}.{name}"));
+        let (value, path) = (defaults::text_field(fields, name), format!("{at}.{name}"));
         if value.is_empty() {
             problems.push(Problem::missing(path));
             continue;

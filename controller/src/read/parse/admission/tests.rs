@@ -1,23 +1,24 @@
 use std::sync::LazyLock;
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::{
     model::{
-        config_maps::{Features, Flag, RevisionDefaults, SecureDefaults},
+        config_maps::{Features, Flag, RevisionDefaults},
         problem,
         scale_policy::ScalePolicyConfig,
     },
     read::parse::AdmissionPlatform,
 };
 
+mod mutation;
+mod properties;
+
 static DEFAULTS: LazyLock<RevisionDefaults> = LazyLock::new(RevisionDefaults::default);
 static FEATURES: LazyLock<Features> = LazyLock::new(Features::default);
 static AUTOSCALER: LazyLock<ScalePolicyConfig> = LazyLock::new(ScalePolicyConfig::default);
 
-fn rules(features: &Features) -> AdmissionRules<'_> {
-    AdmissionRules {
+fn settings(features: &Features) -> RuleSettings<'_> {
+    RuleSettings {
         platform: AdmissionPlatform::Kubernetes,
         defaults: &DEFAULTS,
         features,
@@ -52,10 +53,10 @@ fn create_request<'a>(
     object: &'a Value,
     features: &'a Features,
 ) -> AdmissionRequest<'a> {
-    AdmissionRequest { kind, object, old: None, user: None, rules: rules(features) }
+    AdmissionRequest { kind, object, old: None, user: None, settings: settings(features) }
 }
 
-/// Returns problems and warnings of an object that is created: filled in, then validated.
+/// Returns the problems of an object that is created: its defaults are set, then it is validated.
 fn problems_with(kind: AdmittedKind, object: &Value, features: &Features) -> String {
     let (object, _) = apply_defaults(&create_request(kind, object, features));
     problem::knative_message(&validate(&create_request(kind, &object, features)).problems)
@@ -65,7 +66,7 @@ fn problems(kind: AdmittedKind, object: &Value) -> String {
     problems_with(kind, object, &FEATURES)
 }
 
-/// Returns problems and warnings of a change from `old` to `new`.
+/// Returns the problems of a change from `old` to `new`.
 fn update_problems(kind: AdmittedKind, old: &Value, new: &Value) -> String {
     let (old, _) = apply_defaults(&create_request(kind, old, &FEATURES));
     let request =
@@ -592,90 +593,6 @@ fn a_named_template_changes_only_with_its_name() {
     assert_eq!(update_problems(AdmittedKind::Service, &old, &old), "");
 }
 
-/// A new default of the operator must not require a new name of the Revision.
-#[test]
-fn a_named_template_is_not_filled_in_again() {
-    let old = yaml(
-        "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {timeoutSeconds: 7, containers: [{image: x}]}}}}",
-    );
-    let request = AdmissionRequest {
-        old: Some(&old),
-        ..create_request(AdmittedKind::Service, &old, &FEATURES)
-    };
-    let (new, _) = apply_defaults(&request);
-    assert_eq!(new["spec"]["template"], old["spec"]["template"]);
-    assert_eq!(new["spec"]["traffic"][0]["percent"], 100);
-}
-
-#[test]
-fn a_named_template_may_be_applied_again_as_it_was_written() {
-    let written = yaml(
-        "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {containers: [{image: x, ports: [{containerPort: 7}]}]}}}}",
-    );
-    let (filled, _) = apply_defaults(&create_request(AdmittedKind::Service, &written, &FEATURES));
-    let reapply = |old: &Value, new: &Value| {
-        let request = AdmissionRequest {
-            old: Some(old),
-            ..create_request(AdmittedKind::Service, new, &FEATURES)
-        };
-        update_problems(AdmittedKind::Service, old, &apply_defaults(&request).0)
-    };
-    assert_eq!(reapply(&filled, &written), "");
-    let prefix = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
-    let mut other = written.clone();
-    other["spec"]["template"]["spec"]["containers"][0]["image"] = json!("y");
-    let expected = format!("{prefix}spec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n");
-    assert_eq!(reapply(&filled, &other), expected, "and nothing but what was written");
-    let mut longer = written.clone();
-    longer["spec"]["template"]["spec"]["timeoutSeconds"] = json!(77);
-    let (longer, _) = apply_defaults(&create_request(AdmittedKind::Service, &longer, &FEATURES));
-    let expected = format!("{prefix}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
-    assert_eq!(reapply(&longer, &written), expected, "what was taken away is not kept in silence");
-}
-
-/// Annotations with creator and last modifier: the first never changes, the second changes only with the spec.
-#[test]
-fn creators_are_recorded_and_not_rewritten() {
-    let object = container("{image: a}");
-    let apply_as = |user, old, object| {
-        apply_defaults(&AdmissionRequest {
-            user: Some(user),
-            old,
-            ..create_request(AdmittedKind::Service, object, &FEATURES)
-        })
-        .0
-    };
-    let filled = apply_as("ann", None, &object);
-    let notes = |object: &Value| {
-        let all = &object["metadata"]["annotations"];
-        (all[key::CREATOR].clone(), all[key::LAST_MODIFIER].clone())
-    };
-    assert_eq!(notes(&filled), (json!("ann"), json!("ann")));
-    let reapplied = apply_as("bob", Some(&filled), &filled);
-    assert_eq!(notes(&reapplied), (json!("ann"), json!("ann")), "nothing of the spec changed");
-    let mut changed = filled.clone();
-    changed["spec"]["template"]["spec"]["containers"][0]["image"] = "b".into();
-    assert_eq!(notes(&apply_as("bob", Some(&filled), &changed)), (json!("ann"), json!("bob")));
-    let mut forged = filled.clone();
-    forged["metadata"]["annotations"][key::CREATOR] = "eve".into();
-    let expected =
-        "annotation value is immutable: metadata.annotations.serving.knative.dev/creator";
-    assert_eq!(update_problems(AdmittedKind::Service, &filled, &forged), expected);
-    let mut forged = filled.clone();
-    forged["metadata"]["annotations"][key::LAST_MODIFIER] = "eve".into();
-    let expected = "invalid value: eve: metadata.annotations.serving.knative.dev/lastModifier";
-    assert_eq!(update_problems(AdmittedKind::Service, &filled, &forged), expected);
-    let owned = yaml(
-        "{metadata: {name: a, ownerReferences: [{apiVersion: v, kind: Service, name: a, uid: u}]}, spec: {traffic: [{configurationName: a, percent: 100}]}}",
-    );
-    let child = apply_defaults(&AdmissionRequest {
-        user: Some("ann"),
-        ..create_request(AdmittedKind::Route, &owned, &FEATURES)
-    })
-    .0;
-    assert_eq!(child["metadata"]["annotations"], Value::Null);
-}
-
 /// Names and references of DomainMappings (knative/serving `pkg/apis/serving/v1beta1` at 98e5ef9).
 #[test]
 fn domain_mappings_are_judged_in_knatives_words() {
@@ -726,7 +643,7 @@ fn domain_mappings_are_judged_in_knatives_words() {
 /// Objects of Knative's internal groups (knative/serving `pkg/apis/autoscaling/v1alpha1` at 98e5ef9, knative/networking
 /// `pkg/apis/networking/v1alpha1` at 17b28c6).
 #[test]
-fn internal_kinds_are_filled_in_and_judged() {
+fn internal_kinds_get_defaults_and_are_judged() {
     let pa = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
     let valid = "{scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a-1-deployment}, protocolType: http1}";
     let (filled, _) =
@@ -769,58 +686,9 @@ fn internal_kinds_are_filled_in_and_judged() {
     );
 }
 
-/// Each default of a template (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at 98e5ef9).
-#[test]
-fn defaults_are_knatives() {
-    let (filled, _) = apply_defaults(&create_request(
-        AdmittedKind::Service,
-        &template("{timeoutSeconds: 301, containers: [{image: a}]}"),
-        &FEATURES,
-    ));
-    let expected = json!({
-        "template": {"spec": {
-            "containerConcurrency": 0,
-            "timeoutSeconds": 301,
-            "responseStartTimeoutSeconds": 300,
-            "enableServiceLinks": false,
-            "containers": [{
-                "image": "a",
-                "name": "user-container",
-                "readinessProbe": {"periodSeconds": 0, "successThreshold": 1, "tcpSocket": {"port": 0}},
-            }],
-        }},
-        "traffic": [{"latestRevision": true, "percent": 100}],
-    });
-    assert_eq!(filled["spec"], expected);
-}
-
-/// Defaults with the feature `secure-pod-defaults` (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at
-/// 98e5ef9).
-#[test]
-fn secure_defaults_fill_unset_fields() {
-    let object = container("{image: a, ports: [{containerPort: 80}]}");
-    let context_with = |secure_pod_defaults| {
-        let features = Features { secure_pod_defaults, ..Features::default() };
-        let (filled, _) =
-            apply_defaults(&create_request(AdmittedKind::Service, &object, &features));
-        assert_eq!(problems_with(AdmittedKind::Service, &filled, &features), "");
-        filled["spec"]["template"]["spec"]["containers"][0]["securityContext"].clone()
-    };
-    assert_eq!(context_with(SecureDefaults::Disabled), Value::Null);
-    let bounded = json!({
-        "allowPrivilegeEscalation": false,
-        "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    });
-    assert_eq!(context_with(SecureDefaults::AllowRootBounded), bounded);
-    let mut enabled = bounded;
-    enabled["runAsNonRoot"] = true.into();
-    assert_eq!(context_with(SecureDefaults::Enabled), enabled);
-}
-
 /// Warnings about insecure defaults, and retired spellings that are still read.
 #[test]
-fn warnings_name_what_is_not_safe_and_what_is_old() {
+fn insecure_defaults_and_older_spellings_get_warnings() {
     let object = yaml(
         "{metadata: {name: a, annotations: {serving.knative.dev/rolloutDuration: 10s}}, spec: {template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, spec: {containers: [{image: a, securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, seccompProfile: {type: RuntimeDefault}}}]}}}}",
     );
@@ -856,337 +724,4 @@ fn kinds_that_only_the_controller_writes_get_a_warning() {
     }
     assert!(warnings_of(AdmittedKind::Metric, owned, false));
     assert!(!warnings_of(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
-}
-
-#[test]
-fn unknown_pod_fields_are_removed_and_reported() {
-    let object = template(
-        "{speed: 1, timeoutSeconds: 5, containers: [{image: a, imagge: b, ports: [{containerPort: 80, colour: red}]}]}",
-    );
-    let (filled, mut unknown) =
-        apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
-    unknown.sort();
-    let at = "spec.template.spec";
-    let expected = [
-        format!("{at}.containers[0].imagge"),
-        format!("{at}.containers[0].ports[0].colour"),
-        format!("{at}.speed"),
-    ];
-    assert_eq!(unknown, expected);
-    assert_eq!(filled["spec"]["template"]["spec"]["timeoutSeconds"], 5);
-    assert_eq!(problems(AdmittedKind::Service, &object), "");
-}
-
-fn kinds() -> impl Strategy<Value = AdmittedKind> {
-    prop::sample::select(vec![
-        AdmittedKind::Service,
-        AdmittedKind::Configuration,
-        AdmittedKind::Revision,
-        AdmittedKind::Route,
-        AdmittedKind::DomainMapping,
-        AdmittedKind::PodAutoscaler,
-        AdmittedKind::Metric,
-        AdmittedKind::ServerlessService,
-        AdmittedKind::ClusterDomainClaim,
-    ])
-}
-
-/// Keys with a meaning somewhere, so that random documents reach the rules.
-const KEYS: [&str; 40] = [
-    "metadata",
-    "name",
-    "generateName",
-    "annotations",
-    "labels",
-    "spec",
-    "template",
-    "traffic",
-    "containers",
-    "initContainers",
-    "volumes",
-    "image",
-    "ports",
-    "containerPort",
-    "readinessProbe",
-    "httpGet",
-    "tcpSocket",
-    "port",
-    "volumeMounts",
-    "mountPath",
-    "emptyDir",
-    "secret",
-    "items",
-    "securityContext",
-    "capabilities",
-    "drop",
-    "percent",
-    "tag",
-    "revisionName",
-    "ref",
-    "namespace",
-    "timeoutSeconds",
-    "containerConcurrency",
-    "periodSeconds",
-    "resources",
-    "limits",
-    "env",
-    "projected",
-    "sources",
-    "autoscaling.knative.dev/window",
-];
-
-fn documents() -> impl Strategy<Value = Value> {
-    let leaf = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(Value::from),
-        (-2_i64..200).prop_map(Value::from),
-        "[a-zA-Z0-9/.:_-]{0,12}".prop_map(Value::from),
-        "\\PC{0,8}".prop_map(Value::from),
-    ];
-    leaf.prop_recursive(8, 64, 6, |inner| {
-        let key = prop::sample::select(KEYS.to_vec());
-        prop_oneof![
-            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(key, inner, 0..6).prop_map(|all| all
-                .into_iter()
-                .map(|(key, it)| (key.to_owned(), it))
-                .collect::<Map<_, _>>()
-                .into()),
-        ]
-    })
-}
-
-/// Generates Services that are mostly valid: their fields are varied one by one.
-fn services() -> impl Strategy<Value = Value> {
-    let probe = prop_oneof![
-        Just(Value::Null),
-        Just(json!({})),
-        Just(json!({"periodSeconds": 3})),
-        Just(json!({"httpGet": {"path": "/"}, "successThreshold": 0})),
-        Just(json!({"grpc": {"port": 8080}})),
-    ];
-    let container =
-        ("[a-c]{0,2}", probe, any::<bool>(), 0_u16..3).prop_map(|(name, probe, ports, mount)| {
-            let mut it = json!({"image": "a", "readinessProbe": probe});
-            if !name.is_empty() {
-                it["name"] = name.into();
-            }
-            if ports {
-                it["ports"] = json!([{"containerPort": 81}]);
-            }
-            if mount > 0 {
-                it["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-            }
-            it
-        });
-    let volume = prop_oneof![
-        Just(json!([])),
-        Just(json!([{"name": "v", "emptyDir": {}}])),
-        Just(json!([{"name": "v", "secret": {"secretName": "s"}}])),
-    ];
-    let timeout = prop_oneof![Just(Value::Null), (0_i64..650).prop_map(Value::from)];
-    (prop::collection::vec(container, 1..3), volume, timeout, any::<bool>()).prop_map(
-        |(containers, volumes, timeout, named)| {
-            let mut object = json!({
-                "metadata": {"name": "a", "namespace": "n"},
-                "spec": {"template": {"spec": {
-                    "containers": containers, "volumes": volumes, "timeoutSeconds": timeout,
-                }}},
-            });
-            if named {
-                object["spec"]["template"]["metadata"] = json!({"name": "a-1"});
-            }
-            object
-        },
-    )
-}
-
-proptest! {
-    /// Admission answers any document without a panic.
-    #[test]
-    fn no_document_stops_admission(kind in kinds(), object in documents(), old in documents(), update: bool) {
-        let old = update.then_some(&old);
-        let request = AdmissionRequest { old, user: Some("ann"), ..create_request(kind, &object, &FEATURES) };
-        let (filled, _) = apply_defaults(&request);
-        let _ = validate(&AdmissionRequest { object: &filled, ..request });
-    }
-
-    /// Defaulting is idempotent, since the API server may call again after another webhook.
-    #[test]
-    fn filling_in_twice_changes_nothing(kind in kinds(), object in prop_oneof![documents(), services()]) {
-        let (once, _) = apply_defaults(&create_request(kind, &object, &FEATURES));
-        let (twice, unknown) = apply_defaults(&create_request(kind, &once, &FEATURES));
-        prop_assert_eq!(&once, &twice);
-        prop_assert_eq!(unknown, Vec::<String>::new());
-    }
-
-    /// An admitted object is admitted again without a change, and is not changed.
-    #[test]
-    fn an_admitted_object_stays_admitted(object in services()) {
-        let (filled, _) = apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
-        prop_assume!(validate(&create_request(AdmittedKind::Service, &filled, &FEATURES)).problems.is_empty());
-        let request = AdmissionRequest {
-            old: Some(&filled),
-            user: Some("bob"),
-            ..create_request(AdmittedKind::Service, &filled, &FEATURES)
-        };
-        let (after, _) = apply_defaults(&request);
-        prop_assert_eq!(&after, &filled);
-        prop_assert_eq!(validate(&AdmissionRequest { object: &after, ..request }).problems, vec![]);
-    }
-}
-
-/// The spec of a Revision, a pointer into it, and the value expected there after defaulting.
-type DefaultedField = (String, String, Value);
-
-fn one(container: &str) -> String {
-    format!("{{containers: [{{image: a, {container}}}]}}")
-}
-
-fn two(one: &str, other: &str) -> String {
-    format!("{{containers: [{{image: a, {one}}}, {{image: b, {other}}}]}}")
-}
-
-fn first(field: &str) -> String {
-    format!("containers/0/{field}")
-}
-
-fn pod_defaults() -> Vec<DefaultedField> {
-    let pod = |spec: &str| format!("{{containers: [{{image: a}}], {spec}}}");
-    let mut table = Vec::new();
-    for (text, timeout, start) in [
-        ("", 300, Value::Null),
-        ("timeoutSeconds: null", 300, Value::Null),
-        ("timeoutSeconds: 0", 300, Value::Null),
-        ("timeoutSeconds: 300", 300, Value::Null),
-        ("timeoutSeconds: 301", 301, json!(300)),
-        ("timeoutSeconds: 301, responseStartTimeoutSeconds: 0", 301, json!(0)),
-        ("timeoutSeconds: 301, responseStartTimeoutSeconds: null", 301, json!(300)),
-    ] {
-        table.push((pod(text), "timeoutSeconds".into(), json!(timeout)));
-        table.push((pod(text), "responseStartTimeoutSeconds".into(), start));
-        table.push((pod(text), "idleTimeoutSeconds".into(), Value::Null));
-    }
-    for (text, expected) in [
-        ("", 0),
-        ("containerConcurrency: null", 0),
-        ("containerConcurrency: 0", 0),
-        ("containerConcurrency: 7", 7),
-    ] {
-        table.push((pod(text), "containerConcurrency".into(), json!(expected)));
-    }
-    for (text, expected) in
-        [("", false), ("enableServiceLinks: null", false), ("enableServiceLinks: true", true)]
-    {
-        table.push((pod(text), "enableServiceLinks".into(), json!(expected)));
-    }
-    table
-}
-
-fn container_defaults() -> Vec<DefaultedField> {
-    let mut table = Vec::new();
-    for text in ["", "name: ''", "name: null"] {
-        table.push((one(text), first("name"), json!("user-container")));
-    }
-    table.extend([
-        (two("name: x", ""), "containers/1/name".into(), json!("user-container-0")),
-        (two("", ""), "containers/1/name".into(), json!("user-container-1")),
-        (two("name: user-container-0", ""), "containers/1/name".into(), json!("user-container-1")),
-    ]);
-    let number = |port: &str| (one(&format!("ports: [{port}]")), first("ports/0/containerPort"));
-    for (port, expected) in [
-        ("{name: h2c}", 8080),
-        ("{name: h2c, containerPort: 0}", 8080),
-        ("{name: h2c, containerPort: null}", 8080),
-        ("{}", 8080),
-        ("{containerPort: 81}", 81),
-    ] {
-        let (spec, at) = number(port);
-        table.push((spec, at, json!(expected)));
-    }
-    table.push((one("ports: []"), first("ports"), json!([])));
-    table
-}
-
-fn probe_defaults() -> Vec<DefaultedField> {
-    let mut table = Vec::new();
-    for probe in
-        ["", "readinessProbe: null", "readinessProbe: {}", "readinessProbe: {tcpSocket: null}"]
-    {
-        table.push((one(probe), first("readinessProbe/tcpSocket"), json!({"port": 0})));
-        table.push((one(probe), first("readinessProbe/successThreshold"), json!(1)));
-        table.push((one(probe), first("readinessProbe/failureThreshold"), Value::Null));
-    }
-    let get = |rest: &str| one(&format!("readinessProbe: {{httpGet: {{path: /}}, {rest}}}"));
-    for (rest, failures, timeout) in [
-        ("", Value::Null, Value::Null),
-        ("periodSeconds: 0", Value::Null, Value::Null),
-        ("periodSeconds: null", Value::Null, Value::Null),
-        ("periodSeconds: 3", json!(3), json!(1)),
-        ("periodSeconds: 3, failureThreshold: 0, timeoutSeconds: 0", json!(3), json!(1)),
-        ("periodSeconds: 3, failureThreshold: 5, timeoutSeconds: 2", json!(5), json!(2)),
-    ] {
-        table.push((get(rest), first("readinessProbe/failureThreshold"), failures));
-        table.push((get(rest), first("readinessProbe/timeoutSeconds"), timeout));
-        table.push((get(rest), first("readinessProbe/successThreshold"), json!(1)));
-    }
-    let beside = |probe: &str| two("ports: [{containerPort: 80}]", probe);
-    table.extend([
-        (beside(""), "containers/1/readinessProbe".into(), Value::Null),
-        (
-            beside("readinessProbe: {httpGet: {port: 81}, periodSeconds: 2}"),
-            "containers/1/readinessProbe/failureThreshold".into(),
-            json!(3),
-        ),
-        (
-            beside("readinessProbe: {grpc: {port: 81}}"),
-            "containers/1/readinessProbe/grpc/service".into(),
-            json!(""),
-        ),
-    ]);
-    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
-        let text = one(&format!("{probe}: {{grpc: {{port: 0}}}}"));
-        table.push((text, first(&format!("{probe}/grpc/service")), json!("")));
-    }
-    table
-}
-
-/// Defaults of knative/serving `pkg/apis/serving/v1/revision_defaults.go`: values after defaulting of fields that were
-/// absent, `null`, zero or empty.
-#[test]
-fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
-    let table = [pod_defaults(), container_defaults(), probe_defaults()];
-    for (spec, at, expected) in table.into_iter().flatten() {
-        let (filled, _) =
-            apply_defaults(&create_request(AdmittedKind::Service, &template(&spec), &FEATURES));
-        let at = format!("/spec/template/spec/{at}");
-        assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &expected, "{spec}: {at}");
-    }
-}
-
-#[test]
-fn defaults_of_traffic_are_knatives() {
-    for traffic in ["", "traffic: null", "traffic: []"] {
-        let object =
-            service(&format!("{{template: {{spec: {{containers: [{{image: a}}]}}}}, {traffic}}}"));
-        let (filled, _) =
-            apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
-        assert_eq!(filled["spec"]["traffic"], json!([{"latestRevision": true, "percent": 100}]));
-    }
-    for (target, expected) in [
-        ("{}", json!({"latestRevision": true, "percent": 0})),
-        ("{revisionName: ''}", json!({"revisionName": "", "latestRevision": true, "percent": 0})),
-        (
-            "{revisionName: a-1, percent: null}",
-            json!({"revisionName": "a-1", "latestRevision": false, "percent": 0}),
-        ),
-    ] {
-        let object = service(&format!(
-            "{{template: {{spec: {{containers: [{{image: a}}]}}}}, traffic: [{target}]}}"
-        ));
-        let (filled, _) =
-            apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
-        assert_eq!(filled["spec"]["traffic"][0], expected, "{target}");
-    }
 }

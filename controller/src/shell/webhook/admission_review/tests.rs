@@ -123,7 +123,7 @@ fn a_warning_is_one_line() {
         object: &service("a"),
         old: None,
         user: None,
-        rules: AdmissionSettings::default().admission_rules(),
+        settings: AdmissionSettings::default().rule_settings(),
     });
     let response = send_review(AdmissionHook::Validation, request(&filled));
     assert_eq!(response["response"]["allowed"], true);

@@ -10,7 +10,7 @@ use crate::{
         scale_policy::{self, ScalePolicyConfig},
     },
     read::parse::{
-        AdmissionPlatform as Where, AdmissionRules,
+        AdmissionPlatform, RuleSettings,
         admission::{AdmissionRequest, AdmittedKind, ValidationResult, apply_defaults, validate},
         field_mask, known_keys,
     },
@@ -154,14 +154,14 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
     let keys = feature.map(|key| (key.to_owned(), "enabled".to_owned()));
     let features: Features = read(&keys.into_iter().collect()).expect("a feature").value;
     let (defaults, autoscaler) = (RevisionDefaults::default(), ScalePolicyConfig::default());
-    let rules = AdmissionRules {
-        platform: Where::Kubernetes,
+    let settings = RuleSettings {
+        platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,
         cluster_domain: "cluster.local",
     };
-    let ask = AdmissionRequest { kind, object, old: None, user: None, rules };
+    let ask = AdmissionRequest { kind, object, old: None, user: None, settings };
     let (filled, unknown) = apply_defaults(&ask);
     assert_eq!(unknown, [""; 0]);
     let result = validate(&AdmissionRequest { object: &filled, ..ask });

@@ -169,7 +169,7 @@ fn pods_with_names_of_every_length_are_annotated_as_draining() {
 fn an_object_that_was_never_written_is_reported_by_its_owner() {
     let mut api_server = FakeApiServer::new();
     api_server.service("hello", "hello:v1", 1, Value::Null);
-    let error = WriteError { reason: "NotMade", message: "Deployment".into() };
+    let error = WriteError { reason: "ChildrenMissing", message: "Deployment".into() };
     let app = name("hello");
     for (resource, object_name, condition) in [
         (ResourceKind::Revision, "hello-00001", "ResourcesAvailable"),
@@ -184,12 +184,12 @@ fn an_object_that_was_never_written_is_reported_by_its_owner() {
         api_server.step(missing(Some(error.clone())));
         assert_eq!(
             api_server.condition(resource, object_name, condition),
-            "False NotMade: Deployment"
+            "False ChildrenMissing: Deployment"
         );
         api_server.step(missing(None));
         assert_ne!(
             api_server.condition(resource, object_name, condition),
-            "False NotMade: Deployment"
+            "False ChildrenMissing: Deployment"
         );
     }
 }

@@ -124,8 +124,8 @@ fn verdicts_and_digest_request(maps: &ConfigMapData<'_>) -> String {
 
 /// Returns a defaulted object and its verdict.
 fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
-    let rules = AdmissionRules {
-        platform: Where::Kubernetes,
+    let settings = RuleSettings {
+        platform: AdmissionPlatform::Kubernetes,
         defaults: &configs.defaults,
         features: &configs.features,
         autoscaler: &configs.autoscaler,
@@ -136,7 +136,7 @@ fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
         object: &object,
         old: None,
         user: None,
-        rules,
+        settings,
     };
     let (filled, _) = apply_defaults(&ask);
     let result = validate(&AdmissionRequest { object: &filled, ..ask });

@@ -1,4 +1,4 @@
-//! Pure: inputs of the rules beside the object: the platform, and the installation's settings.
+//! Pure: inputs of the rules beside the object: the platform, the installation's settings, a template's parent.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -19,7 +19,7 @@ pub enum AdmissionPlatform {
 
 /// Platform and settings that a rule may depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct AdmissionRules<'a> {
+pub struct RuleSettings<'a> {
     /// Platform on which the pods will run.
     pub platform: AdmissionPlatform,
     /// Checked settings of `config-defaults`.

@@ -1,0 +1,245 @@
+//! Pure: pods as the API server holds them: pods of Revisions, pods of Rouse's components, and rejected pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use common::{
+    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase, PodRunStatus},
+    wire::{ActivatorEntry, ServerComponent, ServerReplica},
+};
+use serde_json::Value;
+
+use super::revision_name_of;
+use crate::{
+    model::{
+        cluster_state::{
+            ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, PodStage,
+            RevisionPod, UnixMillis,
+        },
+        knative::key::DRAINING,
+        object::json::{
+            annotation, array_items, is_terminating, label, non_empty_text, object_name,
+        },
+    },
+    read::fields,
+};
+
+/// Reads a pod and its status; `None` once all its containers have ended for good.
+pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
+    let meta = &object["metadata"];
+    let status = &object["status"];
+    if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let is_terminating = is_terminating(object);
+    let draining_since = annotation(object, DRAINING).and_then(UnixMillis::parse);
+    let uid: Box<str> = non_empty_text(&meta["uid"])?;
+    let pod = RevisionPod {
+        uid: uid.clone(),
+        name: non_empty_text(&meta["name"])?,
+        created: fields::read_meta(object).created,
+        first_seen_at: UnixMillis::default(),
+        was_ready: false,
+        steady_readiness: None,
+        stage: PodStage::Serving,
+        restored_address: None,
+        kube_status: Some(Box::new(KubePodStatus {
+            node: non_empty_text(&object["spec"]["nodeName"]).unwrap_or_default(),
+            kubelet_readiness: kubelet_readiness(status),
+            is_terminating,
+            draining_since,
+            unschedulable: unschedulable_reason(status),
+        })),
+    };
+    let phase = match status["phase"].as_str() {
+        // A deletion timestamp counts before the phase, which stays `Running` until the containers end.
+        _ if is_terminating => PodRunPhase::Terminating,
+        Some("Running") => PodRunPhase::Running,
+        _ => PodRunPhase::Pending,
+    };
+    let init = array_items(&status["initContainerStatuses"])
+        .map(|it| read_container(it, ContainerKind::Init));
+    let regular = array_items(&status["containerStatuses"])
+        .map(|it| read_container(it, ContainerKind::Regular));
+    let ready =
+        pod.kube_status.as_ref().is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready);
+    let status = PodRunStatus {
+        uid: uid.into(),
+        phase,
+        addresses: pod_addresses(status),
+        containers: init.chain(regular).collect(),
+        ready,
+    };
+    Some((pod, status))
+}
+
+/// Returns the kubelet's view of readiness. [`KubeletReadiness::NoLongerReady`] depends on the earlier state, which the
+/// caller knows.
+///
+/// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
+/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
+/// [`ClusterState`](crate::model::cluster_state::ClusterState) decides about such a node.
+fn kubelet_readiness(status: &Value) -> KubeletReadiness {
+    let mut conditions = array_items(&status["conditions"]);
+    let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
+    match conditions.any(|it| is_ready(it) && it["status"] == "True") {
+        true => KubeletReadiness::Ready,
+        false => KubeletReadiness::NotYetReady,
+    }
+}
+
+fn unschedulable_reason(status: &Value) -> Option<ConditionReason> {
+    let mut conditions = array_items(&status["conditions"]);
+    let it = conditions.find(|it| it["type"] == "PodScheduled" && it["status"] == "False")?;
+    let text = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
+    Some(ConditionReason::new(text("reason"), text("message")))
+}
+
+/// Returns the addresses of a pod, IPv4 first.
+fn pod_addresses(status: &Value) -> Vec<IpAddr> {
+    let many = array_items(&status["podIPs"]).filter_map(|it| it["ip"].as_str());
+    let all = status["podIP"].as_str().into_iter().chain(many);
+    let mut all: Vec<IpAddr> = all.filter_map(|it| it.parse().ok()).collect();
+    all.sort_by_key(|it| !it.is_ipv4());
+    all.dedup();
+    all
+}
+
+/// Kind of a container, by its list in the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContainerKind {
+    /// Init container, which is expected to end.
+    Init,
+    /// Regular container, which is expected to run.
+    Regular,
+}
+
+/// Reads the state of a container from its status.
+fn read_container(it: &Value, kind: ContainerKind) -> LocalContainerStatus {
+    let is_init = kind == ContainerKind::Init;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
+    let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
+    let ended = state.get("terminated").filter(|it| !is_init || it["exitCode"] != 0);
+    let state = if let Some(ended) = ended {
+        ContainerRunState::Terminated {
+            code: code(&ended["exitCode"]).unwrap_or(-1),
+            reason: text(&ended["reason"]),
+            message: text(&ended["message"]),
+        }
+    } else if let Some(waiting) = state.get("waiting") {
+        // For a crashing container the message of its last end explains more than the kubelet's back-off message.
+        let message = if last.is_object() { &last["message"] } else { &waiting["message"] };
+        ContainerRunState::Waiting {
+            reason: text(&waiting["reason"]),
+            message: text(message),
+            last_exit: code(&last["exitCode"]),
+        }
+    } else if is_init || state.get("running").is_some() {
+        // An init container that ended well does not keep the pod from becoming ready.
+        ContainerRunState::Running
+    } else {
+        // The kubelet has not reported on the container yet.
+        ContainerRunState::Waiting {
+            reason: String::new(),
+            message: String::new(),
+            last_exit: None,
+        }
+    };
+    LocalContainerStatus {
+        name: text(&it["name"]),
+        state,
+        restarts: it["restartCount"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+        image_digest: None,
+    }
+}
+
+/// A pod of one of Rouse's own components.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ComponentPod {
+    /// An activator, with its readiness for requests.
+    Activator { entry: ActivatorEntry, readiness: ActivatorReadiness },
+    /// The agent of one node.
+    Agent {
+        /// Name of the node that the agent runs on.
+        node: String,
+    },
+    /// A replica of the controller or the autoscaler.
+    Replica { component: ServerComponent, replica: ServerReplica },
+}
+
+/// Port at which controllers accept streams.
+const CONTROLLER_PORT: u16 = 7100;
+/// Port at which autoscalers accept streams.
+const AUTOSCALER_PORT: u16 = 7110;
+
+/// Returns the component that a pod of the system namespace runs, by its label `app`.
+pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
+    let status = &object["status"];
+    // An evicted pod stays as an object until the garbage collector or an operator removes it.
+    let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if revision_name_of(object).is_some() || ended {
+        return None;
+    }
+    let replica = |component, port| {
+        // A replica that is being deleted takes no new streams, so it has no address any more.
+        let address = pod_addresses(status).first().copied().filter(|_| !is_terminating(object))?;
+        let address = SocketAddr::new(address, port);
+        Some(ComponentPod::Replica {
+            component,
+            replica: ServerReplica { name: object_name(object).name.into(), address },
+        })
+    };
+    match label(object, "app")? {
+        "activator" => read_activator(object)
+            .map(|(entry, readiness)| ComponentPod::Activator { entry, readiness }),
+        "rouse-agent" => {
+            let node = non_empty_text(&object["spec"]["nodeName"])?;
+            Some(ComponentPod::Agent { node: node.into() })
+        }
+        "controller" => replica(ServerComponent::Controller, CONTROLLER_PORT),
+        "autoscaler" => replica(ServerComponent::Autoscaler, AUTOSCALER_PORT),
+        _ => None,
+    }
+}
+
+fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
+    let status = &object["status"];
+    let entry = ActivatorEntry {
+        name: object_name(object).name.into(),
+        node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
+        zone: String::new(),
+        addresses: pod_addresses(status),
+    };
+    // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
+    let readiness = match kubelet_readiness(status) {
+        _ if is_terminating(object) => ActivatorReadiness::Terminating,
+        KubeletReadiness::Ready => ActivatorReadiness::Ready,
+        KubeletReadiness::NotYetReady | KubeletReadiness::NoLongerReady => {
+            ActivatorReadiness::NotReady
+        }
+    };
+    (!entry.addresses.is_empty()).then_some((entry, readiness))
+}
+
+/// Rejection or eviction of a pod by the kubelet of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodRejection<'a> {
+    /// Name of the node.
+    pub node: &'a str,
+    /// Time of the last change that the pod's status states; `None` if it states none.
+    pub at: Option<UnixMillis>,
+}
+
+/// Reads the rejection or eviction of a pod; `None` for any other pod.
+///
+/// The pod object stays for hours and is observed again, so the time is the pod's own.
+pub fn read_rejection(pod: &Value) -> Option<PodRejection<'_>> {
+    let status = &pod["status"];
+    // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
+    let is_rejected = status["phase"] == "Failed" && status["reason"].is_string();
+    let node = pod["spec"]["nodeName"].as_str().filter(|_| is_rejected)?;
+    // A rejected pod starts and fails at once; conditions of an evicted one change when it is evicted.
+    let changes = array_items(&status["conditions"]).map(|it| &it["lastTransitionTime"]);
+    let times = changes.chain([&status["startTime"]]).filter_map(Value::as_str);
+    Some(PodRejection { node, at: times.filter_map(UnixMillis::parse).max() })
+}
