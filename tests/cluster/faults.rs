@@ -10,8 +10,9 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tests::client_pod::ClientPod;
 use tests::installed_cluster::{
-    ClientPod, HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
+    HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
 };
 use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
 use tests::test_cluster::TestCluster;

@@ -1,4 +1,4 @@
-//! The local tier: a node of the test's own. Needs root; run by `cargo xtask test local`.
+//! The local tier: a node of the test's own. Needs root; run by `cargo xtask test --tier local`.
 
 mod bad_input;
 mod clock_changes;
