@@ -101,7 +101,7 @@ fn run_pod() {
     });
     let (mut listener, mut status) = (None, "200 OK");
     let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
-    let mut order = String::new();
+    let mut pending_text = String::new();
     loop {
         match lines.try_recv().as_deref() {
             Ok("listen") => {
@@ -114,7 +114,7 @@ fn run_pod() {
             Ok("keep") => keep = true,
             Ok("drop") => connections.clear(),
             Ok(line) if line.starts_with("say ") => {
-                order = line["say ".len()..].replace("\\r\\n", "\r\n");
+                pending_text = line["say ".len()..].replace("\\r\\n", "\r\n");
             }
             Ok("bad") => status = "503 Service Unavailable",
             _ => {}
@@ -127,7 +127,7 @@ fn run_pod() {
         }
         // Text is written once there is a connection to write it to.
         if !connections.is_empty() {
-            let text = std::mem::take(&mut order);
+            let text = std::mem::take(&mut pending_text);
             connections.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
         }
     }
@@ -225,11 +225,12 @@ impl AgentFixture {
 
     /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
     fn set_probed_pod(&self, phase: RoutingPhase, probe: ProbeHandler, period: Duration) {
-        self.set_pod_route(phase, probe, period, "n1", false);
+        self.set_pod_route(phase, probe, period, "n1");
     }
 
-    fn set_pod_on_node(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
-        self.set_pod_route(phase, ProbeHandler::Listen, Duration::ZERO, node, confirmed);
+    /// Puts the pod into the RouteTable as a pod of `node`, which the kubelet has not reported as ready.
+    fn set_pod_on_node(&self, node: &str, phase: RoutingPhase) {
+        self.set_pod_route(phase, ProbeHandler::Listen, Duration::ZERO, node);
     }
 
     fn set_pod_route(
@@ -238,7 +239,6 @@ impl AgentFixture {
         handler: ProbeHandler,
         period: Duration,
         node: &str,
-        kubelet_ready: bool,
     ) {
         let name = NamespacedName::new("default", "hello-00001");
         let revision =
@@ -249,7 +249,7 @@ impl AgentFixture {
             name: "hello-1".into(),
             node: node.into(),
             address,
-            kubelet_ready,
+            kubelet_ready: false,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
             ..fixtures::pod("uid-1", &name, phase)

@@ -13,7 +13,7 @@ use agent::{
     paths::AgentPaths,
 };
 use aya::util::KernelVersion;
-use common::wire::{ConnectionPath as Way, RoutingPhase};
+use common::wire::{ConnectionPath, RoutingPhase};
 use datapath::{
     abi::{self, SocketBit},
     load_balancing::{RoutingMode, SvcState},
@@ -33,7 +33,7 @@ fn a_connect_to_a_service_reaches_its_pod_and_shows_the_service() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -50,7 +50,7 @@ fn an_ipv6_pod_serves_ipv6_clients() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen [::]:{SERVING_PORT} six"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.set_pod(&pod, 1, RoutingPhase::Ready, pod.ipv6());
     fixture.apply_table();
     assert_eq!(client.start_process().expect_step("connect [fd96::1]:80"), "six [fd96::1]:80");
@@ -62,7 +62,7 @@ fn an_unknown_address_is_left_alone() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -74,7 +74,7 @@ fn an_unknown_address_is_left_alone() {
 fn a_service_of_mode_refuse_is_refused() {
     let mut fixture = KernelFixture::new();
     let client = fixture.add_client();
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let service = *fixture.maps.read_routes().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
@@ -95,8 +95,8 @@ fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
     activator.expect_step("listen [fd99::3]:20001 first6");
     activator.expect_step("listen 0.0.0.0:20002 second");
     fixture.add_activator(&gateway);
-    fixture.add_service(1, Way::Direct);
-    fixture.add_service(2, Way::Activator);
+    fixture.add_service(1, ConnectionPath::Direct);
+    fixture.add_service(2, ConnectionPath::Activator);
     fixture.apply_table();
     let mut client = client.start_process();
     assert_eq!(client.expect_step("connect 10.96.0.1:80"), "first 10.96.0.1:80");
@@ -114,7 +114,7 @@ fn activators_share_open_connections_evenly() {
         activator.expect_step(&format!("listen 0.0.0.0:20001 a{}", gateway.number));
         fixture.add_activator(gateway);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let mut client = client.start_process();
     let mut names: Vec<String> =
@@ -127,7 +127,7 @@ fn activators_share_open_connections_evenly() {
 fn without_an_activator_the_connect_is_left_to_others() {
     let mut fixture = KernelFixture::new();
     let client = fixture.add_client();
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     assert_eq!(client.start_process().run_step("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
 }
@@ -144,7 +144,7 @@ fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activat
         fixture.register_pod(pod, 0);
         fixture.add_ready_pod(pod, 1);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let (mut first, mut second) = (first_pod.start_process(), second_pod.start_process());
     let mut client = client.start_process();
@@ -169,7 +169,7 @@ fn open_connections_are_shared_out_evenly() {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
         fixture.add_ready_pod(pod, 1);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let mut client = client.start_process();
     let mut names: Vec<String> =
@@ -196,7 +196,7 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_ready_pod(&pod, 1);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     // No host has this address.
     fixture.set_pod(&lost, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     fixture.apply_table();
@@ -221,7 +221,7 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
     for (pod, server) in pods.iter().zip(&mut servers) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pods[0], 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -263,7 +263,7 @@ impl ContendedServicesFixture {
             server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
             server.expect_step(&format!("listen 0.0.0.0:20001 {name}"));
         }
-        kernel.add_service(1, Way::Direct);
+        kernel.add_service(1, ConnectionPath::Direct);
         kernel.apply_table();
         Self { kernel, client, first_pod, second_pod, _servers: servers }
     }
@@ -341,7 +341,7 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.register_pod(&pod, 0);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -398,7 +398,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     for (server, name) in servers.iter_mut().zip(["one", "two"]) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&first_pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -443,17 +443,17 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     for (server, name) in servers.iter_mut().zip(["ours", "theirs", "third"]) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&ours, 1);
     fixture.apply_table();
     let mut client = client.start_process();
 
     // The foreign programs are attached last, so they run after the fixture's.
     let mut other = fixture.load_beside();
-    other.add_service(1, Way::Direct);
+    other.add_service(1, ConnectionPath::Direct);
     other.add_ready_pod(&theirs, 1);
     // A service that only the foreign programs have.
-    other.add_service(2, Way::Direct);
+    other.add_service(2, ConnectionPath::Direct);
     other.add_ready_pod(&third, 2);
     other.apply_table();
     let programs = fixture.programs.as_ref().expect("the fixture loaded them");
@@ -491,7 +491,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
     for (server, name) in servers.iter_mut().zip(["one", "two"]) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&first_pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -524,7 +524,7 @@ fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -557,7 +557,7 @@ fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
     servers[0].expect_step("listen [::]:20001 activator");
     servers[1].expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_activator(&gateway);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -581,7 +581,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
         1,
         "its bind was seen"
     );
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();

@@ -3,7 +3,7 @@
 
 use std::{env, ffi::OsStr, fs, time::Duration};
 
-use common::wire::ConnectionPath as Way;
+use common::wire::ConnectionPath;
 use tokio::{runtime::Builder, time::timeout};
 
 use super::{
@@ -142,7 +142,7 @@ fn responses_on_direct_path(
     senders: &[RequestSender],
 ) -> Vec<DescribedResponse> {
     let mut fixture = ServerFixture::new(server);
-    fixture.kernel.add_service(1, Way::Direct);
+    fixture.kernel.add_service(1, ConnectionPath::Direct);
     fixture.kernel.add_ready_pod(&fixture.pod, 1);
     fixture.kernel.apply_table();
     start_server(&mut fixture, recipe);
