@@ -35,7 +35,7 @@ impl fmt::Display for RequestCount {
 #[derive(Clone, Debug)]
 pub(super) enum ServerCountSource {
     /// File with `+` for each request that begins, and `-` for each that ends.
-    Book(PathBuf),
+    RequestRecord(PathBuf),
     /// Log with a line for each request that has ended, and the socket of the status page with the open ones.
     Nginx { log: PathBuf, status: PathBuf },
     /// Log with a line for each request that has ended, and the socket of haproxy's statistics with the open ones.
@@ -52,16 +52,16 @@ impl ServerCountSource {
             RequestCount { begun: ended + open, ended }
         };
         match self {
-            Self::Book(book) => read_book(book),
+            Self::RequestRecord(record) => read_request_record(record),
             Self::Nginx { log, status } => from_log(log, nginx_writing(status)),
             Self::Haproxy { log, stats } => from_log(log, haproxy_current(stats)),
-            Self::Apache { log, backend: behind } => from_log(log, read_book(behind).open()),
+            Self::Apache { log, backend } => from_log(log, read_request_record(backend).open()),
         }
     }
 }
 
-fn read_book(book: &Path) -> RequestCount {
-    let text = fs::read(book).unwrap_or_default();
+fn read_request_record(record: &Path) -> RequestCount {
+    let text = fs::read(record).unwrap_or_default();
     let count = |sign: u8| text.iter().filter(|byte| **byte == sign).count() as u64;
     // Each request appends `+` before `-`, and the file is read at one moment, so `-` is never ahead.
     RequestCount { begun: count(b'+'), ended: count(b'-') }

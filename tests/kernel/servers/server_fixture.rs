@@ -102,28 +102,31 @@ impl ServerFixture {
 
     /// Recipe of a server in Go.
     pub(super) fn go(&self, role: &str) -> ServerRecipe {
-        self.with_request_book(vec![built_program("servers"), role.into()])
+        self.with_request_record(vec![built_program("servers"), role.into()])
     }
 
     /// Recipe of a server in Rust.
     pub(super) fn rust(&self, role: &str) -> ServerRecipe {
-        self.with_request_book(vec![env!("CARGO_BIN_EXE_servers").into(), role.into()])
+        self.with_request_record(vec![env!("CARGO_BIN_EXE_servers").into(), role.into()])
     }
 
     pub(super) fn node(&self, role: &str) -> ServerRecipe {
-        self.with_request_book(["node", "app.mjs", role].map(str::to_owned).to_vec())
+        self.with_request_record(["node", "app.mjs", role].map(str::to_owned).to_vec())
     }
 
     pub(super) fn python(&self, args: &[&str]) -> ServerRecipe {
-        self.with_request_book(args.iter().map(|word| (*word).to_owned()).collect())
+        self.with_request_record(args.iter().map(|word| (*word).to_owned()).collect())
     }
 
     pub(super) fn java(&self, role: &str) -> ServerRecipe {
-        self.with_request_book(java_words().chain([role.to_owned()]).collect())
+        self.with_request_record(java_words().chain([role.to_owned()]).collect())
     }
 
-    fn with_request_book(&self, args: Vec<String>) -> ServerRecipe {
-        ServerRecipe { words: args, count_source: ServerCountSource::Book(self.path("book")) }
+    fn with_request_record(&self, args: Vec<String>) -> ServerRecipe {
+        ServerRecipe {
+            words: args,
+            count_source: ServerCountSource::RequestRecord(self.path("book")),
+        }
     }
 
     pub(super) fn go_client(&self, role: &str) -> String {

@@ -10,7 +10,7 @@ use self::generated::{
     Text,
     echo_server::{Echo, EchoServer},
 };
-use crate::request_book::{self, BookedRequest};
+use crate::request_record::{self, RecordedRequest};
 
 #[allow(
     clippy::all,
@@ -34,7 +34,7 @@ struct EchoService;
 /// Does as a message demands: it waits, fails, or returns the text.
 async fn execute(text: Text) -> Result<Text, Status> {
     match text.text.as_str() {
-        "wait" => request_book::wait_for_gate().await,
+        "wait" => request_record::wait_for_gate().await,
         "fail" => return Err(Status::failed_precondition("asked to fail")),
         _ => {}
     }
@@ -43,7 +43,7 @@ async fn execute(text: Text) -> Result<Text, Status> {
 
 /// Stream that keeps the request open in the request record until the stream ends.
 fn hold_open(
-    request: BookedRequest,
+    request: RecordedRequest,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Text, Status>> {
     stream
@@ -57,7 +57,7 @@ fn hold_open(
 #[tonic::async_trait]
 impl Echo for EchoService {
     async fn unary(&self, request: Request<Text>) -> Result<Response<Text>, Status> {
-        let _begun = BookedRequest::begin();
+        let _begun = RecordedRequest::begin();
         Ok(Response::new(execute(request.into_inner()).await?))
     }
 
@@ -67,17 +67,17 @@ impl Echo for EchoService {
         &self,
         request: Request<Text>,
     ) -> Result<Response<Self::ServerStreamStream>, Status> {
-        let booked = BookedRequest::begin();
+        let recorded = RecordedRequest::begin();
         let text = request.into_inner();
         let three = stream::iter(0..3).then(move |_| execute(text.clone()));
-        Ok(Response::new(hold_open(booked, three)))
+        Ok(Response::new(hold_open(recorded, three)))
     }
 
     async fn client_stream(
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Text>, Status> {
-        let _begun = BookedRequest::begin();
+        let _begun = RecordedRequest::begin();
         let (mut stream, mut last) = (request.into_inner(), Text::default());
         while let Some(text) = stream.message().await? {
             last = execute(text).await?;
@@ -91,8 +91,8 @@ impl Echo for EchoService {
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Self::BidiStream>, Status> {
-        let booked = BookedRequest::begin();
+        let recorded = RecordedRequest::begin();
         let replies = request.into_inner().then(|text| async { execute(text?).await });
-        Ok(Response::new(hold_open(booked, replies)))
+        Ok(Response::new(hold_open(recorded, replies)))
     }
 }

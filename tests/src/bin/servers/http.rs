@@ -21,7 +21,7 @@ use tokio_tungstenite::{
     tungstenite::{handshake::derive_accept_key, protocol::Role},
 };
 
-use crate::request_book::{self, BookedRequest};
+use crate::request_record::{self, RecordedRequest};
 
 type ServerBody = BoxBody<Bytes, Infallible>;
 
@@ -33,7 +33,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
             let server = auto::Builder::new(TokioExecutor::new());
             let io = TokioIo::new(stream);
             // A request begins when the service is called, even if its future is dropped before its end.
-            let service = service_fn(|request| respond(request, BookedRequest::begin()));
+            let service = service_fn(|request| respond(request, RecordedRequest::begin()));
             server.serve_connection_with_upgrades(io, service).await
         });
     }
@@ -41,7 +41,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
 
 async fn respond(
     request: Request<Incoming>,
-    booked: BookedRequest,
+    recorded: RecordedRequest,
 ) -> Result<Response<ServerBody>, hyper::Error> {
     let body = match request.uri().path() {
         // Over HTTP/2, hyper leaves HEAD to the application.
@@ -53,10 +53,10 @@ async fn respond(
         "/echo" => full_body(request.into_body().collect().await?.to_bytes()),
         "/early" => return Ok(status_response(StatusCode::PAYLOAD_TOO_LARGE)),
         "/wait" => {
-            request_book::wait_for_gate().await;
+            request_record::wait_for_gate().await;
             full_body("waited\n")
         }
-        "/websocket" => return Ok(echo_websocket(request, booked)),
+        "/websocket" => return Ok(echo_websocket(request, recorded)),
         _ => {
             // A proxy that still sends the body when the server closes may see the close before the response, and
             // respond itself.
@@ -87,14 +87,17 @@ fn chunked_body() -> ServerBody {
 }
 
 /// Echoes messages of a WebSocket until the client closes it, which ends the request.
-fn echo_websocket(mut request: Request<Incoming>, booked: BookedRequest) -> Response<ServerBody> {
+fn echo_websocket(
+    mut request: Request<Incoming>,
+    recorded: RecordedRequest,
+) -> Response<ServerBody> {
     let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
         return status_response(StatusCode::BAD_REQUEST);
     };
     let accept = derive_accept_key(key.as_bytes());
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
-        let _until_closed = booked;
+        let _until_closed = recorded;
         let Ok(stream) = upgrade.await else { return };
         let mut socket =
             WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;

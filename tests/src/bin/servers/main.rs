@@ -5,7 +5,7 @@
 
 mod grpc;
 mod http;
-mod request_book;
+mod request_record;
 
 use std::process::ExitCode;
 

@@ -17,16 +17,16 @@ static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
 
 /// A request that has begun. Its end is written to the request record on drop.
 #[derive(Debug)]
-pub(crate) struct BookedRequest(());
+pub(crate) struct RecordedRequest(());
 
-impl BookedRequest {
+impl RecordedRequest {
     pub(crate) fn begin() -> Self {
         append_line("+\n");
         Self(())
     }
 }
 
-impl Drop for BookedRequest {
+impl Drop for RecordedRequest {
     fn drop(&mut self) {
         append_line("-\n");
     }
