@@ -9,7 +9,7 @@
 //! | `send_calls` | every system call that sends |
 //! | `shared_sockets` | listeners and connections that several processes share or pass on |
 //! | `abnormal_closes` | connections that end otherwise than by a close at both ends |
-//! | `mptcp` | connections of more than one flow |
+//! | `mptcp` | connections of more than one subflow |
 //!
 //! `tun_client` is a client in user space. `server_process`, `served_connection` and `io_uring_server` are the servers.
 #![allow(

@@ -345,8 +345,7 @@ fn start_server(
     let h2 = kind == BenchServerKind::CountedH2;
     let registered = kind != BenchServerKind::Uncounted;
     let nginx = BenchNginx::server(&netns, core, folder, h2)?;
-    let sidecar =
-        registered.then(|| BenchNginx::sidecar(&netns, core, folder, h2)).transpose()?;
+    let sidecar = registered.then(|| BenchNginx::sidecar(&netns, core, folder, h2)).transpose()?;
     Ok(BenchServerPod { netns, nginx, _sidecar: sidecar, registered })
 }
 
