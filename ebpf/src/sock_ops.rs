@@ -245,8 +245,8 @@ fn is_mptcp_join(ops: *mut bpf_sock_ops) -> bool {
 
 /// Counts a lost subflow of a Multipath TCP connection as desync, and returns row 0.
 ///
-/// Messages are spread over all subflows, so boundaries are lost in each. The first subflow represents the connection; the
-/// others are not counted.
+/// Messages are spread over all subflows, so boundaries are lost in each. The first subflow represents the connection;
+/// the others are not counted.
 #[inline(always)]
 fn count_mptcp_desync(slot: u32) -> u32 {
     if let Some(pod) = POD_STATE.get_ptr_mut(slot) {

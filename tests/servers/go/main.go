@@ -50,7 +50,8 @@ func listen() net.Listener {
 
 var book = openBook()
 
-// openBook opens the request record, with a line for the begin and the end of each request. Lines of two bytes that are appended stay whole.
+// openBook opens the request record, with a line for the begin and the end of each request. Appended lines of two bytes
+// stay whole.
 func openBook() *os.File {
 	name := os.Getenv("BOOK")
 	if name == "" {
