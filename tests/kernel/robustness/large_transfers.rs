@@ -16,7 +16,7 @@ use crate::fixture::in_netns;
 
 /// Size of the largest packets, below the veth's limit of 524,280 bytes.
 const MAX_PACKET_BYTES: u32 = 512_000;
-/// Size of the long uploads, in MiB.
+/// Size of the long uploads, in MiB, unless `ROUSE_UPLOAD_MIB` sets another.
 const LONG_MIB: usize = 1_024;
 
 /// Sets the largest packet size of a device, in both families. `ip` of Debian 12 can set it for IPv6 only.
