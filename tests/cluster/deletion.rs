@@ -39,12 +39,13 @@ impl InFlightRequest {
     }
 
     fn expect_end(mut self, cluster: &TestCluster, last: &[u8]) {
+        let description = &self.description;
         let status =
-            cluster.wait(&format!("the end of {}", self.description), || self.exchange.exit_status());
+            cluster.wait(&format!("the end of {description}"), || self.exchange.exit_status());
         let body = self.exchange.body();
         let text = String::from_utf8_lossy(&body);
-        assert_eq!(body, [FIRST.as_bytes(), last].concat(), "{}: {status}: {text}", self.description);
-        assert!(status.success(), "{}: {status}", self.description);
+        assert_eq!(body, [FIRST.as_bytes(), last].concat(), "{description}: {status}: {text}");
+        assert!(status.success(), "{description}: {status}");
     }
 }
 

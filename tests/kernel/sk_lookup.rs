@@ -24,7 +24,8 @@ use crate::fixture::{KernelFixture, NetnsFixture, in_netns};
 
 const ECONNREFUSED: i32 = 111;
 
-/// Listeners of the activator in a network namespace; each client receives the port that it connected to. Closed on drop.
+/// Listeners of the activator in a network namespace. Each client receives the port that it connected to. Closed on
+/// drop.
 struct ActivatorListeners(Option<(CancellationToken, JoinHandle<()>)>);
 
 impl ActivatorListeners {

@@ -29,7 +29,11 @@ impl ClientPod {
         Self::apply(cluster, namespace, node).expect("a pod may be made").wait_started()
     }
 
-    pub(crate) fn apply(cluster: &TestCluster, namespace: &str, node: &str) -> Result<Self, String> {
+    pub(crate) fn apply(
+        cluster: &TestCluster,
+        namespace: &str,
+        node: &str,
+    ) -> Result<Self, String> {
         let yaml = format!(
             "apiVersion: v1
 kind: Pod

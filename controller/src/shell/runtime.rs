@@ -52,7 +52,7 @@ pub struct ControllerRuntime {
     /// Snapshot that the last streams began with, for as long as one of them is still sending it.
     last_snapshot: Mutex<Weak<RouteTableSnapshot>>,
     node_spec: watch::Sender<LocalNodeSpec>,
-    /// Spec held back until [`ControllerRuntime::release_node_spec`], since the node stops each pod that the spec lacks.
+    /// Spec held back until [`ControllerRuntime::release_node_spec`], since the node stops each pod that it lacks.
     held_node_spec: Mutex<Option<LocalNodeSpec>>,
     /// Objects to be written on the local node.
     changed_objects: Mutex<BTreeSet<LocalObjectKey>>,
