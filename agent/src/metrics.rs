@@ -54,7 +54,7 @@ pub(crate) struct AgentMetrics {
     pub(crate) version: Gauge<u64, AtomicU64>,
     /// Attempts of readiness probes by result.
     probes: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connects without accounting: there was no memory for it, or they are flows of Multipath TCP.
+    /// Connects without accounting: there was no memory for it, or they are subflows of Multipath TCP.
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,

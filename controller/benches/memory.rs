@@ -46,10 +46,10 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
         )?;
     }
     let (empty, started) = (allocated_bytes(), Instant::now());
-    let (orders, _ordered) = watch::channel(LocalNodeSpec::default());
+    let (node_spec, _node_spec_rx) = watch::channel(LocalNodeSpec::default());
     let shared = Arc::new(ControllerRuntime::new(
         ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
-        orders,
+        node_spec,
     ));
     let files = LocalFiles::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
     for at in 0..services {

@@ -107,7 +107,7 @@ impl BpfSockAddr {
         unsafe { (*self.0).__bindgen_anon_1.sk.cast() }
     }
 
-    /// Returns true if the socket is the kernel's own, a flow of an MPTCP socket; always false before 5.19.
+    /// Returns true if the socket is the kernel's own, a subflow of an MPTCP socket; always false before 5.19.
     #[inline(always)]
     pub fn is_mptcp_subflow(self) -> bool {
         // SAFETY: a live static; volatile because the agent overwrites it before loading.

@@ -228,7 +228,7 @@ fn serving_pod_slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
     }
 }
 
-/// Returns true if the connection is a further flow of a Multipath TCP connection.
+/// Returns true if the connection is a further subflow of a Multipath TCP connection.
 ///
 /// The segment that ends its handshake has the MP_JOIN option (RFC 8684, §3.2).
 #[inline(always)]
@@ -243,10 +243,10 @@ fn is_mptcp_join(ops: *mut bpf_sock_ops) -> bool {
     option[2] >> 4 == JOIN
 }
 
-/// Counts a further flow of a Multipath TCP connection as a desync, and returns slot 0, which means no pod.
+/// Counts a further subflow of a Multipath TCP connection as a desync, and returns slot 0, which means no pod.
 ///
-/// Messages are spread over all flows, so boundaries are lost in each. The first flow represents the connection; the
-/// others are not counted.
+/// Messages are spread over all subflows, so boundaries are lost in each. The first subflow represents the connection;
+/// the others are not counted.
 #[inline(always)]
 fn count_mptcp_desync(slot: u32) -> u32 {
     if let Some(pod) = POD_STATE.get_ptr_mut(slot) {

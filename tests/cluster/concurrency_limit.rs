@@ -54,9 +54,9 @@ fn max_concurrency(rouse: &RouseCluster, namespace: &str, name: &str) -> Vec<u64
     rouse.pods(namespace, name).into_iter().map(max_of_pod).collect()
 }
 
-fn finish_loads(loads: Vec<LoadProcess>, min_answered: usize) -> Vec<LoadRequest> {
+fn finish_loads(loads: Vec<LoadProcess>, min_sent: usize) -> Vec<LoadRequest> {
     let results = loads.into_iter().map(LoadProcess::finish);
-    let results = results.inspect(|requests| assert_none_lost(requests, min_answered));
+    let results = results.inspect(|requests| assert_none_lost(requests, min_sent));
     results.flatten().collect()
 }
 

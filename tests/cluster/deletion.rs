@@ -19,7 +19,7 @@ const CLOSE_FRAME: [u8; 4] = [0x88, 2, 3, 0xe9];
 
 /// A request in flight, whose first part has been echoed.
 pub(super) struct InFlightRequest {
-    what: String,
+    description: String,
     exchange: StreamingExchange,
 }
 
@@ -28,7 +28,7 @@ impl InFlightRequest {
         cluster.wait(&format!("the first part of {description}"), || {
             (exchange.body() == FIRST.as_bytes()).then_some(())
         });
-        Self { what: description, exchange }
+        Self { description, exchange }
     }
 
     /// Sends the second part, and asserts that both arrive and the exchange ends well.
@@ -39,12 +39,13 @@ impl InFlightRequest {
     }
 
     fn expect_end(mut self, cluster: &TestCluster, last: &[u8]) {
+        let description = &self.description;
         let status =
-            cluster.wait(&format!("the end of {}", self.what), || self.exchange.exit_status());
+            cluster.wait(&format!("the end of {description}"), || self.exchange.exit_status());
         let body = self.exchange.body();
         let text = String::from_utf8_lossy(&body);
-        assert_eq!(body, [FIRST.as_bytes(), last].concat(), "{}: {status}: {text}", self.what);
-        assert!(status.success(), "{}: {status}", self.what);
+        assert_eq!(body, [FIRST.as_bytes(), last].concat(), "{description}: {status}: {text}");
+        assert!(status.success(), "{description}: {status}");
     }
 }
 
@@ -79,7 +80,7 @@ fn open_requests(
             client_addresses.contains(&peer),
             name == "direct",
             "{} came from {peer}",
-            request.what
+            request.description
         );
         request
     };

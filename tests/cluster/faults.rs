@@ -1,4 +1,4 @@
-//! Faults of the cluster's processes and of Rouse's: awake services keep serving, sleeping ones wake.
+//! Faults of the cluster's processes, of Rouse's and of whole nodes: awake services keep serving, sleeping ones wake.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use std::collections::BTreeSet;
@@ -11,10 +11,12 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::installed_cluster::{
-    ClientPod, HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
+    HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
 };
-use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
+use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost};
 use tests::test_cluster::TestCluster;
+
+mod nodes;
 
 /// A fault, reversed on drop, also when the test fails.
 struct InjectedFault<'a> {
@@ -69,7 +71,7 @@ fn start_wake(rouse: &RouseCluster, address: &str) -> LoadProcess {
     rouse.client_on("node2").start_load(address, "asleep", &args)
 }
 
-fn slowest_us(requests: &[LoadRequest]) -> u64 {
+fn slowest_ms(requests: &[LoadRequest]) -> u64 {
     requests.iter().map(|request| request.took_us / 1000).max().unwrap_or_default()
 }
 
@@ -108,7 +110,7 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     assert_none_lost(&wake_requests, 1);
     println!(
         "a request that came without an API server was answered after {} ms",
-        slowest_us(&wake_requests)
+        slowest_ms(&wake_requests)
     );
     create_later_service(&rouse, namespace);
 }
@@ -125,12 +127,12 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     let wake = start_wake(&rouse, &asleep_address);
     pause(8);
     drop(fault);
-    let sleeps = wake.finish();
-    assert_none_lost(&sleeps, 1);
+    let wake_requests = wake.finish();
+    assert_none_lost(&wake_requests, 1);
     assert_none_lost(&traffic.finish(), 100);
     println!(
         "a request that came while etcd was suspended was answered after {} ms",
-        slowest_us(&sleeps)
+        slowest_ms(&wake_requests)
     );
 }
 
@@ -161,7 +163,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
         let wake_requests: Vec<LoadRequest> =
             waking.into_iter().flat_map(LoadProcess::finish).collect();
         assert_none_lost(&wake_requests, sleepers.len());
-        println!("slowest wake while etcd was slow: {} ms", slowest_us(&wake_requests));
+        println!("slowest wake while etcd was slow: {} ms", slowest_ms(&wake_requests));
         fault.join().expect("no panic").expect("etcd runs");
         grows
     });
@@ -298,7 +300,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     // Baseline without a fault, to compare the times below with.
     let requests = wake_during(&rouse, namespace, 10, || {});
     assert_none_lost(&requests, 10);
-    println!("undisturbed: slowest wake {} ms", slowest_us(&requests));
+    println!("undisturbed: slowest wake {} ms", slowest_ms(&requests));
     let all_asleep =
         || (0..10).for_each(|number| rouse.wait_asleep(namespace, &format!("w{number}")));
     all_asleep();
@@ -308,7 +310,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let requests =
         wake_during(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
     assert_none_lost(&requests, 10);
-    println!("killed: slowest wake {} ms", slowest_us(&requests));
+    println!("killed: slowest wake {} ms", slowest_ms(&requests));
     all_asleep();
 
     let second = leader(&rouse, "");
@@ -318,13 +320,20 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
         rouse.cluster.kubectl(&args).expect("it may be deleted");
     });
     assert_none_lost(&requests, 10);
-    println!("handed over: slowest wake {} ms", slowest_us(&requests));
+    println!("handed over: slowest wake {} ms", slowest_ms(&requests));
     leader(&rouse, &second);
     println!("handed over: no controller held the lease for {:?}", leases.handover_time());
 }
 
 /// A suspended process, continued on drop.
 struct SuspendedProcess(Pid);
+
+impl SuspendedProcess {
+    fn suspend(pid: Pid) -> Self {
+        kill(pid, Signal::SIGSTOP).expect("it runs");
+        Self(pid)
+    }
+}
 
 impl Drop for SuspendedProcess {
     fn drop(&mut self) {
@@ -340,19 +349,18 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     create_services(&rouse, namespace);
     let traffic = start_traffic(&rouse, namespace, "awake", 25);
     let first = leader(&rouse, "");
-    let stopped = SuspendedProcess(pod_pid(&rouse, &first));
-    kill(stopped.0, Signal::SIGSTOP).expect("it runs");
+    let suspended = SuspendedProcess::suspend(pod_pid(&rouse, &first));
     let second = leader(&rouse, &first);
     // Every other admission request goes to the suspended replica.
     rouse.cluster.wait("admission to respond", || {
         rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok()
     });
     // It continues in the middle of its work, with an outdated view of the cluster.
-    drop(stopped);
+    drop(suspended);
     assert_none_lost(&start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
     assert_none_lost(&traffic.finish(), 100);
-    assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
+    assert_eq!(leader(&rouse, ""), second, "a replica that lost the Lease does not lead");
     let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
 }
@@ -383,122 +391,10 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     let traffic = start_traffic(&rouse, namespace, "awake", 15);
     // Both in turn, because either may be the active one.
     for (pod, name) in pods.iter().zip(names) {
-        let stopped = SuspendedProcess(pod_pid(&rouse, pod));
-        kill(stopped.0, Signal::SIGSTOP).expect("it runs");
+        let _suspended = SuspendedProcess::suspend(pod_pid(&rouse, pod));
         let wake_requests = start_wake(&rouse, &rouse.service_address(namespace, name)).finish();
         assert_none_lost(&wake_requests, 1);
-        println!("{pod} is frozen: the wake takes {} ms", slowest_us(&wake_requests));
+        println!("{pod} is frozen: the wake takes {} ms", slowest_ms(&wake_requests));
     }
     assert_none_lost(&traffic.finish(), 100);
-}
-
-/// All processes of a node are suspended, but its kernel runs: connections to it are established, and never read. The
-/// active autoscaler is on either of the two nodes. Kubernetes would place the pod on the frozen node until it
-/// notices the fault, so the node is cordoned.
-#[test]
-fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
-    let rouse = RouseCluster::shared();
-    let namespace = rouse.namespace("frozen-node");
-    let namespace = &namespace.name;
-    let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
-    rouse.apply_until_ready(
-        namespace,
-        &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"),
-    );
-    for (frozen, other_node, name) in nodes {
-        // With all replicas on the frozen node, none would be left to wake the service.
-        rouse.spread_components();
-        let (address, client) =
-            (rouse.service_address(namespace, name), rouse.client_on(other_node));
-        let cordon = rouse.cordon(frozen);
-        // With another active autoscaler, a decision may still hold a pod that had just ended. That pod would then be
-        // frozen with the next node, and Kubernetes replaces it only after minutes.
-        rouse.wait_asleep(namespace, name);
-        let fault = InjectedFault::inject(&rouse.cluster, "stop", frozen, "resume");
-        let args =
-            ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
-        let mut tries = 0;
-        let request = rouse.cluster.wait("a response while the node is suspended", || {
-            tries += 1;
-            let requests = client.start_load(&address, name, &args).finish();
-            requests.into_iter().find(LoadRequest::is_answered)
-        });
-        drop((fault, cordon));
-        println!(
-            "{frozen} was suspended: try {tries} was answered after {} ms",
-            request.took_us / 1000
-        );
-        assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &address);
-    }
-}
-
-#[test]
-fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
-    let rouse = RouseCluster::shared();
-    let namespace = rouse.namespace("lost-node");
-    let namespace = &namespace.name;
-    create_spread_service(&rouse, namespace);
-    let address = rouse.service_address(namespace, "spread");
-    let args =
-        ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.client_on("node1").start_load(&address, "spread", &args);
-    let fault = InjectedFault::inject(&rouse.cluster, "cut", "node2", "join");
-    let requests = load.finish();
-    assert_only_first_lost(&requests);
-    drop(fault);
-    assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &address);
-}
-
-#[test]
-#[ignore = "takes minutes: --long"]
-fn a_node_that_boots_again_serves_as_before() {
-    let rouse = RouseCluster::shared();
-    let namespace = rouse.namespace("boot");
-    let namespace = &namespace.name;
-    create_spread_service(&rouse, namespace);
-    rouse.apply_until_ready(namespace, &service_with_min_scale("asleep", 0));
-    rouse.wait_asleep(namespace, "asleep");
-    let address = rouse.service_address(namespace, "spread");
-    let args =
-        ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.client_on("node1").start_load(&address, "spread", &args);
-    // The node's mounts end with it, and with them all pinned programs and maps.
-    drop(InjectedFault::inject(&rouse.cluster, "kill", "node2", "start"));
-    assert_only_first_lost(&load.finish());
-    // The client pod on that node ended with the node.
-    let client = ClientPod::new(&rouse.cluster, namespace, "node2");
-    assert_both_answer(&rouse, [rouse.client_on("node1"), &client], &address);
-    let asleep_address = rouse.service_address(namespace, "asleep");
-    let wake_requests =
-        client.start_load(&asleep_address, "asleep", &["--stages", "2x3s"]).finish();
-    assert_none_lost(&wake_requests, 10);
-    // All requests must be counted on the node again, or the service would never scale to zero, or too early.
-    rouse.wait_asleep(namespace, "asleep");
-}
-
-/// Creates a service with a pod on each node.
-fn create_spread_service(rouse: &RouseCluster, namespace: &str) {
-    rouse.apply_until_ready(namespace, &service_with_min_scale("spread", 2));
-    rouse.cluster.wait("a pod on each node", || {
-        let pods = rouse.pods(namespace, "spread");
-        let has_pod_on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
-        (pods.len() == 2 && has_pod_on("node1") && has_pod_on("node2")).then_some(())
-    });
-}
-
-/// Asserts that requests are lost only until all nodes know of the fault: none of the last ten seconds.
-fn assert_only_first_lost(requests: &[LoadRequest]) {
-    let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
-    let last: Vec<LoadRequest> =
-        requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
-    let lost = requests.iter().filter(|it| !it.is_answered()).count();
-    println!("{lost} of {} had only the lost node to go to", requests.len());
-    println!("(answered, lost) of each second: {:?}", counts_by_second(requests));
-    assert_none_lost(&last, 20);
-}
-
-fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], address: &str) {
-    rouse.cluster.wait("both nodes to respond again", || {
-        from.iter().all(|it| it.get(&format!("http://{address}")).status == 200).then_some(())
-    });
 }

@@ -57,9 +57,9 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     // One request from a pod on each node, so that one of them crosses nodes.
     let url = rouse.service_url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
-        let pod = wake_from(&rouse, &namespace, node);
-        println!("woken from {node}, response from {pod}");
-        let other = if pod == "node1" { "node2" } else { "node1" };
+        let pod_node = wake_from(&rouse, &namespace, node);
+        println!("woken from {node}, response from a pod on {pod_node}");
+        let other = if pod_node == "node1" { "node2" } else { "node1" };
         assert_eq!(rouse.client_on(other).get(&url).status, 200, "warm, from the other node");
         rouse.wait_asleep(&namespace.name, "hello");
     }

@@ -1,7 +1,8 @@
 //! Repeated installation, each time on a cluster without Rouse.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
-use tests::installed_cluster::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
+use tests::client_pod::ClientPod;
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 use tests::test_cluster::TestCluster;
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tests::installed_cluster::{ClientPod, CurlResponse, RouseCluster};
+use tests::client_pod::{ClientPod, CurlResponse};
+use tests::installed_cluster::RouseCluster;
 
 /// Knative's client `kn` in one namespace.
 struct KnClient<'a> {

@@ -1,6 +1,7 @@
 //! Requests that a NetworkPolicy denies to a service's pods neither wait for a pod nor wake the service.
 
-use tests::installed_cluster::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
+use tests::client_pod::ClientPod;
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 
 const SERVICE: &str = "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -50,7 +51,7 @@ fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
     let response = denied_client.get_with_headers(&activators, &[&by_name]);
     assert_eq!(response.status, 403, "nor by its name: {response}");
     assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0, "nothing was woken for it");
-    assert_eq!(allowed_client.get(&url).status, 200, "who is let in wakes it");
+    assert_eq!(allowed_client.get(&url).status, 200, "an allowed client wakes it");
 
     // A changed policy takes effect, in both directions.
     apply(&policy("client", &denied_client.namespace));

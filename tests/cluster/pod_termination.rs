@@ -51,8 +51,8 @@ fn end_pods_in_every_way(
     shift_traffic(fixture, LATEST_TRAFFIC, &new);
     print_losses("rollout", floods);
     // Every other round rolls back to the previous revision.
-    let back = round % 2 == 1;
-    if back {
+    let rolls_back = round % 2 == 1;
+    if rolls_back {
         shift_traffic(fixture, &format!("[{{revisionName: {serving}, percent: 100}}]"), serving);
         print_losses("rollback", floods);
     }
@@ -62,7 +62,7 @@ fn end_pods_in_every_way(
     print_losses("evict", floods);
     end_one_pod(fixture, floods, drain);
     print_losses("drain", floods);
-    if back { serving.to_owned() } else { new }
+    if rolls_back { serving.to_owned() } else { new }
 }
 
 /// Moves all traffic to another revision, and waits until the previous one's pods have ended.
@@ -139,12 +139,12 @@ fn kubectl(fixture: &FloodFixture<'_>, args: &[&str]) {
 }
 
 #[test]
-fn an_app_that_leaves_at_once_loses_no_request() {
+fn an_app_that_exits_at_once_on_sigterm_loses_no_request() {
     run_scenario("at-once", true);
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
-fn an_app_that_leaves_in_its_own_time_loses_no_request() {
+fn an_app_that_shuts_down_gracefully_loses_no_request() {
     run_scenario("gracefully", false);
 }

@@ -42,9 +42,9 @@ fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("hung");
     let namespace = &namespace.name;
-    let max_scale =
+    let one_pod =
         ", autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"1\"";
-    rouse.apply_until_ready(namespace, &service_manifest("hung", max_scale, HUNG));
+    rouse.apply_until_ready(namespace, &service_manifest("hung", one_pod, HUNG));
     let url = rouse.service_url(namespace, "hung");
     let client = rouse.client_on("node1");
     let slow_url = format!("{url}/?sleep=110000");

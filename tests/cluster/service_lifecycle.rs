@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tests::installed_cluster::{ClientPod, RouseCluster};
+use tests::client_pod::ClientPod;
+use tests::installed_cluster::RouseCluster;
 use tests::load_process::{LoadRequest, assert_none_lost};
 
 /// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.

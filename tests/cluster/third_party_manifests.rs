@@ -1,4 +1,5 @@
-//! Manifests as other tools write them: accepted, Ready, and serving requests.
+//! Expectations of other tools: their manifests, long names, a Revision's own Service, `kubectl wait` and the class
+//! `hpa`.
 
 use std::collections::BTreeSet;
 

@@ -66,12 +66,12 @@ fn kill_replicas(fixture: &FloodFixture<'_>, app: &str) {
         let args = ["ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"];
         let result = fixture.rouse.cluster.on_node(&node, &[&args[..], &[&id]].concat());
         result.unwrap_or_else(|error| panic!("{app} on {node}: {error}"));
-        fixture.rouse.cluster.wait("another process of the part", || {
+        fixture.rouse.cluster.wait("another process of the component", || {
             let old = |(_, it): &(String, String)| *it == id;
             (!container_ids(fixture, app).iter().any(old)).then_some(())
         });
         let (kind, name) =
-            COMPONENTS.iter().find(|(_, name)| *name == app).expect("a part of ours");
+            COMPONENTS.iter().find(|(_, name)| *name == app).expect("a component of Rouse");
         wait_rolled_out(fixture, &format!("{kind}/{name}"));
     }
 }

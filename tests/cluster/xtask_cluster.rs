@@ -1,4 +1,4 @@
-//! Tests that need a cluster of xtask: faults, and removal without leftovers.
+//! Clusters of `cargo xtask cluster`: start, repair and removal, their isolation, and the view of a pod in them.
 #![allow(
     clippy::unwrap_used,
     reason = "a panic in a test names the line, which is what a test is for"
@@ -173,8 +173,8 @@ spec:
         (pod["status"]["phase"] == "Running").then_some(())
     });
     // The pod's view of the file system is that of its first process.
-    let pid = cluster.netns_of(name, "look");
-    let root = pid.parent().and_then(Path::parent).expect("a process has a folder").join("root");
+    let netns = cluster.netns_of(name, "look");
+    let root = netns.parent().and_then(Path::parent).expect("a process has a folder").join("root");
     let mounts = fs::read_to_string(root.parent().unwrap().join("mountinfo")).unwrap();
     let v2 = mounts
         .lines()

@@ -25,20 +25,20 @@ use agent::{kernel::maps::KernelMaps, pods::namespace::NetworkNamespace};
 use clap::Parser as _;
 use common::{
     fixtures,
-    link::{receive_items, route_stream, serve},
+    link::serve,
     outbox::Outbox,
     wire::{
         self, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
         ReadinessProbe, RevisionEntry, RouteChange, RouteKey, RoutingPhase, ServiceEntry,
         UsageItem, UsageSample,
-        raw::{self, pods_server, routes_server, usage_server},
+        raw::{pods_server, routes_server, usage_server},
     },
 };
 use datapath::abi;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Response, Status, Streaming, codegen::tokio_stream::Stream, transport::Server,
-};
+use tonic::transport::Server;
+
+use self::fake_control_plane::FakeControlPlane;
 
 const PREFIX: &str = "rouse-agent-";
 const ROLE: &str = "ROUSE_TEST_ROLE";
@@ -101,7 +101,7 @@ fn run_pod() {
     });
     let (mut listener, mut status) = (None, "200 OK");
     let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
-    let mut order = String::new();
+    let mut pending_text = String::new();
     loop {
         match lines.try_recv().as_deref() {
             Ok("listen") => {
@@ -114,7 +114,7 @@ fn run_pod() {
             Ok("keep") => keep = true,
             Ok("drop") => connections.clear(),
             Ok(line) if line.starts_with("say ") => {
-                order = line["say ".len()..].replace("\\r\\n", "\r\n");
+                pending_text = line["say ".len()..].replace("\\r\\n", "\r\n");
             }
             Ok("bad") => status = "503 Service Unavailable",
             _ => {}
@@ -127,7 +127,7 @@ fn run_pod() {
         }
         // Text is written once there is a connection to write it to.
         if !connections.is_empty() {
-            let text = std::mem::take(&mut order);
+            let text = std::mem::take(&mut pending_text);
             connections.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
         }
     }
@@ -225,11 +225,12 @@ impl AgentFixture {
 
     /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
     fn set_probed_pod(&self, phase: RoutingPhase, probe: ProbeHandler, period: Duration) {
-        self.set_pod_route(phase, probe, period, "n1", false);
+        self.set_pod_route(phase, probe, period, "n1");
     }
 
-    fn set_pod_on_node(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
-        self.set_pod_route(phase, ProbeHandler::Listen, Duration::ZERO, node, confirmed);
+    /// Puts the pod into the RouteTable as a pod of `node`, which the kubelet has not reported as ready.
+    fn set_pod_on_node(&self, node: &str, phase: RoutingPhase) {
+        self.set_pod_route(phase, ProbeHandler::Listen, Duration::ZERO, node);
     }
 
     fn set_pod_route(
@@ -238,7 +239,6 @@ impl AgentFixture {
         handler: ProbeHandler,
         period: Duration,
         node: &str,
-        kubelet_ready: bool,
     ) {
         let name = NamespacedName::new("default", "hello-00001");
         let revision =
@@ -249,7 +249,7 @@ impl AgentFixture {
             name: "hello-1".into(),
             node: node.into(),
             address,
-            kubelet_ready,
+            kubelet_ready: false,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
             ..fixtures::pod("uid-1", &name, phase)
@@ -525,188 +525,6 @@ fn run_shell(line: &str) {
     assert!(status.success(), "{line}: {status}");
 }
 
-/// A controller and an autoscaler that pass on the reports that they receive.
-#[derive(Clone)]
-struct FakeControlPlane {
-    routes: Outbox<RouteKey, RouteChange>,
-    reports: mpsc::Sender<PodReportItem>,
-    usages: mpsc::Sender<UsageItem>,
-}
-
-#[tonic::async_trait]
-impl routes_server::Routes for FakeControlPlane {
-    type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
-
-    async fn watch(
-        &self,
-        _: Request<raw::Subscriber>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(Box::pin(route_stream(
-            self.routes.subscribe(),
-            CancellationToken::new(),
-            Some,
-        ))))
-    }
-}
-
-#[tonic::async_trait]
-impl pods_server::Pods for FakeControlPlane {
-    async fn report(
-        &self,
-        items: Request<Streaming<raw::PodItem>>,
-    ) -> Result<Response<raw::Empty>, Status> {
-        let reports = self.reports.clone();
-        receive_items(items.into_inner(), &CancellationToken::new(), |item| {
-            drop(reports.send(item))
-        })
-        .await?;
-        Ok(Response::new(raw::Empty {}))
-    }
-}
-
-#[tonic::async_trait]
-impl usage_server::Usage for FakeControlPlane {
-    async fn report(
-        &self,
-        items: Request<Streaming<raw::UsageItem>>,
-    ) -> Result<Response<raw::Empty>, Status> {
-        let usages = self.usages.clone();
-        receive_items(items.into_inner(), &CancellationToken::new(), |item| {
-            drop(usages.send(item))
-        })
-        .await?;
-        Ok(Response::new(raw::Empty {}))
-    }
-}
-
-fn http_probe() -> ProbeHandler {
-    ProbeHandler::Http {
-        path: "/ready".into(),
-        headers: Vec::new(),
-        host: String::new(),
-        https: false,
-    }
-}
-
-#[test]
-fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
-    let mut fixture = AgentFixture::new("listen");
-    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
-    fixture.start_pod();
-    let found = fixture.wait_pod("found", |pod| pod.address.is_some());
-    assert!(!found.ready);
-    fixture.send_to_pod("listen");
-    let ready = fixture.wait_pod("ready", |pod| pod.ready);
-    assert_eq!(ready.address, Some(ADDRESS.parse().expect("an address")));
-    assert!(ready.listening_since_ns > 0);
-    fixture.send_to_pod("close");
-    fixture.wait_pod("unready", |pod| !pod.ready && !pod.listening);
-}
-
-#[test]
-fn a_listener_from_before_the_agent_is_found_and_followed() {
-    let mut fixture = AgentFixture::new("before");
-    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_pod();
-    fixture.send_to_pod("listen");
-    while fixture.request_fails() {}
-    fixture.start_agent();
-    fixture.wait_pod("ready", |pod| pod.ready);
-    fixture.send_to_pod("close");
-    fixture.wait_pod("unready", |pod| !pod.ready);
-}
-
-#[test]
-fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found() {
-    let mut fixture = AgentFixture::new("restart");
-    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
-    fixture.start_pod();
-    fixture.send_to_pod("listen");
-    fixture.wait_pod("ready", |pod| pod.ready);
-    for _ in 0..3 {
-        assert_eq!(fixture.get_status_line(), "HTTP/1.1 200 OK");
-    }
-    fixture.wait_usage("three requests", |usage| usage.totals.finished == 3);
-    let slots = fixture.slots();
-    fixture.send_to_pod("close");
-    fixture.wait_pod("unready", |pod| !pod.ready);
-
-    fixture.kill_agent();
-    fixture.send_to_pod("listen");
-    while fixture.request_fails() {}
-    fixture.pods.clear();
-    fixture.totals.clear();
-    fixture.start_agent();
-    fixture.wait_pod("ready again", |pod| pod.ready);
-    assert_eq!(fixture.slots(), slots);
-    // One of them is the request that showed that the pod listens again.
-    let usage = fixture.wait_usage("all requests", |usage| usage.totals.finished >= 4);
-    assert_eq!((usage.totals.started, usage.totals.finished), (4, 4));
-}
-
-#[test]
-fn an_http_probe_decides_after_the_listener() {
-    let mut fixture = AgentFixture::new("probe");
-    fixture.set_pod(RoutingPhase::Starting, http_probe());
-    fixture.start_agent();
-    fixture.start_pod();
-    fixture.send_to_pod("bad");
-    fixture.send_to_pod("listen");
-    let failing =
-        fixture.wait_pod("failing", |pod| !pod.not_ready_reason.is_empty() && pod.listening);
-    assert_eq!(failing.not_ready_reason, "readiness probe failed: GET /ready answered 503");
-    assert!(!failing.ready);
-    fixture.send_to_pod("good");
-    fixture.wait_pod("ready", |pod| pod.ready);
-}
-
-#[test]
-fn a_tcp_probe_connects_to_the_pod() {
-    let mut fixture = AgentFixture::new("tcp");
-    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
-    fixture.start_agent();
-    fixture.start_pod();
-    fixture.send_to_pod("listen");
-    fixture.wait_pod("ready", |pod| pod.ready);
-}
-
-#[test]
-fn probes_that_go_on_are_no_requests() {
-    for (test, probe) in [("http-on", http_probe()), ("tcp-on", ProbeHandler::Tcp)] {
-        let mut fixture = AgentFixture::new(test);
-        fixture.set_probed_pod(RoutingPhase::Starting, probe, Duration::from_millis(1));
-        fixture.start_agent();
-        fixture.start_pod();
-        fixture.send_to_pod("listen");
-        fixture.wait_pod("ready", |pod| pod.ready);
-        fixture.wait_probes(50);
-        for _ in 0..3 {
-            assert_eq!(fixture.get_status_line(), "HTTP/1.1 200 OK");
-        }
-        fixture.wait_probes(100);
-        let usage = fixture.wait_usage("three requests", |usage| usage.totals.finished >= 3);
-        assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
-        let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-        let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(fixture.slot());
-        assert_eq!((state.connections, state.awaiting_first_request), (0, 0), "{state:?}");
-    }
-}
-
-#[test]
-fn a_draining_pod_is_called_drained_once_it_is_quiet() {
-    let mut fixture = AgentFixture::new("drain");
-    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
-    fixture.start_pod();
-    fixture.send_to_pod("listen");
-    fixture.wait_pod("ready", |pod| pod.ready);
-    fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    let drained = fixture.wait_pod("drained", |pod| pod.drained);
-    assert_eq!(drained.in_flight, 0);
-}
-
 impl AgentFixture {
     /// Adds a service on the direct path to the pod.
     fn add_direct_service(&self) {
@@ -739,11 +557,13 @@ impl AgentFixture {
 const POD_SERVER_ADDRESS: &str = "10.77.0.2:8022";
 const WAIT_FOR_DRAIN_PATH: &str = "/wait-for-drain";
 
+mod fake_control_plane;
 mod full_maps;
 mod gauge_audit;
 mod growth_reports;
 mod http_server;
 mod kubelet;
 mod overdue_requests;
+mod pod_reports;
 mod revision_metrics;
 mod stale_connections;

@@ -2,7 +2,7 @@
 
 use agent::kernel::map_op::BackendTarget;
 use aya::maps::{Array, Map, MapData};
-use common::wire::ConnectionPath as Way;
+use common::wire::ConnectionPath;
 use datapath::abi::{self, maps};
 
 use crate::{
@@ -30,7 +30,7 @@ impl ClientConnectFixture {
         let mut server = pods[0].start_process();
         server.expect_step(&format!("listen [::]:{SERVING_PORT} one"));
         for (pod, number) in pods.iter().zip(1..) {
-            kernel.add_service(number, Way::Direct);
+            kernel.add_service(number, ConnectionPath::Direct);
             kernel.add_ready_pod(pod, number);
         }
         kernel.apply_table();

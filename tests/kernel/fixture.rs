@@ -30,7 +30,7 @@ use agent::{
 use common::{
     fixtures,
     wire::{
-        ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, RouteTable, RoutingPhase,
+        ActivatorEntry, ConnectionPath, NamespacedName, PodEntry, RouteTable, RoutingPhase,
         ServiceEntry,
     },
 };
@@ -54,9 +54,9 @@ pub(crate) struct KernelFixture {
     pub(crate) pod_ids: BTreeMap<String, KernelPodIds>,
     planner: RoutePlanner,
     now_ns: u64,
-    /// Number of the newest place.
+    /// Number of the newest network namespace.
     last_netns: u8,
-    /// Number of the last place that was removed; earlier ones are removed as well.
+    /// Number of the last network namespace that was removed; earlier ones are removed as well.
     last_removed_netns: u8,
 }
 
@@ -77,9 +77,9 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 }
 
 /// A fixture that tests use one after the other: loading takes longer than most of them, and on a node the programs
-/// also outlive many pods. Each test has places of its own, whose numbers are never used again.
+/// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
-/// For tests that inspect only objects of their own places, and do not replace the programs.
+/// For tests that inspect only objects of their own namespaces, and do not replace the programs.
 pub(crate) struct SharedKernelFixture {
     fixture: Option<KernelFixture>,
     /// True if one test alone uses this fixture.
@@ -88,13 +88,13 @@ pub(crate) struct SharedKernelFixture {
 
 /// The fixture that no test uses at the moment.
 static IDLE_FIXTURE: Mutex<Option<KernelFixture>> = Mutex::new(None);
-/// Highest number of places: the number is the last part of the address.
+/// Highest number of a network namespace in a fixture that is used again: the number is the last part of the address.
 const MAX_NETNS: u8 = 200;
 
 impl SharedKernelFixture {
     pub(crate) fn new() -> Self {
-        let at_rest = lock_idle_fixture().take();
-        Self { fixture: Some(at_rest.unwrap_or_else(KernelFixture::new)), is_exclusive: false }
+        let idle = lock_idle_fixture().take();
+        Self { fixture: Some(idle.unwrap_or_else(KernelFixture::new)), is_exclusive: false }
     }
 
     /// Creates a fixture for one test alone, which leaves changes behind.
@@ -228,12 +228,12 @@ impl KernelFixture {
         fs::create_dir_all(&self.paths.pods).expect("root may make cgroups");
     }
 
-    /// Creates a place for a client.
+    /// Creates a network namespace and a cgroup for a client.
     pub(crate) fn add_client(&mut self) -> NetnsFixture {
         self.add_netns("clients/client")
     }
 
-    /// Creates a place for a pod, without registering the pod.
+    /// Creates a network namespace and a cgroup for a pod, without registering the pod.
     pub(crate) fn add_pod(&mut self) -> NetnsFixture {
         self.add_netns("pods/pod")
     }
@@ -248,7 +248,7 @@ impl KernelFixture {
         self.pod_ids.insert(pod_uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
-    /// Removes all services and places, with their processes.
+    /// Removes all services and network namespaces, with their processes.
     fn remove_all(&mut self) {
         self.table = RouteTable::default();
         self.apply_table();
@@ -266,7 +266,7 @@ impl KernelFixture {
     }
 
     /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of a revision of its own.
-    pub(crate) fn add_service(&mut self, number: u8, routing_mode: Way) {
+    pub(crate) fn add_service(&mut self, number: u8, connection_path: ConnectionPath) {
         let service = ServiceEntry {
             addresses: vec![
                 format!("10.96.0.{number}").parse().expect("an address"),
@@ -274,7 +274,7 @@ impl KernelFixture {
             ],
             port: 80.try_into().expect("not 0"),
             activator_port: (20_000 + u16::from(number)).try_into().expect("not 0"),
-            connection_path: routing_mode,
+            connection_path,
             ..fixtures::service(&name_of(number), &name_of(number))
         };
         self.table.services.insert(service.name.clone(), service);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use agent::kernel::{features::VerifierFeatures, maps::KernelEventRing};
 use aya::maps::{HashMap, Map, MapData};
-use common::wire::ConnectionPath as Way;
+use common::wire::ConnectionPath;
 use datapath::abi::{self, SocketBit};
 
 use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT};
@@ -199,7 +199,7 @@ fn a_loopback_bind_of_the_serving_port_is_widened() {
     let mut fixture = KernelFixture::new();
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     fixture.register_pod(&pod, abi::POD_WIDEN_BIND);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut server = pod.start_process();

@@ -75,7 +75,7 @@ fn find_acknowledged_socket(stream: &TcpStream, bytes: u64) -> DiagConnection {
 
 #[test]
 fn only_a_connection_that_is_as_it_was_listed_is_ended() {
-    let Some((_bed, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     const SPARED: CloseCounts = CloseCounts { closed: 0, spared: 1 };
     const ENDED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
     in_netns(&client_netns.netns, || {
@@ -121,7 +121,7 @@ fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
 
 #[test]
 fn connections_of_both_families_are_ended_and_others_left_alone() {
-    let Some((_bed, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     in_netns(&client_netns.netns, || {
         let listener = TcpListener::bind("[::]:0").expect("a free port");
         let port = listener.local_addr().expect("bound").port();
@@ -139,7 +139,7 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
 #[test]
 fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
     const MORE: usize = 40;
-    let Some((_bed, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("up to the hard limit");
     in_netns(&client_netns.netns, || {
@@ -281,7 +281,7 @@ fn close_while_clients_write(
 
 #[test]
 fn no_request_that_was_written_is_lost_by_an_end() {
-    let Some((_bed, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     let totals = in_netns(&client_netns.netns, || {
         close_while_clients_write(|_, sockets| closer.close(sockets).expect("a walk").closed)
     });

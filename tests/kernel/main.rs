@@ -5,6 +5,7 @@ mod connect_records;
 mod fixture;
 mod listening_sockets;
 mod locked_close;
+mod program_replacement;
 mod redirect;
 mod request_counts;
 mod robustness;

@@ -3,17 +3,14 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use agent::{
-    kernel::{
-        features::VerifierFeatures,
-        map_op::{BackendTarget, MapOp},
-        maps::KernelMaps,
-        programs::{self, EbpfPrograms},
-    },
-    paths::AgentPaths,
+use agent::kernel::{
+    features::VerifierFeatures,
+    map_op::{BackendTarget, MapOp},
+    maps::KernelMaps,
+    programs::{self, EbpfPrograms},
 };
 use aya::util::KernelVersion;
-use common::wire::{ConnectionPath as Way, RoutingPhase};
+use common::wire::{ConnectionPath, RoutingPhase};
 use datapath::{
     abi::{self, SocketBit},
     load_balancing::{RoutingMode, SvcState},
@@ -33,7 +30,7 @@ fn a_connect_to_a_service_reaches_its_pod_and_shows_the_service() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -50,7 +47,7 @@ fn an_ipv6_pod_serves_ipv6_clients() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen [::]:{SERVING_PORT} six"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.set_pod(&pod, 1, RoutingPhase::Ready, pod.ipv6());
     fixture.apply_table();
     assert_eq!(client.start_process().expect_step("connect [fd96::1]:80"), "six [fd96::1]:80");
@@ -62,7 +59,7 @@ fn an_unknown_address_is_left_alone() {
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -74,7 +71,7 @@ fn an_unknown_address_is_left_alone() {
 fn a_service_of_mode_refuse_is_refused() {
     let mut fixture = KernelFixture::new();
     let client = fixture.add_client();
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let service = *fixture.maps.read_routes().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
@@ -95,8 +92,8 @@ fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
     activator.expect_step("listen [fd99::3]:20001 first6");
     activator.expect_step("listen 0.0.0.0:20002 second");
     fixture.add_activator(&gateway);
-    fixture.add_service(1, Way::Direct);
-    fixture.add_service(2, Way::Activator);
+    fixture.add_service(1, ConnectionPath::Direct);
+    fixture.add_service(2, ConnectionPath::Activator);
     fixture.apply_table();
     let mut client = client.start_process();
     assert_eq!(client.expect_step("connect 10.96.0.1:80"), "first 10.96.0.1:80");
@@ -114,7 +111,7 @@ fn activators_share_open_connections_evenly() {
         activator.expect_step(&format!("listen 0.0.0.0:20001 a{}", gateway.number));
         fixture.add_activator(gateway);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let mut client = client.start_process();
     let mut names: Vec<String> =
@@ -127,7 +124,7 @@ fn activators_share_open_connections_evenly() {
 fn without_an_activator_the_connect_is_left_to_others() {
     let mut fixture = KernelFixture::new();
     let client = fixture.add_client();
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     assert_eq!(client.start_process().run_step("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
 }
@@ -144,7 +141,7 @@ fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activat
         fixture.register_pod(pod, 0);
         fixture.add_ready_pod(pod, 1);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let (mut first, mut second) = (first_pod.start_process(), second_pod.start_process());
     let mut client = client.start_process();
@@ -169,7 +166,7 @@ fn open_connections_are_shared_out_evenly() {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
         fixture.add_ready_pod(pod, 1);
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
     let mut client = client.start_process();
     let mut names: Vec<String> =
@@ -196,7 +193,7 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_ready_pod(&pod, 1);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     // No host has this address.
     fixture.set_pod(&lost, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     fixture.apply_table();
@@ -221,7 +218,7 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
     for (pod, server) in pods.iter().zip(&mut servers) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
     }
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pods[0], 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -263,7 +260,7 @@ impl ContendedServicesFixture {
             server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
             server.expect_step(&format!("listen 0.0.0.0:20001 {name}"));
         }
-        kernel.add_service(1, Way::Direct);
+        kernel.add_service(1, ConnectionPath::Direct);
         kernel.apply_table();
         Self { kernel, client, first_pod, second_pod, _servers: servers }
     }
@@ -335,221 +332,6 @@ fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile
 }
 
 #[test]
-fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
-    let mut fixture = KernelFixture::new();
-    let (client, pod) = (fixture.add_client(), fixture.add_pod());
-    let mut server = pod.start_process();
-    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.register_pod(&pod, 0);
-    fixture.add_service(1, Way::Direct);
-    fixture.add_ready_pod(&pod, 1);
-    fixture.apply_table();
-    let mut client = client.start_process();
-    drop(fixture.programs.take());
-    assert_eq!(
-        client.expect_step("connect 10.96.0.1:80"),
-        "one 10.96.0.1:80",
-        "pins hold without an agent"
-    );
-    client.send_step("hammer 10.96.0.1:80 500");
-    for _ in 0..5 {
-        let programs =
-            agent::kernel::programs::EbpfPrograms::load(fixture.paths().clone()).unwrap();
-        assert_eq!(programs.keep_attached().unwrap(), 0);
-        fixture.programs = Some(programs);
-    }
-    assert_eq!(client.read_reply(), Ok("one=500".into()));
-    assert_eq!(fixture.maps.read_routes().unwrap().frontends.len(), 2);
-}
-
-#[test]
-fn the_self_test_is_seen() {
-    let mut fixture = KernelFixture::new();
-    let programs = fixture.programs.take().unwrap();
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-    // Without the links no program sees the connect of the self-test, which reports that.
-    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
-    let missing = programs.verify_by_self_test(&mut fixture.maps).unwrap_err().to_string();
-    assert!(missing.contains("connect was not seen"), "{missing}");
-    std::fs::create_dir(programs.pins().join("links")).unwrap();
-    assert_eq!(programs.keep_attached().unwrap(), 10);
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-}
-
-#[test]
-fn the_programs_follow_cgroups_that_were_recreated() {
-    let mut fixture = KernelFixture::new();
-    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-    assert_eq!(programs.keep_attached().unwrap(), 0);
-    fixture.recreate_cgroups();
-    assert_eq!(programs.keep_attached().unwrap(), 10);
-    assert_eq!(programs.keep_attached().unwrap(), 0);
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-}
-
-/// Upgrade like the one in [`crate::request_counts`], for connects.
-#[test]
-fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
-    let mut fixture = KernelFixture::new();
-    let (client, first_pod, second_pod) =
-        (fixture.add_client(), fixture.add_pod(), fixture.add_pod());
-    let mut servers = [first_pod.start_process(), second_pod.start_process()];
-    for (server, name) in servers.iter_mut().zip(["one", "two"]) {
-        server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
-    }
-    fixture.add_service(1, Way::Direct);
-    fixture.add_ready_pod(&first_pod, 1);
-    fixture.apply_table();
-    let mut client = client.start_process();
-    client.send_step("hammer 10.96.0.1:80 2000");
-    let version = fixture.paths().version + 1;
-    let paths = agent::paths::AgentPaths { version, ..fixture.paths().clone() };
-    let mut programs = agent::kernel::programs::EbpfPrograms::load(paths.clone()).unwrap();
-    drop(fixture.programs.take());
-    assert_eq!(
-        client.read_reply(),
-        Ok("one=2000".into()),
-        "nothing is known in the new tables yet"
-    );
-    let connection = client.expect_step("connect 10.96.0.1:80");
-    assert_eq!(connection, "one 10.96.0.1:80");
-
-    fixture.continue_with_maps(agent::kernel::maps::KernelMaps::open(&paths.pins()).unwrap());
-    fixture.table.pods.clear();
-    fixture.add_ready_pod(&second_pod, 1);
-    fixture.apply_table();
-    client.send_step("hammer 10.96.0.1:80 2000");
-    programs.take_over().unwrap();
-    let reply = client.read_reply().expect("no connect failed");
-    let total: u32 =
-        reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
-    assert_eq!(total, 2_000, "{reply}");
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-    programs.retire_previous().unwrap();
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
-    fixture.programs = Some(programs);
-}
-
-/// A second set of the same programs, with tables of its own, acts as a foreign socket load balancer, which routes
-/// the service's address elsewhere. It is attached to a cgroup above the fixture's, like Cilium's to the root.
-#[test]
-fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods() {
-    let mut fixture = KernelFixture::new();
-    let (client, ours) = (fixture.add_client(), fixture.add_pod());
-    let (theirs, third) = (fixture.add_pod(), fixture.add_pod());
-    let mut servers = [ours.start_process(), theirs.start_process(), third.start_process()];
-    for (server, name) in servers.iter_mut().zip(["ours", "theirs", "third"]) {
-        server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
-    }
-    fixture.add_service(1, Way::Direct);
-    fixture.add_ready_pod(&ours, 1);
-    fixture.apply_table();
-    let mut client = client.start_process();
-
-    // The foreign programs are attached last, so they run after the fixture's.
-    let mut other = fixture.load_beside();
-    other.add_service(1, Way::Direct);
-    other.add_ready_pod(&theirs, 1);
-    // A service that only the foreign programs have.
-    other.add_service(2, Way::Direct);
-    other.add_ready_pod(&third, 2);
-    other.apply_table();
-    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
-    assert_eq!(programs.foreign_programs().values().sum::<usize>(), 2, "both hooks are seen");
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
-    assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");
-    assert_eq!(client.expect_step("connect [fd96::1]:80"), "ours [fd96::1]:80");
-
-    // Now the other order: the fixture's links are removed, and attached again after the foreign ones.
-    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
-    std::fs::create_dir(programs.pins().join("links")).unwrap();
-    // A program leaves its cgroup a moment after its last pin is removed.
-    while client.expect_step("hammer 10.96.0.1:80 20") != "theirs=20" {}
-    assert_eq!(programs.keep_attached().unwrap(), 10);
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
-    assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20");
-    programs.verify_by_self_test(&mut fixture.maps).unwrap();
-}
-
-/// Attaches the same programs under the next version number beside the fixture's, which act as the earlier version.
-fn load_next_abi(fixture: &mut KernelFixture) -> (AgentPaths, EbpfPrograms) {
-    let version = fixture.paths().version + 1;
-    let paths = AgentPaths { version, ..fixture.paths().clone() };
-    let programs = EbpfPrograms::load(paths.clone()).expect("the kernel takes them");
-    drop(fixture.programs.take());
-    (paths, programs)
-}
-
-#[test]
-fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
-    let mut fixture = KernelFixture::new();
-    let (client, first_pod, second_pod) =
-        (fixture.add_client(), fixture.add_pod(), fixture.add_pod());
-    let mut servers = [first_pod.start_process(), second_pod.start_process()];
-    for (server, name) in servers.iter_mut().zip(["one", "two"]) {
-        server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} {name}"));
-    }
-    fixture.add_service(1, Way::Direct);
-    fixture.add_ready_pod(&first_pod, 1);
-    fixture.apply_table();
-    let mut client = client.start_process();
-    let old = fixture.programs.as_ref().unwrap().pins().join("links");
-    let (paths, mut programs) = load_next_abi(&mut fixture);
-    fixture.continue_with_maps(KernelMaps::open(&paths.pins()).unwrap());
-    fixture.table.pods.clear();
-    fixture.add_ready_pod(&second_pod, 1);
-    fixture.apply_table();
-
-    // A directory cannot be unlinked like a file.
-    std::fs::rename(old.join("connect4"), old.join("aside")).unwrap();
-    std::fs::create_dir(old.join("connect4")).unwrap();
-    programs.take_over().unwrap_err();
-    std::fs::remove_dir(old.join("connect4")).unwrap();
-    std::fs::rename(old.join("aside"), old.join("connect4")).unwrap();
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 5"), "one=5", "the old tables still");
-
-    // The retry may also come from a new agent.
-    drop(programs);
-    let mut programs = EbpfPrograms::load(paths).unwrap();
-    programs.take_over().unwrap();
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
-    fixture.programs = Some(programs);
-}
-
-#[test]
-fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
-    let mut fixture = KernelFixture::new();
-    let (client, pod) = (fixture.add_client(), fixture.add_pod());
-    let mut server = pod.start_process();
-    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_service(1, Way::Direct);
-    fixture.add_ready_pod(&pod, 1);
-    fixture.apply_table();
-    let mut client = client.start_process();
-    client.expect_step("connect 10.96.0.1:80");
-    let old = fixture.programs.as_ref().unwrap().pins();
-    let id = *fixture.maps.read_routes().unwrap().backends.keys().next().unwrap();
-    let (paths, mut programs) = load_next_abi(&mut fixture);
-    programs.take_over().unwrap();
-    programs.retire_previous().unwrap();
-    assert_eq!(client.expect_step("peer"), "10.96.0.1:80");
-    assert!(!old.join("links/sockets").exists(), "it counts nothing any more");
-
-    // A new agent continues with the outlived program.
-    drop(programs);
-    let mut programs = EbpfPrograms::load(paths).unwrap();
-    assert_eq!(programs.remove_outlived_pins(), 1);
-    assert_eq!(client.expect_step("peer"), "10.96.0.1:80");
-    client.expect_step("drop");
-    assert_eq!(fixture.maps.open_connections(id), 0, "the old gauge is left, too");
-    assert_eq!(programs.remove_outlived_pins(), 0);
-    assert!(!old.exists());
-    fixture.programs = Some(programs);
-}
-
-#[test]
 fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
     let mut fixture = KernelFixture::new();
     let (client, gateway, pod) = (fixture.add_client(), fixture.add_client(), fixture.add_pod());
@@ -557,7 +339,7 @@ fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
     servers[0].expect_step("listen [::]:20001 activator");
     servers[1].expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_activator(&gateway);
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();
@@ -581,7 +363,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
         1,
         "its bind was seen"
     );
-    fixture.add_service(1, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();
     let mut client = client.start_process();

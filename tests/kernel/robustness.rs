@@ -9,7 +9,7 @@
 //! | `send_calls` | every system call that sends |
 //! | `shared_sockets` | listeners and connections that several processes share or pass on |
 //! | `abnormal_closes` | connections that end otherwise than by a close at both ends |
-//! | `mptcp` | connections of more than one flow |
+//! | `mptcp` | connections of more than one subflow |
 //!
 //! `tun_client` is a client in user space. `server_process`, `served_connection` and `io_uring_server` are the servers.
 #![allow(
@@ -55,7 +55,8 @@ struct RobustnessFixture {
     kernel: SharedKernelFixture,
     pod: NetnsFixture,
     client: NetnsFixture,
-    files: PathBuf,
+    /// Log of the servers, with one byte for each request.
+    log_path: PathBuf,
 }
 
 impl RobustnessFixture {
@@ -63,14 +64,14 @@ impl RobustnessFixture {
         let mut kernel = SharedKernelFixture::new();
         let (pod, client) = (kernel.add_pod(), kernel.add_client());
         kernel.register_pod(&pod, 0);
-        let files = std::env::temp_dir().join(format!("{}-log", pod.netns));
-        fs::write(&files, "").unwrap();
-        Self { kernel, pod, client, files }
+        let log_path = std::env::temp_dir().join(format!("{}-log", pod.netns));
+        fs::write(&log_path, "").unwrap();
+        Self { kernel, pod, client, log_path }
     }
 
     /// Starts a server's process in the pod.
     fn start_server_process(&self) -> ScriptedProcess {
-        server_process::start(&self.files, &self.pod.cgroup, &self.pod.netns)
+        server_process::start(&self.log_path, &self.pod.cgroup, &self.pod.netns)
     }
 
     /// Starts a server's process that listens and serves.
@@ -93,7 +94,7 @@ impl RobustnessFixture {
 
     /// Number of requests that servers have read.
     fn served_requests(&self) -> u64 {
-        fs::metadata(&self.files).unwrap().len()
+        fs::metadata(&self.log_path).unwrap().len()
     }
 
     /// Waits until servers have read `count` requests.
@@ -104,7 +105,7 @@ impl RobustnessFixture {
 
     /// Lets the server respond to the requests to `hold`.
     fn open_gate(&self) {
-        fs::write(served_connection::RequestLogAndGate::gate_path(&self.files), "").unwrap();
+        fs::write(served_connection::RequestLogAndGate::gate_path(&self.log_path), "").unwrap();
     }
 
     #[track_caller]
@@ -180,8 +181,9 @@ impl RobustnessFixture {
 
 impl Drop for RobustnessFixture {
     fn drop(&mut self) {
-        let _none = fs::remove_file(&self.files);
-        let _none = fs::remove_file(served_connection::RequestLogAndGate::gate_path(&self.files));
+        let _none = fs::remove_file(&self.log_path);
+        let gate_path = served_connection::RequestLogAndGate::gate_path(&self.log_path);
+        let _none = fs::remove_file(gate_path);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Shell: a process of a test, which acts on ordinary sockets as lines on stdin order, one line a step.
+//! Shell: a process of a test, which acts on ordinary sockets. Each line on stdin is one step.
 //!
 //! | line | effect | reply |
 //! |---|---|---|
@@ -115,8 +115,8 @@ impl ScriptedProcess {
 
     /// Sends a step without waiting for its reply.
     pub(crate) fn send_step(&mut self, step: &str) {
-        let orders = self.stdin.as_mut().expect("it is open until drop");
-        writeln!(orders, "{step}").expect("the process runs");
+        let stdin = self.stdin.as_mut().expect("it is open until drop");
+        writeln!(stdin, "{step}").expect("the process runs");
     }
 
     /// Waits for the reply to the step that was sent.
@@ -157,9 +157,7 @@ struct ScriptedSockets {
 impl ScriptedSockets {
     fn run(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["listen" | "ports" | "prefork" | "close" | "forget" | "reap", ..] => {
-                self.run_server_step(words)
-            }
+            ["listen" | "ports" | "prefork" | "close", ..] => self.run_server_step(words),
             _ => self.run_client_step(words),
         }
     }
@@ -189,18 +187,6 @@ impl ScriptedSockets {
                 if let Some(listener) = self.listeners.pop() {
                     // The accepting thread holds a copy; shutdown ends the listener as such.
                     shutdown(listener.as_raw_fd(), Shutdown::Both)?;
-                }
-                Ok(String::new())
-            }
-            ["forget"] => {
-                // The accepting thread keeps its copy, so the listener stays open.
-                self.listeners.pop();
-                Ok(String::new())
-            }
-            ["reap"] => {
-                for mut child in self.children.drain(..) {
-                    child.kill()?;
-                    child.wait()?;
                 }
                 Ok(String::new())
             }

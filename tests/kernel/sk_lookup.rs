@@ -9,7 +9,7 @@ use std::{
 
 use activator::listeners::port_range::{PortRangeError, PortRangeListener};
 use agent::kernel::programs::ports_map;
-use common::wire::ConnectionPath as Way;
+use common::wire::ConnectionPath;
 use datapath::abi;
 use nix::sched::{CloneFlags, setns};
 use tokio::{
@@ -24,7 +24,8 @@ use crate::fixture::{KernelFixture, NetnsFixture, in_netns};
 
 const ECONNREFUSED: i32 = 111;
 
-/// Listeners of the activator in a place; each client receives the port that it connected to. Closed on drop.
+/// Listeners of the activator in a network namespace. Each client receives the port that it connected to. Closed on
+/// drop.
 struct ActivatorListeners(Option<(CancellationToken, JoinHandle<()>)>);
 
 impl ActivatorListeners {
@@ -91,8 +92,8 @@ fn one_listener_serves_the_ports_of_all_services() {
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
     fixture.add_activator(&activator);
-    fixture.add_service(1, Way::Direct);
-    fixture.add_service(2, Way::Direct);
+    fixture.add_service(1, ConnectionPath::Direct);
+    fixture.add_service(2, ConnectionPath::Direct);
     fixture.apply_table();
     let mut client = client.start_process();
     for port in [20_000, 24_321, 29_999] {

@@ -39,11 +39,11 @@ fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
     let open = |log| open_object(&paths, log);
     let mut programs = open(VerifierLogLevel::default());
     let mut for_counts = open(VerifierLogLevel::STATS);
-    let has_end =
+    let has_locked_close =
         KernelVersion::current().expect("it has a version") >= KernelVersion::new(6, 5, 0);
     let mut failures = Vec::new();
     for (name, program) in programs.programs_mut() {
-        if name == LOCKED_CLOSE_PROGRAM && !has_end {
+        if name == LOCKED_CLOSE_PROGRAM && !has_locked_close {
             println!("verifier: {name} is for later kernels");
             continue;
         }

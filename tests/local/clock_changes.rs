@@ -48,13 +48,13 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
     let annotations = "max-scale: \"8\"\n        autoscaling.knative.dev/min-scale: \"1\"";
     let steady = named_manifest("steady").replace("max-scale: \"8\"", annotations);
     assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
-    let sleeps = node.wait_ready("hello");
+    let hello_address = node.wait_ready("hello");
     let (requests, ()) = with_load(&node, &load_plan(&node, "steady", 4), |_| {
         for (off, name) in [(DAY_S, "ahead"), (-DAY_S, "behind"), (HOUR_S, "later"), (0, "right")] {
             node.wait_asleep("hello");
             clock.set_offset(off);
             let response =
-                node.in_client_netns(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
+                node.in_client_netns(|| get(hello_address, "hello.default.svc.cluster.local", "/"));
             let woken = response.expect("a response");
             assert_eq!(woken.status, 200, "{name}: {woken:?}");
             wait_for("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));

@@ -97,14 +97,14 @@ fn run_new_connection_client(node: &MultiProcessNode, address: SocketAddr, resul
 /// Sends one request beside the load.
 fn spawn_request<'scope>(
     scope: &'scope Scope<'scope, '_>,
-    namespace: &'scope MultiProcessNode,
+    node: &'scope MultiProcessNode,
     address: SocketAddr,
     path: &'static str,
 ) -> ScopedJoinHandle<'scope, io::Result<HelloResponse>> {
     // The namespace is entered before the test kills a component.
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = scope.spawn(move || {
-        namespace.enter_client_netns();
+        node.enter_client_netns();
         sender.send(()).expect("the test waits");
         get_once(address, path)
     });
@@ -274,7 +274,7 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
             wait_progress(results, REQUESTS_WHILE_DEAD);
             node.kill("node");
             wait_progress(results, REQUESTS_WHILE_DEAD);
-            assert_eq!(results.failures(), [] as [String; 0], "without any part");
+            assert_eq!(results.failures(), [] as [String; 0], "without any component");
         });
         take_down(&node);
     }

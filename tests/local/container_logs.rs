@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use common::local_node::PodRunPhase;
 use serde_json::json;
-use tests::test_node::{TestNode, pod_ip, pod_order};
+use tests::test_node::{TestNode, pod_ip, pod_spec};
 use tests::wait::wait_for;
 
 /// Maximum size of a log, as in Kubernetes.
 const MAX_LOG_BYTES: u64 = 10 << 20;
 
 #[test]
-fn a_long_log_is_turned_over_and_written_on() {
-    let node = TestNode::new("turn");
+fn a_long_log_is_rotated_and_the_container_continues_to_write() {
+    let node = TestNode::new("rotate");
     let extra = json!({
         "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
         "pod": { "volumes": [{ "name": "s", "emptyDir": {} }] },
     });
     let args = ["say=first", "fill=25", "say=last", "await=/s/go", "say=afterwards", "wait"];
-    node.order([pod_order("a", &args, extra)]);
+    node.set_pods([pod_spec("a", &args, extra)]);
     let log = node.layout.log("default", "pod-a", "web");
     let old = log.with_extension("log.1");
     wait_for("a rotated log", || {
@@ -52,15 +52,15 @@ fn a_full_disk_for_logs_stops_no_pod() {
         .status();
     assert!(mounted.expect("mount").success());
     let _unmounted = UnmountGuard(&logs);
-    node.order([pod_order("a", &["fill=4", "listen=80"], json!({}))]);
+    node.set_pods([pod_spec("a", &["fill=4", "listen=80"], json!({}))]);
     let first = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, &first), "hello\n");
     // The volume is full now.
-    let chatty = pod_order("b", &["say=nobody reads this", "listen=80"], json!({}));
-    node.order([pod_order("a", &["fill=4", "listen=80"], json!({})), chatty]);
+    let chatty = pod_spec("b", &["say=nobody reads this", "listen=80"], json!({}));
+    node.set_pods([pod_spec("a", &["fill=4", "listen=80"], json!({})), chatty]);
     let second = node.wait_pod("another running pod", "b", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, &second), "hello\n");
-    node.order([]);
+    node.set_pods([]);
     node.wait("both gone", |pods| pods.values().all(|pod| pod.phase == PodRunPhase::Removed));
 }
 

@@ -5,9 +5,8 @@ use std::path::Path;
 
 use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
-use tests::test_node::{
-    LayerEntry, TestNode, base_layer, layer, pod_order, scratch_directory, write_layout,
-};
+use tests::images::{LayerEntry, base_layer, layer, scratch_directory, write_layout};
+use tests::test_node::{TestNode, pod_spec};
 
 /// A directory that is removed on drop.
 struct ImageFolder(std::path::PathBuf);
@@ -84,7 +83,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     let mut args: Vec<String> = expected.iter().map(|path| format!("show=/{path}")).collect();
     args.extend(["say=end".to_owned(), "wait".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    node.order([pod_order("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    node.set_pods([pod_spec("a", &args, json!({ "container": { "image": folder.image() } }))]);
     node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     let log = node.wait_log("pod-a", "end\n");
     assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
@@ -104,7 +103,7 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     let folder = ImageFolder::new(&[base_layer(), link_layer, file_layer]);
     let mut node = TestNode::new("escape");
     let args = ["say=end", "wait"];
-    node.order([pod_order("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    node.set_pods([pod_spec("a", &args, json!({ "container": { "image": folder.image() } }))]);
     // Unpacked inside the image or refused: in both cases the host's directory must stay unchanged.
     node.wait("an end", |pods| {
         pods.get("a").is_some_and(|pod| {
@@ -144,10 +143,10 @@ fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
         folder
     });
     let container = |at: usize| json!({ "container": { "image": folders[at].image() } });
-    node.order([
-        pod_order("a", &[], container(0)),
-        pod_order("b", &[], container(1)),
-        pod_order("c", &[], container(2)),
+    node.set_pods([
+        pod_spec("a", &[], container(0)),
+        pod_spec("b", &[], container(1)),
+        pod_spec("c", &[], container(2)),
     ]);
     for uid in ["a", "b", "c"] {
         node.wait_pod("a refusal", uid, |pod| {

@@ -1,4 +1,4 @@
-//! The local tier: a node of the test's own. Needs root; run by `cargo xtask test local`.
+//! The local tier: a node of the test's own. Needs root; run by `cargo xtask test --tier local`.
 
 mod bad_input;
 mod clock_changes;
@@ -8,6 +8,7 @@ mod digests;
 mod gateway;
 mod image_layers;
 mod misbehaving_clients;
+mod node_restarts;
 mod pods;
 mod registry;
 mod service_lifecycle;

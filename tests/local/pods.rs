@@ -1,18 +1,18 @@
-//! Pods on a local node: started, watched, restarted, stopped, adopted.
+//! Pods on a local node: started, watched, restarted, stopped.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::Path;
 use std::time::Duration;
 
 use common::local_node::{ContainerRunState, LocalPodSpec, PodRunPhase, PodRunStatus};
 use local::cgroups::CgroupMounts;
 use local::runtime::OciRuntimeKind;
-use local::{NodeLayout, NodeManager};
 use serde_json::{Value, json};
-use tests::test_node::{TestNode, find_leftovers, pod_ip, pod_order, test_images, wait_reaped};
+use tests::images::test_images;
+use tests::test_node::{TestNode, pod_ip, pod_spec, wait_reaped};
 
-fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
+/// Greeting of the pod's server, which may not listen yet.
+pub(super) fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
     node.in_client_netns(|| {
         let address = SocketAddr::new(ip, port);
         for _ in 0..500 {
@@ -32,7 +32,7 @@ fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
     let extra = json!({ "container": {
         "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
     } });
-    node.order([pod_order("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
+    node.set_pods([pod_spec("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
     assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
@@ -42,7 +42,7 @@ fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
     }
     let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
-    node.order([]);
+    node.set_pods([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodRunPhase::Removed);
     wait_reaped(node.layout.name());
     assert!(!node.layout.pod("a").exists());
@@ -62,7 +62,7 @@ fn runc_runs_a_pod() {
 #[test]
 fn clients_reach_a_pod_at_each_of_its_addresses() {
     let mut node = TestNode::new("families");
-    node.order([pod_order("a", &["listen=8080"], json!({}))]);
+    node.set_pods([pod_spec("a", &["listen=8080"], json!({}))]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
     assert_eq!(families, [true, false]);
@@ -75,8 +75,8 @@ fn clients_reach_a_pod_at_each_of_its_addresses() {
 fn a_layout_is_named_by_its_path() {
     let mut node = TestNode::new("path");
     let image = format!("oci:{}:v1", test_images().join("dev.local/app").display());
-    let order = pod_order("a", &["wait"], json!({ "container": { "image": image } }));
-    node.order([order]);
+    let pod = pod_spec("a", &["wait"], json!({ "container": { "image": image } }));
+    node.set_pods([pod]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert!(
         status.containers[0]
@@ -91,7 +91,7 @@ fn a_limit_of_memory_kills_and_says_so() {
     let mut node = TestNode::new("oom");
     let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
     let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
-    node.order([pod_order("a", &["eat=64"], extra)]);
+    node.set_pods([pod_spec("a", &["eat=64"], extra)]);
     let ended = |state: &ContainerRunState| matches!(state, ContainerRunState::Terminated { .. });
     let status = node.wait_pod("a killed pod", "a", |pod| {
         pod.containers.iter().any(|container| ended(&container.state))
@@ -105,7 +105,7 @@ fn a_limit_of_memory_kills_and_says_so() {
 #[test]
 fn a_crashing_container_waits_and_says_why() {
     let mut node = TestNode::new("crash");
-    node.order([pod_order("a", &["say=no config file", "exit=3"], json!({}))]);
+    node.set_pods([pod_spec("a", &["say=no config file", "exit=3"], json!({}))]);
     let backing_off = |state: &ContainerRunState| {
         matches!(state, ContainerRunState::Waiting { reason, message, last_exit: Some(3) }
             if reason == "CrashLoopBackOff" && message.contains("no config file"))
@@ -126,12 +126,12 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     let startup =
         json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "failureThreshold": 60 });
     let extra = json!({ "container": { "livenessProbe": probe, "startupProbe": startup } });
-    let well = pod_order(
+    let well = pod_spec(
         "b",
         &["listen=80"],
         json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
     );
-    node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
+    node.set_pods([pod_spec("a", &["sick", "polite", "listen=80"], extra), well]);
     let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no response"));
     node.wait_pod("a restart because of a failed probe", "a", |pod| {
         pod.containers.iter().any(|container| failed(&container.state))
@@ -146,7 +146,7 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
 }
 
 /// Probe that executes `/app` with these arguments, every second.
-fn exec_probe(args: &[&str]) -> Value {
+pub(super) fn exec_probe(args: &[&str]) -> Value {
     let command = [&["/app"], args].concat();
     json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
 }
@@ -164,14 +164,14 @@ fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
         "readinessProbe": exec_probe(&["need=/ready"]),
     } });
     let app_args = ["polite", "sleep=2", "touch=/begun", "sleep=2", "touch=/ready", "wait"];
-    let order = LocalPodSpec { kubelet_probes: true, ..pod_order("a", &app_args, extra) };
-    node.order([order]);
+    let pod = LocalPodSpec { kubelet_probes: true, ..pod_spec("a", &app_args, extra) };
+    node.set_pods([pod]);
     let status = node.wait_pod("a running pod", "a", is_running);
     assert!(!status.ready, "no probe has run yet");
     let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
-    node.order([]);
+    node.set_pods([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodRunPhase::Removed);
     wait_reaped(node.layout.name());
 }
@@ -190,13 +190,13 @@ fn runc_executes_probes() {
 fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
     let mut node = TestNode::new("exec-fails");
     let with_liveness = |probe| json!({ "container": { "livenessProbe": probe } });
-    let fails = pod_order("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
-    let never_ends = pod_order("b", &["polite", "wait"], with_liveness(exec_probe(&["wait"])));
+    let fails = pod_spec("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
+    let never_ends = pod_spec("b", &["polite", "wait"], with_liveness(exec_probe(&["wait"])));
     let not_there = with_liveness(
         json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
     );
-    let not_there = pod_order("c", &["polite", "wait"], not_there);
-    node.order([fails, never_ends, not_there]);
+    let not_there = pod_spec("c", &["polite", "wait"], not_there);
+    node.set_pods([fails, never_ends, not_there]);
     for (uid, args) in [
         ("a", "\"/app need=/no/such\" exited with 1: no /no/such"),
         ("b", "\"/app wait\" did not end within 1s"),
@@ -211,25 +211,9 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
         };
         node.wait_pod(args, uid, is_said);
     }
-    node.order([]);
+    node.set_pods([]);
     node.wait("all gone", |pods| pods.values().all(|pod| pod.phase == PodRunPhase::Removed));
     wait_reaped(node.layout.name());
-}
-
-#[test]
-fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
-    let mut node = TestNode::new("ready-kept");
-    let extra = json!({ "container": { "readinessProbe": exec_probe(&["need=/ready"]), "startupProbe": exec_probe(&[]) } });
-    let order =
-        LocalPodSpec { kubelet_probes: true, ..pod_order("a", &["touch=/ready", "wait"], extra) };
-    node.order([order.clone()]);
-    node.wait_pod("a ready pod", "a", |pod| pod.ready);
-    node.detach();
-    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
-    next.order([order]);
-    let status = next.wait_pod("its first word", "a", |_| true);
-    next.detach();
-    assert!(status.ready, "{status:?}");
 }
 
 /// Kills a container like the node itself does: after the grace period, or if a killed node had only begun to start
@@ -237,7 +221,7 @@ fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
 #[test]
 fn a_container_that_was_killed_with_its_whole_group_starts_again() {
     let mut node = TestNode::new("killed");
-    node.order([pod_order("a", &["listen=80"], json!({}))]);
+    node.set_pods([pod_spec("a", &["listen=80"], json!({}))]);
     node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     CgroupMounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
     let status = node.wait_pod("another start", "a", |pod| {
@@ -255,10 +239,10 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
         json!({ "container": { "image": "dev.local/none:v1", "imagePullPolicy": "Never" } });
     let program = json!({ "container": { "command": ["/no/such/program"] } });
     let layout = json!({ "container": { "image": "oci:/no/such/layout" } });
-    node.order([
-        pod_order("a", &[], image),
-        pod_order("b", &[], program),
-        pod_order("c", &[], layout),
+    node.set_pods([
+        pod_spec("a", &[], image),
+        pod_spec("b", &[], program),
+        pod_spec("c", &[], layout),
     ]);
     for (uid, expected, text_part) in [
         ("a", "ErrImageNeverPull", "is not on this node"),
@@ -279,11 +263,11 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
 fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     let mut node = TestNode::new("grace");
     let grace = json!({ "pod": { "terminationGracePeriodSeconds": 1 } });
-    let polite_pod = pod_order("a", &["polite", "say=ready", "wait"], json!({}));
-    node.order([polite_pod, pod_order("b", &["stubborn", "say=ready", "wait"], grace)]);
+    let polite_pod = pod_spec("a", &["polite", "say=ready", "wait"], json!({}));
+    node.set_pods([polite_pod, pod_spec("b", &["stubborn", "say=ready", "wait"], grace)]);
     node.wait_log("pod-a", "ready");
     node.wait_log("pod-b", "ready");
-    node.order([]);
+    node.set_pods([]);
     node.wait("both gone", |pods| {
         pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Removed)
     });
@@ -309,7 +293,7 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
         "say=end",
         "wait",
     ];
-    node.order([pod_order("a", &args, extra)]);
+    node.set_pods([pod_spec("a", &args, extra)]);
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
@@ -324,7 +308,7 @@ fn init_containers_come_first() {
         "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
         "pod": { "initContainers": init, "volumes": [{ "name": "s", "emptyDir": {} }] },
     });
-    node.order([pod_order("a", &["show=/s/made", "say=second", "wait"], extra)]);
+    node.set_pods([pod_spec("a", &["show=/s/made", "say=second", "wait"], extra)]);
     node.wait_log("pod-a", "second");
     node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
 }
@@ -334,7 +318,7 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
     let node = TestNode::new("dns");
     let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];
-    node.orders.send_modify(|orders| drop(orders.dns_names.insert(name, addresses)));
+    node.node_spec.send_modify(|spec| drop(spec.dns_names.insert(name, addresses)));
     let reply = node.in_client_netns(|| {
         let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
         socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
@@ -359,98 +343,4 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
         TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect_err("no pod serves it")
     });
     assert_eq!(refused.kind(), std::io::ErrorKind::HostUnreachable);
-}
-
-#[test]
-fn pods_outlive_the_node_s_process_and_are_adopted() {
-    let mut node = TestNode::new("adopt");
-    let keep = pod_order("a", &["listen=80"], json!({}));
-    let stop = pod_order("b", &["wait"], json!({}));
-    node.order([keep.clone(), stop]);
-    node.wait("both running", |pods| {
-        pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Running)
-    });
-    let before = node.statuses["a"].clone();
-    node.detach();
-    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
-    next.wait("both adopted", |pods| {
-        pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Running)
-    });
-    assert_eq!(next.statuses["a"].addresses, before.addresses);
-    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
-    next.order([keep]);
-    next.wait_pod("the orphan gone", "b", |pod| pod.phase == PodRunPhase::Removed);
-    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
-    next.order([]);
-    next.wait_pod("all gone", "a", |pod| pod.phase == PodRunPhase::Removed);
-}
-
-#[test]
-fn down_leaves_nothing_and_a_second_run_starts_clean() {
-    let mut node = TestNode::new("down");
-    for _ in 0..2 {
-        node.order([pod_order("a", &["stubborn", "wait"], json!({}))]);
-        node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
-        assert!(!find_leftovers(node.layout.name()).is_empty());
-        node.detach();
-        NodeManager::destroy(&node.layout).expect("a node that can be removed");
-        assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
-        NodeManager::destroy(&node.layout).expect("removing twice does no harm");
-        let layout = node.layout.clone();
-        drop(node);
-        assert!(!Path::new("/var/lib/rouse").join(layout.name()).exists());
-        node = TestNode::new("down");
-    }
-}
-
-/// Main function of the process that `a_killed_node_is_adopted_or_removed` kills; not a test itself.
-#[test]
-#[ignore = "run by a_killed_node_is_adopted_or_removed"]
-fn serve_until_killed() {
-    let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
-    let layout = NodeLayout::new(&name).expect("a short name");
-    let mut node = TestNode::attach(layout.clone(), None, Vec::new());
-    NodeManager::register_component(&layout, "up").expect("the only process of the node");
-    node.order([pod_order("a", &["listen=80"], json!({}))]);
-    node.wait("being killed", |_| false);
-}
-
-/// Runs the node in a process of its own until its pod responds, then kills that process.
-fn run_and_kill(layout: &NodeLayout) {
-    let mut command = std::process::Command::new(std::env::current_exe().expect("a path"));
-    command.args(["--exact", "pods::serve_until_killed", "--ignored", "--nocapture"]);
-    let output = std::fs::File::create("/dev/null").expect("/dev/null");
-    command.env("ROUSE_TEST_NODE", layout.name()).stdout(output);
-    let mut child = command.spawn().expect("a process");
-    let pid_file = layout.bundle("a", "web").join("pid");
-    for _ in 0..600 {
-        if pid_file.exists() {
-            break;
-        }
-        tests::wait::sleep(Duration::from_millis(100));
-    }
-    assert!(NodeManager::register_component(layout, "up").is_err(), "two nodes of one name");
-    child.kill().expect("a process that runs");
-    child.wait().expect("a child");
-    // Removes the images of the killed process, which could not remove them itself.
-    tests::leftovers::remove_leftovers();
-}
-
-#[test]
-fn a_killed_node_is_adopted_or_removed() {
-    let mut node = TestNode::new("kill");
-    node.detach();
-    run_and_kill(&node.layout);
-    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
-    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == PodRunPhase::Running);
-    assert_eq!(get_greeting(&next, pod_ip(&status), 80), "hello\n");
-    next.order([pod_order("b", &["wait"], json!({}))]);
-    next.wait_pod("the orphan gone", "a", |pod| pod.phase == PodRunPhase::Removed);
-    next.wait_pod("the next pod", "b", |pod| pod.phase == PodRunPhase::Running);
-    next.order([]);
-    next.wait_pod("the next pod gone", "b", |pod| pod.phase == PodRunPhase::Removed);
-    next.detach();
-    run_and_kill(&node.layout);
-    NodeManager::destroy(&node.layout).expect("a node that can be removed");
-    assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
 }

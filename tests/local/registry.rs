@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
-use tests::test_node::{TestNode, pod_order, test_images};
+use tests::images::test_images;
+use tests::test_node::{TestNode, pod_spec};
 
 /// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
@@ -91,9 +92,9 @@ fn an_image_is_pulled_with_credentials_and_kept() {
     let mut node = TestNode::with_runtime("pull", None, vec![registry.credentials()]);
     let container = |image: &str| json!({ "container": { "image": image } });
     let missing = format!("127.0.0.1:{}/team/none:v1", registry.port);
-    node.order([
-        pod_order("a", &["wait"], container(&image)),
-        pod_order("b", &[], container(&missing)),
+    node.set_pods([
+        pod_spec("a", &["wait"], container(&image)),
+        pod_spec("b", &[], container(&missing)),
     ]);
     node.wait_pod("a pulled image", "a", |pod| pod.phase == PodRunPhase::Running);
     node.wait_pod("a missing image", "b", |pod| {
@@ -102,7 +103,7 @@ fn an_image_is_pulled_with_credentials_and_kept() {
             .any(|container| is_waiting_with(&container.state, "check its name and tag"))
     });
     drop(registry);
-    node.order([pod_order("c", &["wait"], container(&image))]);
+    node.set_pods([pod_spec("c", &["wait"], container(&image))]);
     node.wait_pod("the image kept", "c", |pod| pod.phase == PodRunPhase::Running);
 }
 
@@ -111,7 +112,7 @@ fn without_credentials_the_message_says_to_log_in() {
     let registry = ImageRegistryFixture::start();
     let image = registry.push(&test_images().join("dev.local/app"), "app:v1");
     let mut node = TestNode::with_runtime("nologin", None, Vec::new());
-    node.order([pod_order("a", &["wait"], json!({ "container": { "image": image } }))]);
+    node.set_pods([pod_spec("a", &["wait"], json!({ "container": { "image": image } }))]);
     node.wait_pod("a refusal", "a", |pod| {
         pod.containers.iter().any(|container| is_waiting_with(&container.state, "skopeo login"))
     });

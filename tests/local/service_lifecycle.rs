@@ -98,10 +98,16 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
 }
 
-/// Wakes, loads and leaves one service `count` times; one client keeps its connection through all cycles.
-fn run_cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<SentRequest> {
+/// Wakes one service, puts load on it and lets it sleep, `count` times. With `keep_alive`, each client of the load
+/// keeps its connection; the client that wakes the service always does.
+fn run_cycles(
+    node: &RouseNode,
+    service: &str,
+    count: usize,
+    keep_alive: bool,
+) -> Vec<SentRequest> {
     let address = node.wait_ready(service);
-    let plan = load_plan(address, 6, keep);
+    let plan = load_plan(address, 6, keep_alive);
     let mut requests = Vec::new();
     let mut pooled = None;
     for cycle in 0..count {
@@ -133,16 +139,17 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
         assert!(node.apply(&manifest(service)).0);
     }
     thread::scope(|scope| {
-        let run = |(service, keep)| {
+        let run = |(service, keep_alive)| {
             let node = &node;
-            scope.spawn(move || (keep, run_cycles(node, service, 5, keep)))
+            scope.spawn(move || (keep_alive, run_cycles(node, service, 5, keep_alive)))
         };
         let running: Vec<_> = services.into_iter().map(run).collect();
         for cycle in running {
-            let (keep, requests) = cycle.join().expect("no request lost");
+            let (keep_alive, requests) = cycle.join().expect("no request lost");
             let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
-            let (min, max) = if keep { (requests.len() / 2, requests.len()) } else { (0, 5) };
+            let (min, max) =
+                if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };
             assert!(
                 (min..=max).contains(&persistent),
                 "{persistent} of {} were kept",

@@ -88,7 +88,7 @@ public final class App {
         }
     }
 
-    private static void pass() {
+    private static void waitForGate() {
         while (!Files.exists(GATE)) {
             try {
                 Thread.sleep(5);
@@ -101,7 +101,7 @@ public final class App {
     private static byte[] body(String path) {
         switch (path) {
             case "/wait":
-                pass();
+                waitForGate();
                 return "waited\n".getBytes();
             case "/chunks":
                 return "some words\n".repeat(5).getBytes();
@@ -132,7 +132,7 @@ public final class App {
     }
 
     private static void serveJdk() throws IOException {
-        // Or each answer waits 40 ms for an acknowledgement.
+        // Otherwise each response waits 40 ms for an acknowledgement.
         System.setProperty("sun.net.httpserver.nodelay", "true");
         HttpServer server = HttpServer.create(new InetSocketAddress(PORT), 1024);
         server.setExecutor(Executors.newCachedThreadPool());
@@ -160,7 +160,7 @@ public final class App {
         Server server = new Server();
         HttpConfiguration configuration = new HttpConfiguration();
         HTTP2CServerConnectionFactory http2 = new HTTP2CServerConnectionFactory(configuration);
-        // It would end connections of clients that make room for a large answer in many small steps.
+        // By default Jetty ends connections of clients that open the window for a large response in many small steps.
         http2.setRateControlFactory(new RateControl.Factory() {});
         ServerConnector connector =
                 new ServerConnector(server, new HttpConnectionFactory(configuration), http2);
@@ -192,7 +192,7 @@ public final class App {
         out.getOutputStream().write(body);
     }
 
-    /** Sends so many requests at once, by HTTP/2 if the server takes the Upgrade. */
+    /** Sends {@code count} requests at once, by HTTP/2 if the server takes the Upgrade. */
     private static void request(URI uri, int count) {
         HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_2).build();
         List<CompletableFuture<HttpResponse<String>>> answers = new ArrayList<>();
@@ -206,7 +206,7 @@ public final class App {
         }
     }
 
-    /** Opens so many WebSockets, has a message echoed on each, says so, and closes them when its input ends. */
+    /** Opens {@code count} WebSockets, has a message echoed on each, says so, and closes them when its input ends. */
     private static void holdWebSockets(URI uri, int count) throws IOException {
         HttpClient client = HttpClient.newHttpClient();
         List<WebSocket> sockets = new ArrayList<>();

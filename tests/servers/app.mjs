@@ -58,7 +58,7 @@ function echoWebSockets(server) {
   new WebSocketServer({ server }).on("connection", (socket) => {
     const end = begin();
     socket.on("message", (data) => socket.send(data.toString()));
-    // The socket is closed, not only the protocol on it.
+    // Emitted when the TCP connection has closed, not only the WebSocket on it.
     socket.on("close", end);
   });
 }

@@ -38,7 +38,7 @@ async function open() {
     ":path": "/websocket",
     "sec-websocket-version": "13",
   });
-  // Ends of every kind are what is tried.
+  // The tests end streams in every way, so errors are expected.
   stream.on("error", () => {});
   const [headers] = await once(stream, "response");
   if (headers[":status"] !== 200) throw new Error(`the response has status ${headers[":status"]}`);
@@ -46,7 +46,7 @@ async function open() {
   return stream;
 }
 
-/** Ends one, and waits until it has ended. */
+/** Ends a WebSocket in the given way, and waits until its stream has closed. */
 async function end(stream) {
   stream.resume();
   const closed = new Promise((done) => stream.once("close", done));

@@ -1,4 +1,19 @@
-/* Program of the test containers: one file, no libraries. Each argument is one step. */
+/*
+ * Program of the test containers: one file, no libraries. Each argument is one step, executed in order:
+ *
+ * env, id             prints the environment; prints user and group
+ * say=TEXT, show=FILE prints a line; prints a file
+ * polite, stubborn    ends on SIGTERM with a line; ignores SIGTERM
+ * sleep=S, wait       sleeps for seconds; sleeps until a signal ends the process
+ * need=FILE           ends with 1 unless the file exists
+ * await=FILE          waits until the file exists
+ * touch=FILE          makes a file, and prints if that succeeded
+ * fill=MIB, eat=MIB   prints so much; allocates so much memory
+ * exit=CODE           ends
+ * listen=PORT         greets each client; with `sick` as the first argument, responds to three HTTP requests alone
+ * listen6=PORT        as listen, for IPv6 alone
+ * tunnel=PORT         switches each connection to an echo of its bytes
+ */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -87,7 +87,7 @@ struct FloodState {
     next: AtomicU64,
     answered: AtomicU64,
     direct: AtomicU64,
-    /// Number of persistent connections that were found closed before their next request.
+    /// Number of persistent connections that accepted no byte of their next request.
     stale_connections: AtomicU64,
     lost: Mutex<Vec<Value>>,
 }
@@ -162,19 +162,21 @@ impl FloodState {
 
     fn run_worker(&self, kind: FloodKind, name: &str, seed: u64) {
         let mut pooled = None;
-        let mut chance = seed;
+        let mut random = seed;
         while !self.is_stopped() {
             // Knuth's generator: any distribution of the pauses suffices.
-            chance = chance
+            random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let within = |(min_ms, max_ms): (u64, u64)| {
-                sleep(Duration::from_millis(min_ms + (chance >> 33) % (max_ms - min_ms)));
+            let sleep_between = |(min_ms, max_ms): (u64, u64)| {
+                sleep(Duration::from_millis(min_ms + (random >> 33) % (max_ms - min_ms)));
             };
             match kind.connection_use {
                 ConnectionUse::New => sleep(NEW_CONNECTION_PAUSE),
-                ConnectionUse::Idle => within(IDLE_MS),
-                ConnectionUse::Busy | ConnectionUse::Slow | ConnectionUse::Long => within(BUSY_MS),
+                ConnectionUse::Idle => sleep_between(IDLE_MS),
+                ConnectionUse::Busy | ConnectionUse::Slow | ConnectionUse::Long => {
+                    sleep_between(BUSY_MS);
+                }
                 ConnectionUse::BackToBack => {}
             }
             let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
@@ -216,8 +218,11 @@ impl FloodState {
         let mut client = match client.filter(|it| !it.is_closed()).map(|it| try_reuse(it, &bytes)) {
             Some(Some(client)) => client,
             // The connection was closed, and it accepted no byte of the request: any pool would use another one.
-            Some(None) => self.send_on_new_connection(&bytes, true)?,
-            None => self.send_on_new_connection(&bytes, false)?,
+            Some(None) => {
+                self.stale_connections.fetch_add(1, Ordering::Relaxed);
+                self.send_on_new_connection(&bytes)?
+            }
+            None => self.send_on_new_connection(&bytes)?,
         };
         let response =
             client.read_response().map_err(|error| format!("{error} ({})", client.addresses()))?;
@@ -229,8 +234,7 @@ impl FloodState {
         Ok(Some(client).filter(|_| keeps))
     }
 
-    fn send_on_new_connection(&self, bytes: &[u8], moved: bool) -> Result<PlainHttpClient, String> {
-        self.stale_connections.fetch_add(u64::from(moved), Ordering::Relaxed);
+    fn send_on_new_connection(&self, bytes: &[u8]) -> Result<PlainHttpClient, String> {
         let mut client =
             PlainHttpClient::connect(self.to).map_err(|error| format!("connect: {error}"))?;
         client.send(bytes).map_err(|error| format!("send: {error} ({})", client.addresses()))?;
@@ -284,7 +288,7 @@ pub struct FloodOutcome {
     pub answered: u64,
     /// Number of correct responses from a pod that saw the client as its peer.
     pub direct: u64,
-    /// Number of persistent connections that were found closed before their next request.
+    /// Number of persistent connections that accepted no byte of their next request.
     pub stale_connections: u64,
     /// Description of each request without a correct response.
     pub lost: Vec<Value>,
@@ -308,14 +312,14 @@ impl FloodProcess {
         let (answered, lost) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = [Arc::clone(&answered), Arc::clone(&lost)];
         let last_loss = Arc::new(Mutex::new(None));
-        let told_last = Arc::clone(&last_loss);
+        let shared_last_loss = Arc::clone(&last_loss);
         let output_lines = thread::spawn(move || {
             let mut last = Vec::new();
             for line in lines.lines().map_while(Result::ok) {
                 let now: Value = serde_json::from_str(&line).unwrap_or_default();
                 let losses = now["lost"].as_array();
                 let lost = losses.map_or(0, Vec::len);
-                *told_last.lock().unwrap_or_else(PoisonError::into_inner) =
+                *shared_last_loss.lock().unwrap_or_else(PoisonError::into_inner) =
                     losses.and_then(|all| Some(all.last()?.to_string()));
                 counts[0].store(now["answered"].as_u64().unwrap_or_default(), Ordering::Relaxed);
                 counts[1].store(u64::try_from(lost).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -369,6 +373,6 @@ pub fn not_served_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u3
             *count += 1;
         }
     }
-    let named = (outcome.first_id..).zip(counts);
-    named.filter(|(_, count)| *count != 1).collect()
+    let counts_by_id = (outcome.first_id..).zip(counts);
+    counts_by_id.filter(|(_, count)| *count != 1).collect()
 }

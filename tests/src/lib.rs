@@ -1,8 +1,10 @@
 //! Helpers that the test tiers share: clients, load, clusters, local nodes and images.
 
+pub mod client_pod;
 pub mod fake_clock;
 pub mod flood;
 pub mod http_client;
+pub mod images;
 pub mod installed_cluster;
 pub mod knative_features;
 pub mod leftovers;

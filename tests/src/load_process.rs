@@ -75,9 +75,9 @@ impl LoadRequest {
     }
 }
 
-/// Asserts that no request was lost, and that at least `min_answered` requests were sent.
-pub fn assert_none_lost(requests: &[LoadRequest], min_answered: usize) {
-    assert!(requests.len() >= min_answered, "only {} requests were sent", requests.len());
+/// Asserts that no request was lost, and that at least `min_sent` requests were sent.
+pub fn assert_none_lost(requests: &[LoadRequest], min_sent: usize) {
+    assert!(requests.len() >= min_sent, "only {} requests were sent", requests.len());
     let lost: Vec<&LoadRequest> = requests.iter().filter(|it| !it.is_answered()).collect();
     let first_lost = lost.get(..lost.len().min(10)).unwrap_or_default();
     let seconds = counts_by_second(requests);

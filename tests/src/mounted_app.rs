@@ -1,9 +1,9 @@
 //! Services whose container runs `app.c`, which is in no image but mounted from a directory of the node.
 
+use crate::images;
 use crate::installed_cluster::{HELLO_IMAGE, RouseCluster, service_manifest};
 use crate::knative_features::EnabledFeatures;
 use crate::shared_folder::SharedFolder;
-use crate::test_node;
 
 /// The program, and the features that allow pods to mount it.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl<'a> MountedApp<'a> {
     /// Prepares the program for services of this namespace.
     pub fn new(rouse: &'a RouseCluster, namespace: &str) -> Self {
         let folder = SharedFolder::new(namespace);
-        folder.write_program("app", test_node::test_program());
+        folder.write_program("app", images::test_program());
         Self {
             folder,
             features: EnabledFeatures::enable(

@@ -52,9 +52,9 @@ impl MultiProcessNode {
 
     /// Prepares a node with a clock that the test sets.
     pub fn with_clock(test: &str) -> Self {
-        let mut parts = Self::new(test);
-        parts.clock = Some(FakeClock::new(&parts.folder));
-        parts
+        let mut node = Self::new(test);
+        node.clock = Some(FakeClock::new(&node.folder));
+        node
     }
 
     /// Sets the clock of all components, now running and later started ones, `off` seconds off the machine's.
@@ -121,7 +121,7 @@ impl MultiProcessNode {
 
     /// Kills a component by SIGKILL and waits until it is gone.
     pub fn kill(&self, component: &str) {
-        let mut child = self.processes().remove(component).expect("a part that runs");
+        let mut child = self.processes().remove(component).expect("a component that runs");
         child.kill().expect("a process of ours");
         child.wait().expect("a child");
     }
@@ -228,7 +228,7 @@ impl MultiProcessNode {
 }
 
 impl Drop for MultiProcessNode {
-    #[allow(clippy::print_stdout, reason = "a failed test shows what its parts logged")]
+    #[allow(clippy::print_stdout, reason = "a failed test shows what its components logged")]
     fn drop(&mut self) {
         self.leave_client_cgroup();
         let result = self.run_rouse(&["down", "--purge"]);

@@ -56,14 +56,14 @@ impl LoadPlan {
         let lost =
             (response.status != 200).then(|| format!("{}: {}", response.status, response.body));
         let direct = response.header("x-peer") == client.local_ip();
-        let requests = SentRequest {
+        let request = SentRequest {
             on_new_connection,
             direct,
             pod: response.header("x-pod").to_owned(),
             lost,
         };
         let keeps = !response.header("connection").eq_ignore_ascii_case("close");
-        (requests, Some(client).filter(|_| keeps))
+        (request, Some(client).filter(|_| keeps))
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use crate::installed_cluster::ClientPod;
+use crate::client_pod::ClientPod;
 
 /// A program that sends its input as a request's body, and prints head and body of the response as they arrive.
 #[derive(Debug)]

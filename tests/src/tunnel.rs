@@ -13,7 +13,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let [address, host, path] = args else {
         return Err("usage: tunnel ADDRESS HOST PATH".into());
     };
-    passed(address, &head(host, path)).map_err(|error| format!("{address}: {error}"))
+    run_tunnel(address, &head(host, path)).map_err(|error| format!("{address}: {error}"))
 }
 
 /// Request of a WebSocket client, with the key of RFC 6455 §1.3, because the response's key is not checked.
@@ -24,17 +24,17 @@ fn head(host: &str, path: &str) -> String {
     )
 }
 
-fn passed(address: &str, head: &str) -> io::Result<()> {
-    let mut back = TcpStream::connect(address)?;
-    back.set_nodelay(true)?;
-    back.write_all(head.as_bytes())?;
-    let mut forth = back.try_clone()?;
+fn run_tunnel(address: &str, head: &str) -> io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(head.as_bytes())?;
+    let mut sending_half = stream.try_clone()?;
     // Not joined: the input may stay open after the connection has ended.
     thread::spawn(move || {
-        let copied = copy(&mut io::stdin(), &mut forth);
-        copied.and_then(|()| forth.shutdown(Shutdown::Write))
+        let copied = copy(&mut io::stdin(), &mut sending_half);
+        copied.and_then(|()| sending_half.shutdown(Shutdown::Write))
     });
-    copy(&mut back, &mut io::stdout())
+    copy(&mut stream, &mut io::stdout())
 }
 
 /// Passes on data as soon as it arrives, without waiting for whole lines.

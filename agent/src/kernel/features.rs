@@ -23,7 +23,7 @@ const PROBE_READ_KERNEL: i32 = 113;
 const GET_NETNS_COOKIE: i32 = 122;
 /// Helper that sets the errno of a refused system call.
 const SET_RETVAL: i32 = 187;
-/// Helper that returns the Multipath TCP socket of a flow.
+/// Helper that returns the Multipath TCP socket of a subflow.
 const SKC_TO_MPTCP_SOCK: i32 = 196;
 
 /// Register that holds the end of the stack.
@@ -40,7 +40,7 @@ pub struct VerifierFeatures {
     /// If true, sock_ops programs may call `bpf_get_netns_cookie` (usually 5.15). A listener whose bind was not seen is
     /// counted then.
     pub sock_ops_netns_cookie: bool,
-    /// If true, a flow of Multipath TCP is recognized (usually 5.19, if that is built in).
+    /// If true, a subflow of Multipath TCP is recognized (usually 5.19, if that is built in).
     pub mptcp_sock: bool,
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
     /// programs may not read kernel memory. Then such a listener counts as one of both families.

@@ -99,7 +99,7 @@ impl LocalFiles {
         self.changed_files().iter().for_each(|path| self.read_manifest_file(path));
         let removed = known.iter().filter(|name| !self.manifest_index.names_service(name));
         removed.for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name.clone())));
-        self.runtime.release_orders();
+        self.runtime.release_node_spec();
         let services = self.runtime.with_machine(|machine| machine.cluster().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
         // Objects on disk that belong to no service any more.

@@ -1,7 +1,7 @@
 //! Shell: the state machine behind one lock, with a clock and the receivers of its effects.
 //!
-//! Every shell calls [`ControllerRuntime::step`] on its own task. When the call returns, orders to the local node and
-//! routes are up to date: there is no queue in between.
+//! Every shell calls [`ControllerRuntime::step`] on its own task. When the call returns, the spec of the local node and
+//! the routes are up to date: there is no queue in between.
 
 use std::{
     collections::BTreeSet,
@@ -52,9 +52,9 @@ pub struct ControllerRuntime {
     routes: Outbox<RouteKey, RouteFingerprint>,
     /// Snapshot that the last streams began with, for as long as one of them is still sending it.
     last_snapshot: Mutex<Weak<RouteTableSnapshot>>,
-    orders: watch::Sender<LocalNodeSpec>,
-    /// Orders held back until [`ControllerRuntime::release_orders`], since a pod that orders do not name is stopped.
-    held_orders: Mutex<Option<LocalNodeSpec>>,
+    node_spec: watch::Sender<LocalNodeSpec>,
+    /// Spec held back until [`ControllerRuntime::release_node_spec`], since the node stops each pod that it lacks.
+    held_node_spec: Mutex<Option<LocalNodeSpec>>,
     /// Objects to be written on the local node.
     changed_objects: Mutex<BTreeSet<LocalObjectKey>>,
     /// Writer of objects on Kubernetes.
@@ -76,16 +76,16 @@ pub struct ControllerRuntime {
 }
 
 impl ControllerRuntime {
-    /// Shares `machine`, whose orders are sent through `orders`.
-    pub fn new(machine: ControllerStateMachine, orders: watch::Sender<LocalNodeSpec>) -> Self {
+    /// Shares `machine`, whose pods on the local node are sent through `node_spec`.
+    pub fn new(machine: ControllerStateMachine, node_spec: watch::Sender<LocalNodeSpec>) -> Self {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(unix_ms.as_millis()).unwrap_or(u64::MAX);
         Self {
             routes: machine.routes().clone(),
             last_snapshot: Mutex::default(),
             machine: Mutex::new(machine),
-            orders,
-            held_orders: Mutex::new(Some(LocalNodeSpec::default())),
+            node_spec,
+            held_node_spec: Mutex::new(Some(LocalNodeSpec::default())),
             changed_objects: Mutex::default(),
             object_writer: OnceLock::new(),
             event_inbox: OnceLock::new(),
@@ -111,8 +111,8 @@ impl ControllerRuntime {
         let (now, old_timer) = (self.now(), machine.next_timer());
         let effects = machine.step(now, event);
         let timer = machine.next_timer();
-        // Still under the lock, so that orders are sent in the order in which they were decided.
-        self.send_orders(&effects);
+        // Still under the lock, so that specs are sent in the order in which they were decided.
+        self.send_node_spec(&effects);
         drop(machine);
         // From here on without the lock: what follows may call back into the machine.
         self.metrics.record_step(&effects, began.elapsed());
@@ -173,23 +173,23 @@ impl ControllerRuntime {
         }
     }
 
-    fn send_orders(&self, effects: &ControllerEffects) {
+    fn send_node_spec(&self, effects: &ControllerEffects) {
         if effects.pods_to_start.is_empty()
             && effects.pods_to_stop.is_empty()
             && effects.dns_names.is_empty()
         {
             return;
         }
-        match &mut *self.lock_held_orders() {
-            Some(orders) => apply_to_orders(orders, effects),
-            None => self.orders.send_modify(|orders| apply_to_orders(orders, effects)),
+        match &mut *self.lock_held_node_spec() {
+            Some(spec) => apply_to_node_spec(spec, effects),
+            None => self.node_spec.send_modify(|spec| apply_to_node_spec(spec, effects)),
         }
     }
 
-    /// Releases the orders held back: all objects of an earlier run have been read.
-    pub fn release_orders(&self) {
-        if let Some(orders) = self.lock_held_orders().take() {
-            self.orders.send_replace(orders);
+    /// Sends the spec that was held back: all objects of an earlier run have been read.
+    pub fn release_node_spec(&self) {
+        if let Some(spec) = self.lock_held_node_spec().take() {
+            self.node_spec.send_replace(spec);
         }
     }
 
@@ -253,8 +253,8 @@ impl ControllerRuntime {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_held_orders(&self) -> MutexGuard<'_, Option<LocalNodeSpec>> {
-        self.held_orders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_held_node_spec(&self) -> MutexGuard<'_, Option<LocalNodeSpec>> {
+        self.held_node_spec.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_failed_writes(&self) -> MutexGuard<'_, BTreeSet<ObjectPartKey>> {
@@ -370,18 +370,18 @@ fn children_missing_error(missing: &[ObjectPartKey]) -> WriteError {
     WriteError { reason: "ChildrenMissing", message }
 }
 
-fn apply_to_orders(orders: &mut LocalNodeSpec, effects: &ControllerEffects) {
+fn apply_to_node_spec(spec: &mut LocalNodeSpec, effects: &ControllerEffects) {
     for pod in &effects.pods_to_start {
-        orders.pods.insert(pod.uid.clone(), pod.clone());
+        spec.pods.insert(pod.uid.clone(), pod.clone());
     }
     for uid in &effects.pods_to_stop {
-        orders.pods.remove(uid);
+        spec.pods.remove(uid);
     }
     for (name, addresses) in &effects.dns_names {
         if addresses.is_empty() {
-            orders.dns_names.remove(name);
+            spec.dns_names.remove(name);
         } else {
-            orders.dns_names.insert(name.clone(), addresses.clone());
+            spec.dns_names.insert(name.clone(), addresses.clone());
         }
     }
 }

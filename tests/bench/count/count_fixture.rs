@@ -45,6 +45,15 @@ struct BenchServerPod {
     registered: bool,
 }
 
+/// Protocol that a pod's server accepts from clients, and whether its requests are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BenchServerKind {
+    CountedH1,
+    CountedH2,
+    /// HTTP/1.1, without a proxy.
+    Uncounted,
+}
+
 pub(crate) struct CountBenchFixture {
     h1: BenchServerPod,
     h2: BenchServerPod,
@@ -82,10 +91,12 @@ impl CountBenchFixture {
             fs::create_dir_all(&netns.cgroup)?;
             Ok(netns)
         };
-        let h1 = start_server(fixture.add_pod(), core, &folder, Some(false))?;
-        let h2 = start_server(fixture.add_pod(), core, &folder, Some(true))?;
-        let unregistered = start_server(fixture.add_pod(), core, &folder, None)?;
-        let foreign = start_server(outside(fixture.add_client())?, core, &folder, None)?;
+        let start =
+            |netns: NetnsFixture, kind: BenchServerKind| start_server(netns, core, &folder, kind);
+        let h1 = start(fixture.add_pod(), BenchServerKind::CountedH1)?;
+        let h2 = start(fixture.add_pod(), BenchServerKind::CountedH2)?;
+        let unregistered = start(fixture.add_pod(), BenchServerKind::Uncounted)?;
+        let foreign = start(outside(fixture.add_client())?, BenchServerKind::Uncounted)?;
         fixture.register_pod(&h1.netns, 0);
         fixture.register_pod(&h2.netns, 0);
         let (client, pod_client) = (fixture.add_client(), fixture.add_pod());
@@ -286,10 +297,10 @@ impl CountBenchFixture {
 
     /// Puts a subject in force in place of the present one.
     fn apply_subject(&mut self, subject: CountBenchSubject) -> Result<()> {
-        let (was, is) =
+        let (was_attached, is_attached) =
             (self.subject == CountBenchSubject::Rouse, subject == CountBenchSubject::Rouse);
         let programs = self.fixture.programs.as_ref().context("they are loaded")?;
-        if was && !is {
+        if was_attached && !is_attached {
             let links = links_directory(&self.fixture);
             fs::remove_dir_all(&links).context("cannot unpin the links")?;
             fs::create_dir(&links)?;
@@ -303,7 +314,7 @@ impl CountBenchFixture {
                 None
             }
         };
-        if is && !was {
+        if is_attached && !was_attached {
             let links = programs.keep_attached()?;
             ensure!(links == self.programs.len(), "only {links} programs were attached again");
         }
@@ -324,16 +335,18 @@ fn load_object(
     EbpfPrograms::load_object(aligned, paths)
 }
 
-/// Starts a pod's server. With `h2`, also a proxy; true means that both accept HTTP/2 from clients, false HTTP/1.1.
+/// Starts a pod's server, and a proxy beside it if the pod's requests are counted.
 fn start_server(
     netns: NetnsFixture,
     core: usize,
     folder: &Path,
-    h2: Option<bool>,
+    kind: BenchServerKind,
 ) -> Result<BenchServerPod> {
-    let nginx = BenchNginx::server(&netns, core, folder, h2 == Some(true))?;
-    let sidecar = h2.map(|h2| BenchNginx::sidecar(&netns, core, folder, h2)).transpose()?;
-    Ok(BenchServerPod { netns, nginx, _sidecar: sidecar, registered: h2.is_some() })
+    let h2 = kind == BenchServerKind::CountedH2;
+    let registered = kind != BenchServerKind::Uncounted;
+    let nginx = BenchNginx::server(&netns, core, folder, h2)?;
+    let sidecar = registered.then(|| BenchNginx::sidecar(&netns, core, folder, h2)).transpose()?;
+    Ok(BenchServerPod { netns, nginx, _sidecar: sidecar, registered })
 }
 
 fn pod_row(netns: &NetnsFixture) -> u32 {

@@ -38,7 +38,7 @@ pub(crate) struct LoadSummary {
     pub(crate) max_unreported: u64,
 }
 
-/// Requests to send, and the place to send them from.
+/// Requests to send, and the client's namespace.
 pub(crate) struct CountBenchLoad<'a> {
     pub(crate) case: CountBenchCase,
     pub(crate) from: &'a NetnsFixture,
@@ -114,7 +114,7 @@ impl CountBenchLoad<'_> {
     }
 }
 
-/// Command that enters a place and a core; the program and its arguments are to be appended.
+/// Command that enters a network namespace, its cgroup and a core; the program and its arguments are to be appended.
 pub(crate) fn netns_command(netns: &NetnsFixture, core: usize) -> Command {
     let script = "echo $$ > \"$1\" && core=$2 netns=$3 && shift 3 \
                   && exec taskset -c \"$core\" ip netns exec \"$netns\" \"$@\"";

@@ -13,7 +13,6 @@
 #![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
 #![allow(clippy::print_stderr, reason = "people read the profile from standard error")]
 
-// Modules of the kernel tier's tests, not all of which are used here.
 mod cases;
 mod count_fixture;
 mod cpu_usage;

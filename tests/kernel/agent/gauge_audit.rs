@@ -54,7 +54,7 @@ fn send_request(stream: &mut TcpStream, path: &str) {
 }
 
 #[test]
-fn gauges_stand_by_their_sockets_under_load() {
+fn gauges_agree_with_their_sockets_under_load() {
     let fixture = audit_fixture("audit-load");
     let ends = Arc::new(AtomicBool::new(false));
     let clients = [1, 20, 400].map(|each| {

@@ -153,7 +153,7 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_recreated() {
 fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let mut fixture = AgentFixture::new("reach");
     fixture.add_direct_service();
-    fixture.set_pod_on_node("n2", RoutingPhase::Ready, false);
+    fixture.set_pod_on_node("n2", RoutingPhase::Ready);
     fixture.start_agent();
     fixture.start_pod();
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

@@ -50,7 +50,7 @@ impl LoggingServer {
 
     /// Number of request heads read so far.
     pub(super) fn request_count(&mut self) -> u64 {
-        self.send_order("log")
+        self.send_command("log")
     }
 
     /// Number of request heads, once it no longer grows.
@@ -74,11 +74,11 @@ impl LoggingServer {
 
     /// Lets `/wait` respond to its requests.
     pub(super) fn open_gate(&mut self) {
-        self.send_order("release");
+        self.send_command("release");
     }
 
-    fn send_order(&mut self, order: &str) -> u64 {
-        writeln!(self.stdin, "{order}").expect("the server runs");
+    fn send_command(&mut self, command: &str) -> u64 {
+        writeln!(self.stdin, "{command}").expect("the server runs");
         loop {
             let mut line = String::new();
             assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server ended");

@@ -44,7 +44,7 @@ impl HyperServer {
     fn start(fixture: &RobustnessFixture) -> Self {
         let mut command = command_in(&fixture.pod.cgroup, &fixture.pod.netns);
         command.args([env!("CARGO_BIN_EXE_servers"), "http"]);
-        command.env("ADDRESS", ANY_ADDRESS).env("BOOK", &fixture.files).stdin(Stdio::null());
+        command.env("ADDRESS", ANY_ADDRESS).env("BOOK", &fixture.log_path).stdin(Stdio::null());
         let server = Self(command.spawn().expect("it was built beside the tests"));
         let address = SocketAddr::new([127, 0, 0, 1].into(), SERVING_PORT);
         fixture.wait("listening", |fixture| {
@@ -69,16 +69,16 @@ fn what_is_lost_of_http2_is_found_again() {
     let fixture = RobustnessFixture::new();
     let _server = HyperServer::start(&fixture);
     fixture.wait("closed", |it| it.pod_state().connections == 0);
-    let wire = TunDevice::new(&fixture.pod);
-    let mut peer = UserspaceTcpClient::connect(&wire, 1_001);
+    let tun = TunDevice::new(&fixture.pod);
+    let mut client = UserspaceTcpClient::connect(&tun, 1_001);
     let mut sent = 0;
     let begin = [PREFACE.to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
     let request_frame = |stream| frame(HEADERS, END_STREAM | END_HEADERS, stream, GET);
     for piece in [begin, request_frame(1)] {
-        peer.send_data(sent, &piece);
+        client.send_data(sent, &piece);
         sent += piece.len();
     }
-    peer.receive_until_quiet(Duration::from_millis(100));
+    client.receive_until_quiet(Duration::from_millis(100));
     assert_eq!((fixture.totals(), fixture.pod_state().desynced_connections), ((1, 1), 0));
 
     // One segment is late, and more follow it than can be buffered.
@@ -86,15 +86,15 @@ fn what_is_lost_of_http2_is_found_again() {
     let frames: Vec<Vec<u8>> = (0..=EARLY).map(|index| request_frame(3 + 2 * index)).collect();
     for piece in &frames {
         if sent != late_offset {
-            peer.send_data(sent, piece);
+            client.send_data(sent, piece);
         }
         sent += piece.len();
     }
-    peer.send_data(late_offset, &frames[0]);
+    client.send_data(late_offset, &frames[0]);
     let count = u64::from(EARLY) + 2;
     for _ in 0..500 {
         if fixture.totals().1 < count {
-            peer.receive_until_quiet(Duration::from_millis(20));
+            client.receive_until_quiet(Duration::from_millis(20));
         }
     }
     let state = fixture.pod_state();
@@ -103,16 +103,16 @@ fn what_is_lost_of_http2_is_found_again() {
 
     // Only a program that reads frames again knows of a request without a response, and of its end.
     let open = frame(HEADERS, END_HEADERS, 101, POST);
-    peer.send_data(sent, &open);
+    client.send_data(sent, &open);
     sent += open.len();
     fixture.wait("in flight", |it| it.pod_state().in_flight == 1);
     let reset = frame(RST_STREAM, 0, 101, &8_u32.to_be_bytes());
-    peer.send_data(sent, &reset);
+    client.send_data(sent, &reset);
     sent += reset.len();
     fixture.wait("reset", |it| it.pod_state().in_flight == 0);
-    peer.receive_until_quiet(Duration::from_millis(20));
-    peer.send_fin(sent, b"");
-    let _ended = peer.receive_until_closed();
+    client.receive_until_quiet(Duration::from_millis(20));
+    client.send_fin(sent, b"");
+    let _ended = client.receive_until_closed();
     fixture.wait("closed", |it| it.pod_state().connections == 0);
     assert_eq!(fixture.totals(), (count + 1, count + 1));
 }
@@ -123,7 +123,7 @@ fn what_is_lost_of_http2_is_found_again() {
 fn both_ends_may_begin_http2_at_once() {
     const TIMES: u64 = 3_000;
     let fixture = RobustnessFixture::new();
-    let path = fixture.files.with_extension("meeting");
+    let path = fixture.log_path.with_extension("meeting");
     let meeting = UnixListener::bind(&path).unwrap();
     let mut server = fixture.start_server_process();
     server.expect_step(&format!("listen {ANY_ADDRESS}"));

@@ -16,11 +16,11 @@ use crate::fixture::in_netns;
 
 /// Size of the largest packets, below the veth's limit of 524,280 bytes.
 const MAX_PACKET_BYTES: u32 = 512_000;
-/// Size of the long uploads, in MiB.
+/// Size of the long uploads, in MiB, unless `ROUSE_UPLOAD_MIB` sets another.
 const LONG_MIB: usize = 1_024;
 
 /// Sets the largest packet size of a device, in both families. `ip` of Debian 12 can set it for IPv6 only.
-fn set_packets(netns: &str, device: &str, bytes: u32) {
+fn set_max_packet_size(netns: &str, device: &str, bytes: u32) {
     in_netns(netns, || {
         let mut link = LinkMessage::default();
         link.attributes = vec![
@@ -125,7 +125,10 @@ fn upload_and_download(fixture: &RobustnessFixture) -> [u64; 2] {
     [upload_size, download_size]
 }
 
-fn serving(fixture: &RobustnessFixture) -> crate::scripted_process::ScriptedProcess {
+/// Starts a server that listens for both families.
+fn start_dual_stack_server(
+    fixture: &RobustnessFixture,
+) -> crate::scripted_process::ScriptedProcess {
     let mut server = fixture.start_server_process();
     server.expect_step(&format!("listen [::]:{}", crate::fixture::SERVING_PORT));
     server.expect_step("serve");
@@ -135,7 +138,7 @@ fn serving(fixture: &RobustnessFixture) -> crate::scripted_process::ScriptedProc
 #[test]
 fn packets_of_64_kilobytes_are_read_to_their_ends() {
     let fixture = RobustnessFixture::new();
-    let _server = serving(&fixture);
+    let _server = start_dual_stack_server(&fixture);
     let [upload_size, download_size] = upload_and_download(&fixture);
     fixture.wait_settled_in_order();
     assert!(
@@ -149,10 +152,10 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     let fixture = RobustnessFixture::new();
     let node = fixture.kernel.node_netns();
     for netns in [&fixture.pod, &fixture.client] {
-        set_packets(&netns.netns, "eth0", MAX_PACKET_BYTES);
-        set_packets(&node, &format!("v{}", netns.number), MAX_PACKET_BYTES);
+        set_max_packet_size(&netns.netns, "eth0", MAX_PACKET_BYTES);
+        set_max_packet_size(&node, &format!("v{}", netns.number), MAX_PACKET_BYTES);
     }
-    let _server = serving(&fixture);
+    let _server = start_dual_stack_server(&fixture);
     let [upload_size, download_size] = upload_and_download(&fixture);
     fixture.wait_settled_in_order();
     assert!(
@@ -175,7 +178,7 @@ fn join_at_the_pod(fixture: &RobustnessFixture) {
 fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
     let fixture = RobustnessFixture::new();
     join_at_the_pod(&fixture);
-    let _server = serving(&fixture);
+    let _server = start_dual_stack_server(&fixture);
     let [upload_size, _] = upload_and_download(&fixture);
     fixture.wait_settled_in_order();
     assert!(upload_size > 6_000, "mean packet: {upload_size}");
@@ -186,7 +189,7 @@ fn upload_to_slow_reader(in_chunks: bool) {
     let mib = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
     let fixture = RobustnessFixture::new();
     join_at_the_pod(&fixture);
-    let _server = serving(&fixture);
+    let _server = start_dual_stack_server(&fixture);
     let mut stream = fixture.connect();
     let mean = mean_packet_size(&fixture.pod.netns, || {
         upload(&mut stream, "slow/100", mib.unwrap_or(LONG_MIB), in_chunks);

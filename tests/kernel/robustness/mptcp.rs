@@ -1,4 +1,4 @@
-//! Shell: Multipath TCP: connections of one flow and of several.
+//! Shell: Multipath TCP: connections of one subflow and of several.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl RobustnessFixture {
-    /// Opens a connection that requests more than one flow.
+    /// Opens a connection that requests more than one subflow.
     fn connect_mptcp(&self) -> TcpStream {
         let address: SocketAddr = format!("{}:{SERVING_PORT}", self.pod.ipv4()).parse().unwrap();
         let socket = in_netns(&self.client.netns, || {
@@ -72,11 +72,11 @@ fn a_multipath_listener_on_loopback_is_widened_like_any_other() {
 }
 
 #[test]
-fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
+fn a_multipath_connection_of_one_subflow_is_counted_like_any_other() {
     count_without_retransmission(|fixture| start_mptcp_server(fixture));
 }
 
-/// Counts a connection of one flow without retransmissions, in several attempts.
+/// Counts a connection of one subflow without retransmissions, in several attempts.
 #[track_caller]
 fn count_without_retransmission(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
     let result = (0..10).any(|_| {
@@ -96,7 +96,7 @@ fn count_without_retransmission(listen: impl Fn(&mut RobustnessFixture) -> Scrip
     assert!(result, "each time something was sent again");
 }
 
-/// Returns true if either side has retransmitted data. A flow carries it as new bytes between others, which only a
+/// Returns true if either side has retransmitted data. A subflow carries it as new bytes between others, which only a
 /// reader of the MPTCP connection could tell apart: boundaries are lost.
 fn has_retransmitted(fixture: &RobustnessFixture) -> bool {
     let figures = [&fixture.pod.netns, &fixture.client.netns].map(|it| netstat_text(it, "netstat"));
@@ -111,10 +111,10 @@ fn a_multipath_client_of_a_plain_listener_falls_back() {
     fixture.wait_settled_in_order();
 }
 
-/// Messages of such a connection are spread over its flows, in each of which boundaries are lost. It counts as one
+/// Messages of such a connection are spread over its subflows, in each of which boundaries are lost. It counts as one
 /// connection, and never with more requests than there are.
 #[test]
-fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
+fn a_multipath_connection_of_several_subflows_is_one_and_estimated() {
     let fixture = RobustnessFixture::new();
     let (pod, client) = (&fixture.pod.netns, &fixture.client.netns);
     let second = format!("10.99.1.{}", fixture.client.number);

@@ -52,21 +52,21 @@ struct LossyLink {
 impl LossyLink {
     fn between(client: &NetnsFixture, pod: &NetnsFixture) -> Self {
         let open_end = |netns: &NetnsFixture, own_ip: &str, other_ip: &str| {
-            let device = in_netns(&netns.netns, || sys::open_tun("bad0").expect("CONFIG_TUN"));
-            run_ip(&["-n", &netns.netns, "addr", "add", own_ip, "peer", other_ip, "dev", "bad0"]);
-            run_ip(&["-n", &netns.netns, "link", "set", "bad0", "up"]);
+            let device = in_netns(&netns.netns, || sys::open_tun("lossy0").expect("CONFIG_TUN"));
+            run_ip(&["-n", &netns.netns, "addr", "add", own_ip, "peer", other_ip, "dev", "lossy0"]);
+            run_ip(&["-n", &netns.netns, "link", "set", "lossy0", "up"]);
             device
         };
         let ends = [open_end(client, CLIENT, POD), open_end(pod, POD, CLIENT)].map(Arc::new);
         let (is_stopped, faults) =
             (Arc::<AtomicBool>::default(), Arc::<LinkFaultTotals>::default());
-        let carry = |direction: usize| {
+        let spawn_direction = |direction: usize| {
             let (from, to) = (Arc::clone(&ends[direction]), Arc::clone(&ends[1 - direction]));
             let (stops, faults, rng) =
                 (Arc::clone(&is_stopped), Arc::clone(&faults), CaseRng(direction as u64));
             thread::spawn(move || forward_packets(&from, &to, &stops, &faults, rng))
         };
-        let threads = vec![carry(0), carry(1)];
+        let threads = vec![spawn_direction(0), spawn_direction(1)];
         Self { is_stopped, faults, threads }
     }
 }
@@ -89,22 +89,22 @@ fn forward_packets(
     mut rng: CaseRng,
 ) {
     let mut delayed = VecDeque::<DelayedPacket>::new();
-    let put = |packet: &[u8]| {
+    let send = |packet: &[u8]| {
         // The device of a removed namespace refuses packets.
         let _gone = (&*destination).write(packet);
     };
     while !stops.load(Relaxed) {
         let mut ready = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
-        let ready_count = poll(&mut ready, PollTimeout::from(2u8)).expect("a device") > 0;
-        if ready_count {
+        let is_ready = poll(&mut ready, PollTimeout::from(2u8)).expect("a device") > 0;
+        if is_ready {
             let mut packet = vec![0; 65_536];
             let count = (&*source).read(&mut packet).unwrap_or_default();
             packet.truncate(count);
             faults.forwarded.fetch_add(1, Relaxed);
-            let chance = rng.next_below(1_000);
-            if chance < LOST_PER_MILLE {
+            let per_mille = rng.next_below(1_000);
+            if per_mille < LOST_PER_MILLE {
                 faults.lost.fetch_add(1, Relaxed);
-            } else if chance < LOST_PER_MILLE + LATE_PER_MILLE {
+            } else if per_mille < LOST_PER_MILLE + LATE_PER_MILLE {
                 faults.delayed.fetch_add(1, Relaxed);
                 delayed.push_back(DelayedPacket(
                     packet,
@@ -112,10 +112,10 @@ fn forward_packets(
                     1 + rng.next_below(MAX_OVERTAKING_PACKETS),
                 ));
             } else {
-                put(&packet);
-                if chance >= 1_000 - DUPLICATED_PER_MILLE {
+                send(&packet);
+                if per_mille >= 1_000 - DUPLICATED_PER_MILLE {
                     faults.duplicated.fetch_add(1, Relaxed);
-                    put(&packet);
+                    send(&packet);
                 }
                 delayed.iter_mut().for_each(|it| it.2 = it.2.saturating_sub(1));
             }
@@ -123,7 +123,7 @@ fn forward_packets(
         delayed.retain(|DelayedPacket(packet, since, left)| {
             let due = *left == 0 || since.elapsed() >= MAX_DELAY;
             if due {
-                put(packet);
+                send(packet);
             }
             !due
         });
@@ -169,11 +169,11 @@ fn send_requests(netns: &str, count: usize, mut rng: CaseRng) {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are for people")]
-fn what_a_wire_loses_reorders_and_repeats_is_counted_once() {
+fn requests_over_a_link_that_loses_reorders_and_repeats_packets_are_counted_once() {
     const CLIENTS: u64 = 8;
     const EACH: usize = 250;
     let fixture = RobustnessFixture::new();
-    let wire = LossyLink::between(&fixture.client, &fixture.pod);
+    let link = LossyLink::between(&fixture.client, &fixture.pod);
     let _server = fixture.start_server();
     let netns = &fixture.client.netns;
     thread::scope(|scope| {
@@ -181,9 +181,9 @@ fn what_a_wire_loses_reorders_and_repeats_is_counted_once() {
             .for_each(|seed| drop(scope.spawn(move || send_requests(netns, EACH, CaseRng(seed)))));
     });
     assert_eq!(fixture.served_requests(), CLIENTS * EACH as u64);
-    println!("{:?}, {:?}", wire.faults, fixture.pod_state());
+    println!("{:?}, {:?}", link.faults, fixture.pod_state());
     fixture.wait_settled();
-    let faults = &wire.faults;
+    let faults = &link.faults;
     for count in [&faults.lost, &faults.delayed, &faults.duplicated] {
         assert!(count.load(Relaxed) > 50, "{faults:?}");
     }

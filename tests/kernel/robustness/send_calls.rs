@@ -38,14 +38,15 @@ fn a_server_by_io_uring_is_counted_like_any_other() {
     for polling in ["", "sqpoll"] {
         let fixture = RobustnessFixture::new();
         let mut server = fixture.start_server_process();
-        let can = server.expect_step(&format!("uring {ANY_ADDRESS} {polling}"));
+        let features = server.expect_step(&format!("uring {ANY_ADDRESS} {polling}"));
         let kernel = KernelVersion::current().expect("it has a version");
-        assert_eq!(can.contains("zerocopy"), kernel >= KernelVersion::new(6, 0, 0), "{can}");
-        assert_eq!(can.contains("listen"), kernel >= KernelVersion::new(6, 11, 0), "{can}");
-        let listen = fixture.kernel.maps.listener(fixture.pod.cookie, SERVING_PORT).unwrap();
-        assert_eq!(listen.reachable, 1, "the pod listens");
+        let is_at_least = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
+        assert_eq!(features.contains("zerocopy"), is_at_least(6, 0), "{features}");
+        assert_eq!(features.contains("listen"), is_at_least(6, 11), "{features}");
+        let listener = fixture.kernel.maps.listener(fixture.pod.cookie, SERVING_PORT).unwrap();
+        assert_eq!(listener.reachable, 1, "the pod listens");
         let mut sent = 0;
-        for method in SEND_METHODS.into_iter().filter(|method| can.contains(method)) {
+        for method in SEND_METHODS.into_iter().filter(|method| features.contains(method)) {
             let mut stream = fixture.connect();
             for length in LENGTHS {
                 send_and_read(&mut stream, &get_request(&format!("{method}/{length}")), "x\n");

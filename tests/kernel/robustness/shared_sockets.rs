@@ -29,7 +29,7 @@ fn send_requests(fixture: &RobustnessFixture) -> u64 {
 
 /// Path of a Unix socket of this test.
 fn socket_path(fixture: &RobustnessFixture, name: &str) -> String {
-    fixture.files.with_extension(name).display().to_string()
+    fixture.log_path.with_extension(name).display().to_string()
 }
 
 /// Starts a process in another pod's cgroup, and in the network namespace `netns`.
@@ -38,22 +38,17 @@ fn start_in_other_pod(
     other: &NetnsFixture,
     netns: &str,
 ) -> ScriptedProcess {
-    server_process::start(&fixture.files, &other.cgroup, netns)
+    server_process::start(&fixture.log_path, &other.cgroup, netns)
 }
 
-/// Passes a descriptor from one process to another one, which waits for it.
-fn pass_descriptor(
-    from: &mut ScriptedProcess,
-    process: &mut ScriptedProcess,
-    descriptor: &str,
-    path: &str,
-) {
-    process.send_step(&format!("take{descriptor} {path}"));
+/// Passes a listener from one process to another one, which waits for it.
+fn pass_listener(from: &mut ScriptedProcess, to: &mut ScriptedProcess, path: &str) {
+    to.send_step(&format!("take {path}"));
     while !PathBuf::from(path).exists() {
         thread::yield_now();
     }
-    from.expect_step(&format!("hand{descriptor} {path}"));
-    process.read_reply().unwrap();
+    from.expect_step(&format!("hand {path}"));
+    to.read_reply().unwrap();
     std::fs::remove_file(path).unwrap();
 }
 
@@ -132,7 +127,7 @@ fn a_listener_given_to_another_pods_process_counts_where_it_was_made() {
         (fixture.start_server_process(), start_in_other_pod(&fixture, &other, &other.netns));
     makes.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_descriptor(&mut makes, &mut serves, "", &path);
+    pass_listener(&mut makes, &mut serves, &path);
     makes.expect_step("close");
     serves.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());
@@ -161,7 +156,7 @@ fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
         (start_in_other_pod(&fixture, &other, &fixture.pod.netns), fixture.start_server_process());
     makes.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_descriptor(&mut makes, &mut serves, "", &path);
+    pass_listener(&mut makes, &mut serves, &path);
     drop(makes);
     serves.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());
@@ -178,7 +173,7 @@ fn a_listener_made_outside_the_pods_cgroups_is_not_counted_and_disturbs_nothing(
     );
     makes.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_descriptor(&mut makes, &mut serves, "", &path);
+    pass_listener(&mut makes, &mut serves, &path);
     drop(makes);
     serves.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());

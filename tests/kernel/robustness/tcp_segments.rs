@@ -25,11 +25,11 @@ impl TunFixture {
         Self::with_sysctl(None, "")
     }
 
-    /// Makes a line with a sysctl set in its namespace, and a server that listens with the options `options`.
-    fn with_sysctl(set: Option<&str>, options: &str) -> Self {
+    /// Makes a device with a sysctl set in its namespace, and a server that listens with the options `options`.
+    fn with_sysctl(sysctl: Option<&str>, options: &str) -> Self {
         let fixture = RobustnessFixture::new();
-        if let Some(set) = set {
-            run_ip(&["netns", "exec", &fixture.pod.netns, "sysctl", "-qw", set]);
+        if let Some(sysctl) = sysctl {
+            run_ip(&["netns", "exec", &fixture.pod.netns, "sysctl", "-qw", sysctl]);
         }
         let (tun, mut server) = (TunDevice::new(&fixture.pod), fixture.start_server_process());
         server.expect_step(&format!("listen {ANY_ADDRESS} {options}"));
@@ -50,32 +50,33 @@ impl TunFixture {
 
 /// Closes a connection as a client does after its last response.
 #[track_caller]
-fn close_connection(peer: &mut UserspaceTcpClient<'_>, sent: usize) {
-    peer.send_fin(sent, b"");
-    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
+fn close_connection(client: &mut UserspaceTcpClient<'_>, sent: usize) {
+    client.send_fin(sent, b"");
+    assert_eq!(client.receive_until_closed(), ServerClose::Fin);
 }
 
+/// Body of the response to `/length/5`.
 const SHORT: &str = "xxxxx";
-/// Payload of a full Ethernet segment, with timestamps, in bytes.
-const SEGMENT: usize = 1_448;
+/// Payload of a full Ethernet segment, with timestamps.
+const SEGMENT_BYTES: usize = 1_448;
 
 #[test]
 fn a_segment_that_comes_again_is_no_second_request() {
     let tun_fixture = TunFixture::new();
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
     let request = get_request("length/5");
-    peer.send_data(0, request.as_bytes());
-    peer.receive_until(1, SHORT);
+    client.send_data(0, request.as_bytes());
+    client.receive_until(1, SHORT);
     for _ in 0..3 {
-        peer.send_data(0, request.as_bytes());
-        peer.send_data(20, &request.as_bytes()[20..30]);
+        client.send_data(0, request.as_bytes());
+        client.send_data(20, &request.as_bytes()[20..30]);
     }
-    peer.receive_until_quiet(ABSENCE_WAIT);
+    client.receive_until_quiet(ABSENCE_WAIT);
     assert_eq!(tun_fixture.fixture.totals(), (1, 1));
-    peer.send_data(request.len(), request.as_bytes());
-    peer.receive_until_quiet(ABSENCE_WAIT);
+    client.send_data(request.len(), request.as_bytes());
+    client.receive_until_quiet(ABSENCE_WAIT);
     assert_eq!(tun_fixture.fixture.totals(), (2, 2));
-    close_connection(&mut peer, 2 * request.len());
+    close_connection(&mut client, 2 * request.len());
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -100,7 +101,7 @@ fn send_in_pieces(overlap: usize, swaps: bool) -> TunFixture {
     for round in 0..200 {
         let (count, requests) = random_requests(&mut rng);
         let bytes = requests.as_bytes();
-        let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 2_000 + round);
+        let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 2_000 + round);
         let (mut pieces, mut covered) = (Vec::new(), 0);
         while covered < bytes.len() {
             let from = covered - rng.next_below(covered.min(overlap) + 1);
@@ -111,11 +112,11 @@ fn send_in_pieces(overlap: usize, swaps: bool) -> TunFixture {
             let other = index - rng.next_below(index.min(3) + 1);
             pieces.swap(index, other);
         }
-        pieces.into_iter().for_each(|piece| peer.send_data(piece.start, &bytes[piece]));
-        peer.receive_until(count, SHORT);
+        pieces.into_iter().for_each(|piece| client.send_data(piece.start, &bytes[piece]));
+        client.receive_until(count, SHORT);
         sent += count;
         assert_eq!(tun_fixture.in_use(), [ConnectionActivity::Idle], "round {round}: {requests:?}");
-        close_connection(&mut peer, bytes.len());
+        close_connection(&mut client, bytes.len());
         let (totals, state) = (tun_fixture.fixture.totals(), tun_fixture.fixture.pod_state());
         assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
         assert_eq!(
@@ -153,19 +154,19 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
         (PENDING_SEGMENTS_MAX + 1, 1),
         (PENDING_SEGMENTS_MAX, 1),
     ]) {
-        let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 3_000 + round);
+        let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 3_000 + round);
         let first = bytes.len() - waiting;
         for offset in (first..bytes.len()).rev() {
-            peer.send_data(offset, &bytes[offset..=offset]);
+            client.send_data(offset, &bytes[offset..=offset]);
         }
-        peer.send_data(0, &bytes[..first]);
-        peer.receive_until(1, SHORT);
+        client.send_data(0, &bytes[..first]);
+        client.receive_until(1, SHORT);
         assert_eq!(
             tun_fixture.fixture.pod_state().desynced_connections,
             lost,
             "{waiting} segments of connection {round}"
         );
-        close_connection(&mut peer, bytes.len());
+        close_connection(&mut client, bytes.len());
         tun_fixture.fixture.wait_settled();
     }
 }
@@ -173,15 +174,15 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
 #[test]
 fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
     let tun_fixture = TunFixture::new();
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
     let request = get_request("length/5");
     let bytes = request.as_bytes();
-    peer.send_data(0, &bytes[..10]);
-    peer.send_data(30, &bytes[30..]);
-    peer.send_data(10, &bytes[10..]);
-    peer.receive_until(1, SHORT);
+    client.send_data(0, &bytes[..10]);
+    client.send_data(30, &bytes[30..]);
+    client.send_data(10, &bytes[10..]);
+    client.receive_until(1, SHORT);
     assert_eq!(tun_fixture.in_use(), [ConnectionActivity::Idle]);
-    close_connection(&mut peer, bytes.len());
+    close_connection(&mut client, bytes.len());
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -198,16 +199,16 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
         ("of half the numbers before", |it| it.seq = it.seq.wrapping_sub(1 << 30)),
     ];
     for (port, (index, forge)) in forgeries.into_iter().enumerate() {
-        let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 3_000 + port as u16);
+        let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 3_000 + port as u16);
         for round in 0..2 {
             let offset = round * request.len();
-            let mut segment = peer.segment(offset, other.as_bytes());
+            let mut segment = client.segment(offset, other.as_bytes());
             forge(&mut segment);
-            peer.send(&segment);
-            peer.send_data(offset, request.as_bytes());
-            peer.receive_until(round as u64 + 1, SHORT);
+            client.send(&segment);
+            client.send_data(offset, request.as_bytes());
+            client.receive_until(round as u64 + 1, SHORT);
         }
-        close_connection(&mut peer, 2 * request.len());
+        close_connection(&mut client, 2 * request.len());
         assert_eq!(
             tun_fixture.fixture.totals(),
             (tun_fixture.fixture.served_requests(), tun_fixture.fixture.served_requests()),
@@ -225,17 +226,17 @@ fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
     let tun_fixture = TunFixture::new();
     let request = get_request("length/5");
     let spoilt = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
     for round in 0..2 {
         let offset = round * request.len();
-        peer.send(&TcpSegment {
+        client.send(&TcpSegment {
             has_bad_checksum: true,
-            ..peer.segment(offset, spoilt.as_bytes())
+            ..client.segment(offset, spoilt.as_bytes())
         });
-        peer.send_data(offset, request.as_bytes());
-        peer.receive_until(round as u64 + 1, SHORT);
+        client.send_data(offset, request.as_bytes());
+        client.receive_until(round as u64 + 1, SHORT);
     }
-    close_connection(&mut peer, 2 * request.len());
+    close_connection(&mut client, 2 * request.len());
     let fixture = &tun_fixture.fixture;
     fixture.wait("closed", |it| it.pod_state().connections == 0);
     let (started, finished) = fixture.totals();
@@ -248,15 +249,15 @@ fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     const LENGTH: usize = 1 << 30;
     let tun_fixture = TunFixture::new();
     let head = format!("POST /early HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
-    peer.send_data(0, head.as_bytes());
-    peer.receive_until(1, SHORT);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    client.send_data(0, head.as_bytes());
+    client.receive_until(1, SHORT);
     let forged = [&b"x".repeat(100), get_request("never").as_bytes()].concat();
-    peer.send_data(head.len() + LENGTH - 100, &forged);
-    peer.send_data(head.len(), b"the body's first bytes");
-    peer.receive_until_quiet(ABSENCE_WAIT);
+    client.send_data(head.len() + LENGTH - 100, &forged);
+    client.send_data(head.len(), b"the body's first bytes");
+    client.receive_until_quiet(ABSENCE_WAIT);
     assert_eq!(tun_fixture.fixture.pod_state().in_flight, 0);
-    peer.send(&TcpSegment { flags: RST, ..peer.segment(head.len() + 22, b"") });
+    client.send(&TcpSegment { flags: RST, ..client.segment(head.len() + 22, b"") });
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -264,17 +265,17 @@ fn a_forged_segment_far_beyond_the_window_ends_no_body() {
 fn only_the_reset_that_the_kernel_takes_ends_a_request() {
     let tun_fixture = TunFixture::new();
     let request = get_request("hold");
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
-    peer.send_data(0, request.as_bytes());
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    client.send_data(0, request.as_bytes());
     tun_fixture.fixture.wait_served(1);
     // Outside the window, and inside it but not at its begin (RFC 5961).
     for offset in [request.len() + (1 << 20), request.len() + 1_000] {
-        peer.send(&TcpSegment { flags: RST, ..peer.segment(offset, b"") });
-        peer.receive_until_quiet(ABSENCE_WAIT);
+        client.send(&TcpSegment { flags: RST, ..client.segment(offset, b"") });
+        client.receive_until_quiet(ABSENCE_WAIT);
         let state = tun_fixture.fixture.pod_state();
         assert_eq!((state.in_flight, state.connections), (1, 1));
     }
-    peer.send(&TcpSegment { flags: RST, ..peer.segment(request.len(), b"") });
+    client.send(&TcpSegment { flags: RST, ..client.segment(request.len(), b"") });
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -283,16 +284,16 @@ fn a_request_may_come_with_the_clients_end() {
     let tun_fixture = TunFixture::new();
     let request = get_request("length/5");
     let bytes = request.as_bytes();
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
-    peer.send_fin(bytes.len(), bytes);
-    peer.receive_until(1, SHORT);
-    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    client.send_fin(bytes.len(), bytes);
+    client.receive_until(1, SHORT);
+    assert_eq!(client.receive_until_closed(), ServerClose::Fin);
     // First the segment with FIN, then the data before it.
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_002);
-    peer.send_fin(bytes.len(), &bytes[20..]);
-    peer.send_data(0, &bytes[..20]);
-    peer.receive_until(1, SHORT);
-    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_002);
+    client.send_fin(bytes.len(), &bytes[20..]);
+    client.send_data(0, &bytes[..20]);
+    client.receive_until(1, SHORT);
+    assert_eq!(client.receive_until_closed(), ServerClose::Fin);
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -305,32 +306,32 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     let head = format!("POST /hold HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
     let next = get_request("length/5");
     let requests = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
-    let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
+    let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
     let (mut offset, mut tries) = (0, 0);
-    while (peer.acked as usize) < requests.len() {
-        let acked = peer.acked as usize;
-        let edge = requests.len().min(acked + peer.peer_window as usize);
+    while (client.acked as usize) < requests.len() {
+        let acked = client.acked as usize;
+        let edge = requests.len().min(acked + client.server_window as usize);
         while offset < edge {
             let end = edge.min(offset + 1_400);
-            peer.send_data(offset, &requests[offset..end]);
+            client.send_data(offset, &requests[offset..end]);
             offset = end;
         }
         if edge == acked {
-            peer.send_data(acked, &requests[acked..=acked]);
+            client.send_data(acked, &requests[acked..=acked]);
             tries += 1;
         }
         if tries == 5 {
             tun_fixture.fixture.open_gate();
         }
-        peer.receive_until_quiet(ABSENCE_WAIT);
+        client.receive_until_quiet(ABSENCE_WAIT);
         // Without an acknowledgement the probe may be lost, so it is sent again.
-        if peer.acked as usize == acked {
+        if client.acked as usize == acked {
             offset = acked;
         }
     }
     assert!(tries >= 5, "the window was open all the time");
-    peer.receive_until(2, SHORT);
-    close_connection(&mut peer, requests.len());
+    client.receive_until(2, SHORT);
+    close_connection(&mut client, requests.len());
     tun_fixture.fixture.wait_settled_in_sync();
 }
 
@@ -353,13 +354,13 @@ fn send_first_data(tun_fixture: &TunFixture, orders: &[&[(usize, usize)]]) {
     let request = get_request("length/5");
     let bytes = request.as_bytes();
     for (port, order) in orders.iter().enumerate() {
-        let mut peer = UserspaceTcpClient::prepare(&tun_fixture.tun, 4_000 + port as u16);
-        peer.send_syn(b"");
-        peer.wait_syn_ack();
-        order.iter().for_each(|&(from, to)| peer.send_data(from, &bytes[from..to]));
-        peer.receive_until(1, SHORT);
+        let mut client = UserspaceTcpClient::prepare(&tun_fixture.tun, 4_000 + port as u16);
+        client.send_syn(b"");
+        client.wait_syn_ack();
+        order.iter().for_each(|&(from, to)| client.send_data(from, &bytes[from..to]));
+        client.receive_until(1, SHORT);
         assert_eq!(tun_fixture.in_use(), [ConnectionActivity::Idle], "{order:?}");
-        close_connection(&mut peer, bytes.len());
+        close_connection(&mut client, bytes.len());
         assert_eq!(tun_fixture.fixture.pod_state().desynced_connections, 0, "{order:?}");
     }
     tun_fixture.fixture.wait_settled_in_sync();
@@ -372,17 +373,17 @@ fn data_of_the_first_packet_count_where_the_server_takes_them() {
     let request = get_request("length/5");
     let bytes = request.as_bytes();
     for port in 5_000..5_010 {
-        let mut peer = UserspaceTcpClient::prepare(&tun_fixture.tun, port);
+        let mut client = UserspaceTcpClient::prepare(&tun_fixture.tun, port);
         // The whole request or a part of it.
         let first = if port % 2 == 0 { bytes.len() } else { 20 };
-        peer.send_syn(&bytes[..first]);
-        peer.wait_syn_ack();
-        assert_eq!(peer.acked as usize, first, "taken");
-        peer.send_data(first, &bytes[first..]);
+        client.send_syn(&bytes[..first]);
+        client.wait_syn_ack();
+        assert_eq!(client.acked as usize, first, "taken");
+        client.send_data(first, &bytes[first..]);
         // The first packet is duplicated.
-        peer.send_syn(&bytes[..first]);
-        peer.receive_until(1, SHORT);
-        close_connection(&mut peer, bytes.len());
+        client.send_syn(&bytes[..first]);
+        client.receive_until(1, SHORT);
+        close_connection(&mut client, bytes.len());
     }
     tun_fixture.fixture.wait_settled_in_sync();
 }
@@ -393,17 +394,17 @@ fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
     let request = get_request("length/5");
     // They are sent again, and count then; or they are never sent again.
     for (port, again) in [(5_000, true), (5_001, false)] {
-        let mut peer = UserspaceTcpClient::prepare(&tun_fixture.tun, port);
-        peer.send_syn(request.as_bytes());
-        peer.wait_syn_ack();
-        assert_eq!(peer.acked, 0, "not taken");
-        peer.send_data(0, b"");
+        let mut client = UserspaceTcpClient::prepare(&tun_fixture.tun, port);
+        client.send_syn(request.as_bytes());
+        client.wait_syn_ack();
+        assert_eq!(client.acked, 0, "not taken");
+        client.send_data(0, b"");
         if again {
-            peer.send_data(0, request.as_bytes());
-            peer.receive_until(1, SHORT);
-            close_connection(&mut peer, request.len());
+            client.send_data(0, request.as_bytes());
+            client.receive_until(1, SHORT);
+            close_connection(&mut client, request.len());
         } else {
-            close_connection(&mut peer, 0);
+            close_connection(&mut client, 0);
         }
         assert_eq!(tun_fixture.fixture.totals(), (1, 1), "again: {again}");
     }
@@ -417,16 +418,16 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
     let chunks = "12\r\nGET / HTTP/1.1\r\n\r\n\r\n".repeat(200);
     let head = "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
     let request = format!("{head}{chunks}0\r\n\r\n");
-    let pieces: Vec<&[u8]> = request.as_bytes().chunks(SEGMENT).collect();
+    let pieces: Vec<&[u8]> = request.as_bytes().chunks(SEGMENT_BYTES).collect();
     assert_eq!(pieces.len(), 4);
     let orders = (0..256).map(|it| [it & 3, it >> 2 & 3, it >> 4 & 3, it >> 6]);
     let all = |it: &[usize; 4]| (0..4).all(|piece| it.contains(&piece));
     for (order, port) in orders.filter(all).zip(6_000..) {
-        let mut peer = UserspaceTcpClient::connect(&tun_fixture.tun, port);
-        order.iter().for_each(|&offset| peer.send_data(offset * SEGMENT, pieces[offset]));
-        peer.receive_until(1, SHORT);
+        let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, port);
+        order.iter().for_each(|&offset| client.send_data(offset * SEGMENT_BYTES, pieces[offset]));
+        client.receive_until(1, SHORT);
         assert_eq!(tun_fixture.in_use(), [ConnectionActivity::Idle], "{order:?}");
-        close_connection(&mut peer, request.len());
+        close_connection(&mut client, request.len());
         assert_eq!(tun_fixture.fixture.pod_state().desynced_connections, 0, "{order:?}");
     }
     tun_fixture.fixture.wait_settled_in_sync();

@@ -22,7 +22,7 @@ const POD: [u8; 4] = [10, 98, 0, 1];
 const CLIENT: [u8; 4] = [10, 98, 0, 2];
 /// Timeout of every response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-const NAME: &str = "wire";
+const DEVICE: &str = "tun0";
 
 pub(super) const FIN: u8 = 1;
 pub(super) const SYN: u8 = 2;
@@ -38,12 +38,12 @@ pub(super) struct TunDevice {
 impl TunDevice {
     pub(super) fn new(pod: &NetnsFixture) -> Self {
         let file =
-            in_netns(&pod.netns, || sys::open_tun(NAME).expect("root may make one (CONFIG_TUN)"));
+            in_netns(&pod.netns, || sys::open_tun(DEVICE).expect("root may make one (CONFIG_TUN)"));
         let [pod_end, client_end] =
             [POD, CLIENT].map(|it| std::net::Ipv4Addr::from(it).to_string());
         let netns = &pod.netns;
-        run_ip(&["-n", netns, "addr", "add", &pod_end, "peer", &client_end, "dev", NAME]);
-        run_ip(&["-n", netns, "link", "set", NAME, "up"]);
+        run_ip(&["-n", netns, "addr", "add", &pod_end, "peer", &client_end, "dev", DEVICE]);
+        run_ip(&["-n", netns, "link", "set", DEVICE, "up"]);
         Self { file }
     }
 
@@ -121,16 +121,16 @@ pub(super) struct UserspaceTcpClient<'a> {
     initial_seq: u32,
     /// Sequence number of the next expected byte.
     next_expected: u32,
-    /// Number of bytes that the peer has acknowledged, without the SYN.
+    /// Number of bytes that the server has acknowledged, without the SYN.
     pub(super) acked: u32,
-    /// Window that the peer has offered last, in bytes.
-    pub(super) peer_window: u32,
+    /// Window that the server has offered last, in bytes.
+    pub(super) server_window: u32,
     window_scale: u8,
     /// Window that the client offers.
     pub(super) window: u16,
     /// Bytes received in order so far.
     pub(super) received: Vec<u8>,
-    /// End of the connection by the peer; `None` while it is open.
+    /// End of the connection by the server; `None` while it is open.
     pub(super) closed_by: Option<ServerClose>,
 }
 
@@ -142,11 +142,11 @@ pub(super) enum ServerClose {
 
 impl<'a> UserspaceTcpClient<'a> {
     /// Establishes a connection from `port`.
-    pub(super) fn connect(wire: &'a TunDevice, port: u16) -> Self {
-        let mut peer = Self::prepare(wire, port);
-        peer.send_syn(b"");
-        peer.establish();
-        peer
+    pub(super) fn connect(tun: &'a TunDevice, port: u16) -> Self {
+        let mut client = Self::prepare(tun, port);
+        client.send_syn(b"");
+        client.establish();
+        client
     }
 
     /// Prepares a connection without sending its first packet.
@@ -160,7 +160,7 @@ impl<'a> UserspaceTcpClient<'a> {
             initial_seq,
             next_expected: 0,
             acked: 0,
-            peer_window: 0,
+            server_window: 0,
             window_scale: 0,
             window: u16::MAX,
             received: Vec::new(),
@@ -235,7 +235,7 @@ impl<'a> UserspaceTcpClient<'a> {
         }
     }
 
-    /// Receives packets until the peer has ended the connection.
+    /// Receives packets until the server has ended the connection.
     #[track_caller]
     pub(super) fn receive_until_closed(&mut self) -> ServerClose {
         let until = Instant::now() + RESPONSE_TIMEOUT;
@@ -273,7 +273,7 @@ impl<'a> UserspaceTcpClient<'a> {
             self.closed_by = Some(ServerClose::Reset);
             return;
         }
-        self.peer_window = window << self.window_scale;
+        self.server_window = window << self.window_scale;
         let acked = ack.wrapping_sub(self.initial_seq);
         if flags & ACK != 0 && acked.wrapping_sub(self.acked) as i32 > 0 {
             self.acked = acked;

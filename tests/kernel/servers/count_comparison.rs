@@ -1,4 +1,4 @@
-//! Shell: runs a case on a stage and compares the counts.
+//! Shell: runs a case against a server and compares the counts.
 
 use std::{
     fs,

@@ -3,7 +3,7 @@
 
 use std::{env, ffi::OsStr, fs, time::Duration};
 
-use common::wire::ConnectionPath as Way;
+use common::wire::ConnectionPath;
 use tokio::{runtime::Builder, time::timeout};
 
 use super::{
@@ -26,7 +26,7 @@ use inputs::{
 
 /// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
 /// once, because a server may respond before it has read everything.
-const ASK_SCRIPT: &str =
+const SEND_FILE_SCRIPT: &str =
     "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
 const SERVICE: &str = "10.96.0.1";
 const ROLE: &str = "ROUSE_TEST_ASKER";
@@ -49,7 +49,7 @@ fn send_raw(
     let file = fixture.path("input");
     fs::write(&file, [encode_head(input), vec![b'x'; input.3]].concat()).unwrap();
     let (port, file) = (port.to_string(), file.display().to_string());
-    let args = ["timeout", "20", "bash", "-c", ASK_SCRIPT, "bash", ip, &port, &file];
+    let args = ["timeout", "20", "bash", "-c", SEND_FILE_SCRIPT, "bash", ip, &port, &file];
     let output = fixture.netns_command(&fixture.client, &args).output().unwrap();
     parse_response(&output.stdout)
 }
@@ -142,7 +142,7 @@ fn responses_on_direct_path(
     senders: &[RequestSender],
 ) -> Vec<DescribedResponse> {
     let mut fixture = ServerFixture::new(server);
-    fixture.kernel.add_service(1, Way::Direct);
+    fixture.kernel.add_service(1, ConnectionPath::Direct);
     fixture.kernel.add_ready_pod(&fixture.pod, 1);
     fixture.kernel.apply_table();
     start_server(&mut fixture, recipe);
@@ -168,11 +168,10 @@ fn assert_same_responses(
     recipe: impl Fn(&ServerFixture) -> ServerRecipe,
     senders: &[RequestSender],
 ) {
-    let direct = responses_without_programs(server, &recipe, senders);
-    for (response, direct) in
-        responses_on_direct_path(server, &recipe, senders).into_iter().zip(direct)
-    {
-        assert_eq!(response, direct, "{server}");
+    let expected = responses_without_programs(server, &recipe, senders);
+    let responses = responses_on_direct_path(server, &recipe, senders);
+    for (response, expected) in responses.into_iter().zip(expected) {
+        assert_eq!(response, expected, "{server}");
     }
 }
 

@@ -31,7 +31,7 @@ func serveGRPC(listener net.Listener) error {
 	return server.Serve(listener)
 }
 
-// answer does what a message asks for: it waits, or fails, or says the same.
+// answer does what a message asks for: it waits, fails, or returns the text.
 func answer(ctx context.Context, in *text) (*text, error) {
 	switch in.Value {
 	case "wait":

@@ -20,8 +20,8 @@ func serveHTTP(listener net.Listener) error {
 	return server.Serve(listener)
 }
 
-// serveH2C serves the same, and HTTP/2 by Upgrade too. The package is given up by its authors, and still what most
-// programs have that took HTTP/2 without TLS before Go 1.24.
+// serveH2C serves the same, and HTTP/2 by Upgrade too. The package is deprecated, but most programs that served HTTP/2
+// without TLS before Go 1.24 use it.
 func serveH2C(listener net.Listener) error {
 	return http.Serve(listener, h2c.NewHandler(counted(application()), &http2.Server{}))
 }

@@ -50,7 +50,8 @@ func listen() net.Listener {
 
 var book = openBook()
 
-// openBook opens the file in which each request's begin and end stands. Lines of two bytes that are appended stay whole.
+// openBook opens the request record, with a line for the begin and the end of each request. Appended lines of two bytes
+// stay whole.
 func openBook() *os.File {
 	name := os.Getenv("BOOK")
 	if name == "" {
@@ -75,7 +76,7 @@ func note(line string) {
 	}
 }
 
-// wait returns once the gate is open, or nobody waits any more.
+// wait returns once the gate is open, or the client has gone.
 func wait(ctx context.Context) {
 	for ctx.Err() == nil {
 		if _, err := os.Stat(os.Getenv("GATE")); err == nil {

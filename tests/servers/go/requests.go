@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// sendRequests sends requests of every kind one after the other over one connection of HTTP/2, and then so many of the
-// last path at once.
+// sendRequests sends requests of every kind one after the other over one connection of HTTP/2, and then count
+// requests of the last path at once.
 func sendRequests(url, last, count string) error {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)

@@ -9,7 +9,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-// holdWebSockets opens so many WebSockets, has a message echoed on each, says so, and closes them when its input ends.
+// holdWebSockets opens count WebSockets, has a message echoed on each, says so, and closes them when its input ends.
 func holdWebSockets(url string, count int) error {
 	ctx := context.Background()
 	var sockets []*websocket.Conn

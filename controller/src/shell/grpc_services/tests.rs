@@ -31,19 +31,19 @@ spec:
 
 /// Builds a controller that knows one Service, `default/hello`.
 fn hello_controller() -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
-    let (orders, ordered) = watch::channel(LocalNodeSpec::default());
+    let (node_spec, node_spec_rx) = watch::channel(LocalNodeSpec::default());
     let shared = Arc::new(ControllerRuntime::new(
         ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
-        orders,
+        node_spec,
     ));
-    shared.release_orders();
+    shared.release_node_spec();
     let ManifestDocument::Service { name, manifest } =
         parse::manifest_documents(HELLO, &ScalePolicyConfig::default()).remove(0)
     else {
         panic!("refused")
     };
     shared.step(ControllerEvent::ManifestApplied { name, manifest });
-    (shared, ordered)
+    (shared, node_spec_rx)
 }
 
 fn socket_endpoint(folder: &tempfile::TempDir) -> String {
@@ -112,7 +112,7 @@ fn ready_pod_report(uid: &str) -> PodReportItem {
 async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route() {
     let folder = tempfile::tempdir().expect("a folder");
     let (endpoint, shutdown) = (socket_endpoint(&folder), CancellationToken::new());
-    let (shared, mut ordered) = hello_controller();
+    let (shared, mut node_spec_rx) = hello_controller();
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
 
@@ -136,7 +136,7 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
     let outbox = reports.clone();
     tokio::spawn(async move { agent.report_pods(&outbox).await });
     decisions.set(NamespacedName::new("default", "hello-00001"), hello_decision(1));
-    let uid = wait_until(&mut ordered, |it| it.pods.len() == 1)
+    let uid = wait_until(&mut node_spec_rx, |it| it.pods.len() == 1)
         .await
         .pods
         .into_keys()
@@ -159,10 +159,10 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
         PodReportItem::Observed(PodObservation { drained: true, ..last }),
     );
     tokio::task::yield_now().await;
-    assert_eq!(ordered.borrow().pods.len(), 1, "no component has acknowledged the drain");
+    assert_eq!(node_spec_rx.borrow().pods.len(), 1, "no component has acknowledged the drain");
     reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
     reports.set(PodReportKey::DrainAck(uid.clone()), PodReportItem::DrainAck(uid.clone()));
-    wait_until(&mut ordered, |it| it.pods.is_empty()).await;
+    wait_until(&mut node_spec_rx, |it| it.pods.is_empty()).await;
     wait_until(&mut table, |view| view.table.pods.is_empty()).await;
 
     shutdown.cancel();
@@ -173,12 +173,12 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
 async fn a_reporter_that_disconnected_is_not_waited_for() {
     let folder = tempfile::tempdir().expect("a folder");
     let (endpoint, shutdown) = (socket_endpoint(&folder), CancellationToken::new());
-    let (orders, _ordered) = watch::channel(LocalNodeSpec::default());
+    let (node_spec, _node_spec_rx) = watch::channel(LocalNodeSpec::default());
     let shared = Arc::new(ControllerRuntime::new(
         ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
-        orders,
+        node_spec,
     ));
-    shared.release_orders();
+    shared.release_node_spec();
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
     let stopped = CancellationToken::new();
@@ -229,7 +229,7 @@ fn each_component_gets_the_settings_that_concern_it() {
 
 #[tokio::test]
 async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
-    let (shared, _ordered) = hello_controller();
+    let (shared, _node_spec_rx) = hello_controller();
     let begin = || RouteTableSubscription::new(Arc::clone(&shared));
     let (mut one, mut two) = (begin(), begin());
     let (first, second) = (one.next().await, two.next().await);
@@ -254,7 +254,7 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
 
 #[tokio::test]
 async fn a_stream_that_begins_after_many_changes_gets_a_new_snapshot() {
-    let (shared, _ordered) = hello_controller();
+    let (shared, _node_spec_rx) = hello_controller();
     let old = RouteTableSubscription::new(Arc::clone(&shared)).next().await;
     shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
     let new = RouteTableSubscription::new(Arc::clone(&shared)).next().await;

@@ -67,13 +67,13 @@ fn new_runtime(
     let settings = ControllerSettings { boot_id: boot_id.into(), ..ControllerSettings::default() };
     let cluster =
         ClusterState { settings: Arc::new(settings), uid_seed: seed, ..ClusterState::default() };
-    let (orders, ordered) = watch::channel(LocalNodeSpec::default());
+    let (node_spec, node_spec_rx) = watch::channel(LocalNodeSpec::default());
     (
         Arc::new(ControllerRuntime::new(
             ControllerStateMachine::new(cluster, Outbox::new()),
-            orders,
+            node_spec,
         )),
-        ordered,
+        node_spec_rx,
     )
 }
 
@@ -190,10 +190,10 @@ async fn open_and_write(
     boot_id: &str,
     seed: u128,
 ) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
-    let (shared, orders) = new_runtime(boot_id, seed);
+    let (shared, node_spec) = new_runtime(boot_id, seed);
     drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write_all_objects(&temp.0, &shared).await;
-    (shared, orders)
+    (shared, node_spec)
 }
 
 async fn write_all_objects(temp: &Path, shared: &Arc<ControllerRuntime>) {
@@ -206,15 +206,15 @@ async fn write_all_objects(temp: &Path, shared: &Arc<ControllerRuntime>) {
 async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
-    let (first, orders) = open_and_write(&temp, "b", 1).await;
+    let (first, node_spec) = open_and_write(&temp, "b", 1).await;
     decide_one_pod(&first);
-    let uid = orders.borrow().pods.keys().next().cloned().expect("a pod");
+    let uid = node_spec.borrow().pods.keys().next().cloned().expect("a pod");
     first.step(ready_pod_report(&uid));
     write_all_objects(&temp.0, &first).await;
     let name = NamespacedName::new("default", "hello");
     let old_app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
 
-    let (second, orders) = open_and_write(&temp, "b", 2).await;
+    let (second, node_spec) = open_and_write(&temp, "b", 2).await;
     let after = second.with_machine(|machine| machine.cluster().apps[&name].clone());
     let identity =
         |app: &AppState| app.service.as_ref().map(|it| (it.meta.uid, it.manifest.clone()));
@@ -223,7 +223,7 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     assert_eq!(after.revisions[0].meta.uid, old_app.revisions[0].meta.uid);
     assert_eq!(after.revisions[0].template, old_app.revisions[0].template);
     assert_eq!(after.revisions.len(), 1);
-    assert_eq!(orders.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
+    assert_eq!(node_spec.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
     let pod = second
         .with_machine(|machine| machine.route_message(&common::wire::RouteKey::Pod(uid.clone())));
     let Some(common::wire::RouteChange::Pod(pod)) = pod else { panic!("no pod") };
@@ -239,24 +239,25 @@ async fn no_order_is_sent_before_everything_is_restored() {
     let name = NamespacedName::new("default", "hello");
     let app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
 
-    let (second, orders) = new_runtime("b", 2);
+    let (second, node_spec) = new_runtime("b", 2);
     second.step(ControllerEvent::AppRestored { name, app });
-    assert!(!orders.has_changed().expect("a sender"), "pods not read back yet would be stopped");
-    second.release_orders();
-    assert_eq!((orders.has_changed().expect("a sender"), orders.borrow().pods.len()), (true, 1));
+    assert!(!node_spec.has_changed().expect("a sender"), "pods not read back yet would be stopped");
+    second.release_node_spec();
+    assert!(node_spec.has_changed().expect("a sender"));
+    assert_eq!(node_spec.borrow().pods.len(), 1);
 }
 
 #[tokio::test]
 async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
     let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
-    let (first, orders) = open_and_write(&temp, "b", 1).await;
+    let (first, node_spec) = open_and_write(&temp, "b", 1).await;
     decide_one_pod(&first);
-    assert_eq!(orders.borrow().pods.len(), 1);
+    assert_eq!(node_spec.borrow().pods.len(), 1);
     write_all_objects(&temp.0, &first).await;
 
-    let (_second, orders) = open_and_write(&temp, "c", 2).await;
-    assert_eq!(orders.borrow().pods.len(), 0);
+    let (_second, node_spec) = open_and_write(&temp, "c", 2).await;
+    assert_eq!(node_spec.borrow().pods.len(), 0);
     let pods = fs::read_dir(temp.0.join("objects/pods/default")).map_or(0, Iterator::count);
     assert_eq!(pods, 0);
 
