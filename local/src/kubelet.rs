@@ -17,7 +17,7 @@ use crate::cgroups::CgroupMounts;
 use crate::images::ImageStore;
 use crate::layout::NodeLayout;
 use crate::net::{self, PodNetworkPool};
-use crate::pods::{PodEvent, ProbeResults};
+use crate::pods::{AdoptedRun, PodEvent, ProbeResults};
 use crate::process::ProcessId;
 use crate::runtime::OciRuntime;
 
@@ -121,13 +121,20 @@ impl LocalKubelet {
             let process = exits::find_process(&self.shared, &uid, &container.name);
             let results =
                 ProbeResults { started: saved_container.started, ready: saved_container.ready };
-            let (restarts, is_running) = (saved_container.restarts, process.is_some());
-            managed_pod.pod.adopt_container(index, restarts, results, is_running);
+            let restarts = saved_container.restarts;
+            let id = lifecycle::container_id(&uid, &container.name, restarts);
+            let was_running = exits::has_pid_file(&self.shared, &uid, &container.name);
+            let run = match saved_container.exit {
+                Some(exit) => AdoptedRun::Ended(exit),
+                None if was_running => AdoptedRun::Running(results),
+                None => AdoptedRun::None,
+            };
+            managed_pod.pod.adopt_container(index, restarts, run);
             match process {
                 Some(fd) => {
                     let pidfd = Arc::new(fd);
                     managed_pod.pidfds[index] = Some(Arc::clone(&pidfd));
-                    self.watch_exit(&uid, &container.name, index, Arc::clone(&pidfd));
+                    self.watch_exit(&uid, &container.name, index, Arc::clone(&pidfd), id);
                     let (resources, prepared) =
                         (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
                     let addresses = managed_pod.pod.addresses().to_vec();
@@ -142,7 +149,10 @@ impl LocalKubelet {
                 }
                 // Processes of an interrupted start must not stay in the cgroup of the next start.
                 None => {
-                    self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name)
+                    self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name);
+                    if was_running {
+                        self.report_missed_exit(&uid, &container.name, index, id);
+                    }
                 }
             }
         }
@@ -269,7 +279,7 @@ impl LocalKubelet {
         managed_pod.store_resource(&event, resource);
         let restarts = managed_pod.restart_counts();
         let must_be_saved =
-            matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. });
+            matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. } | PodEvent::Exited { .. });
         self.may_have_helpers |=
             matches!(event, PodEvent::Started { .. } | PodEvent::StartFailed { .. });
         let now = Instant::now();
@@ -278,7 +288,7 @@ impl LocalKubelet {
         if must_be_saved || restarts != managed_pod.restart_counts() {
             saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
         }
-        self.due_ticks.set(&managed_pod.prepared.pod_spec.uid, now, managed_pod.pod.next_tick_at());
+        self.due_ticks.set(&managed_pod.prepared.pod_spec.uid, now, managed_pod.pod.next_tick_at(now));
         let status = managed_pod.status();
         if managed_pod.reported_status.as_ref() != Some(&status) {
             managed_pod.reported_status = Some(status.clone());

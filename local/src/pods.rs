@@ -12,7 +12,7 @@ mod types;
 
 use backoff::Backoff;
 pub use types::{
-    ContainerExit, ContainerPlan, ContainerRole, PodAction, PodEvent, ProbeResults, RestartPolicy,
+    AdoptedRun, ContainerExit, ContainerPlan, ContainerRole, PodAction, PodEvent, ProbeResults, RestartPolicy,
 };
 
 /// Grace period of a pod that gives none: Kubernetes' default `terminationGracePeriodSeconds`.
@@ -122,23 +122,24 @@ impl PodStateMachine {
         self.network = PodNetworkState::Ready(addresses);
     }
 
-    /// Restores a container from before the node's restart: its restarts, and its probe results if it still runs.
+    /// Restores a container from before the node's restart.
     ///
     /// Its image is looked up again, because the digest is not saved.
-    pub fn adopt_container(
-        &mut self,
-        index: usize,
-        restarts: u32,
-        probe_results: ProbeResults,
-        is_running: bool,
-    ) {
+    pub fn adopt_container(&mut self, index: usize, restarts: u32, run: AdoptedRun) {
         let Some(container) = self.containers.get_mut(index) else { return };
         container.restarts = restarts;
-        if is_running {
-            container.stage = ContainerStage::Running;
-            container.probe_results = probe_results;
+        match run {
+            AdoptedRun::None => {}
+            AdoptedRun::Running(probe_results) => {
+                container.stage = ContainerStage::Running;
+                container.probe_results = probe_results;
+                self.has_started |= container.plan.role == ContainerRole::Main;
+            }
+            AdoptedRun::Ended(exit) => {
+                container.last_exit = Some(exit.code);
+                container.stage = ContainerStage::Ended(exit);
+            }
         }
-        self.has_started |= is_running;
     }
 
     /// Applies an event and returns the actions that follow from it.
@@ -186,8 +187,10 @@ impl PodStateMachine {
         }
     }
 
-    /// Returns the time at which [`PodEvent::Tick`] is due, or `None` if no timer runs.
-    pub fn next_tick_at(&self) -> Option<Instant> {
+    /// Returns the first time after `now` at which [`PodEvent::Tick`] is due, or `None` if no timer runs.
+    ///
+    /// A time that has passed moves nothing on any more: its container waits for another one, whose time may follow.
+    pub fn next_tick_at(&self, now: Instant) -> Option<Instant> {
         let mut due = Vec::new();
         match self.lifecycle {
             PodLifecycle::Desired => {}
@@ -206,7 +209,7 @@ impl PodStateMachine {
                 _ => {}
             }
         }
-        due.into_iter().min()
+        due.into_iter().filter(|due| *due > now).min()
     }
 
     /// Returns the pod's phase, as the controller sees it.
@@ -237,6 +240,14 @@ impl PodStateMachine {
     /// Returns the probe results of a container's present run.
     pub fn probe_results(&self, index: usize) -> ProbeResults {
         self.containers.get(index).map(|container| container.probe_results).unwrap_or_default()
+    }
+
+    /// Returns the exit of a container that has ended and does not start again.
+    pub fn final_exit(&self, index: usize) -> Option<&ContainerExit> {
+        match &self.containers.get(index)?.stage {
+            ContainerStage::Ended(exit) => Some(exit),
+            _ => None,
+        }
     }
 
     /// Returns true if all containers but init containers run and have passed their probes.
@@ -401,11 +412,17 @@ impl PodStateMachine {
         if !matches!(self.network, PodNetworkState::Ready(_)) {
             return actions;
         }
-        // Init containers start one after another, main containers together: a container may start once
+        // As in the kubelet: once a main container has been started, init containers are over, and each sidecar and
+        // main container starts again without waiting for the others.
+        let is_initialized = self.containers.iter().any(|container| {
+            container.plan.role == ContainerRole::Main && container.stage != ContainerStage::Idle
+        });
+        // Before that, init containers start one after another, main containers together: a container may start once
         // each init container before it has ended with 0, and each sidecar before it has started.
         let mut may_start = true;
         for (index, container) in self.containers.iter_mut().enumerate() {
-            if may_start && container.can_start(now) {
+            let is_over = is_initialized && container.plan.role == ContainerRole::Init;
+            if may_start && !is_over && container.can_start(now) {
                 let is_restart = matches!(container.stage, ContainerStage::Waiting { .. })
                     || container.last_exit.is_some();
                 container.restarts += u32::from(is_restart);
@@ -413,7 +430,9 @@ impl PodStateMachine {
                 container.probe_results = ProbeResults::default();
                 actions.push(PodAction::Start(index));
             }
-            may_start &= container.has_passed() || container.plan.role == ContainerRole::Main;
+            may_start &= is_initialized
+                || container.has_passed()
+                || container.plan.role == ContainerRole::Main;
         }
         let mut mains =
             self.containers.iter().filter(|container| container.plan.role == ContainerRole::Main);

@@ -303,6 +303,7 @@ impl OciRuntime {
             .spawn(self.runtime_cgroup.as_fd(), &[], stdio)
             .map_err(file_error("run", &self.program))?;
         let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
+        // Its exit code does not matter: with `--force` it fails only if there is no such state.
         Ok(())
     }
 

@@ -92,7 +92,7 @@ impl LocalKubelet {
                 reports.clone(),
                 run,
             ));
-            exits::report_exit(resources, reports, uid, name, index, fd, Some(id)).await;
+            exits::report_exit(resources, reports, uid, name, index, Some(fd), id).await;
         });
     }
 
@@ -111,17 +111,17 @@ impl LocalKubelet {
     }
 
     /// Waits in a task for the exit of an adopted container.
-    pub(super) fn watch_exit(&self, uid: &str, name: &str, index: usize, fd: Arc<OwnedFd>) {
+    pub(super) fn watch_exit(&self, uid: &str, name: &str, index: usize, fd: Arc<OwnedFd>, id: String) {
         let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        tokio::spawn(exits::report_exit(
-            resources,
-            reports,
-            uid.to_owned(),
-            name.to_owned(),
-            index,
-            fd,
-            None,
-        ));
+        let (uid, name) = (uid.to_owned(), name.to_owned());
+        tokio::spawn(exits::report_exit(resources, reports, uid, name, index, Some(fd), id));
+    }
+
+    /// Reports the exit of a container that ended while no process of the node ran. Its code is not known.
+    pub(super) fn report_missed_exit(&self, uid: &str, name: &str, index: usize, id: String) {
+        let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
+        let (uid, name) = (uid.to_owned(), name.to_owned());
+        tokio::spawn(exits::report_exit(resources, reports, uid, name, index, None, id));
     }
 }
 

@@ -32,6 +32,11 @@ pub(super) fn find_process(
     procs.lines().any(|line| line == pid.to_string()).then_some(fd)
 }
 
+/// Returns true if the runtime wrote a container's pid, and no process of the node has handled the exit since.
+pub(super) fn has_pid_file(resources: &KubeletResources, uid: &str, container: &str) -> bool {
+    resources.layout.bundle(uid, container).join("pid").exists()
+}
+
 /// Reaps processes that the runtime left between itself and the container's process.
 ///
 /// crun starts one helper that ends at once, and whose parent this process becomes. A command that it could not
@@ -71,17 +76,22 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
 
 /// Waits for a container's exit and reports it with code, reason and message.
 ///
-/// `id` is the container's ID for the runtime, whose state is then deleted. For an adopted container it is `None`.
+/// `fd` is `None` if the process has already ended; then its code is not known. `id` is the container's ID for the
+/// runtime, whose state is then deleted: a later run may have the same ID.
 pub(super) async fn report_exit(
     resources: Arc<KubeletResources>,
     reports: mpsc::Sender<PodEventReport>,
     uid: String,
     name: String,
     index: usize,
-    fd: Arc<OwnedFd>,
-    id: Option<String>,
+    fd: Option<Arc<OwnedFd>>,
+    id: String,
 ) {
-    let code = wait_exit_code(&fd).await.unwrap_or(-1);
+    let code = match &fd {
+        Some(fd) => wait_exit_code(fd).await,
+        None => None,
+    };
+    let code = code.unwrap_or(-1);
     // 137 alone is any SIGKILL; only with a kill counted in the cgroup was it the kernel, for lack of memory.
     let oom = code == 137 && resources.mounts.oom_kills(&resources.layout, &uid, &name) > 0;
     let reason = match code {
@@ -90,11 +100,10 @@ pub(super) async fn report_exit(
         _ => "Error",
     };
     let message = logs::exit_message(&resources.layout, &uid, &name);
-    // Without this file no later node process takes another process with the same pid for the container.
+    let _ = resources.runtime.delete(id).await;
+    // Without this file no later node process takes another process with the same pid for the container. It goes last:
+    // while it exists, a later node process deletes the runtime's state.
     let _ = fs::remove_file(resources.layout.bundle(&uid, &name).join("pid"));
-    if let Some(id) = id {
-        let _ = resources.runtime.delete(id).await;
-    }
     let exit = ContainerExit { code, reason: reason.to_owned(), message };
     let _ = reports
         .send(PodEventReport {

@@ -95,7 +95,8 @@ impl ManagedPod {
     pub(super) fn to_saved(&self) -> SavedPod {
         let save_container = |index| {
             let ProbeResults { started, ready } = self.pod.probe_results(index);
-            saved_state::SavedContainer { restarts: self.pod.restarts(index), started, ready }
+            let (restarts, exit) = (self.pod.restarts(index), self.pod.final_exit(index).cloned());
+            saved_state::SavedContainer { restarts, started, ready, exit }
         };
         let containers = (0..self.prepared.containers.len()).map(save_container);
         SavedPod {

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use crate::addresses::PodAddress;
 use crate::layout::NodeLayout;
+use crate::pods::ContainerExit;
 
 /// State of one pod when it was last saved.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,9 @@ pub(crate) struct SavedContainer {
     /// True if the readiness probe had passed.
     #[serde(default)]
     pub(crate) ready: bool,
+    /// Exit of a container that does not start again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exit: Option<ContainerExit>,
 }
 
 /// Shape of the JSON file. New fields need a default: an older version may have written the file.

@@ -37,7 +37,7 @@ fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
         let actions = pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) });
         if wait > 0 {
             assert_eq!(actions, []);
-            assert_eq!(pod.next_tick_at(), Some(now + seconds(wait)));
+            assert_eq!(pod.next_tick_at(now), Some(now + seconds(wait)));
             assert_eq!(pod.step(now + seconds(wait) - seconds(1), PodEvent::Tick), []);
             now += seconds(wait);
             assert_eq!(pod.step(now, PodEvent::Tick), [PodAction::Start(0)], "after {wait} s");
@@ -90,10 +90,10 @@ fn a_missing_image_is_asked_for_again_later() {
         message: "not found".to_owned(),
     };
     assert_eq!(pod.step(now, failed()), []);
-    assert_eq!(pod.next_tick_at(), Some(now + seconds(10)));
+    assert_eq!(pod.next_tick_at(now), Some(now + seconds(10)));
     assert_eq!(pod.step(now + seconds(10), PodEvent::Tick), [PodAction::Pull(0)]);
     pod.step(now + seconds(10), failed());
-    assert_eq!(pod.next_tick_at(), Some(now + seconds(30)));
+    assert_eq!(pod.next_tick_at(now + seconds(10)), Some(now + seconds(30)));
     let ready = PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() };
     assert_eq!(pod.step(now + seconds(30), ready), [PodAction::Start(0)]);
     assert_eq!(pod.restarts(0), 0);
@@ -106,12 +106,12 @@ fn a_stopped_pod_is_asked_then_killed_then_removed() {
     assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(0)]);
     assert_eq!(pod.step(now, PodEvent::Stop), []);
     assert_eq!(
-        (pod.phase(), pod.next_tick_at()),
+        (pod.phase(), pod.next_tick_at(now)),
         (PodRunPhase::Terminating, Some(now + seconds(30)))
     );
     assert_eq!(pod.step(now + seconds(29), PodEvent::Tick), []);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Tick), [PodAction::Kill(0)]);
-    assert_eq!(pod.next_tick_at(), None);
+    assert_eq!(pod.next_tick_at(now + seconds(30)), None);
     let exited = PodEvent::Exited { index: 0, exit: exit(137) };
     assert_eq!(pod.step(now + seconds(30), exited), [PodAction::Remove]);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Removed), []);
@@ -165,6 +165,117 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
     assert_eq!(pod.step(now, PodEvent::Exited { index: 1, exit: exit(0) }), [PodAction::Remove]);
 }
 
+/// Returns a pod with an init container that has ended, and a running sidecar and main container.
+fn pod_with_init_container_and_sidecar(now: Instant) -> PodStateMachine {
+    let plans = vec![
+        plan("first", ContainerRole::Init),
+        plan("side", ContainerRole::Sidecar),
+        plan("web", ContainerRole::Main),
+    ];
+    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
+    pod.step(now, PodEvent::Begin);
+    pod.step(now, PodEvent::NetworkReady(Vec::new()));
+    for index in 0..3 {
+        pod.step(now, PodEvent::ImageReady { index, digest: "sha256:1".to_owned() });
+        pod.step(now, PodEvent::Started { index });
+        if index == 0 {
+            pod.step(now, PodEvent::Exited { index, exit: exit(0) });
+        }
+    }
+    assert_eq!(pod.phase(), PodRunPhase::Running);
+    pod
+}
+
+#[test]
+fn a_main_container_starts_again_while_its_sidecar_waits() {
+    let now = Instant::now();
+    let mut pod = pod_with_init_container_and_sidecar(now);
+    // Each first restart is immediate. After the second exit the main container waits 10 s, the sidecar 10 s from later.
+    for (at, index) in [(0, 2), (0, 1), (1, 2), (6, 1)] {
+        pod.step(now + seconds(at), PodEvent::Exited { index, exit: exit(1) });
+        pod.step(now + seconds(at), PodEvent::Started { index });
+    }
+    assert_eq!(pod.next_tick_at(now + seconds(6)), Some(now + seconds(11)));
+    assert_eq!(pod.step(now + seconds(11), PodEvent::Tick), [PodAction::Start(2)]);
+    assert_eq!(pod.next_tick_at(now + seconds(11)), Some(now + seconds(16)));
+    assert_eq!(pod.step(now + seconds(16), PodEvent::Tick), [PodAction::Start(1)]);
+}
+
+#[test]
+fn a_pod_whose_image_waits_longer_than_its_network_is_ticked_for_both() {
+    let now = Instant::now();
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.step(now, PodEvent::Begin);
+    let failed = |pod: &mut PodStateMachine, at| {
+        let (reason, message) = ("ImagePullBackOff".to_owned(), "not found".to_owned());
+        pod.step(at, PodEvent::ImageFailed { index: 0, reason, message });
+    };
+    failed(&mut pod, now);
+    pod.step(now + seconds(5), PodEvent::NetworkFailed("no address".to_owned()));
+    let mut at = now + seconds(5);
+    // The tick of one timer must not be lost to the other's that has passed: each wait ends with a tick.
+    for _ in 0..20 {
+        at = pod.next_tick_at(at).expect("two timers run");
+        for action in pod.step(at, PodEvent::Tick) {
+            match action {
+                PodAction::Pull(_) => failed(&mut pod, at),
+                PodAction::CreateNetwork => {
+                    pod.step(at, PodEvent::NetworkFailed("no address".to_owned()));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn init_containers_of_an_adopted_pod_whose_main_container_runs_are_over() {
+    let now = Instant::now();
+    let plans = vec![plan("first", ContainerRole::Init), plan("web", ContainerRole::Main)];
+    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
+    pod.adopt_network(Vec::new());
+    pod.adopt_container(0, 0, AdoptedRun::None);
+    pod.adopt_container(1, 0, AdoptedRun::Running(ProbeResults::default()));
+    assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Pull(0), PodAction::Pull(1)]);
+    for index in 0..2 {
+        let image = PodEvent::ImageReady { index, digest: "sha256:1".to_owned() };
+        assert_eq!(pod.step(now, image), [], "no container starts");
+    }
+}
+
+#[test]
+fn an_adopted_container_that_has_ended_stays_ended() {
+    let now = Instant::now();
+    for restart in [RestartPolicy::Never, RestartPolicy::OnFailure] {
+        let mut pod = running(now);
+        pod.restart = restart;
+        assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(0) }), []);
+        let saved = pod.final_exit(0).cloned().expect("it has ended");
+        let plans = vec![plan("web", ContainerRole::Main)];
+        let mut adopted = PodStateMachine::new(restart, None, plans);
+        adopted.adopt_network(Vec::new());
+        adopted.adopt_container(0, 0, AdoptedRun::Ended(saved));
+        adopted.step(now, PodEvent::Begin);
+        let image = PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() };
+        assert_eq!(adopted.step(now, image), [], "{restart:?}");
+        assert_eq!(adopted.container_statuses()[0].state, pod.container_statuses()[0].state);
+    }
+}
+
+#[test]
+fn a_container_that_ended_between_two_node_processes_starts_again_under_a_new_number() {
+    let now = Instant::now();
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.adopt_network(Vec::new());
+    pod.adopt_container(0, 2, AdoptedRun::Running(ProbeResults::default()));
+    pod.step(now, PodEvent::Begin);
+    pod.step(now, PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() });
+    let missed = PodEvent::Exited { index: 0, exit: exit(-1) };
+    assert_eq!((pod.step(now, missed), pod.restarts(0)), (vec![PodAction::Start(0)], 3));
+}
+
 #[test]
 fn the_restart_policy_decides_if_a_container_starts_again() {
     let now = Instant::now();
@@ -186,7 +297,7 @@ fn an_adopted_container_is_not_started_twice() {
     let now = Instant::now();
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
-    pod.adopt_container(0, 2, ProbeResults::default(), true);
+    pod.adopt_container(0, 2, AdoptedRun::Running(ProbeResults::default()));
     pod.network = PodNetworkState::Ready(Vec::new());
     assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Pull(0)], "no start");
     assert_eq!((pod.phase(), pod.restarts(0)), (PodRunPhase::Running, 2));
@@ -257,7 +368,7 @@ fn an_adopted_pod_is_as_ready_as_it_was() {
     let web = ContainerPlan { is_probed: true, ..plan("web", ContainerRole::Main) };
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, vec![web]);
     pod.adopt_network(Vec::new());
-    pod.adopt_container(0, 2, ProbeResults { started: true, ready: true }, true);
+    pod.adopt_container(0, 2, AdoptedRun::Running(ProbeResults { started: true, ready: true }));
     pod.step(now, PodEvent::Begin);
     assert!(pod.is_ready());
     pod.step(now, PodEvent::Stop);

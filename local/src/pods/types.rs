@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// Restart policy of a pod: the exits after which a container starts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartPolicy {
@@ -44,8 +46,19 @@ pub struct ProbeResults {
     pub ready: bool,
 }
 
-/// Exit of a container, as Kubernetes' `terminated` state shows it.
+/// Run of a container that was under way or over when the node's process started.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdoptedRun {
+    /// The container was not started, or waited for its next start.
+    None,
+    /// Its process still runs, or ended while no process of the node ran. The results are from before.
+    Running(ProbeResults),
+    /// It has ended and does not start again.
+    Ended(ContainerExit),
+}
+
+/// Exit of a container, as Kubernetes' `terminated` state shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerExit {
     /// Exit code; 128 + signal after a signal; −1 if the kernel did not report it.
     pub code: i32,
