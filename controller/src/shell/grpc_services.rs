@@ -126,7 +126,7 @@ impl ControllerGrpc {
                 now = all.active_name(),
                 "another autoscaler's decisions count"
             );
-            self.shared.step(ControllerEvent::ReplicaChosen {
+            self.shared.step(ControllerEvent::ActiveReplicaChanged {
                 component: ServerComponent::Autoscaler,
                 replica: all.active_name().map(str::to_owned),
             });

@@ -8,7 +8,7 @@ use common::{
 use super::*;
 use crate::{
     model::{
-        cluster_state::{ConditionReason, RoutingState},
+        cluster_state::{ConditionReason, ConditionStatus, ConditionType, RoutingState},
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{self, ManifestDocument},
