@@ -145,7 +145,8 @@ impl ControllerStateMachine {
                 names.last().cloned(),
             )
         };
-        if store_all || is_removed || after.is_some_and(|app| service_fields(app) != service_fields(previous)) {
+        let is_changed = |app: &AppState| service_fields(app) != service_fields(previous);
+        if store_all || is_removed || after.is_some_and(is_changed) {
             out.extend(LocalObjectKey::of_app(name));
             self.update_dns_names(name, previous, after.filter(|_| !is_removed));
         }

@@ -53,8 +53,9 @@ impl ControllerStateMachine {
         let Some((app, previous)) = changed else { return };
         info!(
             revision = %decision.revision, wanted = decided.requested_scale, path = ?decided.path,
-            activity = ?decided.activity, stable = decision.stable_load, panic = decision.panic_load,
-            target = decision.target_load, ready = decision.ready_pods, reason = decision.reason,
+            activity = ?decided.activity, stable = decision.stable_load,
+            panic = decision.panic_load, target = decision.target_load,
+            ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
         self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);

@@ -67,9 +67,9 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed and
-    /// nothing was planned, so that the caller may have to plan the app itself. True while objects are being loaded: all
-    /// apps are planned at the end.
+    /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed, so
+    /// that the caller may have to plan the app itself. Returns true during the initial list, after which all apps are
+    /// planned.
     pub(super) fn change_app(
         &mut self,
         name: NamespacedName,

@@ -118,14 +118,15 @@ impl ControllerStateMachine {
         self.reconcile_draining_apps(now);
     }
 
-    /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped, since
-    /// it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being ready.
+    /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped,
+    /// since it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being ready.
     pub(super) fn handle_reporter_lost(&mut self, reporter_key: &str, now: UnixMillis) {
         let Some(record) = self.pods_by_reporter.get(reporter_key) else { return };
         let is_not_ready =
             |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         let not_ready: Vec<String> = record.pods.iter().filter(is_not_ready).cloned().collect();
-        // The next agent of the node confirms the pods that are left. An activator has none, and its name never returns.
+        // The next agent of the node confirms the pods that are left. An activator has named none, and its name never
+        // returns.
         if record.is_empty() {
             self.pods_by_reporter.remove(reporter_key);
         }

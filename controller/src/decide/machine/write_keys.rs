@@ -29,8 +29,8 @@ pub(super) fn changed_keys(
         keys.extend(part_keys::route_name_keys(name, after));
         keys.extend(part_keys::route_name_keys(name, previous));
         // An annotation of the Route may set the path of its Revisions.
-        let path_keys = after.revisions.iter().flat_map(|it| part_keys::path_keys(&name.namespace, it));
-        keys.extend(path_keys);
+        let path_keys_of = |it: &AppRevision| part_keys::path_keys(&name.namespace, it);
+        keys.extend(after.revisions.iter().flat_map(path_keys_of));
     }
     if keys.is_empty()
         && previous.conditions == after.conditions
