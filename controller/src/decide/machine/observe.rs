@@ -235,6 +235,7 @@ impl ControllerStateMachine {
             object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));
         let Some(owner) = owner else { return };
         let Some(object) = object else {
+            // Before the change below, which may drop the Revision with its decision.
             self.keep_decision(name);
             self.blocking_causes.remove(&(owner.clone(), Some(name.name.as_str().into())));
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));

@@ -119,7 +119,8 @@ impl ControllerStateMachine {
     }
 
     /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped,
-    /// since it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being ready.
+    /// since it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being
+    /// ready.
     pub(super) fn handle_reporter_lost(&mut self, reporter_key: &str, now: UnixMillis) {
         let Some(record) = self.pods_by_reporter.get(reporter_key) else { return };
         let is_not_ready =

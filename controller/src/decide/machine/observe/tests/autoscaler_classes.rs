@@ -1,5 +1,7 @@
 //! Autoscaler classes: the component that scales a Revision, and the annotations that then have an effect.
 
+use common::wire::ScaleDecision;
+
 use super::*;
 
 fn apply_annotated(api_server: &mut FakeApiServer, pairs: &[(&str, &str)]) {

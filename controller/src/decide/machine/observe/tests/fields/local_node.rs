@@ -1,10 +1,13 @@
 //! The rows of the page on the local node, with the exceptions that the page lists for it.
 
-use common::local_node::LocalPodSpec;
+use common::{local_node::LocalPodSpec, outbox::Outbox, wire::RouteTable};
 
 use super::*;
 use crate::{
-    model::object::{LocalObjectKey, LocalObjectKind},
+    model::{
+        cluster_state::ClusterState,
+        object::{LocalObjectKey, LocalObjectKind},
+    },
     read::parse,
     write::desired,
 };
