@@ -90,14 +90,14 @@ struct ReceivedHeartbeat {
 }
 
 impl AutoscalerElection {
-    /// Name of the active autoscaler.
+    /// Returns the name of the active autoscaler.
     pub fn active_name(&self) -> Option<&str> {
         self.active_stream
             .and_then(|stream| self.candidates.get(&stream))
             .map(|it| it.name.as_str())
     }
 
-    /// Names of all autoscalers with open streams.
+    /// Returns the names of all autoscalers with open streams.
     pub fn candidate_names(&self) -> BTreeSet<&str> {
         self.candidates.values().map(|it| it.name.as_str()).collect()
     }
@@ -125,17 +125,17 @@ impl AutoscalerElection {
         let Some(it) = self.candidates.get_mut(&stream) else { return Vec::new() };
         let tick_ms = u64::try_from(ELECTION_TICK.as_millis()).unwrap_or(u64::MAX);
         let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
-        let elapsed = signed(now).saturating_sub(signed(heartbeat.observed_ms / tick_ms));
+        let reported_since = signed(now).saturating_sub(signed(heartbeat.observed_ms / tick_ms));
         let last_heartbeat = it.last_heartbeat.take();
         // Delays of messages vary, and must not change the choice.
         let since = match &last_heartbeat {
             Some(last_heartbeat)
-                if last_heartbeat.receives_usage_since.abs_diff(elapsed)
+                if last_heartbeat.receives_usage_since.abs_diff(reported_since)
                     <= DELAY_TOLERANCE_TICKS =>
             {
                 last_heartbeat.receives_usage_since
             }
-            Some(_) | None => elapsed,
+            Some(_) | None => reported_since,
         };
         let fewer_reporters_since = last_heartbeat.and_then(|it| it.fewer_reporters_since);
         it.last_heartbeat = Some(ReceivedHeartbeat {
@@ -221,7 +221,7 @@ impl AutoscalerElection {
         [ElectionEvent::Begin].into_iter().chain(decisions).chain([ElectionEvent::Synced]).collect()
     }
 
-    /// Stream of the autoscaler that should be active.
+    /// Returns the stream of the autoscaler that should be active.
     fn first_by_rank(&self) -> Option<u64> {
         let named = self.names_called_active();
         let live = self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
@@ -244,7 +244,7 @@ impl AutoscalerElection {
         synced.min_by_key(rank).map(|(stream, _)| *stream)
     }
 
-    /// Names that live autoscalers call active.
+    /// Returns the names that live autoscalers call active.
     fn names_called_active(&self) -> BTreeSet<&str> {
         let live_candidates = self.candidates.values().filter(|it| !it.is_silent(self.ticks));
         let heartbeats = live_candidates.filter_map(|it| it.last_heartbeat.as_ref());
@@ -258,10 +258,10 @@ impl AutoscalerElection {
             return false;
         };
         let named = self.names_called_active();
-        let is_right =
+        let may_be_active =
             named.is_empty() || named.contains(it.name.as_str()) || it.has_full_windows();
         let since = *self.waiting_since.get_or_insert(self.ticks);
-        !is_right && self.ticks < since + STARTUP_WAIT_TICKS
+        !may_be_active && self.ticks < since + STARTUP_WAIT_TICKS
     }
 }
 
@@ -274,7 +274,7 @@ impl AutoscalerCandidate {
         self.last_heartbeat.as_ref().is_none_or(|it| it.heartbeat.covers_all_windows)
     }
 
-    /// Tick since which it has been filling its windows; `None`: they are full.
+    /// Returns the tick since which it has been filling its windows; `None`: they are full.
     fn filling_windows_since(&self) -> Option<i64> {
         self.last_heartbeat
             .as_ref()

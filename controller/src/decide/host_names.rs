@@ -94,8 +94,8 @@ pub enum HostNameError {
 }
 
 impl HostNameRules<'_> {
-    /// The name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes them
-    /// private.
+    /// Returns the name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes
+    /// them private.
     pub fn route_host(
         &self,
         route: &RouteHostInputs<'_>,
@@ -113,7 +113,7 @@ impl HostNameRules<'_> {
         Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name: name, is_local, host, url })
     }
 
-    /// Name of the placeholder of a Route, or of one of its tags.
+    /// Returns the name of the placeholder of a Route, or of one of its tags.
     pub fn placeholder_name(
         &self,
         route: &str,
@@ -139,7 +139,7 @@ impl HostNameRules<'_> {
         is_cluster_local(route.labels) || self.matching_domain(route).is_none()
     }
 
-    /// Public domain that matches a Route; none if it is private.
+    /// Returns the public domain that matches a Route; `None`: it is private.
     fn matching_domain(&self, route: &RouteHostInputs<'_>) -> Option<&str> {
         // A domain `svc.<cluster domain>` in `config-domain` makes its Routes private, as in Knative.
         let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
@@ -147,7 +147,7 @@ impl HostNameRules<'_> {
         self.domain.domain_for(route.labels).or(default).filter(|it| !inside(it))
     }
 
-    /// Public host of a name, by the domain template.
+    /// Returns the public host of a name, by the domain template.
     fn public_host(
         &self,
         route: &RouteHostInputs<'_>,
@@ -173,35 +173,35 @@ impl HostNameRules<'_> {
         }
     }
 
-    /// Longest private host of a placeholder; private names never follow the user's template.
+    /// Returns the longest private host of a placeholder; private names never follow the user's template.
     pub fn local_host(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 
-    /// All private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
+    /// Returns all private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
     pub fn local_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
         let (short, long) = (format!("{name}.{namespace}"), self.local_host(name, namespace));
         [short.clone(), format!("{short}.svc"), long]
     }
 
-    /// `status.address.url` of a Route: private names are served without TLS.
+    /// Returns the `status.address.url` of a Route: private names are served without TLS.
     pub fn internal_url(&self, route: &RouteHostInputs<'_>) -> String {
         format!("http://{}", self.local_host(route.name, route.namespace))
     }
 
-    /// Scheme of a URL. A private name has no TLS, whatever serves the public ones.
+    /// Returns the scheme of a URL. A private name has no TLS, whatever serves the public ones.
     fn url_scheme(&self, is_local: bool) -> &str {
         if is_local { "http" } else { &self.network.external_scheme }
     }
 
-    /// All hosts of a target, public and private. With `tag-header-based-routing` the header `Knative-Serving-Tag`
-    /// chooses among the tags of these.
-    pub fn all_hosts(&self, target: &RouteHost, namespace: &str) -> Vec<String> {
-        let public = (!target.is_local).then(|| target.host.clone());
-        public.into_iter().chain(self.local_hosts(&target.placeholder_name, namespace)).collect()
+    /// Returns all hosts of a name, public and private. With `tag-header-based-routing`, the header
+    /// `Knative-Serving-Tag` chooses among the tags of these.
+    pub fn all_hosts(&self, name: &RouteHost, namespace: &str) -> Vec<String> {
+        let public = (!name.is_local).then(|| name.host.clone());
+        public.into_iter().chain(self.local_hosts(&name.placeholder_name, namespace)).collect()
     }
 
-    /// Hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
+    /// Returns the hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
     pub fn tag_hosts(
         &self,
         targets: &[RouteHost],

@@ -21,33 +21,35 @@ use serde_json::Value;
 use smol_str::SmolStr;
 use tracing::info;
 
-use crate::{
-    decide::plan::{self, AppPlan},
-    model::{
-        cluster_state::{
-            AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
-            CurrentDecision, ParsedTemplate, PlatformKind, PodStage, RevisionPod, ServiceManifest,
-            UnixMillis,
-        },
-        network_policies::PolicyClientPod,
-        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
+use crate::model::{
+    cluster_state::{
+        AppState, ClusterState, ConditionReason, CurrentDecision, RevisionPod, ServiceManifest,
+        UnixMillis,
     },
+    network_policies::PolicyClientPod,
+    object::{LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
 };
 
 mod allocate;
+mod apply_plan;
+mod blocking_causes;
 mod decisions;
 mod digests;
 mod domain_mappings;
 mod fingerprint;
+mod leadership;
 mod manifests;
 mod name_claims;
 mod observe;
+mod owner_exceptions;
+mod pods;
 mod replicas;
 mod reports;
 mod settings;
 mod timers;
 mod write_keys;
 
+use blocking_causes::{BlockedObject, BlockingCause};
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
@@ -94,8 +96,8 @@ pub enum ControllerEvent {
     ReportStreamEnd { reporter: ComponentReplica, stream: u64 },
     /// The images of a Revision are resolved to digests, or cannot be resolved.
     DigestsResolved { revision: NamespacedName, resolution: DigestResolution },
-    /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
-    ReplicaChosen { component: ServerComponent, replica: Option<String> },
+    /// The active replica of a component: the leading controller, or the active autoscaler; `None`: none.
+    ActiveReplicaChanged { component: ServerComponent, replica: Option<String> },
     /// The local node reports the state of a pod.
     PodRunStatus(PodRunStatus),
     /// An object as the API server holds it; `None`: it was deleted.
@@ -178,8 +180,7 @@ pub struct ControllerStateMachine {
     /// Revisions that the current stream of decisions has not named yet.
     unconfirmed_decisions: Option<BTreeSet<NamespacedName>>,
     /// Reasons for which Revisions and Routes cannot become as desired.
-    blocking_causes:
-        BTreeMap<write_keys::BlockedObject, BTreeMap<write_keys::BlockingCause, ConditionReason>>,
+    blocking_causes: BTreeMap<BlockedObject, BTreeMap<BlockingCause, ConditionReason>>,
     /// Apps that have draining pods.
     draining_apps: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
@@ -272,7 +273,7 @@ impl ControllerStateMachine {
             Event::DecisionStreamBegin => self.handle_decision_stream_begin(),
             Event::DecisionStreamSynced => self.handle_decision_stream_synced(now),
             Event::ReportStreamBegin { reporter, stream } => {
-                self.handle_report_begin(&reporter, stream, now)
+                self.handle_report_stream_begin(&reporter, stream, now)
             }
             Event::PodReported { reporter, stream, observation } => {
                 self.handle_pod_report(&reporter, stream, observation, now)
@@ -296,16 +297,16 @@ impl ControllerStateMachine {
                 self.handle_service_not_routed(&reporter, stream, &service)
             }
             Event::ReportStreamSynced { reporter, stream } => {
-                self.handle_report_synced(&reporter, stream, now)
+                self.handle_report_stream_synced(&reporter, stream, now)
             }
             Event::ReportStreamEnd { reporter, stream } => {
-                self.handle_report_end(&reporter, stream, now)
+                self.handle_report_stream_end(&reporter, stream, now)
             }
             Event::DigestsResolved { revision, resolution } => {
                 self.handle_digests_resolved(&revision, resolution, now)
             }
-            Event::ReplicaChosen { component, replica } => {
-                self.set_chosen_replica(component, replica)
+            Event::ActiveReplicaChanged { component, replica } => {
+                self.set_active_replica(component, replica)
             }
             Event::PodRunStatus(status) => self.handle_pod_status(status, now),
             Event::ObjectObserved { resource, name, object } => {
@@ -334,9 +335,9 @@ impl ControllerStateMachine {
 
     fn restore_app(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
         // Templates from disk are equal but separate; shared, each is in memory only once.
-        let texts = app.revisions.iter_mut().map(|it| &mut it.template);
-        let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
-        for template in texts.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
+        let templates = app.revisions.iter_mut().map(|it| &mut it.template);
+        let templates = templates.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
+        for template in templates.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
             *template = self.cluster.template_cache.intern(template);
         }
         allocate::reserve_restored(&app, &mut self.cluster);
@@ -396,9 +397,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
-        let is_mapped = !self.cluster.domains.mappings_by_target.is_empty();
+        let has_mappings = !self.cluster.domains.mappings_by_target.is_empty();
         let app = previous.or_else(|| self.cluster.apps.get(name).map(|it| &**it));
-        let app = app.filter(|_| is_mapped).cloned();
+        let app = app.filter(|_| has_mappings).cloned();
         self.plan_and_apply(name, previous, to_store, now);
         if let Some(app) = app {
             self.reconcile_mappings_of_app(name, &app, now);
@@ -426,226 +427,6 @@ impl ControllerStateMachine {
                 self.reconcile_app(&name, now);
             }
         }
-    }
-
-    /// Plans one app and applies the plan to the cluster state. `previous` is the app before the event changed it.
-    fn plan_and_apply(
-        &mut self,
-        name: &NamespacedName,
-        previous: Option<&AppState>,
-        to_store: ObjectsToStore,
-        now: UnixMillis,
-    ) {
-        if self.is_loading {
-            return;
-        }
-        let Some(current) = self.cluster.apps.get(name).cloned() else { return };
-        name_claims::update_route_claims(&current, name, &mut self.cluster);
-        // The plan reads which names the app owns, so its claims must be current.
-        let plan = plan::plan_app(&self.cluster, name, now);
-        let previous = previous.unwrap_or(&current);
-        self.update_routes(name, previous, &plan);
-        match self.cluster.settings.platform {
-            PlatformKind::Local => {
-                self.update_pod_orders(name, previous, plan.app.as_ref());
-                self.update_local_objects(name, previous, plan.app.as_ref(), to_store);
-            }
-            PlatformKind::Kubernetes => {
-                let keys =
-                    write_keys::changed_keys(name, previous, plan.app.as_ref(), &self.cluster);
-                if self.cluster.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
-                    self.effects.apps_to_check.push(name.clone());
-                }
-                self.effects.changed_keys.extend(keys);
-                self.request_digests(name, previous, plan.app.as_ref());
-            }
-        }
-        self.timers.set(name, plan.timer);
-        reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
-        self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
-        self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
-        let Some(app) = plan.app else {
-            self.remove_app(name);
-            return;
-        };
-        let drains = |(_, pod): (_, &RevisionPod)| matches!(pod.stage, PodStage::Draining { .. });
-        if app.pods().any(drains) {
-            self.draining_apps.insert(name.clone());
-        } else {
-            self.draining_apps.remove(name);
-        }
-        log_changes(name, previous, &app);
-        self.cluster.apps.insert(name.clone(), Box::new(app));
-    }
-
-    /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn update_routes(&self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
-        let mut keys = BTreeSet::new();
-        for change in &plan.routes {
-            let Some(key) = change.key() else { continue };
-            self.routes.set(key.clone(), RouteFingerprint::of_change(change));
-            keys.insert(key);
-        }
-        // Another app may have taken over the name, whose subject must stay.
-        let is_others = |key: &RouteKey| match key {
-            RouteKey::Service(it) => {
-                self.cluster.app_of_route_name(it).is_some_and(|app| app != *name)
-            }
-            _ => false,
-        };
-        for key in
-            app_route_keys(name, previous).filter(|key| !keys.contains(key) && !is_others(key))
-        {
-            self.routes.remove(&key);
-        }
-    }
-
-    fn update_pod_orders(
-        &mut self,
-        name: &NamespacedName,
-        previous: &AppState,
-        after: Option<&AppState>,
-    ) {
-        let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
-        let uids = |app: &AppState| -> BTreeSet<Box<str>> {
-            app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
-        };
-        let (had, has) = (uids(previous), after.map(uids).unwrap_or_default());
-        for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
-            // An order holds until it is withdrawn, so each pod is ordered once.
-            let is_known = self.pod_index.apps.contains_key(&*pod.uid);
-            if ordered(pod) && !is_known {
-                let template = ParsedTemplate::of_revision(revision, &self.cluster);
-                self.effects.pods_to_start.push(template.pod_order(name, revision, pod));
-                self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
-            }
-        }
-        for uid in had.difference(&has) {
-            self.effects.pods_to_stop.push(uid.to_string());
-        }
-        // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
-        let kept_uids: BTreeSet<&str> =
-            after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
-        for (_, pod) in previous.pods().filter(|(_, pod)| !kept_uids.contains(&*pod.uid)) {
-            self.pod_index.apps.remove(&*pod.uid);
-            self.forget_reports(&pod.uid);
-            self.effects.changed_objects.push(LocalObjectKey::pod(&name.namespace, &pod.name));
-        }
-    }
-
-    fn update_local_objects(
-        &mut self,
-        name: &NamespacedName,
-        previous: &AppState,
-        after: Option<&AppState>,
-        to_store: ObjectsToStore,
-    ) {
-        let store_all = to_store == ObjectsToStore::All;
-        let out = &mut self.effects.changed_objects;
-        let is_removed = after.is_none_or(AppState::is_terminating);
-        let own = |app: &AppState| {
-            let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
-            (
-                app.conditions.clone(),
-                app.latest_ready().map(str::to_owned),
-                app.traffic().to_vec(),
-                names.last().cloned(),
-            )
-        };
-        if store_all || is_removed || after.is_some_and(|app| own(app) != own(previous)) {
-            out.extend(LocalObjectKey::of_app(name));
-            self.update_dns_names(name, previous, after.filter(|_| !is_removed));
-        }
-        let out = &mut self.effects.changed_objects;
-        let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
-        for revision in after {
-            let old = previous.revision(&revision.name);
-            if store_all || old != Some(revision) {
-                out.extend(LocalObjectKey::of_revision(&name.namespace, &revision.name));
-            }
-            for pod in &revision.pods {
-                let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
-                if had != Some(pod) {
-                    out.push(LocalObjectKey::pod(&name.namespace, &pod.name));
-                }
-            }
-        }
-        let removed =
-            previous.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
-        out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
-    }
-
-    fn update_dns_names(
-        &mut self,
-        name: &NamespacedName,
-        previous: &AppState,
-        after: Option<&AppState>,
-    ) {
-        let names = |app: &AppState| -> Vec<(NamespacedName, Vec<IpAddr>)> {
-            let all = app.allocations().iter().map(|allocation| {
-                let host = plan::placeholder_name(allocation, &name.name);
-                let addresses = self.cluster.settings.cluster_ips(&allocation.cluster_ips);
-                (NamespacedName::new(name.namespace.clone(), host), addresses)
-            });
-            all.collect()
-        };
-        let current = after.map(names).unwrap_or_default();
-        // A name that has another owner by now is in that owner's effects.
-        let is_others = |route_name: &NamespacedName| {
-            self.cluster.app_of_route_name(route_name).is_some_and(|app| app != *name)
-        };
-        let old = names(previous).into_iter().map(|(old, _)| old);
-        let deleted =
-            old.filter(|old| !is_others(old) && !current.iter().any(|(name, _)| name == old));
-        self.effects.dns_names.extend(deleted.map(|deleted| (deleted, Vec::new())));
-        self.effects.dns_names.extend(current);
-    }
-
-    fn remove_app(&mut self, name: &NamespacedName) {
-        self.draining_apps.remove(name);
-        self.remove_blocking_causes(name);
-        self.cluster.apps.remove(name);
-        info!(service = %name, "service gone");
-    }
-}
-
-/// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
-fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
-    let full = |object_name: &str| NamespacedName::new(name.namespace.clone(), object_name);
-    // Services first, so that no stream ever has a service without its Revision.
-    let services = app
-        .allocations()
-        .iter()
-        .map(|it| RouteKey::Service(full(&plan::placeholder_name(it, &name.name))));
-    let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
-    let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
-    services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
-}
-
-fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
-    for revision in &after.revisions {
-        let from = previous.revision(&revision.name).map_or(0, |it| it.scaling.requested_scale);
-        if from != revision.scaling.requested_scale {
-            let key = format!("{}/{}", name.namespace, revision.name);
-            info!(
-                revision = key,
-                from,
-                to = revision.scaling.requested_scale,
-                ready = revision.scaling.actual_scale,
-                "scaled"
-            );
-        }
-    }
-    let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);
-    if ready(previous) != ready(after) {
-        let (ready, cause) = match ready(after) {
-            ConditionStatus::True(_) => ("True", None),
-            ConditionStatus::Unknown(cause) => ("Unknown", cause),
-            ConditionStatus::False(cause) => ("False", Some(cause)),
-        };
-        let reason = cause.as_ref().map(|cause| &*cause.reason);
-        let message = cause.as_ref().map(|cause| &*cause.message);
-        info!(service = %name, ready, reason, message, "service condition changed");
     }
 }
 

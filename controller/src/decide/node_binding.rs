@@ -46,27 +46,27 @@ pub fn choose_node<'a>(
     // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
     let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
     let fitting = cluster.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
-    let load = sibling_counts(cluster, pod);
-    let of = |node: &str| load.get(node).copied().unwrap_or(0);
-    let fewest = fitting.clone().map(|(name, _)| of(name)).min()?;
+    let counts = sibling_counts(cluster, pod);
+    let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);
+    let fewest = fitting.clone().map(|(name, _)| siblings_on(name)).min()?;
     let equal: Vec<&str> =
-        fitting.map(|(name, _)| name.as_str()).filter(|name| of(name) == fewest).collect();
+        fitting.map(|(name, _)| name.as_str()).filter(|name| siblings_on(name) == fewest).collect();
     let count = u64::try_from(equal.len()).ok()?;
     equal.get(usize::try_from(chance % count).ok()?).copied()
 }
 
-/// Number of pods of the same Revision, by node.
+/// Returns the number of pods of the same Revision, by node.
 fn sibling_counts<'a>(cluster: &'a ClusterState, pod: &Value) -> BTreeMap<&'a str, usize> {
-    let mut load = BTreeMap::new();
+    let mut counts = BTreeMap::new();
     let owner = observe::owning_app(pod);
     let app = owner.and_then(|owner| cluster.apps.get(&owner));
     let revision = app.and_then(|app| app.revision(observe::revision_name_of(pod)?));
     for sibling in revision.into_iter().flat_map(|it| &it.pods) {
         if let Some(status) = &sibling.kube_status {
-            *load.entry(&*status.node).or_default() += 1;
+            *counts.entry(&*status.node).or_default() += 1;
         }
     }
-    load
+    counts
 }
 
 /// Returns true if any node that has the images will do.
@@ -82,12 +82,12 @@ fn is_unconstrained(spec: &Value) -> bool {
     };
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
-    let asks = |container: &Value| {
+    let has_resources_or_host_port = |container: &Value| {
         let resources = &container["resources"];
         ["requests", "limits", "claims"].iter().any(|field| !is_empty(&resources[*field]))
             || array_items(&container["ports"]).any(|port| port["hostPort"].is_u64())
     };
-    let bound = |volume: &Value| {
+    let is_node_dependent = |volume: &Value| {
         let kinds = volume.as_object().into_iter().flat_map(serde_json::Map::keys);
         kinds
             .filter(|kind| *kind != "name")
@@ -99,8 +99,8 @@ fn is_unconstrained(spec: &Value) -> bool {
         && SCHEDULER_ONLY_FIELDS.iter().all(|field| is_empty(&spec[*field]))
         && is_empty(&spec["resources"])
         && is_default_affinity(&spec["affinity"])
-        && !containers().any(asks)
-        && !array_items(&spec["volumes"]).any(bound)
+        && !containers().any(has_resources_or_host_port)
+        && !array_items(&spec["volumes"]).any(is_node_dependent)
 }
 
 /// Returns true if an affinity is empty, or holds only the preference of every Revision's pods for different nodes.

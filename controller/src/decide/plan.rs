@@ -1,4 +1,4 @@
-//! Pure: the cluster state → plans: objects, pods, routes, and the time of the next look.
+//! Pure: the cluster state → plans: objects, pods, routes, and the time of the next plan.
 //!
 //! Each app is planned alone, from what was observed about it; planning is idempotent. [`plan_all`] plans every app.
 //! It is the reference to which incremental planning must be equal.
@@ -20,11 +20,12 @@ pub mod domain_mappings;
 mod drain;
 mod gradual_rollout;
 pub mod revision;
+mod revision_conditions;
 mod routes;
 mod scale;
 mod traffic;
 
-pub(crate) use conditions::CONTAINER_MISSING;
+pub(crate) use revision_conditions::CONTAINER_MISSING;
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.
@@ -63,10 +64,10 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     let routes = routes::route_subjects(&app, name, &templates, cluster);
     revision::collect_garbage(&mut app, &cluster.settings.config_maps.gc, now, &mut timer);
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
-    let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
+    let has_no_object = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
-    let leaves = app.cascades_deletion(cluster.settings.platform);
-    let ended = (ended || leaves) && app.revisions.iter().all(|it| it.pods.is_empty());
+    let is_deleted = has_no_object || app.cascades_deletion(cluster.settings.platform);
+    let ended = is_deleted && app.revisions.iter().all(|it| it.pods.is_empty());
     AppPlan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
@@ -95,9 +96,10 @@ pub(crate) fn serving_addresses(
         template: &template,
         now: UnixMillis::default(),
     };
-    let is_serving = pod.stage == PodStage::Serving && pod.was_ready;
-    let serves = is_serving && scale::is_pod_ready(pod, &context);
-    serves.then(|| routes::pod_addresses(pod, &context))
+    // A pod that becomes ready for the first time changes conditions, so its report needs a plan.
+    let is_serving =
+        pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &context);
+    is_serving.then(|| routes::pod_addresses(pod, &context))
 }
 
 /// Address of a pod, and its address of the other IP family.
@@ -115,19 +117,19 @@ fn run_pass(
     for (revision, template) in app.revisions.iter_mut().zip(templates) {
         let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
         scale::remove_ended_pods(revision, &context, timer);
-        conditions::update_revision(revision, &context, timer);
+        revision_conditions::update_revision(revision, &context, timer);
     }
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
     traffic::assign_traffic(app, name, cluster, now, timer);
     traffic::update_routing_states(app, name, cluster, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
-    let app_leaves = app.cascades_deletion(cluster.settings.platform);
+    let is_app_leaving = app.cascades_deletion(cluster.settings.platform);
     for (revision, template) in
         app.revisions.iter_mut().zip(templates).filter(|_| cluster.is_leader)
     {
         let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
-        let is_leaving = app_leaves || revision.is_terminating || revision.is_deleted;
+        let is_leaving = is_app_leaving || revision.is_terminating || revision.is_deleted;
         scale::scale_pods(revision, is_leaving, &context, timer);
         drain::stop_drained_pods(revision, &context, timer);
     }

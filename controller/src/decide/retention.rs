@@ -19,7 +19,8 @@ pub struct GcCandidate<'a> {
     pub routing: RoutingState,
     /// Moment of the routing state's last change; `None`: it never changed.
     pub routing_modified: Option<UnixMillis>,
-    /// True if the user asks to keep it: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
+    /// True if it is never selected: it still has pods, is already deleted, or has the annotation
+    /// `serving.knative.dev/no-gc: "true"`, in any case of letters.
     pub is_gc_exempt: bool,
     /// True if it is its Configuration's latest ready Revision.
     pub is_latest_ready: bool,

@@ -109,7 +109,7 @@ impl ControllerGrpc {
                 now = election.active_name(),
                 "another autoscaler's decisions count"
             );
-            self.shared.step(ControllerEvent::ReplicaChosen {
+            self.shared.step(ControllerEvent::ActiveReplicaChanged {
                 component: ServerComponent::Autoscaler,
                 replica: election.active_name().map(str::to_owned),
             });

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn name(of: u8) -> NamespacedName {
-    NamespacedName::new("default", format!("r{of}"))
+fn name(index: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("r{index}"))
 }
 
-fn decision(of: u8, requested_scale: u32) -> ScaleDecision {
+fn decision(index: u8, requested_scale: u32) -> ScaleDecision {
     ScaleDecision {
-        revision: name(of),
+        revision: name(index),
         requested_scale: Some(requested_scale),
         connection_path: ConnectionPath::Direct,
         activator_count: 0,
@@ -27,8 +27,8 @@ fn decision(of: u8, requested_scale: u32) -> ScaleDecision {
     }
 }
 
-/// Heartbeat of an autoscaler that has received usage for so many seconds, where a window is one minute.
-fn heard(seconds: u64) -> AutoscalerHeartbeat {
+/// Returns the heartbeat of an autoscaler that has received usage for so many seconds, where a window is one minute.
+fn heartbeat_after(seconds: u64) -> AutoscalerHeartbeat {
     AutoscalerHeartbeat {
         observed_ms: seconds * 1000,
         covers_all_windows: seconds >= 60,
@@ -37,22 +37,24 @@ fn heard(seconds: u64) -> AutoscalerHeartbeat {
     }
 }
 
-fn naming(seconds: u64, active: &str) -> AutoscalerHeartbeat {
-    AutoscalerHeartbeat { active_autoscaler: Some(active.to_owned()), ..heard(seconds) }
+/// Returns the same heartbeat, in which the autoscaler `active` is called active.
+fn heartbeat_naming(seconds: u64, active: &str) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat { active_autoscaler: Some(active.to_owned()), ..heartbeat_after(seconds) }
 }
 
-fn opened(
+/// Opens a stream with a heartbeat and one decision, and returns the events of the election.
+fn open_stream(
     all: &mut AutoscalerElection,
     stream: u64,
-    subscriber_name: &str,
+    name: &str,
     heartbeat: AutoscalerHeartbeat,
     requested_scale: u32,
 ) -> Vec<ElectionEvent> {
-    let mut steps = all.begin_stream(stream, subscriber_name);
-    steps.extend(all.handle_heartbeat(stream, heartbeat));
-    steps.extend(all.handle_decision(stream, decision(1, requested_scale)));
-    steps.extend(all.handle_synced(stream));
-    steps
+    let mut events = all.begin_stream(stream, name);
+    events.extend(all.handle_heartbeat(stream, heartbeat));
+    events.extend(all.handle_decision(stream, decision(1, requested_scale)));
+    events.extend(all.handle_synced(stream));
+    events
 }
 
 fn ticks(all: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
@@ -62,20 +64,22 @@ fn ticks(all: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
 #[test]
 fn every_replica_elects_the_same_autoscaler_in_any_order() {
     let (mut one, mut two) = (AutoscalerElection::default(), AutoscalerElection::default());
-    opened(&mut one, 1, "a", heard(5), 3);
-    opened(&mut one, 2, "b", heard(9), 7);
-    opened(&mut two, 1, "b", heard(9), 7);
-    opened(&mut two, 2, "a", heard(5), 3);
+    open_stream(&mut one, 1, "a", heartbeat_after(5), 3);
+    open_stream(&mut one, 2, "b", heartbeat_after(9), 7);
+    open_stream(&mut two, 1, "b", heartbeat_after(9), 7);
+    open_stream(&mut two, 2, "a", heartbeat_after(5), 3);
     assert_eq!((one.active_name(), two.active_name()), (Some("b"), Some("b")));
 }
 
 #[test]
 fn clocks_of_hosts_do_not_influence_the_election() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "b", AutoscalerHeartbeat { since_ms: 2_000_000, ..naming(100, "b") }, 10);
+    let first = AutoscalerHeartbeat { since_ms: 2_000_000, ..heartbeat_naming(100, "b") };
+    open_stream(&mut all, 1, "b", first, 10);
     // With a clock an hour behind, it calls itself the oldest; it has just started, and serves no pods yet.
-    let steps = opened(&mut all, 2, "a", AutoscalerHeartbeat { since_ms: 1, ..heard(0) }, 1);
-    assert_eq!((steps, all.active_name()), (Vec::new(), Some("b")));
+    let second = AutoscalerHeartbeat { since_ms: 1, ..heartbeat_after(0) };
+    let events = open_stream(&mut all, 2, "a", second, 1);
+    assert_eq!((events, all.active_name()), (Vec::new(), Some("b")));
 }
 
 #[test]
@@ -88,9 +92,9 @@ fn an_autoscaler_stays_active_while_connected() {
             ElectionEvent::Synced,
         ]
     };
-    assert_eq!(opened(&mut all, 1, "b", heard(5), 3), all_of(3));
-    all.handle_heartbeat(1, naming(5, "b"));
-    assert_eq!(opened(&mut all, 2, "a", heard(5), 7), [], "another counts");
+    assert_eq!(open_stream(&mut all, 1, "b", heartbeat_after(5), 3), all_of(3));
+    all.handle_heartbeat(1, heartbeat_naming(5, "b"));
+    assert_eq!(open_stream(&mut all, 2, "a", heartbeat_after(5), 7), [], "another one is active");
     assert_eq!(all.handle_decision(2, decision(1, 9)), []);
     assert_eq!(all.handle_decision(1, decision(1, 4)), [ElectionEvent::Decide(decision(1, 4))]);
     // The change is immediate, with the decisions that were made meanwhile.
@@ -101,11 +105,11 @@ fn an_autoscaler_stays_active_while_connected() {
 #[test]
 fn the_autoscaler_with_the_longest_usage_takes_over() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a", heard(50), 1);
-    opened(&mut all, 2, "young", heard(10), 2);
-    opened(&mut all, 3, "old", heard(30), 3);
+    open_stream(&mut all, 1, "a", heartbeat_after(50), 1);
+    open_stream(&mut all, 2, "young", heartbeat_after(10), 2);
+    open_stream(&mut all, 3, "old", heartbeat_after(30), 3);
     all.begin_stream(4, "not whole");
-    all.handle_heartbeat(4, heard(1000));
+    all.handle_heartbeat(4, heartbeat_after(1000));
     all.end_stream(1);
     assert_eq!(all.active_name(), Some("old"));
     all.end_stream(3);
@@ -118,39 +122,39 @@ fn the_autoscaler_with_the_longest_usage_takes_over() {
 #[test]
 fn a_silent_autoscaler_is_passed_over_although_its_stream_is_open() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a", naming(500, "a"), 1);
-    opened(&mut all, 2, "b", naming(100, "a"), 2);
+    open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
+    open_stream(&mut all, 2, "b", heartbeat_naming(100, "a"), 2);
     for tick in 0..SILENT_TICKS {
         assert_eq!((tick, all.active_name()), (tick, Some("a")));
-        all.handle_heartbeat(2, naming(100, "a"));
+        all.handle_heartbeat(2, heartbeat_naming(100, "a"));
         all.tick();
     }
     assert_eq!(all.active_name(), Some("b"), "within {} ms", SILENT_TICKS * 100);
     // It is back, with a gap in its windows.
-    all.handle_heartbeat(2, naming(101, "b"));
-    all.handle_heartbeat(1, heard(0));
+    all.handle_heartbeat(2, heartbeat_naming(101, "b"));
+    all.handle_heartbeat(1, heartbeat_after(0));
     assert_eq!((ticks(&mut all, 1), all.active_name()), (Vec::new(), Some("b")));
 }
 
 #[test]
 fn without_any_heartbeat_nothing_changes() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a", naming(500, "a"), 1);
-    opened(&mut all, 2, "b", naming(500, "a"), 2);
+    open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
+    open_stream(&mut all, 2, "b", heartbeat_naming(500, "a"), 2);
     assert_eq!((ticks(&mut all, 5 * SILENT_TICKS), all.active_name()), (Vec::new(), Some("a")));
 }
 
 #[test]
 fn an_autoscaler_that_lost_agents_is_no_longer_active() {
-    let short = || AutoscalerHeartbeat { reporters: 2, ..naming(500, "a") };
+    let short = || AutoscalerHeartbeat { reporters: 2, ..heartbeat_naming(500, "a") };
     let after = |seconds| {
         let mut all = AutoscalerElection::default();
-        opened(&mut all, 1, "a", naming(500, "a"), 1);
-        opened(&mut all, 2, "b", naming(seconds, "a"), 2);
+        open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
+        open_stream(&mut all, 2, "b", heartbeat_naming(seconds, "a"), 2);
         let mut chosen = Vec::new();
         for _ in 0..=FEWER_REPORTERS_TICKS {
             all.handle_heartbeat(1, short());
-            all.handle_heartbeat(2, naming(seconds, "a"));
+            all.handle_heartbeat(2, heartbeat_naming(seconds, "a"));
             all.tick();
             chosen.push(all.active_name().map(str::to_owned));
         }
@@ -164,13 +168,13 @@ fn an_autoscaler_that_lost_agents_is_no_longer_active() {
 
 /// Full windows win even if no live autoscaler calls itself active, and the other is the first by name.
 #[test]
-fn empty_windows_take_over_from_none_that_are_full() {
+fn empty_windows_never_take_over_from_full_windows() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "b", heard(500), 1);
-    opened(&mut all, 2, "a", heard(0), 2);
+    open_stream(&mut all, 1, "b", heartbeat_after(500), 1);
+    open_stream(&mut all, 2, "a", heartbeat_after(0), 2);
     for _ in 0..=FEWER_REPORTERS_TICKS {
-        all.handle_heartbeat(1, AutoscalerHeartbeat { reporters: 2, ..heard(500) });
-        all.handle_heartbeat(2, heard(1));
+        all.handle_heartbeat(1, AutoscalerHeartbeat { reporters: 2, ..heartbeat_after(500) });
+        all.handle_heartbeat(2, heartbeat_after(1));
         all.tick();
         assert_eq!(all.active_name(), Some("b"));
     }
@@ -179,15 +183,15 @@ fn empty_windows_take_over_from_none_that_are_full() {
 #[test]
 fn a_new_replica_waits_for_the_active_autoscaler() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    open_stream(&mut all, 1, "a-new", heartbeat_naming(3, "old"), 1);
     assert_eq!(all.active_name(), None);
-    opened(&mut all, 2, "old", naming(40, "old"), 2);
+    open_stream(&mut all, 2, "old", heartbeat_naming(40, "old"), 2);
     assert_eq!(all.active_name(), Some("old"));
     // The autoscaler that is called active never comes.
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    open_stream(&mut all, 1, "a-new", heartbeat_naming(3, "old"), 1);
     for _ in 0..STARTUP_WAIT_TICKS {
-        all.handle_heartbeat(1, naming(3, "old"));
+        all.handle_heartbeat(1, heartbeat_naming(3, "old"));
         all.tick();
     }
     assert_eq!(all.active_name(), Some("a-new"));
@@ -198,27 +202,27 @@ fn an_autoscaler_of_an_earlier_release_is_active_until_another_has_full_windows(
     let mut all = AutoscalerElection::default();
     all.begin_stream(1, "z-earlier");
     all.handle_synced(1);
-    opened(&mut all, 2, "a", heard(1), 2);
+    open_stream(&mut all, 2, "a", heartbeat_after(1), 2);
     ticks(&mut all, 1);
     assert_eq!(all.active_name(), Some("z-earlier"));
-    all.handle_heartbeat(2, heard(60));
+    all.handle_heartbeat(2, heartbeat_after(60));
     assert_eq!(all.active_name(), Some("a"));
 }
 
 #[test]
 fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
     let mut all = AutoscalerElection::default();
-    opened(&mut all, 1, "a", heard(50), 1);
-    let steps = opened(&mut all, 2, "a", heard(50), 2);
+    open_stream(&mut all, 1, "a", heartbeat_after(50), 1);
+    let events = open_stream(&mut all, 2, "a", heartbeat_after(50), 2);
     assert_eq!(
-        steps,
+        events,
         [ElectionEvent::Begin, ElectionEvent::Decide(decision(1, 2)), ElectionEvent::Synced]
     );
     assert_eq!((all.end_stream(1), all.active_name()), (Vec::new(), Some("a")));
 }
 
 proptest! {
-    /// Whichever replicas come and go, a receiver of the steps holds exactly the decisions of the active autoscaler.
+    /// Whichever replicas come and go, a receiver of the events holds exactly the decisions of the active autoscaler.
     /// While there is none, it holds those of the last one.
     #[test]
     fn the_decisions_in_force_are_one_autoscalers_whole_set(
@@ -227,17 +231,17 @@ proptest! {
         let (mut all, mut in_force, mut unnamed) =
             (AutoscalerElection::default(), BTreeMap::new(), None::<BTreeSet<NamespacedName>>);
         for (kind, stream, index, requested_scale) in ops {
-            let steps = match kind {
+            let events = match kind {
                 0 => all.begin_stream(stream, &format!("a{stream}")),
                 1 => all.handle_synced(stream),
                 2 => all.end_stream(stream),
                 3 => all.withdraw_decision(stream, name(index)),
-                4 => all.handle_heartbeat(stream, heard(u64::from(requested_scale) * 30)),
+                4 => all.handle_heartbeat(stream, heartbeat_after(u64::from(requested_scale) * 30)),
                 5 => all.tick(),
                 _ => all.handle_decision(stream, decision(index, requested_scale)),
             };
-            for step in steps {
-                match step {
+            for event in events {
+                match event {
                     ElectionEvent::Begin => unnamed = Some(in_force.keys().cloned().collect()),
                     ElectionEvent::Decide(it) => {
                         unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));

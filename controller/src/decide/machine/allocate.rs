@@ -88,9 +88,9 @@ fn adopt_from_service(
     let adopted = placeholder
         .and_then(|it| it.activator_port)
         .filter(|port| !cluster.allocated.ports.contains(port));
-    let new_ips =
+    let new_port =
         || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);
-    let port = adopted.or_else(new_ips)?;
+    let port = adopted.or_else(new_port)?;
     let addresses = placeholder.map(|it| it.cluster_ips.clone()).unwrap_or_default();
     Some(RouteNameAllocation {
         tag,

@@ -28,18 +28,18 @@ impl ControllerStateMachine {
     }
 
     pub(super) fn handle_decision(&mut self, decision: ScaleDecision, now: UnixMillis) {
-        if let Some(undecided) = &mut self.unconfirmed_decisions {
-            undecided.remove(&decision.revision);
+        if let Some(unconfirmed) = &mut self.unconfirmed_decisions {
+            unconfirmed.remove(&decision.revision);
         }
-        let after = CurrentDecision {
+        let decided = CurrentDecision {
             requested_scale: decision.requested_scale,
             path: decision.connection_path,
             activity: decision.activity,
         };
         // The explanation is stored for an unknown Revision too: its status is written once it is observed.
-        let is_ahead = self.cluster.app_of_revision(&decision.revision).is_none();
-        let changed = self.store_decision(&decision.revision, Some(after));
-        if is_ahead || changed.is_some() {
+        let is_unobserved = self.cluster.app_of_revision(&decision.revision).is_none();
+        let changed = self.store_decision(&decision.revision, Some(decided));
+        if is_unobserved || changed.is_some() {
             let (line, last_line) = (
                 explain_decision(&decision),
                 self.cluster.scaling.explanations.get(&decision.revision),
@@ -52,9 +52,10 @@ impl ControllerStateMachine {
         }
         let Some((app, previous)) = changed else { return };
         info!(
-            revision = %decision.revision, wanted = after.requested_scale, path = ?after.path,
-            activity = ?after.activity, stable = decision.stable_load, panic = decision.panic_load,
-            target = decision.target_load, ready = decision.ready_pods, reason = decision.reason,
+            revision = %decision.revision, wanted = decided.requested_scale, path = ?decided.path,
+            activity = ?decided.activity, stable = decision.stable_load,
+            panic = decision.panic_load, target = decision.target_load,
+            ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
         self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
@@ -138,10 +139,10 @@ impl ControllerStateMachine {
         };
         self.pending_decisions.remove(revision_name);
         let app = self.cluster.apps.get_mut(&name)?;
-        let at = app.revisions.iter().position(|it| *it.name == *revision_name.name)?;
-        (app.revisions[at].scaling.decision != decided).then(|| {
+        let index = app.revisions.iter().position(|it| *it.name == *revision_name.name)?;
+        (app.revisions[index].scaling.decision != decided).then(|| {
             let previous = app.clone();
-            app.revisions[at].scaling.decision = decided;
+            app.revisions[index].scaling.decision = decided;
             (name, previous)
         })
     }

@@ -45,7 +45,7 @@ impl ControllerStateMachine {
     pub(super) fn request_digests(
         &mut self,
         app: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         after: Option<&AppState>,
     ) {
         if self.cluster.settings.platform != PlatformKind::Kubernetes || !self.cluster.is_leader {
@@ -56,7 +56,7 @@ impl ControllerStateMachine {
         let unresolved = after.iter().flat_map(|app| &app.revisions).filter(is_unresolved);
         let is_removed =
             |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
-        let removed = before.revisions.iter().filter(is_unresolved).filter(is_removed);
+        let removed = previous.revisions.iter().filter(is_unresolved).filter(is_removed);
         self.effects.revisions_to_resolve.extend(unresolved.chain(removed).map(named));
     }
 
@@ -91,14 +91,14 @@ impl ControllerStateMachine {
     pub(super) fn handle_digests_resolved(
         &mut self,
         name: &NamespacedName,
-        resolved: DigestResolution,
+        resolution: DigestResolution,
         now: UnixMillis,
     ) {
         let Some(owner) = self.cluster.app_of_revision(name) else { return };
         self.change_app(owner, now, |app, _| {
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| *it.name == *name.name) else { return };
-            match resolved {
+            match resolution {
                 Ok(digests) => {
                     let digests = digests.into_iter().map(|(name, it)| (name.into(), it.into()));
                     revision.digests = digests.collect();

@@ -1,5 +1,7 @@
 //! Pure: DomainMappings and ClusterDomainClaims as the API server holds them.
 
+use std::collections::BTreeSet;
+
 use common::wire::NamespacedName;
 use serde_json::Value;
 use tracing::info;
@@ -15,7 +17,7 @@ use crate::{
 };
 
 impl ControllerStateMachine {
-    pub(super) fn observe_mapping(
+    pub(super) fn observe_domain_mapping(
         &mut self,
         name: &NamespacedName,
         object: Option<&Value>,
@@ -28,8 +30,8 @@ impl ControllerStateMachine {
             }
             self.cluster.domains.mappings_by_target.retain(|_, all| !all.is_empty());
         }
-        let old = previous.as_ref().map(|it| it.target.clone());
-        let mut new = None;
+        let old_target = previous.as_ref().map(|it| it.target.clone());
+        let mut new_target = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
             match previous {
@@ -44,7 +46,7 @@ impl ControllerStateMachine {
             let all =
                 self.cluster.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
             all.insert(name.clone());
-            new = Some(mapping.target.clone());
+            new_target = Some(mapping.target.clone());
             self.cluster.domains.mappings.insert(name.clone(), mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
@@ -52,16 +54,16 @@ impl ControllerStateMachine {
         // The mapping competes for its host name with other mappings and Routes.
         self.update_mapping_claim(name);
         // The former target loses a host, so its routes change too.
-        if old != new {
-            self.reconcile_route_owner(old, now);
+        if old_target != new_target {
+            self.reconcile_route_owner(old_target, now);
         }
-        self.reconcile_route_owner(new, now);
+        self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
-        // The mapping may need a claim, or its claim may have become superfluous.
-        self.effects.changed_keys.push(claim_key(&name.name));
+        // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
+        self.effects.changed_keys.push(domain_claim_key(&name.name));
     }
 
-    pub(super) fn observe_claim(
+    pub(super) fn observe_domain_claim(
         &mut self,
         name: &NamespacedName,
         object: Option<&Value>,
@@ -75,7 +77,7 @@ impl ControllerStateMachine {
         let is_same_domain = |(mapping_name, _): &(&NamespacedName, &DomainMappingState)| {
             mapping_name.name == name.name
         };
-        let of: Vec<(NamespacedName, NamespacedName)> = self
+        let mappings: Vec<(NamespacedName, NamespacedName)> = self
             .cluster
             .domains
             .mappings
@@ -83,14 +85,15 @@ impl ControllerStateMachine {
             .filter(is_same_domain)
             .map(|(name, it)| (name.clone(), it.target.clone()))
             .collect();
-        for (mapping, target) in of {
+        for (mapping, target) in mappings {
             self.update_mapping_claim(&mapping);
             self.reconcile_route_owner(Some(target), now);
             self.reconcile_mapping(&mapping, now);
         }
-        self.effects.changed_keys.push(claim_key(&name.name));
+        self.effects.changed_keys.push(domain_claim_key(&name.name));
     }
 
+    /// Plans the app whose Route has the name `target`.
     pub(super) fn reconcile_route_owner(
         &mut self,
         target: Option<NamespacedName>,
@@ -140,7 +143,7 @@ impl ControllerStateMachine {
         let allocations = after.into_iter().chain([previous]).flat_map(AppState::allocations);
         let names = allocations
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));
-        let names: std::collections::BTreeSet<NamespacedName> =
+        let names: BTreeSet<NamespacedName> =
             names.chain([app.clone()]).collect();
         let mapped =
             names.iter().filter_map(|it| self.cluster.domains.mappings_by_target.get(it)).flatten();
@@ -149,18 +152,18 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
+    /// Plans all mappings, and checks all ClusterDomainClaims, also those whose mappings no longer exist.
     pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
         for name in self.cluster.domains.mappings.keys().cloned().collect::<Vec<_>>() {
-            self.effects.changed_keys.push(claim_key(&name.name));
+            self.effects.changed_keys.push(domain_claim_key(&name.name));
             self.reconcile_mapping(&name, now);
         }
-        let claims = self.cluster.domains.claims.keys().map(|it| claim_key(it));
+        let claims = self.cluster.domains.claims.keys().map(|it| domain_claim_key(it));
         self.effects.changed_keys.extend(claims);
     }
 }
 
-fn claim_key(domain: &str) -> ObjectPartKey {
+fn domain_claim_key(domain: &str) -> ObjectPartKey {
     ObjectPartKey::new(
         ResourceKind::ClusterDomainClaim,
         ObjectPart::Object,

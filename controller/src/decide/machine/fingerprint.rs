@@ -3,7 +3,7 @@
 //! A stored message of each subject would be the third and largest copy of what the cluster state holds.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     hash::{DefaultHasher, Hasher as _},
 };
 
@@ -16,7 +16,8 @@ use prost::Message as _;
 use super::ControllerStateMachine;
 use crate::decide::plan;
 
-/// Fingerprint of the last message sent of a subject. A changed message has an equal one with probability 2^-64.
+/// Fingerprint of the last message sent about a subject. Two different messages have the same fingerprint with
+/// probability 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteFingerprint(u64);
 
@@ -43,18 +44,17 @@ impl ControllerStateMachine {
         batch: OutboxBatch<RouteKey, RouteFingerprint>,
         cursor: &mut OutboxCursor<RouteKey, RouteFingerprint>,
     ) -> RouteMessageBatch {
-        let OutboxBatch { mut version, changes: mut steps } = batch;
+        let OutboxBatch { mut version, mut changes } = batch;
         if let Some(more) = cursor.try_next() {
-            let newer: std::collections::HashSet<&RouteKey> =
-                more.changes.iter().map(|(key, _)| key).collect();
-            steps.retain(|(key, _)| !newer.contains(key));
+            let newer: HashSet<&RouteKey> = more.changes.iter().map(|(key, _)| key).collect();
+            changes.retain(|(key, _)| !newer.contains(key));
             version = more.version;
-            steps.extend(more.changes);
+            changes.extend(more.changes);
         }
-        let (mut last, mut out) = (None, Vec::with_capacity(steps.len()));
-        for (key, fingerprint) in steps {
-            let state = fingerprint.and_then(|_| self.cached_route_message(&key, &mut last));
-            out.push((key, state));
+        let (mut last, mut out) = (None, Vec::with_capacity(changes.len()));
+        for (key, fingerprint) in changes {
+            let message = fingerprint.and_then(|_| self.cached_route_message(&key, &mut last));
+            out.push((key, message));
         }
         OutboxBatch { version, changes: out }
     }
@@ -75,8 +75,8 @@ impl ControllerStateMachine {
             RouteKey::Service(name) => self.cluster.app_of_route_name(name)?,
             RouteKey::Revision(name) => self.cluster.app_of_revision(name)?,
             RouteKey::Pod(uid) => self.pod_index.apps.get(uid)?.clone(),
-            RouteKey::Replicas(part) => {
-                return self.cluster.replicas.get(part).cloned().map(RouteChange::Replicas);
+            RouteKey::Replicas(component) => {
+                return self.cluster.replicas.get(component).cloned().map(RouteChange::Replicas);
             }
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);

@@ -117,16 +117,22 @@ fn apply_manifest_to_app(
     else {
         return false;
     };
-    let template = service.manifest.template != manifest.template;
-    let traffic = service.manifest.traffic != manifest.traffic;
+    let is_template_changed = service.manifest.template != manifest.template;
+    let is_traffic_changed = service.manifest.traffic != manifest.traffic;
     // An unchanged manifest still counts if a refused one came in between: it ends the refusal.
     if service.manifest == manifest && service.manifest_error.is_none() {
         return false;
     }
-    configuration.meta.generation += u32::from(template);
-    route.meta.generation += u32::from(traffic);
-    service.meta.generation += u32::from(template || traffic);
-    info!(service = %name, generation = service.meta.generation, template, traffic, "manifest applied");
+    configuration.meta.generation += u32::from(is_template_changed);
+    route.meta.generation += u32::from(is_traffic_changed);
+    service.meta.generation += u32::from(is_template_changed || is_traffic_changed);
+    info!(
+        service = %name,
+        generation = service.meta.generation,
+        template = is_template_changed,
+        traffic = is_traffic_changed,
+        "manifest applied"
+    );
     configuration.template = Arc::clone(&manifest.template);
     configuration.revision_name.clone_from(&manifest.revision_name);
     route.traffic_spec = Arc::clone(&manifest.traffic);

@@ -6,7 +6,7 @@ use common::wire::NamespacedName;
 
 use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
-    decide::plan,
+    decide::{part_keys, plan},
     model::{
         cluster_state::{
             AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
@@ -38,7 +38,7 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
         }
     }
     for tag in tags {
-        let has_numbers = || route.allocations.iter().any(|it| it.tag.as_deref() == tag);
+        let has_allocation = || route.allocations.iter().any(|it| it.tag.as_deref() == tag);
         let claim = NameClaim {
             claimant: NameClaimant::Route(name.clone()),
             service: NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name)),
@@ -46,10 +46,10 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
             uid: route.meta.uid,
             is_tag: tag.is_some(),
             // On the local platform the allocation decides; on Kubernetes the placeholder Service does.
-            holds_allocation: cluster.settings.platform == PlatformKind::Local && has_numbers(),
+            holds_allocation: cluster.settings.platform == PlatformKind::Local && has_allocation(),
         };
-        let target = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_local);
-        claims.hosts.extend(target.map(|it| (it.host, claim.clone())));
+        let public_host = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_local);
+        claims.hosts.extend(public_host.map(|it| (it.host, claim.clone())));
         claims.services.push(claim);
     }
     claims
@@ -59,8 +59,8 @@ impl ControllerStateMachine {
     /// Records a mapping's claim to its domain, if its namespace may use the domain.
     pub(super) fn update_mapping_claim(&mut self, name: &NamespacedName) {
         let mut claims = ClaimantNames::default();
-        let claimed = self.cluster.domains.claims.get(name.name.as_str());
-        let is_claimed = claimed.is_some_and(|it| it.namespace == *name.namespace);
+        let domain_claim = self.cluster.domains.claims.get(name.name.as_str());
+        let is_claimed = domain_claim.is_some_and(|it| it.namespace == *name.namespace);
         if let Some(DomainMappingState { meta, target, .. }) =
             self.cluster.domains.mappings.get(name)
             && is_claimed
@@ -107,9 +107,7 @@ impl ControllerStateMachine {
         for (name, previous) in routes {
             self.reconcile_changed_app(&name, Some(&previous), ObjectsToStore::All, now);
             let app = self.cluster.apps.get(&name);
-            let keys = app
-                .map(|app| crate::decide::part_keys::route_name_keys(&name, app))
-                .unwrap_or_default();
+            let keys = app.map(|app| part_keys::route_name_keys(&name, app)).unwrap_or_default();
             self.effects.changed_keys.extend(keys);
         }
         for mapping in claimants {

@@ -2,21 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use common::{
-    local_node::PodRunPhase,
-    wire::{NamespacedName, ServerComponent},
-};
+use common::wire::NamespacedName;
 use serde_json::Value;
-use tracing::info;
 
-use super::{ControllerStateMachine, ObjectsToStore, allocate, write_keys::BlockingCause};
+use super::{
+    BlockingCause, ControllerStateMachine, ObjectsToStore, allocate,
+    leadership::keep_running_scale,
+    pods::{drain_pod, store_pod},
+};
 use crate::{
     decide::part_keys,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
-            ParsedTemplate, PodStage, RevisionPod, RouteState, ServiceManifest, ServiceState,
-            UnixMillis, conditions,
+            AppRevision, AppState, ClusterState, ConfigurationState, ParsedTemplate, RouteState,
+            ServiceManifest, ServiceState, UnixMillis, conditions,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
         scale_policy::AutoscalerClass,
@@ -56,11 +55,11 @@ impl ControllerStateMachine {
                 let changed_apps = self.cluster.network_policies.set_namespace(&name.name, object);
                 self.reconcile_namespaces(&changed_apps, now);
             }
-            ResourceKind::PodAutoscaler => self.observe_autoscaler(name, object),
-            // Kinds that have a file of their own, or are only written.
+            ResourceKind::PodAutoscaler => self.observe_pod_autoscaler(name, object),
             ResourceKind::EndpointSlice => self.observe_slice(&name, object),
-            ResourceKind::DomainMapping => self.observe_mapping(&name, object, now),
-            ResourceKind::ClusterDomainClaim => self.observe_claim(&name, object, now),
+            ResourceKind::DomainMapping => self.observe_domain_mapping(&name, object, now),
+            ResourceKind::ClusterDomainClaim => self.observe_domain_claim(&name, object, now),
+            // These kinds are only written.
             ResourceKind::HorizontalPodAutoscaler
             | ResourceKind::ServerlessService
             | ResourceKind::Metric
@@ -69,7 +68,8 @@ impl ControllerStateMachine {
     }
 
     /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed, so
-    /// that the caller may have to plan the app itself.
+    /// that the caller may have to plan the app itself. Returns true during the initial list, after which all apps are
+    /// planned.
     pub(super) fn change_app(
         &mut self,
         name: NamespacedName,
@@ -94,6 +94,7 @@ impl ControllerStateMachine {
         let previous = self.cluster.apps.remove(&name).unwrap_or_default();
         let mut app = previous.clone();
         change(&mut app, &mut self.cluster);
+        // An empty app is planned although it is unchanged: its plan removes it.
         if app == previous && app != Box::default() {
             self.cluster.apps.insert(name, app);
             return false;
@@ -202,8 +203,9 @@ impl ControllerStateMachine {
             let by_revision = target.revision_name.as_deref().and_then(|revision| {
                 self.cluster.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))
             });
-            let by_name = configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
-            for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
+            let by_configuration =
+                configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
+            for other in by_revision.into_iter().chain(by_configuration).filter(|it| it != name) {
                 self.cluster
                     .names
                     .referring_apps
@@ -233,6 +235,7 @@ impl ControllerStateMachine {
             object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));
         let Some(owner) = owner else { return };
         let Some(object) = object else {
+            // Before the change below, which may drop the Revision with its decision.
             self.keep_decision(name);
             self.blocking_causes.remove(&(owner.clone(), Some(name.name.as_str().into())));
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));
@@ -275,7 +278,7 @@ impl ControllerStateMachine {
             for pod in early_pods.into_values() {
                 store_pod(app, &name.name, pod, cluster.is_leader, now);
             }
-            // A new leader must not scale down what runs before the autoscaler decides.
+            // A replica that becomes the leader must not scale down what runs before the autoscaler decides.
             let mut all = app.revisions.iter_mut();
             all.find(|it| is_new && *it.name == *name.name)
                 .into_iter()
@@ -296,16 +299,17 @@ impl ControllerStateMachine {
         let Some((owner, revision_name)) = part_keys::owner_revision_of(&self.cluster, &key) else {
             return;
         };
-        let blocked = object.and_then(observe::replica_failure);
+        let failure = object.and_then(observe::replica_failure);
         // If Kubernetes scales the Revision, the Deployment's replicas are the requested scale.
         let replicas = object.and_then(|it| it["spec"]["replicas"].as_u64());
         let blocked_object = (owner.clone(), Some(revision_name.clone()));
-        let blocked = self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, blocked);
+        let blocked_reason =
+            self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, failure);
         self.change_app(owner, now, |app, cluster| {
             let key = NamespacedName::new(name.namespace.clone(), &*revision_name);
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| it.name == revision_name) else { return };
-            revision.blocked_reason = blocked;
+            revision.blocked_reason = blocked_reason;
             match replicas.and_then(|it| u32::try_from(it).ok()) {
                 Some(replicas)
                     if ParsedTemplate::of_revision(revision, cluster).class
@@ -319,7 +323,7 @@ impl ControllerStateMachine {
     }
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
-    fn observe_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
+    fn observe_pod_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
         let uid = object.filter(|it| observe::is_hpa_class(it));
         let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
             self.cluster.scaling.hpa_owner_uids.remove(&name);
@@ -331,114 +335,6 @@ impl ControllerStateMachine {
                 ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, name);
             self.effects.changed_keys.push(key);
         }
-    }
-
-    fn observe_pod(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
-        if self.observe_component_pod(name, object, now) {
-            return;
-        }
-        // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
-        if let Some(rejection) = object.and_then(observe::read_rejection)
-            && let Some(node) = self.cluster.nodes.states.get_mut(rejection.node)
-        {
-            node.record_rejection(rejection.at.map_or(now, |at| at.min(now)));
-        }
-        match object.and_then(|pod_object| {
-            let owner = observe::owning_app(pod_object)?;
-            Some((
-                owner,
-                observe::revision_name_of(pod_object)?.to_owned(),
-                observe::read_pod(pod_object)?,
-            ))
-        }) {
-            Some((owner, revision, (pod, status))) => {
-                self.pod_index.apps.insert(pod.uid.to_string(), owner.clone());
-                self.pod_index.uids.insert(name.clone(), pod.uid.clone());
-                let is_same_status = self.cluster.pods.statuses.get(&*pod.uid) == Some(&status);
-                self.cluster.pods.statuses.insert(pod.uid.to_string(), status);
-                let revision_state =
-                    self.cluster.apps.get(&owner).and_then(|app| app.revision(&revision));
-                if revision_state.is_none() {
-                    // Each kind has a watch of its own: the Revision will be observed soon.
-                    let revision_name = NamespacedName::new(name.namespace.clone(), revision);
-                    self.pod_index
-                        .without_revision
-                        .entry(revision_name)
-                        .or_default()
-                        .insert(name.clone(), pod);
-                    return;
-                }
-                let uid = pod.uid.clone();
-                let planned = self.change_app(owner.clone(), now, |app, cluster| {
-                    store_pod(app, &revision, pod, cluster.is_leader, now);
-                });
-                if !planned && !is_same_status {
-                    self.reconcile_app(&owner, now);
-                }
-                self.apply_unplaced_reports(&uid, now);
-            }
-            None => self.remove_pod(name, now),
-        }
-    }
-
-    fn remove_pod(&mut self, name: &NamespacedName, now: UnixMillis) {
-        let Some(uid) = self.pod_index.uids.remove(name) else { return };
-        self.pod_index.without_revision.retain(|_, pods| {
-            pods.remove(name);
-            !pods.is_empty()
-        });
-        let Some(owner) = self.pod_index.apps.get(&*uid).cloned() else { return };
-        // The plan must see the pod as ended before its status is dropped.
-        if let Some(status) = self.cluster.pods.statuses.get_mut(&*uid) {
-            status.phase = PodRunPhase::Removed;
-        }
-        self.change_app(owner, now, |app, _| {
-            for revision in &mut app.revisions {
-                revision.pods.retain(|pod| pod.uid != uid);
-            }
-        });
-        self.cluster.pods.statuses.remove(&*uid);
-        self.forget_reports(&uid);
-        self.pod_index.apps.remove(&*uid);
-    }
-
-    /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
-    fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
-        match object.and_then(observe::node_zone) {
-            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
-            None => drop(self.cluster.nodes.zones.remove(name)),
-        }
-        let was_lost = self.cluster.is_node_lost(name);
-        let previous = self.cluster.nodes.states.remove(name);
-        let node = match object {
-            Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
-            // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
-            None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
-            None => None,
-        };
-        self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
-        self.handle_node_change(name, was_lost, now);
-    }
-
-    /// Plans the apps on a node if it became or is no longer [lost](ClusterState::is_node_lost); `was_lost` is the
-    /// former state.
-    pub(super) fn handle_node_change(&mut self, name: &str, was_lost: bool, now: UnixMillis) {
-        if self.cluster.is_node_lost(name) == was_lost {
-            return;
-        }
-        for app in self.apps_on_node(name) {
-            self.reconcile_app(&app, now);
-        }
-        self.update_node_activators(name);
-    }
-
-    /// Returns the apps that have pods on a node.
-    fn apps_on_node(&self, node: &str) -> Vec<NamespacedName> {
-        let is_on =
-            |pod: &RevisionPod| pod.kube_status.as_ref().is_some_and(|it| *it.node == *node);
-        let apps = self.cluster.apps.iter();
-        let affected = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
-        affected.map(|(name, _)| name.clone()).collect()
     }
 
     /// Handles the Service that reserves a name of a Route (Knative: placeholder Service).
@@ -473,56 +369,6 @@ impl ControllerStateMachine {
             }
         }
     }
-
-    /// Lets all pods follow their annotations, after this replica lost the leadership.
-    ///
-    /// The last plan may never have been written, and the new leader may plan otherwise. So exactly the pods that are
-    /// annotated as draining drain, as on every other replica.
-    fn adopt_drain_annotations(&mut self, now: UnixMillis) {
-        for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
-            self.change_app(name, now, |app, _| {
-                let revisions = app.revisions.iter_mut().filter(|it| !it.is_deleted);
-                let pods = revisions.flat_map(|it| &mut it.pods);
-                pods.for_each(|pod| adopt_drain_annotation(pod, now));
-            });
-        }
-    }
-
-    /// Handles the gain or loss of the leadership.
-    pub(super) fn handle_leadership(&mut self, is_leader: bool, now: UnixMillis) {
-        self.cluster.is_leader = is_leader;
-        // The RouteTable names the leader as the controller's active replica.
-        let own_pod_name = self.cluster.settings.own_pod_name.clone();
-        self.set_chosen_replica(
-            ServerComponent::Controller,
-            is_leader.then_some(own_pod_name).filter(|it| !it.is_empty()),
-        );
-        if !is_leader {
-            return self.adopt_drain_annotations(now);
-        }
-        info!(apps = self.cluster.apps.len(), "became the leader");
-        self.effects
-            .config_map_events
-            .extend(std::mem::take(&mut self.unrecorded_events).into_values().flatten());
-        let names: Vec<NamespacedName> = self.cluster.apps.keys().cloned().collect();
-        for name in names {
-            let app_name = name.clone();
-            let planned = self.change_app(name.clone(), now, |app, cluster| {
-                allocate::allocate(app, &app_name, cluster);
-                app.revisions.iter_mut().for_each(keep_running_scale);
-            });
-            if !planned {
-                self.reconcile_app(&name, now);
-            }
-            // Another leader may have left anything unwritten, so every object is checked.
-            if let Some(app) = self.cluster.apps.get(&name) {
-                let keys = part_keys::app_keys(&name, app, &self.cluster);
-                self.effects.changed_keys.extend(keys);
-                self.effects.apps_to_check.push(name);
-            }
-        }
-        self.reconcile_all_mappings(now);
-    }
 }
 
 fn with_interned_template(
@@ -531,11 +377,6 @@ fn with_interned_template(
 ) -> ServiceManifest {
     manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
-}
-
-/// Requests as many pods as serve now, until the autoscaler decides.
-fn keep_running_scale(revision: &mut AppRevision) {
-    revision.scaling.requested_scale = revision.serving_pods();
 }
 
 /// Marks a Revision as deleted. It stays until its pods have ended, since they finish their requests.
@@ -547,76 +388,11 @@ fn mark_revision_deleted(app: &mut AppState, name: &str, now: UnixMillis) {
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
 }
 
-/// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.
-fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
-    if let Some(status) = &mut pod.kube_status {
-        status.is_terminating = true;
-    }
-    if pod.stage == PodStage::Serving {
-        pod.stage = PodStage::Draining { since: now };
-    }
-}
-
 /// Copies the fields of a Revision that only the leader sets, or that the leader may observe before this replica.
 fn adopt_leader_fields(revision: &mut AppRevision, observed: &AppRevision) {
     revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
     if revision.digests.is_empty() {
         revision.digests = observed.digests.clone();
-    }
-}
-
-/// Stores a pod in its Revision. For a known pod, only the fields that Kubernetes sets are replaced.
-///
-/// The leader decides which pods drain and annotates them; other replicas follow the annotation.
-fn store_pod(
-    app: &mut AppState,
-    revision: &str,
-    mut pod: RevisionPod,
-    is_leader: bool,
-    now: UnixMillis,
-) {
-    let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
-    let is_revision_deleted = revision.is_deleted;
-    let must_drain = pod.is_terminating() || is_revision_deleted;
-    match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
-        Some(known_pod) => {
-            let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-            // A pod that was ready once and is not ready now has lost its readiness; it is not a new pod.
-            if let (Some(status), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
-                (&mut pod.kube_status, was)
-                && status.kubelet_readiness == KubeletReadiness::NotYetReady
-            {
-                status.kubelet_readiness = KubeletReadiness::NoLongerReady;
-            }
-            known_pod.kube_status = pod.kube_status;
-            if must_drain && known_pod.stage == PodStage::Serving {
-                known_pod.stage = PodStage::Draining { since: now };
-            } else if !is_leader && !is_revision_deleted {
-                adopt_drain_annotation(known_pod, now);
-            }
-        }
-        None => {
-            adopt_drain_annotation(&mut pod, now);
-            if must_drain && pod.stage == PodStage::Serving {
-                pod.stage = PodStage::Draining { since: now };
-            }
-            revision.pods.push(pod);
-        }
-    }
-}
-
-/// Lets a pod drain if it is annotated as draining, and serve otherwise.
-///
-/// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
-/// or behind, which would leave no time for the last requests.
-fn adopt_drain_annotation(pod: &mut RevisionPod, now: UnixMillis) {
-    let Some(status) = &pod.kube_status else { return };
-    match (pod.stage, status.draining_since) {
-        (PodStage::Serving, Some(_)) => pod.stage = PodStage::Draining { since: now },
-        (PodStage::Draining { .. } | PodStage::Stopping { .. }, None) if !status.is_terminating => {
-            pod.stage = PodStage::Serving;
-        }
-        (PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. }, _) => {}
     }
 }
 

@@ -9,6 +9,7 @@ use tracing::info;
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
+    decide::part_keys,
     model::{
         cluster_state::{ActivatorReadiness, UnixMillis},
         reporters,
@@ -77,17 +78,17 @@ impl ControllerStateMachine {
         was_component
     }
 
-    /// Sets the chosen replica of a component.
-    pub(super) fn set_chosen_replica(
+    /// Sets the active replica of a component.
+    pub(super) fn set_active_replica(
         &mut self,
         component: ServerComponent,
-        chosen: Option<String>,
+        active: Option<String>,
     ) {
-        self.update_replicas(component, |it| it.active = chosen);
+        self.update_replicas(component, |it| it.active = active);
     }
 
-    /// Changes the replicas of a component in the RouteTable. Without any, clients use the address that they are
-    /// configured with.
+    /// Changes the replicas of a component in the RouteTable. If it has none, clients use the address in their own
+    /// configuration.
     fn update_replicas(
         &mut self,
         component: ServerComponent,
@@ -170,11 +171,11 @@ impl ControllerStateMachine {
     fn request_slice_checks(&mut self) {
         let apps = || self.cluster.apps.iter();
         let names = apps().filter(|(_, app)| app.route.is_some());
-        let keys = names.flat_map(|(name, app)| crate::decide::part_keys::slice_keys(name, app));
+        let keys = names.flat_map(|(name, app)| part_keys::slice_keys(name, app));
         let revisions =
             apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
-        let revision_slices = revisions
-            .flat_map(|(name, it)| crate::decide::part_keys::path_keys(&name.namespace, it));
+        let revision_slices =
+            revisions.flat_map(|(name, it)| part_keys::path_keys(&name.namespace, it));
         self.effects.changed_keys.extend(keys.chain(revision_slices).collect::<Vec<_>>());
     }
 }

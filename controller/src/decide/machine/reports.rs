@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of unknown pods that are kept per reporter; a node has a few hundred pods.
 const MAX_UNPLACED_REPORTS: usize = 1000;
 
-/// Pods that one reporter has named.
+/// Record of one reporter: its newest stream, and the pods that it has named.
 #[derive(Debug, Default)]
 pub(super) struct ReporterPods {
     /// Name of the node on which the reporter runs.
@@ -53,17 +53,17 @@ impl ReporterPods {
 }
 
 /// Returns the record of a reporter; `None`: the stream is not its newest one, so this message is late.
-fn pods_of_stream<'a>(
+fn record_of_stream<'a>(
     pods_by_reporter: &'a mut BTreeMap<String, ReporterPods>,
     reporter: &ComponentReplica,
     stream: u64,
 ) -> Option<&'a mut ReporterPods> {
-    let report = pods_by_reporter.entry(reporter_key(reporter)).or_default();
-    (report.stream <= stream).then_some(report)
+    let record = pods_by_reporter.entry(reporter_key(reporter)).or_default();
+    (record.stream <= stream).then_some(record)
 }
 
 impl ControllerStateMachine {
-    pub(super) fn handle_report_begin(
+    pub(super) fn handle_report_stream_begin(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
@@ -72,33 +72,33 @@ impl ControllerStateMachine {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
         self.handle_node_change(&reporter.node, was_lost, now);
-        let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
-        report.node.clone_from(&reporter.node);
-        report.stream = stream;
+        let record = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
+        record.node.clone_from(&reporter.node);
+        record.stream = stream;
         // Pods that earlier streams named stay unconfirmed until the new one names them or ends its list.
-        let named = std::mem::take(&mut report.pods);
-        report.unconfirmed_pods.get_or_insert_default().extend(named);
+        let named = std::mem::take(&mut record.pods);
+        record.unconfirmed_pods.get_or_insert_default().extend(named);
     }
 
-    pub(super) fn handle_report_synced(
+    pub(super) fn handle_report_stream_synced(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
         now: UnixMillis,
     ) {
         self.cluster.pods.reporters.handle_synced(&reporter_key(reporter), stream);
-        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
+        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
         };
-        let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
-        unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
+        let Some(mut unconfirmed_pods) = record.unconfirmed_pods.take() else { return };
+        unconfirmed_pods.iter().for_each(|uid| drop(record.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
         if reporter.role == ClientComponent::Agent
             && self.cluster.settings.platform == PlatformKind::Local
         {
-            let remembered = self.cluster.apps.values().flat_map(|app| app.pods());
-            let remembered = remembered.filter(|(_, pod)| pod.restored_address.is_some());
-            let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
+            let restored = self.cluster.apps.values().flat_map(|app| app.pods());
+            let restored = restored.filter(|(_, pod)| pod.restored_address.is_some());
+            let silent = restored.filter(|(_, pod)| !record.pods.contains(&*pod.uid));
             unconfirmed_pods.extend(silent.map(|(_, pod)| pod.uid.to_string()));
         }
         for uid in unconfirmed_pods {
@@ -106,7 +106,7 @@ impl ControllerStateMachine {
         }
     }
 
-    pub(super) fn handle_report_end(
+    pub(super) fn handle_report_stream_end(
         &mut self,
         reporter: &ComponentReplica,
         stream: u64,
@@ -118,15 +118,17 @@ impl ControllerStateMachine {
         self.reconcile_draining_apps(now);
     }
 
-    /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped, since
-    /// it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being ready.
+    /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped,
+    /// since it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being
+    /// ready.
     pub(super) fn handle_reporter_lost(&mut self, reporter_key: &str, now: UnixMillis) {
-        let Some(report) = self.pods_by_reporter.get(reporter_key) else { return };
+        let Some(record) = self.pods_by_reporter.get(reporter_key) else { return };
         let is_not_ready =
             |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
-        let not_ready: Vec<String> = report.pods.iter().filter(is_not_ready).cloned().collect();
-        // The next agent of the node confirms the pods that are left. An activator has none, and its name never returns.
-        if report.is_empty() {
+        let not_ready: Vec<String> = record.pods.iter().filter(is_not_ready).cloned().collect();
+        // The next agent of the node confirms the pods that are left. An activator has named none, and its name never
+        // returns.
+        if record.is_empty() {
             self.pods_by_reporter.remove(reporter_key);
         }
         for uid in not_ready {
@@ -207,17 +209,17 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
-        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
+        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
         };
-        report.node.clone_from(&reporter.node);
-        report.pods.insert(observation.uid.clone());
-        if let Some(unconfirmed_pods) = &mut report.unconfirmed_pods {
+        record.node.clone_from(&reporter.node);
+        record.pods.insert(observation.uid.clone());
+        if let Some(unconfirmed_pods) = &mut record.unconfirmed_pods {
             unconfirmed_pods.remove(&observation.uid);
         }
         match placement {
-            PodPlacement::Unknown if report.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
-                report.unplaced_reports.insert(observation.uid.clone(), observation);
+            PodPlacement::Unknown if record.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
+                record.unplaced_reports.insert(observation.uid.clone(), observation);
             }
             // Beyond the bound, the report is dropped; the agent's next stream repeats it.
             PodPlacement::Unknown | PodPlacement::OtherNode(_) => {}
@@ -227,25 +229,25 @@ impl ControllerStateMachine {
 
     /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
     pub(super) fn apply_unplaced_reports(&mut self, uid: &str, now: UnixMillis) {
-        let holds = |report: &&ReporterPods| report.unplaced_reports.contains_key(uid);
+        let holds = |record: &&ReporterPods| record.unplaced_reports.contains_key(uid);
         let nodes: Vec<String> =
             self.pods_by_reporter.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
             let placement = self.pod_placement(&node, uid);
-            let mut reports = self.pods_by_reporter.values_mut().filter(|it| it.node == node);
-            let Some(report) = reports.find(|it| it.unplaced_reports.contains_key(uid)) else {
+            let mut records = self.pods_by_reporter.values_mut().filter(|it| it.node == node);
+            let Some(record) = records.find(|it| it.unplaced_reports.contains_key(uid)) else {
                 continue;
             };
             match placement {
                 PodPlacement::Unknown => {}
                 PodPlacement::ReporterNode => {
-                    if let Some(observation) = report.unplaced_reports.remove(uid) {
+                    if let Some(observation) = record.unplaced_reports.remove(uid) {
                         self.store_pod_report(observation, now);
                     }
                 }
                 PodPlacement::OtherNode(other) => {
-                    report.unplaced_reports.remove(uid);
-                    report.pods.remove(uid);
+                    record.unplaced_reports.remove(uid);
+                    record.pods.remove(uid);
                     self.refuse_report(&node, uid, &other);
                 }
             }
@@ -256,9 +258,9 @@ impl ControllerStateMachine {
     pub(super) fn forget_reports(&mut self, uid: &str) {
         self.cluster.pods.reports.remove(uid);
         self.cluster.pods.reporters.forget_pod(uid);
-        for report in self.pods_by_reporter.values_mut() {
-            report.unplaced_reports.remove(uid);
-            report.pods.remove(uid);
+        for record in self.pods_by_reporter.values_mut() {
+            record.unplaced_reports.remove(uid);
+            record.pods.remove(uid);
         }
     }
 
@@ -295,11 +297,11 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }
-        let Some(report) = pods_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
+        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
         };
-        report.pods.remove(uid);
-        report.unplaced_reports.remove(uid);
+        record.pods.remove(uid);
+        record.unplaced_reports.remove(uid);
         self.remove_pod_report(uid, now);
     }
 
@@ -309,9 +311,9 @@ impl ControllerStateMachine {
         let Some(name) = self.pod_index.apps.get(uid).cloned() else { return };
         let pods = self.cluster.apps.get_mut(&name).map(|app| &mut app.revisions);
         let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
-        let remembered =
+        let restored =
             pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
-        if was_reported || remembered.is_some() {
+        if was_reported || restored.is_some() {
             self.reconcile_app(&name, now);
         }
     }

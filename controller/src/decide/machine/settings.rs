@@ -49,7 +49,7 @@ impl ControllerStateMachine {
         }
         let mut settings = ControllerSettings::clone(&self.cluster.settings);
         let update = settings.config_maps.observe(&name.name, object);
-        let mut new_warnings = Vec::new();
+        let mut new_records = Vec::new();
         for event in update.events {
             let (reason, message) = (event.reason, event.message.as_str());
             if event.is_warning {
@@ -59,14 +59,14 @@ impl ControllerStateMachine {
             }
             let uid = object.and_then(|it| it["metadata"]["uid"].as_str());
             let uid = uid.unwrap_or_default().to_owned();
-            new_warnings.push(ConfigMapEventRecord { name: name.clone(), uid, event });
+            new_records.push(ConfigMapEventRecord { name: name.clone(), uid, event });
         }
         if self.cluster.is_leader {
-            self.effects.config_map_events.extend(new_warnings);
+            self.effects.config_map_events.extend(new_records);
         } else {
             // The leader records Events; this replica records its warnings if it becomes the leader.
-            new_warnings.retain(|it| it.event.is_warning);
-            self.unrecorded_events.insert(name.clone(), new_warnings);
+            new_records.retain(|it| it.event.is_warning);
+            self.unrecorded_events.insert(name.clone(), new_records);
         }
         settings.apply_config_maps();
         self.cluster.settings = Arc::new(settings);

@@ -8,7 +8,7 @@ use common::{
 use super::*;
 use crate::{
     model::{
-        cluster_state::{ConditionReason, RoutingState},
+        cluster_state::{ConditionReason, ConditionStatus, ConditionType, RoutingState},
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{self, ManifestDocument},
@@ -162,7 +162,7 @@ impl MachineSim {
         }
     }
 
-    pub(super) fn status(
+    pub(super) fn report_pod_status(
         &mut self,
         uid: &str,
         phase: NodePhase,
@@ -251,7 +251,7 @@ fn a_sleeping_service_is_ready_has_addresses_and_no_pod() {
 }
 
 #[test]
-fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each() {
+fn a_decision_starts_a_pod_and_a_listener_makes_it_ready_in_one_step_each() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
@@ -343,20 +343,16 @@ fn a_draining_pod_serves_again_when_it_is_wanted_again() {
 fn earlier_drain_acks_do_not_stop_a_pod_that_served_again() {
     let (mut sim, uid) = one_pod_with_two_reporters();
     sim.decide(0);
-    for (subscriber, stream) in [(agent(), 1), (activator(), 2)] {
-        sim.step(ControllerEvent::DrainAcked {
-            reporter: subscriber,
-            stream,
-            pod_uid: uid.clone(),
-        });
+    for (reporter, stream) in [(agent(), 1), (activator(), 2)] {
+        sim.step(ControllerEvent::DrainAcked { reporter, stream, pod_uid: uid.clone() });
     }
     sim.decide(1);
     sim.decide(0);
     sim.report_pod(&uid, |it| it.drained = true);
-    assert_eq!(sim.pods.len(), 1, "they may have begun to send again meanwhile");
+    assert_eq!(sim.pods.len(), 1, "reporters may have begun to connect again meanwhile");
     sim.step(ControllerEvent::DrainAcked { reporter: agent(), stream: 1, pod_uid: uid.clone() });
     sim.step(ControllerEvent::ReportStreamEnd { reporter: activator(), stream: 2 });
-    assert_eq!(sim.pods.len(), 0, "one is gone, the other avoids it");
+    assert_eq!(sim.pods.len(), 0, "one reporter is gone, the other has acknowledged");
 }
 
 #[test]
@@ -454,7 +450,7 @@ fn a_crash_is_reported_and_requests_then_fail_fast() {
         message: message.into(),
         last_exit: Some(3),
     };
-    sim.status(&uid, NodePhase::Running, crash("no such file: app.py"), 1);
+    sim.report_pod_status(&uid, NodePhase::Running, crash("no such file: app.py"), 1);
     assert_eq!(
         sim.condition(ConditionType::RevisionHealthy),
         "False ExitCode3: Container failed with: no such file: app.py"
@@ -464,10 +460,10 @@ fn a_crash_is_reported_and_requests_then_fail_fast() {
         "False RevisionFailed: Revision \"hello-00001\" failed with message: Container failed with: no such file: app.py."
     );
     assert_eq!(sim.table().services[&hello()].targets.len(), 1);
-    sim.status(&uid, NodePhase::Running, crash("no such file: app.py"), 3);
+    sim.report_pod_status(&uid, NodePhase::Running, crash("no such file: app.py"), 3);
     assert_eq!(sim.table().services[&hello()].targets.len(), 0, "answered 503 at once");
     sim.decide(0);
-    assert_eq!(sim.table().services[&hello()].targets.len(), 1, "the next request tries anew");
+    assert_eq!(sim.table().services[&hello()].targets.len(), 1, "the next request tries again");
     sim.decide(1);
     sim.report_all_ready();
     assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
@@ -484,25 +480,25 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
         message: String::new(),
         last_exit: None,
     };
-    sim.status(&uid, NodePhase::Pending, starting(), 0);
+    sim.report_pod_status(&uid, NodePhase::Pending, starting(), 0);
     sim.report_pod(&uid, |_| {});
     assert_eq!(
         sim.phases(),
         [RoutingPhase::Ready],
-        "a listener may be known before the runtime's word"
+        "a listener may be known before the runtime reports the container"
     );
     let crashed = ContainerRunState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: "Address already in use".into(),
         last_exit: Some(1),
     };
-    sim.status(&uid, NodePhase::Running, crashed, 1);
+    sim.report_pod_status(&uid, NodePhase::Running, crashed, 1);
     assert!(!sim.phases().contains(&RoutingPhase::Ready), "{:?}", sim.phases());
     assert_eq!(
         sim.condition(ConditionType::RevisionHealthy),
         "False ExitCode1: Container failed with: Address already in use"
     );
-    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 1);
+    sim.report_pod_status(&uid, NodePhase::Running, ContainerRunState::Running, 1);
     assert_eq!(sim.phases(), [RoutingPhase::Ready]);
     assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
 }
@@ -513,7 +509,7 @@ fn a_process_that_never_listens_is_named() {
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.pod_uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
+    sim.report_pod_status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
     assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
     sim.advance_time(5000);
     let message = sim.condition(ConditionType::RevisionHealthy);
@@ -538,7 +534,7 @@ fn a_service_reports_why_its_first_pod_is_not_ready_even_after_the_deadline() {
     let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     let uid = sim.pod_uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
+    sim.report_pod_status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
     sim.report_pod(&uid, |it| {
         (it.ready, it.listening) = (false, false);
         it.not_ready_reason = "port 8080 is open for IPv6 only".into();
@@ -578,7 +574,7 @@ fn an_image_that_is_missing_is_still_named_after_the_deadline() {
     let uid = sim.pod_uids()[0].clone();
     let (reason, message) = ("ErrImagePull".to_owned(), "dev.local/hello:v1: not found".to_owned());
     let waits = ContainerRunState::Waiting { reason, message, last_exit: None };
-    sim.status(&uid, NodePhase::Pending, waits, 0);
+    sim.report_pod_status(&uid, NodePhase::Pending, waits, 0);
     let named = "False ErrImagePull: dev.local/hello:v1: not found";
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
     sim.advance_time(600_000);
@@ -613,7 +609,7 @@ fn a_deleted_service_drains_and_then_is_gone() {
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
-    sim.status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
+    sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
     let cluster = &sim.machine.cluster;
     assert!(cluster.apps.is_empty() && cluster.allocated.cluster_ip_suffixes.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
@@ -664,7 +660,7 @@ fn tags_get_names_of_their_own_that_last() {
 
 /// The former owner drains for a while after its deletion, and the other one gets the name all the same.
 #[test]
-fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
+fn a_name_belongs_to_its_first_claimant_until_deletion() {
     let mut sim = MachineSim::new();
     let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
     sim.apply(&format!("{}{tagged}", HELLO.trim_end()));

@@ -35,11 +35,11 @@ fn claimed_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionSta
 fn ownership_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionStatus {
     let own_target = cluster.domains.mappings.get(name).map(|it| &it.target);
     match host_owner(cluster, name) {
-        Some(bid)
-            if bid.claimant != NameClaimant::Mapping(name.clone())
-                && Some(&bid.service) != own_target =>
+        Some(claim)
+            if claim.claimant != NameClaimant::Mapping(name.clone())
+                && Some(&claim.service) != own_target =>
         {
-            let message = format!("The domain name is already in use by {}", bid.claimant);
+            let message = format!("The domain name is already in use by {}", claim.claimant);
             ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
         }
         Some(_) | None => ConditionStatus::True(None),

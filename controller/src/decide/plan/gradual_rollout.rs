@@ -47,7 +47,7 @@ pub(super) fn apply_rollout(
         add_share(&mut desired, target_configuration(target, name), &it.revision_name, it.percent);
     }
     // A rollout waits for its first 1 % while it has a start but no duration of a step yet.
-    let begun = |rollout: &Rollout| {
+    let in_force_at = |rollout: &Rollout| {
         let waiting = rollout.configurations.iter().map(|it| &it.step_params);
         let waiting = waiting.filter(|it| it.step_duration == 0).map(|it| it.start_time);
         waiting
@@ -55,11 +55,11 @@ pub(super) fn apply_rollout(
             .filter(|start| *start > 0)
             .map(|start| to_unix_millis(start).plus_ms(IN_FORCE_MS))
     };
-    let in_force = begun(&state).is_some_and(|at| at <= now);
-    let event = rollout::RolloutInput { goal: desired, duration, in_force };
-    let stepped = rollout::step(Some(state), to_unix_nanos(now), event);
-    let due = stepped.next_step_at.map(to_unix_millis).into_iter().chain(begun(&stepped.state));
-    for at in due {
+    let in_force = in_force_at(&state).is_some_and(|at| at <= now);
+    let input = rollout::RolloutInput { goal: desired, duration, in_force };
+    let stepped = rollout::step(Some(state), to_unix_nanos(now), input);
+    let next_step_at = stepped.next_step_at.map(to_unix_millis);
+    for at in next_step_at.into_iter().chain(in_force_at(&stepped.state)) {
         timer.is_due_or_schedule(at, now);
     }
     let traffic = divide_traffic(pairs(), name, &stepped.state);

@@ -1,4 +1,4 @@
-//! Pure: template → Revision, and Revision → the spec of its pods.
+//! Pure: template → Revision, Revision → its pods' spec and probe, and garbage collection of old Revisions.
 
 use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc, time::Duration};
 
@@ -162,36 +162,37 @@ fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
     probe.tcp_socket.as_ref().and_then(|tcp| port_number(&tcp.port))
 }
 
-fn convert_probe(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
-    let aggressive = probe.period_seconds.unwrap_or(0) == 0;
+fn convert_probe(probe: &UserProbe, serving_port: NonZeroU16) -> ReadinessProbe {
+    // Knative's aggressive probing: `periodSeconds` is 0, and the first failure counts.
+    let is_aggressive = probe.period_seconds.unwrap_or(0) == 0;
     let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
-    let (kind, at) = if let Some(http) = &probe.http_get {
+    let (handler, port) = if let Some(http) = &probe.http_get {
         let headers = http.http_headers.iter().flatten();
-        let kind = ProbeHandler::Http {
+        let handler = ProbeHandler::Http {
             path: http.path.clone().unwrap_or_else(|| "/".into()),
             headers: headers.map(|it| (it.name.clone(), it.value.clone())).collect(),
             host: http.host.clone().unwrap_or_default(),
             https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("HTTPS")),
         };
-        (kind, port_number(&http.port))
+        (handler, port_number(&http.port))
     } else if let Some(grpc) = &probe.grpc {
-        let kind = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
-        (kind, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
-    } else if let Some(at) = tcp_port(probe).filter(|it| *it != serving) {
+        let handler = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        (handler, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
+    } else if let Some(port) = tcp_port(probe).filter(|it| *it != serving_port) {
         // The kernel's listen events are about the serving port; another container's port needs a real connect.
-        (ProbeHandler::Tcp, Some(at))
+        (ProbeHandler::Tcp, Some(port))
     } else {
         // The kernel reports a listener at once: a TCP connect could only find it later. An exec probe is run by the
         // node; for the agent the listener counts.
         (ProbeHandler::Listen, None)
     };
     ReadinessProbe {
-        handler: kind,
-        port: at,
+        handler,
+        port,
         period: Duration::from_secs(number(probe.period_seconds).into()),
         timeout: Duration::from_secs(number(probe.timeout_seconds).into()),
         success_threshold: number(probe.success_threshold).max(1),
-        failure_threshold: if aggressive { 1 } else { number(probe.failure_threshold).max(1) },
+        failure_threshold: if is_aggressive { 1 } else { number(probe.failure_threshold).max(1) },
     }
 }
 
@@ -206,7 +207,7 @@ pub(crate) fn ensure_latest_revision(
     let generation = configuration.meta.generation;
     let is_ending =
         configuration.is_terminating || cluster.terminating_namespaces.contains(&name.namespace);
-    // A Configuration that is being deleted gets no Revision, which would only be collected again.
+    // A Configuration that is being deleted gets no Revision, which would only be deleted again.
     if app.is_terminating() || is_ending || generation == 0 || app.latest_created().is_some() {
         return;
     }
@@ -270,12 +271,12 @@ fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandida
         // A Revision with pods is kept until they have drained.
         is_gc_exempt: revision.is_deleted
             || (revision.routing.state == RoutingState::Reserve
-                && (!revision.pods.is_empty() || is_gc_protected(revision))),
+                && (!revision.pods.is_empty() || has_no_gc_annotation(revision))),
         is_latest_ready: ready == Some(&*revision.name),
     }
 }
 
-fn is_gc_protected(revision: &AppRevision) -> bool {
+fn has_no_gc_annotation(revision: &AppRevision) -> bool {
     let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
     let annotations = template.metadata.annotations.unwrap_or_default();
     annotations.get(key::NO_GC).is_some_and(|value| value.eq_ignore_ascii_case("true"))

@@ -6,12 +6,13 @@ use common::wire::{
     self, AppProtocol, ConnectionPath, GatewayRules, NamespacedName, PodEntry, RouteChange,
     RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
 };
-
 use tracing::debug;
 
-use super::{RevisionPlanContext, ServingAddresses, conditions, domain_mappings, scale, traffic};
+use super::{
+    RevisionPlanContext, ServingAddresses, domain_mappings, revision_conditions, scale, traffic,
+};
 use crate::{
-    decide::host_names as names,
+    decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
     model::{
         cluster_state::{
             self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
@@ -35,12 +36,12 @@ pub(super) fn route_subjects(
     cluster: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
-    let is_ending = app.cascades_deletion(cluster.settings.platform);
+    let is_leaving = app.cascades_deletion(cluster.settings.platform);
     let pairs = || app.revisions.iter().zip(templates);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
     let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
-        let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
+        let starts = !pair.0.scaling.initial_scale_reached && !is_leaving;
         let has_pods = !pair.0.pods.is_empty();
         has_pods || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
     };
@@ -63,13 +64,13 @@ pub(super) fn route_subjects(
         let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &context));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
-    // A service that ends on the local node loses its routes at once, while its pods drain.
-    if is_ending {
+    // A service that is deleted on the local node loses its routes at once, while its pods drain.
+    if is_leaving {
         return out;
     }
     for allocation in app.allocations() {
-        let own_subject = service_subject(allocation, app, name, templates, cluster);
-        out.push(RouteChange::Service(own_subject));
+        let subject = service_subject(allocation, app, name, templates, cluster);
+        out.push(RouteChange::Service(subject));
     }
     out
 }
@@ -87,7 +88,7 @@ fn pod_subject(
         PodStage::Stopping { .. } if pod.kube_status.is_some() => RoutingPhase::Draining,
         PodStage::Stopping { .. } => return None,
     };
-    let (address, also) = pod_addresses(pod, context);
+    let (address, other_family_address) = pod_addresses(pod, context);
     Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
@@ -99,7 +100,7 @@ fn pod_subject(
         zone: context.zone(pod),
         phase,
         address,
-        other_family_address: also,
+        other_family_address,
         kubelet_ready: pod
             .kube_status
             .as_ref()
@@ -141,7 +142,7 @@ fn service_subject(
         }
     };
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
-    let only = match shares.as_slice() {
+    let only_revision = match shares.as_slice() {
         [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
@@ -151,18 +152,17 @@ fn service_subject(
         template,
         now: UnixMillis::default(),
     };
-    let hopeless = only.as_ref().is_some_and(|(revision, template)| {
-        conditions::should_fail_fast(revision, &context_for(template))
+    let fails_fast = only_revision.as_ref().is_some_and(|(revision, template)| {
+        revision_conditions::should_fail_fast(revision, &context_for(template))
     });
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    let tagged = has_tag_header_routing(app, cluster);
-    let public = route_host(app, name, allocation.tag.as_deref(), cluster).filter(|route_host| {
-        let owner =
-            cluster.names.registry.host_owner(&route_host.host, &cluster.names.placeholders);
-        !route_host.is_local
+    let host = route_host(app, name, allocation.tag.as_deref(), cluster);
+    let public_host = host.filter(|host| {
+        let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders);
+        !host.is_local
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
     ServiceEntry {
@@ -170,16 +170,16 @@ fn service_subject(
         addresses: settings.cluster_ips(&allocation.cluster_ips),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
-        targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
-        connection_path: only
+        targets: if fails_fast { Vec::new() } else { shares.iter().map(target).collect() },
+        connection_path: only_revision
             .as_ref()
             // An activator must read the header.
-            .filter(|_| !tagged)
+            .filter(|_| !has_tag_header_routing(app, cluster))
             .map_or(ConnectionPath::Activator, |(revision, template)| {
                 connection_path(app, revision, &context_for(template))
             }),
-        hosts: public.map(|it| it.host).into_iter().collect(),
-        gateway_rules: ingress_settings(allocation, app, name, &service_name, cluster),
+        hosts: public_host.map(|it| it.host).into_iter().collect(),
+        gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster),
     }
 }
 
@@ -191,14 +191,14 @@ fn has_tag_header_routing(app: &AppState, cluster: &ClusterState) -> bool {
 }
 
 /// Returns the rules of a name for activators as gateways: redirects, domains, and selection of tags.
-fn ingress_settings(
+fn gateway_rules(
     allocation: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
-    own: &str,
+    service_name: &str,
     cluster: &ClusterState,
 ) -> Option<Box<GatewayRules>> {
-    let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
+    let http_protocol = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
     let tag = |tagged: &RouteNameAllocation| {
         let service =
             NamespacedName::new(name.namespace.clone(), placeholder_name(tagged, &name.name));
@@ -214,15 +214,15 @@ fn ingress_settings(
         None => TagRouting::ChooseTag(sorted_tags()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
-    let ingress = GatewayRules {
-        redirects_to_https: is_http_redirected(http, cluster),
+    let rules = GatewayRules {
+        redirects_to_https: is_http_redirected(http_protocol, cluster),
         mapped_domains: domain_mappings::mapped_domains(
             cluster,
-            &NamespacedName::new(name.namespace.clone(), own),
+            &NamespacedName::new(name.namespace.clone(), service_name),
         ),
         tag_routing: tags,
     };
-    (ingress != GatewayRules::default()).then(|| Box::new(ingress))
+    (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
@@ -259,9 +259,9 @@ pub(crate) fn route_host(
     name: &NamespacedName,
     tag: Option<&str>,
     cluster: &ClusterState,
-) -> Option<names::RouteHost> {
+) -> Option<RouteHost> {
     let settings = &cluster.settings;
-    let all = names::HostNameRules {
+    let rules = HostNameRules {
         network: &settings.config_maps.network,
         domain: &settings.config_maps.domain,
         default_domain: &settings.external_domain,
@@ -269,14 +269,13 @@ pub(crate) fn route_host(
     };
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
     let (route_name, namespace) = (name.name.as_str(), name.namespace.as_str());
-    let route = names::RouteHostInputs { name: route_name, namespace, labels, annotations };
+    let route = RouteHostInputs { name: route_name, namespace, labels, annotations };
     let is_hidden = |service: &str| {
         let placeholder = cluster.names.placeholders.get(&NamespacedName::new(namespace, service));
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
-    let target = all.route_host(&route, tag, is_hidden);
-    target
-        .inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside"))
+    let host = rules.route_host(&route, tag, is_hidden);
+    host.inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside"))
         .ok()
 }
 
@@ -319,7 +318,7 @@ fn connection_path(
     let annotation =
         app.route_annotation(key::PATH).or_else(|| context.template.annotation(key::PATH));
     let configs = &context.cluster.settings.config_maps;
-    let annotation = annotation.or_else(|| {
+    let requested_path = annotation.or_else(|| {
         configs.network.default_path.map(|path| match path {
             ConnectionPath::Direct => "direct",
             ConnectionPath::Activator => "activator",
@@ -327,14 +326,17 @@ fn connection_path(
     });
     let spec = &context.template.raw.spec;
     // The shipped default is not the user's request for a limit.
-    let start = spec
+    let start_timeout = spec
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
-    let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let needs = context.template.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = context.template.protocol == AppProtocol::H2c && annotation != Some("direct");
-    let logged = configs.observability.needs_activator();
-    if annotation == Some("activator") || needs || h2c || logged {
+    let idle_timeout = spec.idle_timeout_seconds.filter(|it| *it != 0);
+    let has_limit = context.template.container_concurrency > 0
+        || start_timeout.is_some()
+        || idle_timeout.is_some();
+    let is_balanced_h2c =
+        context.template.protocol == AppProtocol::H2c && requested_path != Some("direct");
+    let is_logged = configs.observability.needs_activator();
+    if requested_path == Some("activator") || has_limit || is_balanced_h2c || is_logged {
         return ConnectionPath::Activator;
     }
     scale::burst_path(revision, context)

@@ -20,16 +20,16 @@ use crate::{
 #[derive(Clone, Debug)]
 enum PlanCaseAction {
     Apply { app: u8, version: u8, split: u8, initial: u8 },
-    Break { app: u8 },
+    RejectManifest { app: u8 },
     Delete { app: u8 },
-    Decide { app: u8, revision: u8, wanted: u8 },
-    See { pod: u8, ready: bool, drained: bool, load: u8 },
-    Unsee { pod: u8 },
-    Status { pod: u8, state: u8 },
-    Begin { who: u8 },
-    End { who: u8 },
-    Avoid { who: u8, pod: u8, ended: bool },
-    Pass { seconds: u16 },
+    Decide { app: u8, revision: u8, requested_scale: u8 },
+    ReportPod { pod: u8, ready: bool, drained: bool, load: u8 },
+    WithdrawReport { pod: u8 },
+    SetRunStatus { pod: u8, state: u8 },
+    BeginStream { reporter: u8 },
+    EndStream { reporter: u8 },
+    AckDrain { reporter: u8, pod: u8, withdrawn: bool },
+    AdvanceTime { seconds: u16 },
 }
 
 fn action() -> impl Strategy<Value = PlanCaseAction> {
@@ -37,27 +37,23 @@ fn action() -> impl Strategy<Value = PlanCaseAction> {
         (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| {
             PlanCaseAction::Apply { app, version, split, initial }
         }),
-        (0..4u8).prop_map(|app| PlanCaseAction::Break { app }),
+        (0..4u8).prop_map(|app| PlanCaseAction::RejectManifest { app }),
         (0..4u8).prop_map(|app| PlanCaseAction::Delete { app }),
-        (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| PlanCaseAction::Decide {
-            app,
-            revision,
-            wanted
+        (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, requested_scale)| {
+            PlanCaseAction::Decide { app, revision, requested_scale }
         }),
         (0..8u8, any::<bool>(), any::<bool>(), 0..3u8).prop_map(|(pod, ready, drained, load)| {
-            PlanCaseAction::See { pod, ready, drained, load }
+            PlanCaseAction::ReportPod { pod, ready, drained, load }
         }),
-        (0..8u8).prop_map(|pod| PlanCaseAction::Unsee { pod }),
-        (0..8u8, 0..5u8).prop_map(|(pod, state)| PlanCaseAction::Status { pod, state }),
-        (0..2u8).prop_map(|who| PlanCaseAction::Begin { who }),
-        (0..2u8).prop_map(|who| PlanCaseAction::End { who }),
-        (0..2u8, 0..8u8, any::<bool>()).prop_map(|(who, pod, ended)| PlanCaseAction::Avoid {
-            who,
-            pod,
-            ended
+        (0..8u8).prop_map(|pod| PlanCaseAction::WithdrawReport { pod }),
+        (0..8u8, 0..5u8).prop_map(|(pod, state)| PlanCaseAction::SetRunStatus { pod, state }),
+        (0..2u8).prop_map(|reporter| PlanCaseAction::BeginStream { reporter }),
+        (0..2u8).prop_map(|reporter| PlanCaseAction::EndStream { reporter }),
+        (0..2u8, 0..8u8, any::<bool>()).prop_map(|(reporter, pod, withdrawn)| {
+            PlanCaseAction::AckDrain { reporter, pod, withdrawn }
         }),
         prop_oneof![Just(0u16), Just(1), Just(5), Just(300), Just(700)]
-            .prop_map(|seconds| PlanCaseAction::Pass { seconds }),
+            .prop_map(|seconds| PlanCaseAction::AdvanceTime { seconds }),
     ]
 }
 
@@ -66,7 +62,7 @@ fn name(app: u8) -> NamespacedName {
     NamespacedName::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
 
-fn subscriber(index: u8) -> ComponentReplica {
+fn reporter(index: u8) -> ComponentReplica {
     let role = if index == 0 { ClientComponent::Agent } else { ClientComponent::Activator };
     ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
@@ -124,7 +120,7 @@ fn decide(app: u8, revision: u8, requested_scale: u8) -> ControllerEvent {
     })
 }
 
-/// Returns the event of an act, if there is a pod for it.
+/// Returns the event of an action, if there is a pod for it.
 fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
     let pods = machine.cluster().apps.values().flat_map(|app| app.pods());
     let pods: Vec<String> = pods.map(|(_, pod)| pod.uid.to_string()).collect();
@@ -133,12 +129,14 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         PlanCaseAction::Apply { app, version, split, initial } => {
             manifest(app, version, split, initial)
         }
-        PlanCaseAction::Break { app } => {
+        PlanCaseAction::RejectManifest { app } => {
             ControllerEvent::ManifestRejected { name: name(app), reason: "broken".into() }
         }
         PlanCaseAction::Delete { app } => ControllerEvent::ManifestDeleted(name(app)),
-        PlanCaseAction::Decide { app, revision, wanted } => decide(app, revision, wanted),
-        PlanCaseAction::See { pod, ready, drained, load } => {
+        PlanCaseAction::Decide { app, revision, requested_scale } => {
+            decide(app, revision, requested_scale)
+        }
+        PlanCaseAction::ReportPod { pod, ready, drained, load } => {
             let observation = PodObservation {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
@@ -150,39 +148,39 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
             };
-            ControllerEvent::PodReported { reporter: subscriber(0), stream: 1, observation }
+            ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }
-        PlanCaseAction::Unsee { pod } => ControllerEvent::PodReportWithdrawn {
-            reporter: subscriber(0),
+        PlanCaseAction::WithdrawReport { pod } => ControllerEvent::PodReportWithdrawn {
+            reporter: reporter(0),
             stream: 1,
             pod_uid: pick(pod)?,
         },
-        PlanCaseAction::Status { pod, state } => {
+        PlanCaseAction::SetRunStatus { pod, state } => {
             ControllerEvent::PodRunStatus(status(pick(pod)?, state))
         }
-        PlanCaseAction::Begin { who: subscriber_index } => ControllerEvent::ReportStreamBegin {
-            reporter: subscriber(subscriber_index),
-            stream: subscriber_index.into(),
+        PlanCaseAction::BeginStream { reporter: index } => ControllerEvent::ReportStreamBegin {
+            reporter: reporter(index),
+            stream: index.into(),
         },
-        PlanCaseAction::End { who: subscriber_index } => ControllerEvent::ReportStreamEnd {
-            reporter: subscriber(subscriber_index),
-            stream: subscriber_index.into(),
+        PlanCaseAction::EndStream { reporter: index } => ControllerEvent::ReportStreamEnd {
+            reporter: reporter(index),
+            stream: index.into(),
         },
-        PlanCaseAction::Avoid { who: subscriber_index, pod, ended: false } => {
+        PlanCaseAction::AckDrain { reporter: index, pod, withdrawn: false } => {
             ControllerEvent::DrainAcked {
-                reporter: subscriber(subscriber_index),
-                stream: subscriber_index.into(),
+                reporter: reporter(index),
+                stream: index.into(),
                 pod_uid: pick(pod)?,
             }
         }
-        PlanCaseAction::Avoid { who: subscriber_index, pod, ended: true } => {
+        PlanCaseAction::AckDrain { reporter: index, pod, withdrawn: true } => {
             ControllerEvent::DrainAckWithdrawn {
-                reporter: subscriber(subscriber_index),
-                stream: subscriber_index.into(),
+                reporter: reporter(index),
+                stream: index.into(),
                 pod_uid: pick(pod)?,
             }
         }
-        PlanCaseAction::Pass { .. } => ControllerEvent::Tick,
+        PlanCaseAction::AdvanceTime { .. } => ControllerEvent::Tick,
     })
 }
 
@@ -222,7 +220,7 @@ fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), Test
         first.changes.iter().filter_map(|(key, it)| it.map(|it| (key.clone(), it))).collect();
     let planned =
         routes.iter().map(|(key, it)| (key.clone(), RouteFingerprint::of_change(it))).collect();
-    prop_assert_eq!(hashes, planned, "what was said is what is planned");
+    prop_assert_eq!(hashes, planned, "the outbox has what is planned");
     let messages = machine.route_messages(first, &mut cursor).changes;
     let messages: BTreeMap<_, _> =
         messages.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
@@ -235,7 +233,7 @@ fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), Test
                 let key = RouteKey::Revision(target.revision.clone());
                 prop_assert!(
                     messages.contains_key(&key),
-                    "{} is named but not said",
+                    "{} is a target but not in the table",
                     key_text(&key)
                 );
             }
@@ -255,7 +253,7 @@ proptest! {
         let mut now = UnixMillis(1_000_000);
         let mut ordered = std::collections::BTreeSet::new();
         for action in actions {
-            if let PlanCaseAction::Pass { seconds } = action {
+            if let PlanCaseAction::AdvanceTime { seconds } = action {
                 now = now.plus_ms(u64::from(seconds) * 1000);
             }
             // The machine's timer must bring the passing of time to the plan.

@@ -149,10 +149,12 @@ fn named_revision(
         }
     };
     // A Revision that had traffic keeps it: its pods may recover, and no other Revision was named.
-    let had = app.traffic().iter().any(|it| *it.revision_name == *revision_name);
+    let had_traffic = app.traffic().iter().any(|it| *it.revision_name == *revision_name);
     match revision.conditions.get(ConditionType::RevisionReady) {
         ConditionStatus::True(_) => Ok(revision.name.clone()),
-        ConditionStatus::Unknown(_) | ConditionStatus::False(_) if had => Ok(revision.name.clone()),
+        ConditionStatus::Unknown(_) | ConditionStatus::False(_) if had_traffic => {
+            Ok(revision.name.clone())
+        }
         ConditionStatus::False(_) => {
             Err(missing(format!("Revision {revision_name:?} failed to become ready.")))
         }
@@ -163,7 +165,8 @@ fn named_revision(
     }
 }
 
-/// Sets the routing state of all Revisions: if a Route names them (knative/serving `pkg/reconciler/labeler`).
+/// Sets the routing state of all Revisions: active if a Route names them, else in reserve (knative/serving
+/// `pkg/reconciler/labeler`).
 pub(super) fn update_routing_states(
     app: &mut AppState,
     name: &NamespacedName,

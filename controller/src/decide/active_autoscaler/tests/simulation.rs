@@ -11,7 +11,7 @@ const CALM: u64 = WINDOW + 40;
 enum SimHostFault {
     Nothing,
     Freeze { autoscaler: usize, moments: u64 },
-    Blind { autoscaler: usize, moments: u64 },
+    LoseReporters { autoscaler: usize, moments: u64 },
     Restart { autoscaler: usize },
     FreezeController { controller: usize, moments: u64 },
     RestartController { controller: usize },
@@ -24,7 +24,7 @@ fn fault() -> impl Strategy<Value = SimHostFault> {
         2 => (one.clone(), moments.clone())
             .prop_map(|(autoscaler, moments)| SimHostFault::Freeze { autoscaler, moments }),
         1 => (one.clone(), moments.clone())
-            .prop_map(|(autoscaler, moments)| SimHostFault::Blind { autoscaler, moments }),
+            .prop_map(|(autoscaler, moments)| SimHostFault::LoseReporters { autoscaler, moments }),
         2 => one.clone().prop_map(|autoscaler| SimHostFault::Restart { autoscaler }),
         1 => (one.clone(), moments)
             .prop_map(|(controller, moments)| SimHostFault::FreezeController { controller, moments }),
@@ -36,19 +36,19 @@ struct SimElectionAutoscaler {
     name: String,
     wall_ms: u64,
     follows: usize,
-    heard_since: u64,
+    receives_usage_since: u64,
     started: u64,
     frozen_since: u64,
     frozen_until: u64,
     was_frozen_at: u64,
-    blind: (u64, u64),
+    few_reporters: (u64, u64),
     active: Option<String>,
     /// Last choice that its RouteTable named.
     announced_active: Option<String>,
 }
 
 struct SimElectionController {
-    deciders: AutoscalerElection,
+    election: AutoscalerElection,
     frozen_until: u64,
     /// Moment since which it has run without a pause.
     runs_since: u64,
@@ -91,12 +91,12 @@ impl SimElectionHosts {
             name,
             wall_ms,
             follows,
-            heard_since: now,
+            receives_usage_since: now,
             started: now,
             frozen_since: 0,
             frozen_until: 0,
             was_frozen_at: 0,
-            blind: (0, 0),
+            few_reporters: (0, 0),
             active: None,
             announced_active: None,
         }
@@ -113,8 +113,8 @@ impl SimElectionHosts {
                 }
                 it.frozen_until = it.frozen_until.max(now + moments);
             }
-            SimHostFault::Blind { autoscaler, moments } => {
-                self.autoscalers[autoscaler].blind = (now, now + moments);
+            SimHostFault::LoseReporters { autoscaler, moments } => {
+                self.autoscalers[autoscaler].few_reporters = (now, now + moments);
             }
             SimHostFault::Restart { autoscaler } => {
                 let new = self.autoscaler(self.autoscalers[autoscaler].wall_ms);
@@ -139,11 +139,11 @@ impl SimElectionHosts {
             }
             // Windows survive a pause of less than a second.
             if it.was_frozen_at + 1 == now && now - it.frozen_since > 10 {
-                (it.heard_since, it.active) = (now, None);
+                (it.receives_usage_since, it.active) = (now, None);
             }
             let table = &self.controllers[it.follows];
             if now >= table.frozen_until
-                && let Some(chosen) = table.deciders.active_name()
+                && let Some(chosen) = table.election.active_name()
                 && it.announced_active.as_deref() != Some(chosen)
             {
                 it.announced_active = Some(chosen.to_owned());
@@ -171,18 +171,18 @@ impl SimElectionHosts {
 
 impl SimElectionAutoscaler {
     fn heartbeat(&self, now: u64) -> AutoscalerHeartbeat {
-        let heard = now - self.heard_since;
+        let received_for = now - self.receives_usage_since;
         AutoscalerHeartbeat {
             since_ms: self.wall_ms,
-            observed_ms: heard * 100,
-            covers_all_windows: heard >= WINDOW,
-            reporters: if now < self.blind.1 { 1 } else { 4 },
+            observed_ms: received_for * 100,
+            covers_all_windows: received_for >= WINDOW,
+            reporters: if now < self.few_reporters.1 { 1 } else { 4 },
             active_autoscaler: self.active.clone(),
         }
     }
 
     /// Returns true if it has run, and sent heartbeats, for this long.
-    fn runs_for(&self, now: u64, moments: u64) -> bool {
+    fn has_run_for(&self, now: u64, moments: u64) -> bool {
         now >= self.frozen_until && now >= self.started.max(self.was_frozen_at) + moments
     }
 }
@@ -190,7 +190,7 @@ impl SimElectionAutoscaler {
 impl SimElectionController {
     fn new(now: u64) -> Self {
         Self {
-            deciders: AutoscalerElection::default(),
+            election: AutoscalerElection::default(),
             frozen_until: 0,
             runs_since: now,
             streams: BTreeMap::new(),
@@ -203,8 +203,8 @@ impl SimElectionController {
             self.runs_since = now + 1;
             return;
         }
-        let mail = std::mem::take(&mut self.messages);
-        for (at, from, name, heartbeat) in mail {
+        let messages = std::mem::take(&mut self.messages);
+        for (at, from, name, heartbeat) in messages {
             if at > now {
                 self.messages.push((at, from, name, heartbeat));
                 continue;
@@ -212,22 +212,22 @@ impl SimElectionController {
             let stream_name =
                 self.streams.get(&from).filter(|(_, stream_name)| *stream_name == name);
             if let Some((stream, _)) = stream_name {
-                self.deciders.handle_heartbeat(*stream, heartbeat);
+                self.election.handle_heartbeat(*stream, heartbeat);
                 continue;
             }
             *streams += 1;
             if let Some((old, _)) = self.streams.insert(from, (*streams, name.clone())) {
-                self.deciders.end_stream(old);
+                self.election.end_stream(old);
             }
-            self.deciders.begin_stream(*streams, &name);
-            self.deciders.handle_heartbeat(*streams, heartbeat);
-            self.deciders.handle_synced(*streams);
+            self.election.begin_stream(*streams, &name);
+            self.election.handle_heartbeat(*streams, heartbeat);
+            self.election.handle_synced(*streams);
         }
-        self.deciders.tick();
+        self.election.tick();
     }
 
     fn chosen(&self) -> Option<String> {
-        self.deciders.active_name().map(str::to_owned)
+        self.election.active_name().map(str::to_owned)
     }
 }
 
@@ -242,28 +242,29 @@ fn check(
         return Ok(());
     }
     let autoscaler = |name: &str| hosts.autoscalers.iter().find(|it| it.name == name);
-    let chosen = controller.deciders.active_name();
+    let chosen = controller.election.active_name();
     let others = || hosts.autoscalers.iter().filter(|it| Some(it.name.as_str()) != chosen);
     if let (Some(old), Some(new)) = (previous.and_then(autoscaler), chosen.and_then(autoscaler))
         && old.name != new.name
-        && old.runs_for(now, 15)
+        && old.has_run_for(now, 15)
     {
         let (is_full, is_older) = (
-            now >= new.heard_since + WINDOW,
-            new.heard_since <= old.heard_since + 2 * DELAY_TOLERANCE_TICKS,
+            now >= new.receives_usage_since + WINDOW,
+            new.receives_usage_since <= old.receives_usage_since + 2 * DELAY_TOLERANCE_TICKS,
         );
         prop_assert!(is_full || is_older, "{} took over from {} at {now}", new.name, old.name);
     }
     if let Some(it) = chosen.and_then(autoscaler) {
         let frozen_for = if now < it.frozen_until { now - it.frozen_since } else { 0 };
-        let another = others().any(|it| it.runs_for(now, 20));
+        let another = others().any(|it| it.has_run_for(now, 20));
         prop_assert!(frozen_for < 10 || !another, "{} is frozen at {now}", it.name);
-        let blind_for = if now < it.blind.1 { now - it.blind.0 } else { 0 };
+        let few_reporters_for = if now < it.few_reporters.1 { now - it.few_reporters.0 } else { 0 };
         let better = others().any(|it| {
-            let knows = now >= it.heard_since + WINDOW + 20 && now >= it.blind.1 + 20;
-            knows && it.runs_for(now, 20)
+            let knows = now >= it.receives_usage_since + WINDOW + 20
+                && now >= it.few_reporters.1 + 20;
+            knows && it.has_run_for(now, 20)
         });
-        prop_assert!(blind_for < 16 || !better, "{} is blind at {now}", it.name);
+        prop_assert!(few_reporters_for < 16 || !better, "{} lacks reporters at {now}", it.name);
     }
     Ok(())
 }
@@ -272,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Whatever freezes, restarts or loses agents, with any clocks: emptier windows never take over from a live
-    /// autoscaler. One that is blind or frozen does not stay active, and replicas reach the same choice.
+    /// autoscaler. One that lacks reporters or is frozen does not stay active, and replicas reach the same choice.
     #[test]
     fn replicas_agree_on_an_autoscaler_with_full_windows(
         clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),

@@ -16,7 +16,7 @@ fn named(name: &str) -> NamespacedName {
 }
 
 /// Returns a node on which all activator ports but `free` are in use.
-fn crowded(free: usize) -> MachineSim {
+fn node_with_free_ports(free: usize) -> MachineSim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
     let mut sim = MachineSim::new();
@@ -46,7 +46,7 @@ fn ports(sim: &MachineSim) -> BTreeSet<u16> {
 /// The service whose port becomes free drains for a while, and is planned again meanwhile.
 #[test]
 fn without_a_free_port_a_route_reports_it_and_waits_for_one() {
-    let mut sim = crowded(1);
+    let mut sim = node_with_free_ports(1);
     sim.apply(HELLO);
     sim.decide(1);
     sim.report_all_ready();
@@ -55,17 +55,21 @@ fn without_a_free_port_a_route_reports_it_and_waits_for_one() {
     assert_eq!((route_error(&sim, "hello"), ports(&sim).len()), (String::new(), 1));
     let port = ports(&sim);
     sim.step(ControllerEvent::ManifestDeleted(hello()));
-    assert_eq!((route_error(&sim, "after"), ports(&sim)), (String::new(), port), "it is passed on");
+    assert_eq!(
+        (route_error(&sim, "after"), ports(&sim)),
+        (String::new(), port),
+        "the port has a new owner"
+    );
     let uid = sim.pod_uids().remove(0);
     sim.report_pod(&uid, |it| it.drained = true);
     apply(&mut sim, "third");
-    assert_eq!(route_error(&sim, "third"), "NoAddressLeft", "a port is given back once");
+    assert_eq!(route_error(&sim, "third"), "NoAddressLeft", "a port is released once");
     assert_eq!(sim.machine.cluster.allocated.ports.len(), 10_000);
 }
 
 #[test]
 fn a_removed_tag_releases_its_port_to_a_waiting_route() {
-    let mut sim = crowded(2);
+    let mut sim = node_with_free_ports(2);
     let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
     sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
     apply(&mut sim, "after");

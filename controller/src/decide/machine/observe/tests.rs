@@ -1,17 +1,10 @@
 //! The controller against a model of the API server: objects in, objects out, until nothing changes any more.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use common::{
-    outbox::Outbox,
-    wire::{
-        ClientComponent, ComponentReplica, ConnectionPath, GatewayRules, NamespacedName,
-        PodObservation, RevisionActivity, RouteChange, RouteTable, RouteTag, ScaleDecision,
-        TagRouting,
-    },
+use common::wire::{
+    ClientComponent, ComponentReplica, ConnectionPath, GatewayRules, NamespacedName,
+    PodObservation, RouteTag, TagRouting,
 };
 use datapath::abi;
 use proptest::prelude::*;
@@ -20,17 +13,10 @@ use serde_json::{Value, json};
 use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
     model::{
-        cluster_state::{
-            ClusterState, ConditionStatus, ConditionType, ControllerSettings, PlatformKind,
-            UnixMillis,
-        },
+        cluster_state::{ConditionStatus, ConditionType, UnixMillis},
         knative::key,
         network_policies::PolicyClientPod,
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
-    },
-    shell::api::{
-        object_cache::ObservedObject,
-        write_decision::{WriteAction, next_write},
     },
     write::desired::desired_state,
 };
@@ -38,6 +24,7 @@ use crate::{
 mod autoscaler_classes;
 mod containers;
 mod deletion;
+mod fake_api_server;
 mod fields;
 mod inherited_metadata;
 mod long_names;
@@ -46,564 +33,24 @@ mod pod_changes;
 mod revision_services;
 mod write_errors;
 
-const NAMESPACE: &str = "default";
-
-fn name(name: &str) -> NamespacedName {
-    NamespacedName::new(NAMESPACE, name)
-}
-
-/// A model of the API server, with the Kubernetes controllers that matter here.
-struct FakeApiServer {
-    /// Machine of the leader, unless the test makes it a follower.
-    machine: ControllerStateMachine,
-    /// Machine of another replica, which observes the same and must have the same table. `None` where a test shows them
-    /// different things.
-    other_replica: Option<ControllerStateMachine>,
-    now: UnixMillis,
-    /// Time of the API server's clock; `None`: same as the controller's.
-    api_server_clock: Option<UnixMillis>,
-    objects: BTreeMap<(ResourceKind, NamespacedName), Value>,
-    objects_created: u64,
-    writes: usize,
-    /// True if registries answer queries for digests.
-    resolves_digests: bool,
-    /// Parts of objects whose last write failed.
-    failed_writes: BTreeSet<ObjectPartKey>,
-    /// Labels that were applied last, by object.
-    labels: BTreeMap<(ResourceKind, NamespacedName), Value>,
-}
-
-/// Returns the result for registries that are skipped: empty digests.
-fn skipped_digests(
-    machine: &ControllerStateMachine,
-    revision: &NamespacedName,
-) -> Option<ControllerEvent> {
-    let request = machine.digest_request(revision)?;
-    let digests = request.images.into_iter().map(|(name, _)| (name, String::new())).collect();
-    Some(ControllerEvent::DigestsResolved { revision: revision.clone(), resolution: Ok(digests) })
-}
-
-fn machine() -> ControllerStateMachine {
-    let settings =
-        ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
-    let cluster =
-        ClusterState { settings: Arc::new(settings), is_leader: false, ..ClusterState::default() };
-    ControllerStateMachine::new(cluster, Outbox::new())
-}
-
-impl FakeApiServer {
-    fn new() -> Self {
-        let mut api_server = Self {
-            machine: machine(),
-            other_replica: Some(machine()),
-            now: UnixMillis(1_000_000_000),
-            api_server_clock: None,
-            objects: BTreeMap::new(),
-            objects_created: 0,
-            writes: 0,
-            resolves_digests: true,
-            failed_writes: BTreeSet::new(),
-            labels: BTreeMap::new(),
-        };
-        let activator = json!({
-            "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
-            "spec": {"nodeName": "n1"},
-            "status": {"podIP": "10.1.0.9", "conditions": [{"type": "Ready", "status": "True"}]},
-        });
-        let activator_name = NamespacedName::new("knative-serving", "activator-1");
-        api_server.objects.insert((ResourceKind::Pod, activator_name.clone()), activator.clone());
-        api_server.step(ControllerEvent::LeadershipChanged(true));
-        api_server.step(ControllerEvent::ObjectObserved {
-            resource: ResourceKind::Pod,
-            name: activator_name,
-            object: Some(Box::new(activator)),
-        });
-        api_server
-    }
-
-    /// Handles an event, and all events that follow from the resulting writes.
-    fn step(&mut self, event: ControllerEvent) {
-        let mut events = VecDeque::from([event]);
-        let mut turns = 0;
-        while let Some(event) = events.pop_front() {
-            turns += 1;
-            assert!(turns < 2000, "it never comes to rest");
-            let leaders = matches!(
-                event,
-                ControllerEvent::LeadershipChanged(_)
-                    | ControllerEvent::DigestsResolved { .. }
-                    | ControllerEvent::WriteErrorChanged { .. }
-            );
-            if let Some(follower) = self.other_replica.as_mut().filter(|_| !leaders) {
-                follower.step(self.now, event.clone());
-            }
-            let effects = self.machine.step(self.now, event);
-            for revision in
-                effects.revisions_to_resolve.into_iter().filter(|_| self.resolves_digests)
-            {
-                events.extend(skipped_digests(&self.machine, &revision));
-            }
-            for key in effects.changed_keys.into_iter().collect::<BTreeSet<_>>() {
-                events.extend(self.write(&key));
-            }
-        }
-        assert_eq!(named_twice(&self.table()), [""; 0], "a host leads to one service");
-        if let Some(follower) =
-            self.other_replica.as_ref().filter(|_| self.machine.cluster().is_leader)
-        {
-            assert_eq!(differences(&table(follower), &self.table()), [""; 0]);
-        }
-    }
-
-    fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
-        if !self.machine.cluster().is_leader {
-            return Vec::new();
-        }
-        let observed =
-            self.objects.get(&(key.resource, key.name.clone())).map(ObservedObject::from_object);
-        match next_write(key, desired_state(self.machine.cluster(), key), observed.as_ref(), None) {
-            WriteAction::None => Vec::new(),
-            WriteAction::NotOwned(error) => {
-                self.failed_writes.insert(key.clone());
-                vec![ControllerEvent::WriteErrorChanged { key: key.clone(), error: Some(error) }]
-            }
-            WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
-                let mut events = self.apply(key.resource, &key.name, body);
-                events.extend(
-                    self.failed_writes
-                        .take(key)
-                        .map(|key| ControllerEvent::WriteErrorChanged { key, error: None }),
-                );
-                events
-            }
-            WriteAction::Status(body) => self.put_status(key, body["status"].clone()),
-            WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
-                self.scale(&key.name, replicas, &leaving_pods)
-            }
-            WriteAction::Delete(_) => self.delete(key.resource, &key.name),
-        }
-    }
-
-    /// Creates a ClusterDomainClaim, as an administrator does.
-    fn claim(&mut self, domain: &str, namespace: &str) {
-        let body = json!({
-            "metadata": {"name": domain}, "spec": {"namespace": namespace},
-        });
-        for event in
-            self.apply(ResourceKind::ClusterDomainClaim, &NamespacedName::new("", domain), body)
-        {
-            self.step(event);
-        }
-    }
-
-    fn map(&mut self, domain: &str, kind: &str, target: &str) {
-        let api_version = if kind == "Service" { "serving.knative.dev/v1" } else { "v1" };
-        let kind = kind.trim_start_matches("Core");
-        let spec = json!({"ref": {"apiVersion": api_version, "kind": kind, "name": target}});
-        self.user(ResourceKind::DomainMapping, domain, spec);
-    }
-
-    fn config(&mut self, name: &str, data: Value) {
-        let config_name = NamespacedName::new("knative-serving", name);
-        let object = json!({"data": data});
-        self.objects.insert((ResourceKind::ConfigMap, config_name.clone()), object.clone());
-        self.step(ControllerEvent::ObjectObserved {
-            resource: ResourceKind::ConfigMap,
-            name: config_name,
-            object: Some(Box::new(object)),
-        });
-    }
-
-    fn apply(
-        &mut self,
-        resource: ResourceKind,
-        name: &NamespacedName,
-        body: Value,
-    ) -> Vec<ControllerEvent> {
-        let at = (resource, name.clone());
-        if resource == ResourceKind::Pod {
-            return self.annotate(name, &body);
-        }
-        let mut object = body;
-        let before = self.objects.get(&at).cloned();
-        self.objects_created += 1;
-        let meta = |field: &str| before.as_ref().map(|it| it["metadata"][field].clone());
-        object["metadata"]["uid"] = meta("uid").unwrap_or_else(|| {
-            json!(format!("00000000-0000-4000-8000-{:012x}", self.objects_created))
-        });
-        object["metadata"]["creationTimestamp"] =
-            meta("creationTimestamp").unwrap_or_else(|| json!(self.stamp().rfc3339()));
-        if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
-            object["status"] = status.clone();
-        }
-        if resource == ResourceKind::Service && object["spec"].get("selector").is_none() {
-            let given = before.as_ref().map(|it| it["spec"]["clusterIPs"].clone());
-            let fresh = || {
-                json!([
-                    format!("10.96.0.{}", self.objects_created % 250 + 1),
-                    format!("fd00::{:x}", self.objects_created)
-                ])
-            };
-            object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
-        }
-        if let (ResourceKind::Deployment, Some(before)) = (resource, &before) {
-            // The scale subresource owns the replicas, not the apply.
-            object["spec"]["replicas"] = before["spec"]["replicas"].clone();
-        }
-        // A server-side apply leaves labels of other managers.
-        let applied = object["metadata"]["labels"].clone();
-        let ours = self.labels.insert(at.clone(), applied).unwrap_or_default();
-        for (key, value) in meta("labels").iter().filter_map(Value::as_object).flatten() {
-            if ours.get(key).is_none() && object["metadata"]["labels"].get(key).is_none() {
-                object["metadata"]["labels"][key] = value.clone();
-            }
-        }
-        let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
-        let same_spec = before.as_ref().is_some_and(|it| it["spec"] == object["spec"]);
-        object["metadata"]["generation"] = json!(generation + i64::from(!same_spec));
-        if before.as_ref() == Some(&object) {
-            return Vec::new();
-        }
-        self.writes += 1;
-        self.objects.insert(at, object.clone());
-        let mut events = vec![ControllerEvent::ObjectObserved {
-            resource,
-            name: name.clone(),
-            object: Some(Box::new(object)),
-        }];
-        if resource == ResourceKind::Deployment {
-            events.extend(self.pods(name, &[]));
-        }
-        events
-    }
-
-    fn stamp(&self) -> UnixMillis {
-        self.api_server_clock.unwrap_or(self.now)
-    }
-
-    /// Returns the machine of another replica that starts now and has observed all objects.
-    fn other(&self) -> ControllerStateMachine {
-        let mut other = machine().loading();
-        for event in shown(&self.objects, &[]) {
-            other.step(self.now, event);
-        }
-        other.step(self.now, ControllerEvent::InitialListSynced);
-        other
-    }
-
-    /// Merges annotations into a pod, whose other fields belong to other managers.
-    fn annotate(&mut self, name: &NamespacedName, body: &Value) -> Vec<ControllerEvent> {
-        let Some(object) = self.objects.get_mut(&(ResourceKind::Pod, name.clone())) else {
-            return Vec::new();
-        };
-        if object["metadata"]["annotations"] == body["metadata"]["annotations"] {
-            return Vec::new();
-        }
-        object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
-        self.writes += 1;
-        vec![ControllerEvent::ObjectObserved {
-            resource: ResourceKind::Pod,
-            name: name.clone(),
-            object: Some(Box::new(object.clone())),
-        }]
-    }
-
-    fn put_status(&mut self, key: &ObjectPartKey, status: Value) -> Vec<ControllerEvent> {
-        let at = (key.resource, key.name.clone());
-        let Some(object) = self.objects.get_mut(&at) else { return Vec::new() };
-        if object["status"] == status {
-            return Vec::new();
-        }
-        object["status"] = status;
-        self.writes += 1;
-        vec![ControllerEvent::ObjectObserved {
-            resource: key.resource,
-            name: key.name.clone(),
-            object: Some(Box::new(object.clone())),
-        }]
-    }
-
-    fn scale(
-        &mut self,
-        name: &NamespacedName,
-        replicas: i64,
-        leaving_pods: &[NamespacedName],
-    ) -> Vec<ControllerEvent> {
-        let Some(object) = self.objects.get_mut(&(ResourceKind::Deployment, name.clone())) else {
-            return Vec::new();
-        };
-        if object["spec"]["replicas"] == replicas {
-            return Vec::new();
-        }
-        object["spec"]["replicas"] = json!(replicas);
-        self.writes += 1;
-        let object = object.clone();
-        let mut events = vec![ControllerEvent::ObjectObserved {
-            resource: ResourceKind::Deployment,
-            name: name.clone(),
-            object: Some(Box::new(object)),
-        }];
-        events.extend(self.pods(name, leaving_pods));
-        events
-    }
-
-    /// Plays the Deployment and ReplicaSet controllers: creates and deletes pods.
-    fn pods(
-        &mut self,
-        deployment: &NamespacedName,
-        leaving_pods: &[NamespacedName],
-    ) -> Vec<ControllerEvent> {
-        let object = self.objects[&(ResourceKind::Deployment, deployment.clone())].clone();
-        let replicas =
-            usize::try_from(object["spec"]["replicas"].as_i64().unwrap_or(1)).expect("a count");
-        let prefix = format!("{}-", deployment.name);
-        let is_of_deployment = |(resource, it): &&(ResourceKind, NamespacedName)| {
-            *resource == ResourceKind::Pod && it.name.starts_with(&prefix)
-        };
-        let mut present: Vec<NamespacedName> =
-            self.objects.keys().filter(is_of_deployment).map(|(_, it)| it.clone()).collect();
-        present.sort_by_key(|it| leaving_pods.contains(it));
-        let mut events = Vec::new();
-        for surplus in present.iter().skip(replicas) {
-            events.extend(self.delete(ResourceKind::Pod, surplus));
-        }
-        for _ in present.len()..replicas {
-            self.objects_created += 1;
-            let name = NamespacedName::new(
-                &*deployment.namespace,
-                format!("{prefix}{}", self.objects_created),
-            );
-            let pod = json!({
-                "metadata": {
-                    "name": name.name.as_str(), "namespace": name.namespace.as_str(),
-                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.objects_created),
-                    "creationTimestamp": self.stamp().rfc3339(),
-                    "labels": object["spec"]["template"]["metadata"]["labels"],
-                },
-                "spec": {"nodeName": "n1"},
-                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.objects_created % 250)},
-            });
-            self.objects.insert((ResourceKind::Pod, name.clone()), pod.clone());
-            events.push(ControllerEvent::ObjectObserved {
-                resource: ResourceKind::Pod,
-                name,
-                object: Some(Box::new(pod)),
-            });
-        }
-        events
-    }
-
-    /// Deletes an object and, as the garbage collector does, all objects that it owns.
-    fn delete(&mut self, resource: ResourceKind, name: &NamespacedName) -> Vec<ControllerEvent> {
-        let Some(removed) = self.objects.remove(&(resource, name.clone())) else {
-            return Vec::new();
-        };
-        self.writes += 1;
-        let mut events =
-            vec![ControllerEvent::ObjectObserved { resource, name: name.clone(), object: None }];
-        let uid = removed["metadata"]["uid"].clone();
-        let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
-            it["metadata"]["ownerReferences"][0]["uid"] == uid
-        };
-        let children: Vec<_> =
-            self.objects.iter().filter(owned).map(|(at, _)| at.clone()).collect();
-        for (resource, name) in children {
-            events.extend(self.delete(resource, &name));
-        }
-        if resource == ResourceKind::Deployment {
-            let prefix = format!("{}-", name.name);
-            let pods: Vec<NamespacedName> = self
-                .names(ResourceKind::Pod)
-                .into_iter()
-                .filter(|it| it.name.starts_with(&prefix))
-                .collect();
-            for pod in pods {
-                events.extend(self.delete(ResourceKind::Pod, &pod));
-            }
-        }
-        events
-    }
-
-    fn names(&self, resource: ResourceKind) -> Vec<NamespacedName> {
-        self.objects
-            .keys()
-            .filter(|(have, _)| *have == resource)
-            .map(|(_, it)| it.clone())
-            .collect()
-    }
-
-    /// Applies an object as `kubectl apply` of a user does.
-    fn user(&mut self, resource: ResourceKind, object_name: &str, spec: Value) {
-        let body = json!({
-            "apiVersion": resource.api_version(), "kind": resource.kind(),
-            "metadata": {"name": object_name, "namespace": NAMESPACE}, "spec": spec,
-        });
-        for event in self.apply(resource, &name(object_name), body) {
-            self.step(event);
-        }
-    }
-
-    fn remove(&mut self, resource: ResourceKind, object_name: &str) {
-        for event in self.delete(resource, &name(object_name)) {
-            self.step(event);
-        }
-    }
-
-    fn service(&mut self, name: &str, image: &str, initial: u32, traffic: Value) {
-        let mut spec = json!({"template": template(image, initial)});
-        if traffic.is_array() {
-            spec["traffic"] = traffic;
-        }
-        self.user(ResourceKind::KnativeService, name, spec);
-    }
-
-    /// Reports every pod as ready, as its agent does.
-    fn ready(&mut self) {
-        for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
-            if resource != ResourceKind::Pod || it.namespace != NAMESPACE {
-                continue;
-            }
-            let pod = &self.objects[&(resource, it)];
-            let observation = PodObservation {
-                uid: pod["metadata"]["uid"].as_str().expect("a uid").into(),
-                address: format!("{}:8080", pod["status"]["podIP"].as_str().expect("an address"))
-                    .parse()
-                    .ok(),
-                listening: true,
-                ready: true,
-                drained: false,
-                in_flight: 0,
-                listening_since_ns: 1,
-                not_ready_reason: String::new(),
-                ..ready_observation()
-            };
-            let agent = ComponentReplica {
-                role: ClientComponent::Agent,
-                name: "n1".into(),
-                node: "n1".into(),
-            };
-            self.step(ControllerEvent::PodReported { reporter: agent, stream: 1, observation });
-        }
-    }
-
-    fn decide(&mut self, revision: &str, requested_scale: u32) {
-        self.step(ControllerEvent::DecisionReceived(decision(revision, requested_scale)));
-    }
-
-    fn object(&self, resource: ResourceKind, object_name: &str) -> &Value {
-        &self.objects[&(resource, name(object_name))]
-    }
-
-    /// Returns a condition as `status reason: message`.
-    fn condition(&self, resource: ResourceKind, name: &str, condition_type: &str) -> String {
-        let all = self.object(resource, name)["status"]["conditions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        let it = all.into_iter().find(|it| it["type"] == condition_type).unwrap_or_default();
-        let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
-        format!("{} {}: {}", word("status"), word("reason"), word("message"))
-    }
-
-    fn table(&self) -> RouteTable {
-        table(&self.machine)
-    }
-}
-
-fn decision(revision: &str, requested_scale: u32) -> ScaleDecision {
-    ScaleDecision {
-        revision: name(revision),
-        requested_scale: Some(requested_scale),
-        connection_path: ConnectionPath::Direct,
-        activator_count: 2,
-        activity: if requested_scale == 0 {
-            RevisionActivity::Inactive
-        } else {
-            RevisionActivity::Active
-        },
-        stable_load: 0.0,
-        panic_load: 0.0,
-        target_load: 70.0,
-        ready_pods: 0,
-        is_panicking: false,
-        excess_burst_capacity: 0.0,
-        reason: String::new(),
-        inputs: None,
-    }
-}
-
-fn ready_observation() -> PodObservation {
-    crate::decide::machine::tests::pod_seen("")
-}
-
-fn table(machine: &ControllerStateMachine) -> RouteTable {
-    let mut table = RouteTable::default();
-    let mut cursor = machine.routes().subscribe();
-    let Some(first) = cursor.try_next() else { return table };
-    for (_, change) in machine.route_messages(first, &mut cursor).changes {
-        match change.expect("a state") {
-            RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
-            RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
-            RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
-            RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
-            RouteChange::Settings(it) => table.settings = it,
-            RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
-        }
-    }
-    table
-}
-
-/// Returns the hosts that more than one service has.
-fn named_twice(table: &RouteTable) -> Vec<String> {
-    let of = |it: &common::wire::ServiceEntry| {
-        let domains =
-            it.gateway_rules.iter().flat_map(|it| &it.mapped_domains).map(|it| it.host.clone());
-        it.hosts.iter().cloned().chain(domains).collect::<Vec<_>>()
-    };
-    let mut seen = BTreeSet::new();
-    let all = table.services.values().flat_map(of);
-    all.filter(|it| !seen.insert(it.clone())).collect()
-}
-
-/// Returns the lines in which two tables differ.
-fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
-    let lines = |table: &RouteTable| -> BTreeSet<String> {
-        let services = table.services.values().map(|it| format!("{it:?}"));
-        let revisions = table.revisions.values().map(|it| format!("{it:?}"));
-        let pods = table.pods.values().map(|it| format!("{it:?}"));
-        services.chain(revisions).chain(pods).collect()
-    };
-    lines(one).symmetric_difference(&lines(other)).cloned().collect()
-}
-
-fn template(image: &str, initial: u32) -> Value {
-    json!({
-        "metadata": {"annotations": {"autoscaling.knative.dev/initial-scale": initial.to_string()}},
-        "spec": {
-            "containers": [{"name": "user-container", "image": image, "readinessProbe": {"tcpSocket": {"port": 0}, "successThreshold": 1, "periodSeconds": 0}}],
-            "containerConcurrency": 0, "timeoutSeconds": 300, "enableServiceLinks": false,
-        },
-    })
-}
-
-fn pods_wanted(api_server: &FakeApiServer) -> &Value {
-    &api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"]
-}
+use fake_api_server::{
+    FakeApiServer, NAMESPACE, decision, differences, machine, name, observations,
+    ready_observation, requested_replicas, table, template,
+};
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
 #[test]
-fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
+fn a_decision_before_its_revision_is_observed_takes_effect() {
     let mut api_server = FakeApiServer::new();
     api_server.decide("hello-00001", 1);
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&api_server), 1);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(requested_replicas(&api_server), 1);
     api_server.step(ControllerEvent::DecisionWithdrawn(name("hello-00001")));
     assert_eq!(api_server.machine.decided_revisions().count(), 0);
 }
 
 #[test]
-fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
+fn a_decision_before_its_revision_is_observed_can_be_withdrawn() {
     let mut api_server = FakeApiServer::new();
     api_server.decide("hello-00001", 1);
     api_server.step(ControllerEvent::DecisionStreamBegin);
@@ -611,26 +58,26 @@ fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
     api_server.decide("hello-00002", 1);
     api_server.step(ControllerEvent::DecisionWithdrawn(name("hello-00002")));
     assert_eq!(api_server.machine.decided_revisions().count(), 0);
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&api_server), 0);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(requested_replicas(&api_server), 0);
 }
 
 /// Deletion of a Revision may be observed after the decision on a new Revision of the same name.
 #[test]
-fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
+fn a_decision_survives_the_recreation_of_its_revision() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.remove(ResourceKind::KnativeService, "hello");
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&api_server), 1);
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(requested_replicas(&api_server), 1);
 }
 
 /// Allocation is the leader's: on other replicas, a name without numbers does not mean that none are free.
 #[test]
 fn a_non_leader_waits_for_the_allocation_of_a_name() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let mut follower = machine();
     for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
         let (service_name, object) =
@@ -649,9 +96,9 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
 }
 
 #[test]
-fn a_service_becomes_everything_that_knative_makes_of_it() {
+fn a_service_gets_all_objects_that_knative_creates() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let made: BTreeSet<String> = api_server
         .objects
         .keys()
@@ -692,13 +139,13 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
 #[test]
 fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 2);
     assert_eq!(
         api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
         2
     );
-    api_server.ready();
+    api_server.report_all_ready();
     let pods: Vec<_> =
         api_server.table().pods.into_values().map(|it| (it.phase, it.node)).collect();
     assert_eq!(pods, vec![(common::wire::RoutingPhase::Ready, "n1".to_owned()); 2]);
@@ -731,13 +178,13 @@ fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
 #[test]
 fn traffic_moves_when_the_new_revision_is_ready() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
     assert!(
         api_server.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("Unknown")
     );
-    api_server.ready();
+    api_server.report_all_ready();
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
-    api_server.service("hello", "hello:v2", 1, Value::Null);
+    api_server.apply_service("hello", "hello:v2", 1, Value::Null);
     let target = |api_server: &FakeApiServer| {
         api_server.table().services[&name("hello")].targets[0].revision.name.clone()
     };
@@ -746,7 +193,7 @@ fn traffic_moves_when_the_new_revision_is_ready() {
         api_server.object(ResourceKind::Configuration, "hello")["metadata"]["generation"],
         2
     );
-    api_server.ready();
+    api_server.report_all_ready();
     assert_eq!(target(&api_server), "hello-00002");
     let state = |api_server: &FakeApiServer, it: &str| {
         api_server.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE]
@@ -763,21 +210,21 @@ fn traffic_moves_when_the_new_revision_is_ready() {
 }
 
 #[test]
-fn a_configuration_and_a_route_stand_by_themselves() {
+fn a_configuration_and_a_route_work_without_a_service() {
     let mut api_server = FakeApiServer::new();
-    api_server.user(
+    api_server.apply_as_user(
         ResourceKind::Configuration,
         "code",
         json!({"template": template("hello:v1", 1)}),
     );
-    api_server.ready();
+    api_server.report_all_ready();
     assert_eq!(api_server.condition(ResourceKind::Configuration, "code", "Ready"), "True : ");
     assert_eq!(
         api_server.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
             [key::ROUTING_STATE],
         "pending"
     );
-    api_server.user(
+    api_server.apply_as_user(
         ResourceKind::Route,
         "way",
         json!({"traffic": [{"configurationName": "code", "percent": 100}]}),
@@ -790,21 +237,21 @@ fn a_configuration_and_a_route_stand_by_themselves() {
     );
     let targets = &api_server.table().services[&name("way")].targets;
     assert_eq!(targets[0].revision, name("code-00001"));
-    api_server.user(
+    api_server.apply_as_user(
         ResourceKind::Configuration,
         "code",
         json!({"template": template("hello:v2", 1)}),
     );
-    api_server.ready();
+    api_server.report_all_ready();
     let targets = &api_server.table().services[&name("way")].targets;
     assert_eq!(
         targets[0].revision,
         name("code-00002"),
         "a route follows the configuration it names"
     );
-    api_server.remove(ResourceKind::Route, "way");
+    api_server.delete_as_user(ResourceKind::Route, "way");
     assert!(api_server.table().services.is_empty());
-    api_server.user(
+    api_server.apply_as_user(
         ResourceKind::Route,
         "lost",
         json!({"traffic": [{"configurationName": "none", "percent": 100}]}),
@@ -816,14 +263,14 @@ fn a_configuration_and_a_route_stand_by_themselves() {
 }
 
 #[test]
-fn what_a_service_does_not_own_it_does_not_touch() {
+fn a_service_leaves_a_configuration_that_it_does_not_own() {
     let mut api_server = FakeApiServer::new();
-    api_server.user(
+    api_server.apply_as_user(
         ResourceKind::Configuration,
         "hello",
         json!({"template": template("other:v1", 0)}),
     );
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(
         api_server.condition(ResourceKind::KnativeService, "hello", "ConfigurationsReady"),
         "False NotOwned: There is an existing Configuration \"hello\" that we do not own."
@@ -835,7 +282,7 @@ fn what_a_service_does_not_own_it_does_not_touch() {
 
 /// A client that waits for a Service reads its status right after it changed the spec.
 #[test]
-fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
+fn a_service_is_not_ready_before_its_children_follow_its_spec() {
     let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
     let now = |api_server: &FakeApiServer, condition_type: &str| {
         let key =
@@ -856,7 +303,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         ("RoutesReady", json!({"template": template("hello:v1", 0), "traffic": traffic("b")})),
     ] {
         let mut api_server = FakeApiServer::new();
-        api_server.service("hello", "hello:v1", 0, traffic("a"));
+        api_server.apply_service("hello", "hello:v1", 0, traffic("a"));
         assert_eq!(now(&api_server, "Ready"), r#"1 "True" null"#);
         let mut service = api_server.object(ResourceKind::KnativeService, "hello").clone();
         service["metadata"]["generation"] = json!(2);
@@ -885,7 +332,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
 #[test]
 fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
     let mut complete = FakeApiServer::new();
-    complete.service("hello", "hello:v1", 0, Value::Null);
+    complete.apply_service("hello", "hello:v1", 0, Value::Null);
     let mut api_server = FakeApiServer::new();
     for resource in [ResourceKind::KnativeService, ResourceKind::Route] {
         let mut object = complete.object(resource, "hello").clone();
@@ -915,7 +362,7 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
 #[test]
 fn a_service_is_ready_although_another_webhook_adds_to_its_configuration() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let mut object = api_server.object(ResourceKind::Configuration, "hello").clone();
     object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
     object["metadata"]["generation"] = json!(2);
@@ -931,8 +378,8 @@ fn a_service_is_ready_although_another_webhook_adds_to_its_configuration() {
 #[test]
 fn a_route_of_a_service_names_that_services_revisions_only() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("one", "hello:v1", 0, Value::Null);
-    api_server.service(
+    api_server.apply_service("one", "hello:v1", 0, Value::Null);
+    api_server.apply_service(
         "two",
         "hello:v1",
         0,
@@ -946,14 +393,19 @@ fn a_route_of_a_service_names_that_services_revisions_only() {
 }
 
 #[test]
-fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
+fn a_tag_has_a_service_until_the_tag_is_removed() {
     let mut api_server = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    api_server.service("hello", "hello:v1", 0, traffic);
+    api_server.apply_service("hello", "hello:v1", 0, traffic);
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     assert!(api_server.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
     assert!(api_server.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
-    api_server.service("hello", "hello:v1", 0, json!([{"latestRevision": true, "percent": 100}]));
+    api_server.apply_service(
+        "hello",
+        "hello:v1",
+        0,
+        json!([{"latestRevision": true, "percent": 100}]),
+    );
     assert!(!api_server.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
     assert!(!api_server.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
     assert_eq!(api_server.table().services.len(), 1);
@@ -969,13 +421,13 @@ fn a_route_without_a_port_reports_it_and_gets_the_first_free_one() {
     {
         machine.cluster.allocated.ports.extend(first + 1..=last);
     }
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    api_server.service("after", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("after", "hello:v1", 0, Value::Null);
     let ingress = |api_server: &FakeApiServer| {
         api_server.condition(ResourceKind::Route, "after", "IngressReady")
     };
     assert!(ingress(&api_server).starts_with("False NoAddressLeft"), "{}", ingress(&api_server));
-    api_server.remove(ResourceKind::KnativeService, "hello");
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
     assert_eq!(ingress(&api_server), "True : ");
     assert_eq!(api_server.table().services[&name("after")].activator_port.get(), first);
 }
@@ -983,9 +435,9 @@ fn a_route_without_a_port_reports_it_and_gets_the_first_free_one() {
 #[test]
 fn nothing_is_left_of_a_deleted_service() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
-    api_server.remove(ResourceKind::KnativeService, "hello");
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
     assert_eq!(api_server.objects.len(), 1, "the activator");
     let cluster = api_server.machine.cluster();
     assert!(
@@ -998,8 +450,8 @@ fn nothing_is_left_of_a_deleted_service() {
     assert_eq!((api_server.table().services.len(), api_server.table().pods.len()), (0, 0));
 }
 
-/// Reports the only pod, as an agent on `node` does; returns the number of refused reports.
-fn sees(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
+/// Reports a pod as ready, as an agent on `node` does; returns the number of refused reports.
+fn report_as_node(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     let agent =
         ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() };
     let observation = PodObservation { uid: uid.into(), ..ready_observation() };
@@ -1029,30 +481,34 @@ fn phases(api_server: &FakeApiServer) -> Vec<common::wire::RoutingPhase> {
 use common::wire::RoutingPhase::{Draining, Ready, Starting};
 
 #[test]
-fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
+fn reports_of_pods_on_other_nodes_are_refused() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     let (_, uid) = pods(&api_server).remove(0);
-    assert_eq!(sees(&mut api_server, "n2", &uid), 1, "it would draw its requests");
+    assert_eq!(
+        report_as_node(&mut api_server, "n2", &uid),
+        1,
+        "it would attract the pod's requests"
+    );
     assert_eq!(phases(&api_server), [Starting]);
-    assert_eq!(sees(&mut api_server, "n1", &uid), 0);
+    assert_eq!(report_as_node(&mut api_server, "n1", &uid), 0);
     assert_eq!(phases(&api_server), [Ready]);
     let attacker =
         ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
     let now = api_server.now;
     let withdrawal =
         ControllerEvent::PodReportWithdrawn { reporter: attacker.clone(), stream: 1, pod_uid: uid };
-    assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
+    assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1);
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: attacker.clone(), stream: 9 });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: attacker, stream: 9 });
     assert_eq!(phases(&api_server), [Ready]);
 }
 
 #[test]
-fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
+fn a_report_before_its_pod_is_bound_counts_once_it_is() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     let (name, uid) = pods(&api_server).remove(0);
     let object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
@@ -1064,20 +520,20 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
     let mut unbound = object.clone();
     unbound["spec"] = json!({});
     api_server.step(observe(&unbound));
-    assert_eq!(sees(&mut api_server, "n1", &uid), 0);
-    assert_eq!(sees(&mut api_server, "n2", &uid), 0, "nobody knows yet");
+    assert_eq!(report_as_node(&mut api_server, "n1", &uid), 0);
+    assert_eq!(report_as_node(&mut api_server, "n2", &uid), 0, "its node is not known yet");
     assert_eq!(phases(&api_server), [Starting]);
     let now = api_server.now;
     assert_eq!(
         api_server.machine.step(now, observe(&object)).refused_reports,
         1,
-        "one of them lied"
+        "the report from another node is refused"
     );
     assert_eq!(phases(&api_server), [Ready]);
 }
 
 #[test]
-fn only_pods_of_the_system_namespace_are_parts() {
+fn only_pods_of_the_system_namespace_are_components() {
     let mut api_server = FakeApiServer::new();
     let pod = |part: &str, at: &str| {
         json!({
@@ -1086,8 +542,8 @@ fn only_pods_of_the_system_namespace_are_parts() {
             "status": {"podIP": "10.1.0.66", "conditions": [{"type": "Ready", "status": "True"}]},
         })
     };
-    let mut step = |part: &str, at: &str, there: bool| {
-        let object = there.then(|| Box::new(pod(part, at)));
+    let mut step = |part: &str, at: &str, exists: bool| {
+        let object = exists.then(|| Box::new(pod(part, at)));
         api_server.step(ControllerEvent::ObjectObserved {
             resource: ResourceKind::Pod,
             name: NamespacedName::new(at, part),
@@ -1108,11 +564,11 @@ fn only_pods_of_the_system_namespace_are_parts() {
 #[test]
 fn a_non_leader_learns_from_the_annotation_that_a_pod_drains() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     let other = |api_server: &FakeApiServer| {
-        table(&api_server.other()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
+        table(&api_server.start_replica()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
     };
     api_server.decide("hello-00001", 0);
     assert_eq!((phases(&api_server), other(&api_server)), (vec![Draining], vec![Draining]));
@@ -1121,20 +577,21 @@ fn a_non_leader_learns_from_the_annotation_that_a_pod_drains() {
 }
 
 #[test]
-fn a_new_leader_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
-    for apart in [-86_400_000, 86_400_000] {
+fn a_new_leader_drains_for_the_whole_grace_period_whatever_the_annotated_time() {
+    for clock_offset_ms in [-86_400_000, 86_400_000] {
         let mut api_server = FakeApiServer::new();
-        api_server.service("hello", "hello:v1", 0, Value::Null);
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
         api_server.decide("hello-00001", 1);
-        api_server.ready();
+        api_server.report_all_ready();
         api_server.decide("hello-00001", 0);
-        api_server.now = UnixMillis(api_server.now.0.checked_add_signed(apart).expect("a time"));
-        api_server.machine = api_server.other();
+        let new_time = api_server.now.0.checked_add_signed(clock_offset_ms).expect("a time");
+        api_server.now = UnixMillis(new_time);
+        api_server.machine = api_server.start_replica();
         api_server.step(ControllerEvent::LeadershipChanged(true));
-        assert_eq!(phases(&api_server), [Draining], "{apart}");
+        assert_eq!(phases(&api_server), [Draining], "{clock_offset_ms}");
         api_server.now = api_server.now.plus_ms(301_000);
         api_server.step(ControllerEvent::Tick);
-        assert_eq!(phases(&api_server), [], "{apart}");
+        assert_eq!(phases(&api_server), [], "{clock_offset_ms}");
     }
 }
 
@@ -1145,7 +602,7 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
     for stamps in [0, start_ms, start_ms + 86_400_000] {
         let mut api_server =
             FakeApiServer { api_server_clock: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
-        api_server.service("hello", "hello:v1", 1, Value::Null);
+        api_server.apply_service("hello", "hello:v1", 1, Value::Null);
         assert!(
             ready(&api_server).starts_with("Unknown Deploying"),
             "{stamps} {}",
@@ -1162,7 +619,7 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
         api_server.step(ControllerEvent::Tick);
         let slow = "Unknown ContainerNotReady: The container runs but nothing listens on port 8080";
         assert!(ready(&api_server).starts_with(slow), "{stamps} {}", ready(&api_server));
-        api_server.machine = api_server.other();
+        api_server.machine = api_server.start_replica();
         api_server.step(ControllerEvent::LeadershipChanged(true));
         assert!(ready(&api_server).starts_with(slow), "{stamps} {}", ready(&api_server));
         api_server.now = api_server.now.plus_ms(600_000);
@@ -1170,7 +627,7 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
         let overdue = "False ProgressDeadlineExceeded: Initial scale was never achieved: The container runs but nothing \
                     listens on port 8080: let it listen on $PORT (8080) or set containerPort to the port it uses";
         assert_eq!(ready(&api_server), overdue, "{stamps}");
-        api_server.machine = api_server.other();
+        api_server.machine = api_server.start_replica();
         api_server.step(ControllerEvent::LeadershipChanged(true));
         assert_eq!(ready(&api_server), overdue, "{stamps}");
     }
@@ -1179,9 +636,9 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
 #[test]
 fn a_pod_that_a_user_deletes_drains_until_it_is_gone() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     let (name, _) = pods(&api_server).remove(0);
     let mut object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
     let confirmed = |api_server: &FakeApiServer| {
@@ -1225,9 +682,9 @@ fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic()
         });
     };
     node(&mut api_server, "True");
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     assert_eq!(phases(&api_server), [Ready]);
     node(&mut api_server, "Unknown");
     assert_eq!(phases(&api_server), [Starting]);
@@ -1238,9 +695,9 @@ fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic()
 #[test]
 fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     let (old, _) = pods(&api_server).remove(0);
     // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
     let deployment = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
@@ -1263,7 +720,7 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
         object: Some(Box::new(ended)),
     });
     assert_eq!(phases(&api_server), [Draining, Starting]);
-    api_server.ready();
+    api_server.report_all_ready();
     api_server.objects.remove(&(ResourceKind::Pod, old.clone()));
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
@@ -1276,7 +733,7 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
 #[test]
 fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     let (old, uid) = pods(&api_server).remove(0);
     // Its Deployment's controller is slow here, and the pod has lost its annotations.
@@ -1294,10 +751,10 @@ fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
 }
 
 #[test]
-fn what_is_deleted_under_a_living_owner_comes_back() {
+fn deleted_children_of_a_present_owner_are_created_again() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
     let have = |api_server: &FakeApiServer| {
         let kept = api_server.objects.keys().filter(|(resource, _)| *resource != ResourceKind::Pod);
         kept.cloned().collect::<Vec<_>>()
@@ -1308,7 +765,7 @@ fn what_is_deleted_under_a_living_owner_comes_back() {
         (ResourceKind::Service, "hello"),
         (ResourceKind::Configuration, "hello"),
     ] {
-        api_server.remove(resource, object_name);
+        api_server.delete_as_user(resource, object_name);
         // The writer checks each deleted object.
         for event in
             api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(object_name)))
@@ -1320,10 +777,10 @@ fn what_is_deleted_under_a_living_owner_comes_back() {
 }
 
 #[test]
-fn nothing_is_made_for_what_has_lost_its_owner() {
+fn no_object_is_created_without_its_owner() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
     // The garbage collector deletes owners first, then the objects they own.
     for (resource, object_name) in [
         (ResourceKind::KnativeService, "hello"),
@@ -1345,7 +802,7 @@ fn nothing_is_made_for_what_has_lost_its_owner() {
 }
 
 #[test]
-fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
+fn a_domain_is_served_once_its_namespace_has_the_claim() {
     let mut api_server = FakeApiServer::new();
     let at = "www.shop.test";
     let domains = |api_server: &FakeApiServer, object_name: &str| {
@@ -1358,22 +815,22 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
     let condition = |api_server: &FakeApiServer, condition_type: &str| {
         api_server.condition(ResourceKind::DomainMapping, at, condition_type)
     };
-    api_server.map(at, "Service", "hello");
+    api_server.map_domain(at, "Service", "hello");
     assert_eq!(
         condition(&api_server, "ReferenceResolved"),
         "False ResolveFailed: services.serving.knative.dev \"hello\" not found"
     );
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(condition(&api_server, "ReferenceResolved"), "True : ", "it follows the service");
     assert_eq!(
         condition(&api_server, "DomainClaimed"),
         "False DomainClaimFailed: no ClusterDomainClaim found for domain \"www.shop.test\""
     );
     assert_eq!(domains(&api_server, "hello"), [""; 0]);
-    api_server.claim(at, "somebody");
+    api_server.claim_domain(at, "other-namespace");
     assert!(condition(&api_server, "Ready").starts_with("False DomainAlreadyClaimed"));
     assert_eq!(domains(&api_server, "hello"), [""; 0]);
-    api_server.claim(at, NAMESPACE);
+    api_server.claim_domain(at, NAMESPACE);
     assert_eq!(
         (condition(&api_server, "Ready"), domains(&api_server, "hello")),
         ("True : ".into(), vec![at.into()])
@@ -1385,15 +842,15 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
     );
     // The target is now the Service of a tag.
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    api_server.service("hello", "hello:v1", 0, traffic);
-    api_server.map(at, "CoreService", "now-hello");
+    api_server.apply_service("hello", "hello:v1", 0, traffic);
+    api_server.map_domain(at, "CoreService", "now-hello");
     assert_eq!(
         (domains(&api_server, "hello"), domains(&api_server, "now-hello")),
         (vec![], vec![at.into()])
     );
-    api_server.remove(ResourceKind::KnativeService, "hello");
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
     assert!(condition(&api_server, "Ready").starts_with("False ResolveFailed"));
-    api_server.remove(ResourceKind::DomainMapping, at);
+    api_server.delete_as_user(ResourceKind::DomainMapping, at);
     assert!(
         api_server
             .objects
@@ -1404,19 +861,20 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
 }
 
 #[test]
-fn claims_that_we_make_come_and_go_with_their_mappings() {
+fn created_domain_claims_exist_as_long_as_their_mappings() {
     let mut api_server = FakeApiServer::new();
-    api_server.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server
+        .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let at = "www.shop.test";
     let claim = |api_server: &FakeApiServer| {
         let claim_key = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", at));
         api_server.objects.get(&claim_key).map(|it| it["spec"]["namespace"].clone())
     };
-    api_server.map(at, "Service", "hello");
+    api_server.map_domain(at, "Service", "hello");
     assert_eq!(claim(&api_server), Some(json!(NAMESPACE)));
     assert_eq!(api_server.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
-    api_server.remove(ResourceKind::DomainMapping, at);
+    api_server.delete_as_user(ResourceKind::DomainMapping, at);
     assert_eq!(claim(&api_server), None);
 }
 
@@ -1426,12 +884,16 @@ fn a_header_chooses_among_tags_where_the_feature_is_on() {
     let traffic = json!([
         {"latestRevision": true, "percent": 100, "tag": "now"}, {"latestRevision": true, "percent": 0, "tag": "next"},
     ]);
-    api_server.service("hello", "hello:v1", 0, traffic);
+    api_server.apply_service("hello", "hello:v1", 0, traffic);
     assert_eq!(api_server.table().services[&name("hello")].gateway_rules, None);
-    api_server.config("config-features", json!({"tag-header-based-routing": "enabled"}));
+    api_server.set_config_map("config-features", json!({"tag-header-based-routing": "enabled"}));
     let tags = |api_server: &FakeApiServer, object_name: &str| {
         let service = api_server.table().services[&name(object_name)].clone();
-        assert_eq!(service.connection_path, ConnectionPath::Activator, "somebody must read it");
+        assert_eq!(
+            service.connection_path,
+            ConnectionPath::Activator,
+            "an activator must read the header"
+        );
         service.gateway_rules.and_then(|it| it.tag_routing)
     };
     let all = ["next", "now"]
@@ -1441,10 +903,10 @@ fn a_header_chooses_among_tags_where_the_feature_is_on() {
 }
 
 #[test]
-fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
+fn a_visibility_label_on_the_service_of_a_tag_hides_the_tag() {
     let mut api_server = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    api_server.service("hello", "hello:v1", 0, traffic);
+    api_server.apply_service("hello", "hello:v1", 0, traffic);
     let hosts = |api_server: &FakeApiServer, object_name: &str| {
         api_server.table().services[&name(object_name)].hosts.clone()
     };
@@ -1465,14 +927,14 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
 }
 
 #[test]
-fn a_network_policy_decides_whose_requests_may_wait() {
+fn a_network_policy_limits_the_admitted_sources() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let sources = |api_server: &FakeApiServer| {
         let sources = api_server.table().revisions[&name("hello-00001")].allowed_sources.clone();
         sources.map(|it| it.addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
-    assert_eq!(sources(&api_server), None, "everybody");
+    assert_eq!(sources(&api_server), None, "all clients");
     let policy = json!({"spec": {
         "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
@@ -1483,7 +945,7 @@ fn a_network_policy_decides_whose_requests_may_wait() {
         object: it,
     };
     api_server.step(observed(Some(Box::new(policy))));
-    assert_eq!(sources(&api_server), Some(vec![]), "nobody is known to be let in");
+    assert_eq!(sources(&api_server), Some(vec![]), "no known client is admitted");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
@@ -1500,11 +962,11 @@ fn a_network_policy_decides_whose_requests_may_wait() {
 }
 
 #[test]
-fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
+fn a_gradual_rollout_continues_under_a_new_leader() {
     let mut api_server = FakeApiServer::new();
-    api_server.config("config-network", json!({"rollout-duration": "10"}));
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
+    api_server.set_config_map("config-network", json!({"rollout-duration": "10"}));
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
     let shares = |machine: &ControllerStateMachine| {
         let targets = table(machine).services[&name("hello")].targets.clone();
         targets.into_iter().map(|it| (it.revision.name, it.percent)).collect::<BTreeMap<_, _>>()
@@ -1512,9 +974,9 @@ fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
     let newest =
         |api_server: &FakeApiServer| shares(&api_server.machine).get("hello-00002").copied();
     assert_eq!(shares(&api_server.machine), [("hello-00001".into(), 100)].into());
-    api_server.service("hello", "hello:v2", 1, Value::Null);
+    api_server.apply_service("hello", "hello:v2", 1, Value::Null);
     assert_eq!(newest(&api_server), None, "it is not ready yet");
-    api_server.ready();
+    api_server.report_all_ready();
     assert_eq!(newest(&api_server), Some(1));
     let ingress = |it: &FakeApiServer| it.condition(ResourceKind::Route, "hello", "IngressReady");
     assert!(ingress(&api_server).starts_with("Unknown RolloutInProgress"));
@@ -1536,14 +998,14 @@ fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
                     object: Some(Box::new(network)),
                 },
             );
-            for event in shown(&api_server.objects, &[]) {
+            for event in observations(&api_server.objects, &[]) {
                 other.step(api_server.now, event);
             }
             other.step(api_server.now, ControllerEvent::InitialListSynced);
             assert_eq!(shares(&other), shares(&api_server.machine));
             (api_server.machine, api_server.other_replica) = (other, None);
             api_server.step(ControllerEvent::LeadershipChanged(true));
-            api_server.ready();
+            api_server.report_all_ready();
         }
     }
     assert_eq!(shares_seen, [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]);
@@ -1557,10 +1019,10 @@ fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
 }
 
 #[test]
-fn plain_http_is_sent_to_https_where_asked() {
+fn plain_http_is_redirected_if_config_network_says_so() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    api_server.config("config-network", json!({"http-protocol": "Redirected"}));
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.set_config_map("config-network", json!({"http-protocol": "Redirected"}));
     let ingress = api_server.table().services[&name("hello")].gateway_rules.clone();
     assert_eq!(
         ingress,
@@ -1569,10 +1031,10 @@ fn plain_http_is_sent_to_https_where_asked() {
 }
 
 #[test]
-fn nothing_is_started_before_its_images_are_resolved() {
+fn no_deployment_is_created_before_digests_are_resolved() {
     let mut api_server = FakeApiServer::new();
     api_server.resolves_digests = false;
-    api_server.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    api_server.apply_service("hello", "registry.test/hello:v1", 1, Value::Null);
     let made = |api_server: &FakeApiServer| {
         let name = name("hello-00001-deployment");
         api_server.objects.get(&(ResourceKind::Deployment, name)).cloned()
@@ -1615,11 +1077,7 @@ fn nothing_is_started_before_its_images_are_resolved() {
     assert_eq!(status["containerStatuses"], named);
     assert_eq!(api_server.machine.digest_request(&revision), None, "once is enough");
     // A tag that now points to another image is not resolved again.
-    let mut other = machine().loading();
-    for event in shown(&api_server.objects, &[]) {
-        other.step(api_server.now, event);
-    }
-    other.step(api_server.now, ControllerEvent::InitialListSynced);
+    let mut other = api_server.start_replica();
     assert_eq!(
         other.step(api_server.now, ControllerEvent::LeadershipChanged(true)).revisions_to_resolve,
         []
@@ -1630,7 +1088,7 @@ fn nothing_is_started_before_its_images_are_resolved() {
 fn digests_of_deleted_revisions_are_no_longer_requested() {
     let mut api_server = FakeApiServer::new();
     api_server.resolves_digests = false;
-    api_server.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    api_server.apply_service("hello", "registry.test/hello:v1", 1, Value::Null);
     let events = api_server.delete(ResourceKind::KnativeService, &name("hello"));
     let mut named = Vec::new();
     for event in events {
@@ -1640,7 +1098,8 @@ fn digests_of_deleted_revisions_are_no_longer_requested() {
     assert_eq!(api_server.machine.digest_request(&name("hello-00001")), None);
 }
 
-fn activator(name: &str, leaves: bool) -> ControllerEvent {
+/// Returns the observation of a ready activator's pod, which may be terminating.
+fn activator(name: &str, is_terminating: bool) -> ControllerEvent {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "knative-serving", "uid": name, "labels": {"app": "activator"}},
         "spec": {"nodeName": "n1"},
@@ -1648,7 +1107,7 @@ fn activator(name: &str, leaves: bool) -> ControllerEvent {
             "podIP": format!("10.1.0.{}", name.len()), "conditions": [{"type": "Ready", "status": "True"}],
         },
     });
-    if leaves {
+    if is_terminating {
         pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
     }
     ControllerEvent::ObjectObserved {
@@ -1661,8 +1120,8 @@ fn activator(name: &str, leaves: bool) -> ControllerEvent {
 #[test]
 fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    api_server.service("other", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("other", "hello:v1", 0, Value::Null);
     api_server.step(activator("activator-22", false));
     api_server.step(activator("activator-333", false));
     let named =
@@ -1703,7 +1162,7 @@ fn slices_never_list_an_activator_that_ended_before_the_name_existed() {
     for it in api_server.table().activators.into_keys() {
         api_server.step(activator(&it, true));
     }
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let slices = |api_server: &FakeApiServer| {
         let all =
             api_server.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
@@ -1731,9 +1190,9 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
         name: agent_name,
         object: Some(Box::new(agent)),
     });
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     let (_, uid) = pods(&api_server).remove(0);
     api_server.decide("hello-00001", 0);
     let on_n1 =
@@ -1749,28 +1208,6 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
     assert_eq!(pods(&api_server).len(), 0);
 }
 
-fn shown(
-    objects: &BTreeMap<(ResourceKind, NamespacedName), Value>,
-    order: &[usize],
-) -> Vec<ControllerEvent> {
-    let all: Vec<_> = objects.iter().collect();
-    let mut order: Vec<usize> = order.iter().map(|it| it % all.len()).collect();
-    order.extend(0..all.len());
-    let mut seen = BTreeSet::new();
-    order.retain(|it| seen.insert(*it));
-    order
-        .into_iter()
-        .map(|at| {
-            let ((resource, name), object) = all[at];
-            ControllerEvent::ObjectObserved {
-                resource: *resource,
-                name: name.clone(),
-                object: Some(Box::new(object.clone())),
-            }
-        })
-        .collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -1779,33 +1216,33 @@ proptest! {
     #[test]
     fn a_new_leader_has_nothing_to_write(
         order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
-        late in any::<bool>(),
+        leads_without_decisions in any::<bool>(),
     ) {
         let mut api_server = FakeApiServer::new();
-        api_server.service("hello", "hello:v1", 1, Value::Null);
-        api_server.ready();
-        api_server.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 0)}));
-        api_server.user(ResourceKind::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
+        api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+        api_server.report_all_ready();
+        api_server.apply_as_user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 0)}));
+        api_server.apply_as_user(ResourceKind::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
         if split {
             let traffic = json!([
                 {"revisionName": "hello-00001", "latestRevision": false, "percent": 40, "tag": "old"},
                 {"latestRevision": true, "percent": 60},
             ]);
-            api_server.service("hello", "hello:v2", 1, traffic);
-            api_server.ready();
+            api_server.apply_service("hello", "hello:v2", 1, traffic);
+            api_server.report_all_ready();
         }
         api_server.decide("hello-00001", scale);
-        api_server.ready();
+        api_server.report_all_ready();
         let (before, table) = (api_server.objects.clone(), api_server.table());
 
         api_server.machine = machine().loading();
-        for event in shown(&before, &order) {
+        for event in observations(&before, &order) {
             api_server.step(event);
         }
         api_server.step(ControllerEvent::InitialListSynced);
-        api_server.ready();
+        api_server.report_all_ready();
         api_server.writes = 0;
-        if late {
+        if leads_without_decisions {
             // A leader that has no decisions yet leaves the scale as it is.
             api_server.step(ControllerEvent::LeadershipChanged(true));
             prop_assert_eq!(api_server.writes, 0, "nothing is known that would have to be written");

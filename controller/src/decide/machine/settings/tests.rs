@@ -30,15 +30,15 @@ fn observe(
     )
 }
 
-fn own(machine: &ControllerStateMachine) -> String {
+fn system_namespace(machine: &ControllerStateMachine) -> String {
     machine.cluster().settings.system_namespace.clone()
 }
 
 #[test]
-fn a_config_map_changes_what_is_in_force_and_its_end_gives_the_defaults_back() {
+fn a_config_map_changes_settings_and_its_deletion_restores_defaults() {
     let mut machine = machine();
     let (namespace, old_settings) =
-        (own(&machine), ControllerSettings::clone(&machine.cluster().settings));
+        (system_namespace(&machine), ControllerSettings::clone(&machine.cluster().settings));
     let data = json!({ "progress-deadline": "30s", "default-affinity-type": "none" });
     observe(&mut machine, &namespace, "config-deployment", Some(data));
     let settings = &machine.cluster().settings;
@@ -57,7 +57,7 @@ fn a_config_map_changes_what_is_in_force_and_its_end_gives_the_defaults_back() {
 #[test]
 fn a_bad_config_map_is_reported_and_changes_nothing() {
     let mut machine = machine();
-    let namespace = own(&machine);
+    let namespace = system_namespace(&machine);
     let valid = json!({ "stable-window": "30s" });
     observe(&mut machine, &namespace, "config-autoscaler", Some(valid));
     let invalid = json!({ "stable-window": "3s" });
@@ -72,7 +72,7 @@ fn a_bad_config_map_is_reported_and_changes_nothing() {
 #[test]
 fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
     let mut machine = machine();
-    let namespace = own(&machine);
+    let namespace = system_namespace(&machine);
     machine.step(NOW, ControllerEvent::LeadershipChanged(false));
     let invalid = || Some(json!({ "stable-window": "3s" }));
     assert_eq!(
@@ -102,7 +102,7 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
         ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
     let cluster = ClusterState { settings: Arc::new(settings), ..ClusterState::default() };
     let mut machine = ControllerStateMachine::new(cluster, Outbox::new());
-    let namespace = own(&machine);
+    let namespace = system_namespace(&machine);
     for app in 0..25 {
         let name = NamespacedName::new("default", format!("hello-{app}"));
         let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
@@ -119,17 +119,19 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
             },
         );
     }
-    let named = |effects: &ControllerEffects| {
+    let deployments_in = |effects: &ControllerEffects| {
         let deployments =
             effects.changed_keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
         deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
     };
     let data = json!({ "default-affinity-type": "none" });
-    let mut counts =
-        vec![named(&observe(&mut machine, &namespace, "config-deployment", Some(data)))];
+    let effects = observe(&mut machine, &namespace, "config-deployment", Some(data));
+    let mut counts = vec![deployments_in(&effects)];
     for turn in 1..=3 {
-        assert_eq!(named(&machine.step(NOW.plus_ms(turn * 100 - 1), ControllerEvent::Tick)), 0);
-        counts.push(named(&machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick)));
+        let early = machine.step(NOW.plus_ms(turn * 100 - 1), ControllerEvent::Tick);
+        assert_eq!(deployments_in(&early), 0);
+        let effects = machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick);
+        counts.push(deployments_in(&effects));
     }
     assert_eq!(counts, [10, 10, 5, 0]);
 }
@@ -139,14 +141,14 @@ fn config_maps_of_other_namespaces_set_nothing() {
     let mut machine = machine();
     let old_settings = Arc::clone(&machine.cluster().settings);
     let data = json!({ "stable-window": "30s" });
-    let events = observe(&mut machine, "somebody", "config-autoscaler", Some(data));
+    let events = observe(&mut machine, "other-namespace", "config-autoscaler", Some(data));
     assert_eq!(events.config_map_events, []);
     assert!(Arc::ptr_eq(&old_settings, &machine.cluster().settings));
 }
 
 #[test]
 fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
-    fn said(machine: &ControllerStateMachine) -> Option<(String, bool)> {
+    fn request_log_in_table(machine: &ControllerStateMachine) -> Option<(String, bool)> {
         match machine.route_message(&RouteKey::Settings)? {
             RouteChange::Settings(it) => {
                 it.request_log.map(|it| (it.template.source().to_owned(), it.logs_probes))
@@ -155,7 +157,7 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
         }
     }
     let mut machine = machine();
-    let namespace = own(&machine);
+    let namespace = system_namespace(&machine);
     let mut cursor = machine.routes().subscribe();
     cursor.try_next();
     let mut set = |machine: &mut ControllerStateMachine, data: Option<Value>| {
@@ -172,19 +174,19 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
     };
     assert!(set(&mut machine, log("{{.TraceID}}")));
     let first = Some(("{{.TraceID}}".to_owned(), true));
-    assert_eq!(said(&machine), first);
-    assert!(!set(&mut machine, log("{{if .TraceID}}a{{end}}")), "what cannot be carried out");
-    assert_eq!(said(&machine), first);
+    assert_eq!(request_log_in_table(&machine), first);
+    assert!(!set(&mut machine, log("{{if .TraceID}}a{{end}}")), "a template that cannot be used");
+    assert_eq!(request_log_in_table(&machine), first);
     assert!(set(&mut machine, log("{{.Request.Method}}")));
-    assert_eq!(said(&machine), Some(("{{.Request.Method}}".to_owned(), true)));
+    assert_eq!(request_log_in_table(&machine), Some(("{{.Request.Method}}".to_owned(), true)));
     assert!(set(&mut machine, None));
-    assert_eq!(said(&machine), None);
+    assert_eq!(request_log_in_table(&machine), None);
 }
 
 #[test]
 fn the_table_has_the_trusted_proxies_of_gateways() {
     let mut machine = machine();
-    let namespace = own(&machine);
+    let namespace = system_namespace(&machine);
     let edge = |machine: &ControllerStateMachine| match machine.route_message(&RouteKey::Settings) {
         Some(RouteChange::Settings(it)) => it.edge,
         other => panic!("{other:?}"),
@@ -196,9 +198,9 @@ fn the_table_has_the_trusted_proxies_of_gateways() {
         settings.is_trusted_proxy([10, 1, 2, 3].into())
             && !settings.is_trusted_proxy([11, 1, 2, 3].into())
     );
-    let invalid = json!({"rouse.dev.trusted-proxies": "everybody"});
+    let invalid = json!({"rouse.dev.trusted-proxies": "all"});
     observe(&mut machine, &namespace, "config-network", Some(invalid));
-    assert_eq!(edge(&machine), settings, "the last good word holds");
+    assert_eq!(edge(&machine), settings, "the last valid value holds");
     observe(&mut machine, &namespace, "config-network", None);
     assert_eq!(machine.route_message(&RouteKey::Settings), None);
 }

@@ -1,18 +1,20 @@
 //! Autoscaler classes: the component that scales a Revision, and the annotations that then have an effect.
 
+use common::wire::ScaleDecision;
+
 use super::*;
 
-fn annotated(api_server: &mut FakeApiServer, pairs: &[(&str, &str)]) {
-    with_image(api_server, "hello:v1", pairs);
+fn apply_annotated(api_server: &mut FakeApiServer, pairs: &[(&str, &str)]) {
+    apply_image(api_server, "hello:v1", pairs);
 }
 
-fn with_image(api_server: &mut FakeApiServer, image: &str, pairs: &[(&str, &str)]) {
+fn apply_image(api_server: &mut FakeApiServer, image: &str, pairs: &[(&str, &str)]) {
     let mut template = template(image, 1);
     for (name, value) in pairs {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{name}")] =
             json!(value);
     }
-    api_server.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", json!({"template": template}));
 }
 
 fn deployment(api_server: &FakeApiServer) -> NamespacedName {
@@ -29,7 +31,7 @@ fn pods(api_server: &FakeApiServer) -> Vec<NamespacedName> {
 }
 
 /// Reports this number of pods as ready, as the kubelet and Endpoints do.
-fn confirm(api_server: &mut FakeApiServer, count: usize) {
+fn report_kubelet_ready(api_server: &mut FakeApiServer, count: usize) {
     for object_name in pods(api_server).into_iter().take(count) {
         let mut object = api_server.objects[&(ResourceKind::Pod, object_name.clone())].clone();
         object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
@@ -42,40 +44,40 @@ fn confirm(api_server: &mut FakeApiServer, count: usize) {
     }
 }
 
-fn horizontal() -> (ResourceKind, NamespacedName) {
+fn hpa_key() -> (ResourceKind, NamespacedName) {
     (ResourceKind::HorizontalPodAutoscaler, name("hello-00001"))
 }
 
 #[test]
-fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
+fn a_revision_of_class_hpa_is_scaled_by_kubernetes_only() {
     let mut api_server = FakeApiServer::new();
     let annotations =
         [("class", "hpa.autoscaling.knative.dev"), ("metric", "cpu"), ("target", "70")];
-    annotated(
+    apply_annotated(
         &mut api_server,
         &[&annotations[..], &[("min-scale", "2"), ("max-scale", "5")]].concat(),
     );
-    let spec = &api_server.objects[&horizontal()]["spec"];
+    let spec = &api_server.objects[&hpa_key()]["spec"];
     assert_eq!((&spec["minReplicas"], &spec["maxReplicas"]), (&json!(2), &json!(5)));
-    let owner = &api_server.objects[&horizontal()]["metadata"]["ownerReferences"][0];
+    let owner = &api_server.objects[&hpa_key()]["metadata"]["ownerReferences"][0];
     let autoscaler = api_server.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(
         (&owner["kind"], &owner["uid"]),
         (&json!("PodAutoscaler"), &autoscaler["metadata"]["uid"])
     );
-    assert_eq!(pods_wanted(&api_server), &json!(2), "it begins with the fewest");
+    assert_eq!(requested_replicas(&api_server), &json!(2), "it begins with the fewest");
     let policy = &api_server.table().revisions[&name("hello-00001")].policy;
     assert_eq!(policy, &None, "our autoscaler knows nothing of it");
-    api_server.ready();
-    confirm(&mut api_server, 2);
+    api_server.report_all_ready();
+    report_kubelet_ready(&mut api_server, 2);
     // Kubernetes scales, so a decision of Rouse's autoscaler has no effect.
     let object_name = deployment(&api_server);
     for event in api_server.scale(&object_name, 4, &[]) {
         api_server.step(event);
     }
-    api_server.ready();
+    api_server.report_all_ready();
     api_server.decide("hello-00001", 0);
-    assert_eq!((pods_wanted(&api_server), pods(&api_server).len()), (&json!(4), 4));
+    assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(4), 4));
     let status = &api_server.object(ResourceKind::PodAutoscaler, "hello-00001")["status"];
     assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(4), &json!(4)));
     for condition_type in ["Active", "Ready", "SKSReady", "ScaleTargetInitialized"] {
@@ -90,43 +92,44 @@ fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
     for event in events {
         api_server.step(event);
     }
-    assert_eq!((pods_wanted(&api_server), pods(&api_server).len()), (&json!(2), 2));
+    assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(2), 2));
 }
 
 #[test]
 fn a_foreign_class_is_left_to_its_owner() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[("class", "sloth.example.com")]);
-    api_server.ready();
-    assert!(!api_server.objects.contains_key(&horizontal()));
+    apply_annotated(&mut api_server, &[("class", "sloth.example.com")]);
+    api_server.report_all_ready();
+    assert!(!api_server.objects.contains_key(&hpa_key()));
     let object_name = deployment(&api_server);
     for event in api_server.scale(&object_name, 3, &[]) {
         api_server.step(event);
     }
-    api_server.ready();
+    api_server.report_all_ready();
     api_server.decide("hello-00001", 0);
-    assert_eq!((pods_wanted(&api_server), pods(&api_server).len()), (&json!(3), 3));
+    assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(3), 3));
     let autoscaler = api_server.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(autoscaler.get("status"), None, "its owner writes it");
 }
 
 #[test]
-fn our_class_has_no_horizontal_autoscaler() {
+fn class_kpa_has_no_horizontal_pod_autoscaler() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[]);
-    assert!(!api_server.objects.contains_key(&horizontal()));
+    apply_annotated(&mut api_server, &[]);
+    assert!(!api_server.objects.contains_key(&hpa_key()));
     assert!(api_server.table().revisions[&name("hello-00001")].policy.is_some());
 }
 
 #[test]
 fn a_revision_reports_an_annotation_that_a_config_map_now_forbids() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[("min-scale", "3"), ("max-scale", "10"), ("target", "10")]);
+    apply_annotated(&mut api_server, &[("min-scale", "3"), ("max-scale", "10"), ("target", "10")]);
     let condition = |api_server: &FakeApiServer| {
         api_server.condition(ResourceKind::Revision, "hello-00001", "AutoscalingAnnotationsValid")
     };
     assert_eq!(condition(&api_server), " : ");
-    api_server.config("config-autoscaler", json!({"max-scale-limit": "5", "max-scale": "5"}));
+    api_server
+        .set_config_map("config-autoscaler", json!({"max-scale-limit": "5", "max-scale": "5"}));
     let bounds = |api_server: &FakeApiServer| {
         let policy = api_server.table().revisions[&name("hello-00001")].policy.clone();
         let policy = policy.expect("ours");
@@ -138,7 +141,7 @@ fn a_revision_reports_an_annotation_that_a_config_map_now_forbids() {
         "False NotAllowed: Not allowed by config-autoscaler, and without effect: expected 1 <= 10 <= 5: \
          metadata.annotations.autoscaling.knative.dev/max-scale"
     );
-    api_server.config("config-autoscaler", json!({}));
+    api_server.set_config_map("config-autoscaler", json!({}));
     assert_eq!(
         (bounds(&api_server), condition(&api_server)),
         ((3, 10, 10.0), "True : ".to_owned())
@@ -149,15 +152,15 @@ fn a_revision_reports_an_annotation_that_a_config_map_now_forbids() {
 #[test]
 fn a_revision_whose_pods_all_crash_counts_as_unreachable() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[("min-scale", "2")]);
-    api_server.ready();
+    apply_annotated(&mut api_server, &[("min-scale", "2")]);
+    api_server.report_all_ready();
     let reachable = |api_server: &FakeApiServer| {
         let autoscaler = api_server.object(ResourceKind::PodAutoscaler, "hello-00001");
         let reachability = autoscaler["spec"]["reachability"].clone();
         (api_server.table().revisions[&name("hello-00001")].reachable, reachability)
     };
     assert_eq!(reachable(&api_server), (true, json!("Reachable")));
-    let fare = |api_server: &mut FakeApiServer, status: Value| {
+    let set_container_status = |api_server: &mut FakeApiServer, status: Value| {
         for object_name in pods(api_server) {
             let mut object = api_server.objects[&(ResourceKind::Pod, object_name.clone())].clone();
             object["status"]["containerStatuses"] = json!([status]);
@@ -174,73 +177,74 @@ fn a_revision_whose_pods_all_crash_counts_as_unreachable() {
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"exitCode": 1}},
     });
-    fare(&mut api_server, crashed);
+    set_container_status(&mut api_server, crashed);
     assert_eq!(reachable(&api_server), (false, json!("Unreachable")));
-    fare(&mut api_server, json!({"name": "user-container", "state": {"running": {}}}));
+    let running = json!({"name": "user-container", "state": {"running": {}}});
+    set_container_status(&mut api_server, running);
     assert_eq!(reachable(&api_server), (true, json!("Reachable")), "one may be mended");
 }
 
 #[test]
-fn with_a_least_number_ready_means_what_the_kubelets_say() {
+fn min_scale_counts_pods_that_the_kubelet_reports_ready() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[("min-scale", "3")]);
-    api_server.ready();
+    apply_annotated(&mut api_server, &[("min-scale", "3")]);
+    api_server.report_all_ready();
     let condition = |api_server: &FakeApiServer| {
         api_server.condition(ResourceKind::KnativeService, "hello", "Ready")
     };
     let waits = condition(&api_server);
     assert!(waits.starts_with("Unknown"), "{waits}");
-    confirm(&mut api_server, 2);
+    report_kubelet_ready(&mut api_server, 2);
     assert_eq!(condition(&api_server), waits, "two of three");
-    confirm(&mut api_server, 3);
+    report_kubelet_ready(&mut api_server, 3);
     assert_eq!(condition(&api_server), "True : ");
 }
 
 /// Readers of the Kubernetes objects see every pod of the new Revision ready before the old one loses its traffic.
 #[test]
-fn with_a_least_number_the_old_revision_goes_last() {
+fn with_min_scale_traffic_moves_once_all_new_pods_are_ready() {
     let mut api_server = FakeApiServer::new();
-    annotated(&mut api_server, &[("min-scale", "2")]);
-    api_server.ready();
-    confirm(&mut api_server, 2);
-    with_image(&mut api_server, "hello:v2", &[("min-scale", "2")]);
+    apply_annotated(&mut api_server, &[("min-scale", "2")]);
+    api_server.report_all_ready();
+    report_kubelet_ready(&mut api_server, 2);
+    apply_image(&mut api_server, "hello:v2", &[("min-scale", "2")]);
     // Agents report at once that the new pods listen; kubelets report them one by one.
-    api_server.ready();
+    api_server.report_all_ready();
     let serves = |api_server: &FakeApiServer| {
         let table = api_server.table();
         let target = table.services[&name("hello")].targets[0].revision.name.clone();
         let old = table.revisions[&name("hello-00001")].reachable;
-        (target, old, pods_wanted(api_server).clone())
+        (target, old, requested_replicas(api_server).clone())
     };
     for ready in [2, 3] {
-        confirm(&mut api_server, ready);
+        report_kubelet_ready(&mut api_server, ready);
         assert_eq!(serves(&api_server), ("hello-00001".into(), true, json!(2)), "{ready} of 4");
     }
-    confirm(&mut api_server, 4);
+    report_kubelet_ready(&mut api_server, 4);
     assert_eq!(serves(&api_server), ("hello-00002".into(), false, json!(2)));
 }
 
 #[test]
 fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     let mut api_server = FakeApiServer::new();
-    let subscriber = |name: &str| ComponentReplica {
+    let activator = |name: &str| ComponentReplica {
         role: ClientComponent::Activator,
         name: name.into(),
         node: "n1".into(),
     };
     // Two report their routed services, one is of an earlier release without that, and one has not named all services.
     for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
-        api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber(name), stream });
+        api_server.step(ControllerEvent::ReportStreamBegin { reporter: activator(name), stream });
         if name != "earlier" {
             api_server
-                .step(ControllerEvent::RoutedServicesBegin { reporter: subscriber(name), stream });
+                .step(ControllerEvent::RoutedServicesBegin { reporter: activator(name), stream });
         }
         if name != "begins" {
             api_server
-                .step(ControllerEvent::ReportStreamSynced { reporter: subscriber(name), stream });
+                .step(ControllerEvent::ReportStreamSynced { reporter: activator(name), stream });
         }
     }
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let condition = |api_server: &FakeApiServer| {
         api_server.condition(ResourceKind::Route, "hello", "IngressReady")
     };
@@ -248,23 +252,23 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     assert_eq!(condition(&api_server), waits);
     assert_eq!(api_server.table().services[&name("hello")].targets.len(), 1, "it is in the table");
     api_server.step(ControllerEvent::ServiceRouted {
-        reporter: subscriber("one"),
+        reporter: activator("one"),
         stream: 1,
         service: name("hello"),
     });
     assert_eq!(condition(&api_server), waits, "the other one does not yet");
     api_server.step(ControllerEvent::ServiceRouted {
-        reporter: subscriber("two"),
+        reporter: activator("two"),
         stream: 2,
         service: name("hello"),
     });
     assert_eq!(condition(&api_server), "True : ");
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
-    api_server.step(ControllerEvent::ReportStreamBegin { reporter: subscriber("two"), stream: 5 });
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: activator("two"), stream: 5 });
     api_server
-        .step(ControllerEvent::RoutedServicesBegin { reporter: subscriber("two"), stream: 5 });
-    api_server.step(ControllerEvent::ReportStreamSynced { reporter: subscriber("two"), stream: 5 });
+        .step(ControllerEvent::RoutedServicesBegin { reporter: activator("two"), stream: 5 });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: activator("two"), stream: 5 });
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Route,
         name: name("hello"),
@@ -276,7 +280,7 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
 #[test]
 fn decisions_are_reported_with_their_inputs() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let reported = |api_server: &FakeApiServer| {
         [ResourceKind::PodAutoscaler, ResourceKind::Revision].map(|resource| {
             let status = &api_server.object(resource, "hello-00001")["status"];

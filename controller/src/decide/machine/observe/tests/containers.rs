@@ -3,17 +3,22 @@
 use super::*;
 
 /// Applies a service with a serving container and a sidecar.
-fn pair(api_server: &mut FakeApiServer, name: &str) {
+fn apply_service_with_sidecar(api_server: &mut FakeApiServer, name: &str) {
     let mut template = template("hello:v2", 1);
-    let serves = &mut template["spec"]["containers"][0];
-    serves["ports"] = json!([{"containerPort": 8080, "name": "", "protocol": "TCP"}]);
-    let helps = json!({"name": "helps", "image": "help:v1"});
-    template["spec"]["containers"].as_array_mut().expect("a list").push(helps);
-    api_server.user(ResourceKind::KnativeService, name, json!({"template": template}));
+    let serving = &mut template["spec"]["containers"][0];
+    serving["ports"] = json!([{"containerPort": 8080, "name": "", "protocol": "TCP"}]);
+    let sidecar = json!({"name": "sidecar", "image": "sidecar:v1"});
+    template["spec"]["containers"].as_array_mut().expect("a list").push(sidecar);
+    api_server.apply_as_user(ResourceKind::KnativeService, name, json!({"template": template}));
 }
 
 /// Reports the containers of a Revision's only pod, as the kubelet does.
-fn says(api_server: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Value) {
+fn report_containers(
+    api_server: &mut FakeApiServer,
+    revision: &str,
+    serving: &Value,
+    sidecar: &Value,
+) {
     let prefix = format!("{revision}-deployment-");
     let pods = api_server.names(ResourceKind::Pod);
     let pod = pods.into_iter().find(|it| it.name.starts_with(&prefix)).expect("a pod");
@@ -25,7 +30,7 @@ fn says(api_server: &mut FakeApiServer, revision: &str, serves: &Value, helps: &
         it
     };
     object["status"]["containerStatuses"] =
-        json!([of("user-container", serves), of("helps", helps)]);
+        json!([of("user-container", serving), of("sidecar", sidecar)]);
     api_server.objects.insert(at, object.clone());
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
@@ -38,7 +43,7 @@ fn running(restarts: u32) -> Value {
     json!({"state": {"running": {}}, "restartCount": restarts})
 }
 
-fn pass(api_server: &mut FakeApiServer, ms: u64) {
+fn advance_time(api_server: &mut FakeApiServer, ms: u64) {
     api_server.now = api_server.now.plus_ms(ms);
     api_server.step(ControllerEvent::Tick);
 }
@@ -48,54 +53,54 @@ fn targets(api_server: &FakeApiServer, object_name: &str) -> Vec<String> {
     targets.iter().map(|it| it.revision.name.to_string()).collect()
 }
 
-fn is(api_server: &FakeApiServer, revision: &str) -> String {
+fn ready_condition(api_server: &FakeApiServer, revision: &str) -> String {
     api_server.condition(ResourceKind::Revision, revision, "Ready")
 }
 
 #[test]
 fn a_pod_is_ready_once_all_of_its_containers_run() {
     let mut api_server = FakeApiServer::new();
-    pair(&mut api_server, "pair");
-    api_server.ready();
+    apply_service_with_sidecar(&mut api_server, "pair");
+    api_server.report_all_ready();
     let starting = [common::wire::RoutingPhase::Starting];
-    assert_eq!(phases(&api_server), starting, "that something listens tells nothing of the other");
+    assert_eq!(phases(&api_server), starting, "nothing is known of the sidecar");
     let creating = json!({"state": {"waiting": {"reason": "ContainerCreating"}}});
-    for helps in [&json!({}), &creating, &json!({"state": {}})] {
-        says(&mut api_server, "pair-00001", &running(0), helps);
-        assert_eq!(phases(&api_server), starting, "{helps}");
+    for sidecar in [&json!({}), &creating, &json!({"state": {}})] {
+        report_containers(&mut api_server, "pair-00001", &running(0), sidecar);
+        assert_eq!(phases(&api_server), starting, "{sidecar}");
     }
     // For the serving container, the listener suffices.
-    says(&mut api_server, "pair-00001", &creating, &running(0));
+    report_containers(&mut api_server, "pair-00001", &creating, &running(0));
     assert_eq!(phases(&api_server), [common::wire::RoutingPhase::Ready]);
 }
 
 #[test]
-fn a_revision_of_several_containers_is_ready_once_they_stay() {
+fn a_revision_of_several_containers_is_ready_after_five_seconds() {
     let mut api_server = FakeApiServer::new();
-    pair(&mut api_server, "pair");
-    api_server.ready();
-    says(&mut api_server, "pair-00001", &running(0), &running(0));
-    assert_eq!(is(&api_server, "pair-00001"), "Unknown Deploying: ");
-    pass(&mut api_server, 4999);
-    assert_eq!(is(&api_server, "pair-00001"), "Unknown Deploying: ");
-    pass(&mut api_server, 1);
-    assert_eq!(is(&api_server, "pair-00001"), "True : ");
+    apply_service_with_sidecar(&mut api_server, "pair");
+    api_server.report_all_ready();
+    report_containers(&mut api_server, "pair-00001", &running(0), &running(0));
+    assert_eq!(ready_condition(&api_server, "pair-00001"), "Unknown Deploying: ");
+    advance_time(&mut api_server, 4999);
+    assert_eq!(ready_condition(&api_server, "pair-00001"), "Unknown Deploying: ");
+    advance_time(&mut api_server, 1);
+    assert_eq!(ready_condition(&api_server, "pair-00001"), "True : ");
     // Later pods serve at once.
     api_server.decide("pair-00001", 0);
-    pass(&mut api_server, 1_000_000);
+    advance_time(&mut api_server, 1_000_000);
     api_server.decide("pair-00001", 1);
-    api_server.ready();
-    assert_eq!(is(&api_server, "pair-00001"), "True : ");
+    api_server.report_all_ready();
+    assert_eq!(ready_condition(&api_server, "pair-00001"), "True : ");
 }
 
 #[test]
 fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_that_works() {
     for code in [0, 7] {
         let mut api_server = FakeApiServer::new();
-        api_server.service("pair", "hello:v1", 1, Value::Null);
-        api_server.ready();
+        api_server.apply_service("pair", "hello:v1", 1, Value::Null);
+        api_server.report_all_ready();
         assert_eq!(targets(&api_server, "pair"), ["pair-00001"]);
-        pair(&mut api_server, "pair");
+        apply_service_with_sidecar(&mut api_server, "pair");
         let ended = json!({"terminated": {"exitCode": code, "message": "out of luck"}});
         let exit_reason = format!("False ExitCode{code}: Container failed with: out of luck");
         for round in 0..20 {
@@ -103,12 +108,12 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
             let waits = json!({"state": waits, "lastState": ended, "restartCount": round});
             let conditions = |api_server: &FakeApiServer| {
                 assert_eq!(targets(api_server, "pair"), ["pair-00001"], "round {round}");
-                is(api_server, "pair-00002")
+                ready_condition(api_server, "pair-00002")
             };
-            says(&mut api_server, "pair-00002", &running(0), &running(round));
-            api_server.ready();
+            report_containers(&mut api_server, "pair-00002", &running(0), &running(round));
+            api_server.report_all_ready();
             for _ in 0..3 {
-                pass(&mut api_server, 1000);
+                advance_time(&mut api_server, 1000);
                 let condition_texts = conditions(&api_server);
                 assert!(
                     round == 0 || condition_texts == exit_reason,
@@ -116,40 +121,40 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
                 );
             }
             for state in [&json!({"state": ended, "restartCount": round}), &waits] {
-                says(&mut api_server, "pair-00002", &running(0), state);
+                report_containers(&mut api_server, "pair-00002", &running(0), state);
                 assert_eq!(conditions(&api_server), exit_reason);
             }
-            pass(&mut api_server, 10_000);
+            advance_time(&mut api_server, 10_000);
             assert_eq!(conditions(&api_server), exit_reason);
         }
         // A new leader has not observed the crash.
         api_server.other_replica = None;
         api_server.machine = machine().loading();
-        for event in shown(&api_server.objects, &[]) {
+        for event in observations(&api_server.objects, &[]) {
             api_server.step(event);
         }
         api_server.step(ControllerEvent::InitialListSynced);
-        api_server.ready();
+        api_server.report_all_ready();
         api_server.step(ControllerEvent::LeadershipChanged(true));
-        says(&mut api_server, "pair-00002", &running(0), &running(20));
-        assert_eq!(is(&api_server, "pair-00002"), exit_reason);
+        report_containers(&mut api_server, "pair-00002", &running(0), &running(20));
+        assert_eq!(ready_condition(&api_server, "pair-00002"), exit_reason);
         // This time the container stays.
-        pass(&mut api_server, 5000);
-        assert_eq!(is(&api_server, "pair-00002"), "True : ");
+        advance_time(&mut api_server, 5000);
+        assert_eq!(ready_condition(&api_server, "pair-00002"), "True : ");
         assert_eq!(targets(&api_server, "pair"), ["pair-00002"]);
     }
 }
 
-/// Returns the only pod of a Revision.
-fn only(api_server: &FakeApiServer) -> NamespacedName {
+/// Returns the only pod of the service.
+fn only_pod(api_server: &FakeApiServer) -> NamespacedName {
     let mut pods =
         api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == NAMESPACE);
     pods.next().expect("a pod")
 }
 
 /// Reports the only pod as ready or not, as the kubelet does for all of its probes.
-fn passes(api_server: &mut FakeApiServer, ready: bool) {
-    let pod = only(api_server);
+fn report_kubelet_readiness(api_server: &mut FakeApiServer, ready: bool) {
+    let pod = only_pod(api_server);
     let at = (ResourceKind::Pod, pod.clone());
     let mut object = api_server.objects[&at].clone();
     let status = if ready { "True" } else { "False" };
@@ -169,15 +174,19 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
         let mut template = template("hello:v1", 1);
         template["spec"]["containers"][0]["readinessProbe"] =
             json!({"exec": {"command": ["true"]}});
-        api_server.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+        api_server.apply_as_user(
+            ResourceKind::KnativeService,
+            "hello",
+            json!({"template": template}),
+        );
         let steps: [fn(&mut FakeApiServer); 2] = if kubelet_first {
-            [|it| passes(it, true), FakeApiServer::ready]
+            [|it| report_kubelet_readiness(it, true), FakeApiServer::report_all_ready]
         } else {
-            [FakeApiServer::ready, |it| passes(it, true)]
+            [FakeApiServer::report_all_ready, |it| report_kubelet_readiness(it, true)]
         };
         // The agent sees the pod, which does not listen yet.
-        let uid =
-            api_server.objects[&(ResourceKind::Pod, only(&api_server))]["metadata"]["uid"].clone();
+        let pod = (ResourceKind::Pod, only_pod(&api_server));
+        let uid = api_server.objects[&pod]["metadata"]["uid"].clone();
         let agent =
             ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
         let waits = PodObservation {
@@ -196,7 +205,7 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
         assert_eq!(phases(&api_server), starting, "kubelet first: {kubelet_first}");
         steps[1](&mut api_server);
         assert_eq!(phases(&api_server), [common::wire::RoutingPhase::Ready]);
-        passes(&mut api_server, false);
+        report_kubelet_readiness(&mut api_server, false);
         assert_ne!(phases(&api_server), [common::wire::RoutingPhase::Ready], "the command fails");
     }
 }

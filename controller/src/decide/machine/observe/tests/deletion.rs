@@ -3,29 +3,29 @@
 
 use super::*;
 
-const ALL: [&str; 1] = ["hello-00001"];
+const REVISIONS: [&str; 1] = ["hello-00001"];
 
-/// Returns a cluster with a running service, or with a Configuration and a Route of their own.
-fn running(by_itself: bool) -> FakeApiServer {
+/// Returns a cluster with a running Service, or with a Configuration and a Route without a Service.
+fn running(is_serviceless: bool) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
-    if by_itself {
-        api_server.user(
+    if is_serviceless {
+        api_server.apply_as_user(
             ResourceKind::Configuration,
             "hello",
             json!({"template": template("hello:v1", 1)}),
         );
         let traffic =
             json!([{"configurationName": "hello", "latestRevision": true, "percent": 100}]);
-        api_server.user(ResourceKind::Route, "hello", json!({"traffic": traffic}));
+        api_server.apply_as_user(ResourceKind::Route, "hello", json!({"traffic": traffic}));
     } else {
-        api_server.service("hello", "hello:v1", 1, Value::Null);
+        api_server.apply_service("hello", "hello:v1", 1, Value::Null);
     }
-    api_server.ready();
+    api_server.report_all_ready();
     api_server
 }
 
 /// Deletes an object, as a user does, that stays until its finalizers or the objects it owns are gone.
-fn delete(api_server: &mut FakeApiServer, resource: ResourceKind, name: &NamespacedName) {
+fn start_deletion(api_server: &mut FakeApiServer, resource: ResourceKind, name: &NamespacedName) {
     let at = (resource, name.clone());
     let stamp = api_server.now.rfc3339();
     let object = api_server.objects.get_mut(&at).expect("an object");
@@ -42,7 +42,7 @@ fn delete(api_server: &mut FakeApiServer, resource: ResourceKind, name: &Namespa
 }
 
 /// Returns all objects made for a service, owners first.
-fn made(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
+fn owners_first(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
     let order = |resource: &ResourceKind| match resource {
         ResourceKind::KnativeService => 0,
         ResourceKind::Configuration | ResourceKind::Route => 1,
@@ -57,7 +57,7 @@ fn made(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
 }
 
 /// Returns an object and all objects below it in the tree of owners.
-fn below(
+fn owned_tree(
     api_server: &FakeApiServer,
     owner: &(ResourceKind, NamespacedName),
 ) -> Vec<(ResourceKind, NamespacedName)> {
@@ -81,7 +81,7 @@ fn below(
 }
 
 /// Has the writer check every part of these objects, as any event could.
-fn look_at_all(api_server: &mut FakeApiServer, keys: &[(ResourceKind, NamespacedName)]) {
+fn check_all_parts(api_server: &mut FakeApiServer, keys: &[(ResourceKind, NamespacedName)]) {
     for (resource, name) in keys {
         for part in [ObjectPart::Object, ObjectPart::Status, ObjectPart::Scale] {
             for event in api_server.write(&ObjectPartKey::new(*resource, part, name.clone())) {
@@ -93,16 +93,16 @@ fn look_at_all(api_server: &mut FakeApiServer, keys: &[(ResourceKind, Namespaced
 
 #[test]
 fn foreground_deletion_of_any_owner_ends_without_a_write() {
-    for by_itself in [false, true] {
-        for owner in made(&running(by_itself)) {
-            let mut api_server = running(by_itself);
-            let all = below(&api_server, &owner);
-            delete(&mut api_server, owner.0, &owner.1);
+    for is_serviceless in [false, true] {
+        for owner in owners_first(&running(is_serviceless)) {
+            let mut api_server = running(is_serviceless);
+            let all = owned_tree(&api_server, &owner);
+            start_deletion(&mut api_server, owner.0, &owner.1);
             // The garbage collector marks the objects below, then deletes them from the leaves up.
             for (resource, name) in all.iter().skip(1) {
-                delete(&mut api_server, *resource, name);
+                start_deletion(&mut api_server, *resource, name);
             }
-            api_server.decide(ALL[0], 3);
+            api_server.decide(REVISIONS[0], 3);
             let before = api_server.objects.clone();
             for (resource, name) in all.iter().skip(1).rev() {
                 api_server.objects.remove(&(*resource, name.clone()));
@@ -111,22 +111,22 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
                     name: name.clone(),
                     object: None,
                 });
-                look_at_all(&mut api_server, &all);
+                check_all_parts(&mut api_server, &all);
             }
             let spec = |objects: &BTreeMap<_, Value>| objects[&owner]["spec"].clone();
             assert_eq!(spec(&api_server.objects), spec(&before), "{owner:?}");
-            assert_eq!(below(&api_server, &owner), [owner], "nothing below it was made again");
+            assert_eq!(owned_tree(&api_server, &owner), [owner], "nothing below it was made again");
         }
     }
 }
 
 #[test]
-fn nothing_is_made_under_what_others_keep() {
+fn nothing_is_created_below_an_object_that_a_finalizer_keeps() {
     // One object waits for a finalizer of another controller; the objects below it are deleted by hand.
-    for owner in made(&running(false)) {
+    for owner in owners_first(&running(false)) {
         let mut api_server = running(false);
-        let all = below(&api_server, &owner);
-        delete(&mut api_server, owner.0, &owner.1);
+        let all = owned_tree(&api_server, &owner);
+        start_deletion(&mut api_server, owner.0, &owner.1);
         for (resource, name) in all.iter().skip(1).rev() {
             api_server.objects.remove(&(*resource, name.clone()));
             api_server.step(ControllerEvent::ObjectObserved {
@@ -135,28 +135,32 @@ fn nothing_is_made_under_what_others_keep() {
                 object: None,
             });
         }
-        look_at_all(&mut api_server, &all);
+        check_all_parts(&mut api_server, &all);
         api_server.now = api_server.now.plus_ms(60_000);
         api_server.step(ControllerEvent::Tick);
-        look_at_all(&mut api_server, &all);
-        assert_eq!(below(&api_server, &owner), [owner]);
+        check_all_parts(&mut api_server, &all);
+        assert_eq!(owned_tree(&api_server, &owner), [owner]);
     }
 }
 
 /// Orphaning (`--cascade=orphan`): the API server removes the owner references from owned objects, then the owner.
 #[test]
-fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
+fn orphaned_children_stay_orphans_and_serve_on() {
     for owner in [ResourceKind::KnativeService, ResourceKind::Configuration] {
         let mut api_server = running(owner == ResourceKind::Configuration);
-        let (all, owner_key) = (made(&api_server), (owner, name("hello")));
+        let (all, owner_key) = (owners_first(&api_server), (owner, name("hello")));
         let uids = |api_server: &FakeApiServer| -> Vec<Option<Value>> {
             let rest = all.iter().filter(|at| **at != owner_key);
             rest.map(|at| api_server.objects.get(at).map(|it| it["metadata"]["uid"].clone()))
                 .collect()
         };
-        let (before, served) = (uids(&api_server), serves(&api_server));
-        delete(&mut api_server, owner_key.0, &owner_key.1);
-        assert_eq!(serves(&api_server), served, "{owner:?}: what it owns is not told to go");
+        let (before, served) = (uids(&api_server), targets_and_phases(&api_server));
+        start_deletion(&mut api_server, owner_key.0, &owner_key.1);
+        assert_eq!(
+            targets_and_phases(&api_server),
+            served,
+            "{owner:?}: its children are not deleted"
+        );
         let owned: Vec<_> = {
             let uid = &api_server.objects[&owner_key]["metadata"]["uid"];
             let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == *uid;
@@ -168,14 +172,14 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
                 .collect()
         };
         assert!(!owned.is_empty(), "{owner:?}");
-        let by_itself = |api_server: &FakeApiServer, at: &(ResourceKind, NamespacedName)| {
+        let is_orphan = |api_server: &FakeApiServer, at: &(ResourceKind, NamespacedName)| {
             api_server.objects[at]["metadata"].get("ownerReferences").is_none()
         };
         for at in &owned {
             orphan(&mut api_server, at);
-            look_at_all(&mut api_server, &all);
-            assert!(by_itself(&api_server, at), "{at:?} is not taken back");
-            assert_eq!(serves(&api_server), served, "{owner:?}: {at:?} stands by itself");
+            check_all_parts(&mut api_server, &all);
+            assert!(is_orphan(&api_server, at), "{at:?} is not taken back");
+            assert_eq!(targets_and_phases(&api_server), served, "{owner:?}: {at:?} is an orphan");
         }
         api_server.objects.remove(&owner_key);
         api_server.step(ControllerEvent::ObjectObserved {
@@ -183,16 +187,16 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             name: owner_key.1.clone(),
             object: None,
         });
-        look_at_all(&mut api_server, &all);
+        check_all_parts(&mut api_server, &all);
         assert_eq!(
             uids(&api_server),
             before,
             "{owner:?}: all is there, and nothing was made again"
         );
-        assert!(owned.iter().all(|at| by_itself(&api_server, at)), "{owner:?}");
-        assert_eq!(serves(&api_server), served, "{owner:?}");
-        api_server.decide(ALL[0], 1);
-        assert_eq!(serves(&api_server), served, "{owner:?}");
+        assert!(owned.iter().all(|at| is_orphan(&api_server, at)), "{owner:?}");
+        assert_eq!(targets_and_phases(&api_server), served, "{owner:?}");
+        api_server.decide(REVISIONS[0], 1);
+        assert_eq!(targets_and_phases(&api_server), served, "{owner:?}");
     }
 }
 
@@ -209,7 +213,9 @@ fn orphan(api_server: &mut FakeApiServer, at: &(ResourceKind, NamespacedName)) {
 }
 
 /// Returns the targets of the service's requests, and the phases of its pods.
-fn serves(api_server: &FakeApiServer) -> (Vec<NamespacedName>, Vec<common::wire::RoutingPhase>) {
+fn targets_and_phases(
+    api_server: &FakeApiServer,
+) -> (Vec<NamespacedName>, Vec<common::wire::RoutingPhase>) {
     let table = api_server.table();
     let targets = table.services.get(&name("hello")).map(|it| it.targets.iter());
     (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(api_server))
@@ -217,14 +223,14 @@ fn serves(api_server: &FakeApiServer) -> (Vec<NamespacedName>, Vec<common::wire:
 
 /// A decision made while a Service is being deleted is written once its children have become orphans.
 #[test]
-fn what_an_orphaned_service_leaves_behind_is_scaled() {
+fn orphaned_children_of_a_service_are_scaled() {
     let mut api_server = running(false);
     let object_name = name("hello");
-    delete(&mut api_server, ResourceKind::KnativeService, &object_name);
+    start_deletion(&mut api_server, ResourceKind::KnativeService, &object_name);
     for resource in [ResourceKind::Configuration, ResourceKind::Route] {
         orphan(&mut api_server, &(resource, object_name.clone()));
     }
-    api_server.decide(ALL[0], 3);
+    api_server.decide(REVISIONS[0], 3);
     api_server.objects.remove(&(ResourceKind::KnativeService, object_name.clone()));
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::KnativeService,
@@ -237,13 +243,15 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
 
 /// A Revision without its Configuration scales as before; one that is deleted with it does not.
 #[test]
-fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
+fn orphaned_revisions_of_a_configuration_are_scaled() {
     for (is_orphaned, replicas) in [(true, 3), (false, 1)] {
         let mut api_server = running(true);
         let object_name = name("hello");
-        delete(&mut api_server, ResourceKind::Configuration, &object_name);
+        start_deletion(&mut api_server, ResourceKind::Configuration, &object_name);
         if is_orphaned {
-            ALL.iter().for_each(|it| orphan(&mut api_server, &(ResourceKind::Revision, name(it))));
+            REVISIONS
+                .iter()
+                .for_each(|it| orphan(&mut api_server, &(ResourceKind::Revision, name(it))));
         }
         api_server.objects.remove(&(ResourceKind::Configuration, object_name.clone()));
         api_server.step(ControllerEvent::ObjectObserved {
@@ -251,7 +259,7 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
             name: object_name,
             object: None,
         });
-        api_server.decide(ALL[0], 3);
+        api_server.decide(REVISIONS[0], 3);
         let deployment = api_server.object(ResourceKind::Deployment, "hello-00001-deployment");
         assert_eq!(deployment["spec"]["replicas"], replicas, "orphaned: {is_orphaned}");
     }
@@ -261,34 +269,34 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
 #[test]
 fn children_of_a_service_with_foreign_finalizers_serve_until_deleted() {
     let mut api_server = running(false);
-    let served = serves(&api_server);
-    assert_eq!(served, (ALL.map(name).to_vec(), vec![common::wire::RoutingPhase::Ready]));
-    delete(&mut api_server, ResourceKind::KnativeService, &name("hello"));
+    let served = targets_and_phases(&api_server);
+    assert_eq!(served, (REVISIONS.map(name).to_vec(), vec![common::wire::RoutingPhase::Ready]));
+    start_deletion(&mut api_server, ResourceKind::KnativeService, &name("hello"));
     api_server.now = api_server.now.plus_ms(60_000);
     api_server.step(ControllerEvent::Tick);
-    assert_eq!(serves(&api_server), served);
-    delete(&mut api_server, ResourceKind::Revision, &name(ALL[0]));
+    assert_eq!(targets_and_phases(&api_server), served);
+    start_deletion(&mut api_server, ResourceKind::Revision, &name(REVISIONS[0]));
     assert_eq!(draining(&api_server), (true, 1));
 }
 
 #[test]
-fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
+fn a_terminating_configuration_creates_no_revision() {
     let mut api_server = running(true);
-    delete(&mut api_server, ResourceKind::Configuration, &name("hello"));
-    assert_eq!(api_server.names(ResourceKind::Revision), ALL.map(name));
+    start_deletion(&mut api_server, ResourceKind::Configuration, &name("hello"));
+    assert_eq!(api_server.names(ResourceKind::Revision), REVISIONS.map(name));
     // A controller that starts now observes the new generation only.
     api_server.other_replica = None;
-    api_server.machine = api_server.other();
+    api_server.machine = api_server.start_replica();
     api_server.step(ControllerEvent::LeadershipChanged(true));
-    assert_eq!(api_server.names(ResourceKind::Revision), ALL.map(name));
+    assert_eq!(api_server.names(ResourceKind::Revision), REVISIONS.map(name));
 }
 
 #[test]
-fn nothing_is_written_in_a_namespace_that_goes() {
+fn nothing_is_written_in_a_terminating_namespace() {
     let mut api_server = running(false);
-    let space = |going: bool| {
+    let namespace = |is_terminating: bool| {
         let mut meta = json!({"name": NAMESPACE});
-        if going {
+        if is_terminating {
             meta["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
         }
         let object = json!({"metadata": meta});
@@ -298,8 +306,8 @@ fn nothing_is_written_in_a_namespace_that_goes() {
             object: Some(Box::new(object)),
         }
     };
-    api_server.step(space(true));
-    let (all, before) = (made(&api_server), api_server.writes);
+    api_server.step(namespace(true));
+    let (all, before) = (owners_first(&api_server), api_server.writes);
     for (resource, name) in all.iter().rev().filter(|(it, _)| *it != ResourceKind::KnativeService) {
         api_server.objects.remove(&(*resource, name.clone()));
         api_server.step(ControllerEvent::ObjectObserved {
@@ -307,7 +315,7 @@ fn nothing_is_written_in_a_namespace_that_goes() {
             name: name.clone(),
             object: None,
         });
-        look_at_all(&mut api_server, &all);
+        check_all_parts(&mut api_server, &all);
     }
     assert_eq!(api_server.writes, before);
     // A service of the same name is created afterwards.
@@ -316,8 +324,8 @@ fn nothing_is_written_in_a_namespace_that_goes() {
         name: NamespacedName::new("", NAMESPACE),
         object: None,
     });
-    api_server.step(space(false));
-    api_server.service("hello", "hello:v2", 1, Value::Null);
+    api_server.step(namespace(false));
+    api_server.apply_service("hello", "hello:v2", 1, Value::Null);
     assert!(api_server.objects.contains_key(&(ResourceKind::Configuration, name("hello"))));
 }
 
@@ -328,14 +336,14 @@ fn draining(api_server: &FakeApiServer) -> (bool, usize) {
 }
 
 #[test]
-fn pods_of_what_is_gone_drain_until_they_end() {
-    for by_itself in [false, true] {
+fn pods_of_deleted_owners_drain_until_they_end() {
+    for is_serviceless in [false, true] {
         let owns_revisions =
             [ResourceKind::KnativeService, ResourceKind::Configuration, ResourceKind::Revision];
-        let owners = made(&running(by_itself));
+        let owners = owners_first(&running(is_serviceless));
         for owner in owners.iter().filter(|it| owns_revisions.contains(&it.0)) {
-            let mut api_server = running(by_itself);
-            let all = below(&api_server, owner);
+            let mut api_server = running(is_serviceless);
+            let all = owned_tree(&api_server, owner);
             // Owners first, as in a background deletion; the pods take longer to end.
             for (resource, name) in all.iter().filter(|it| it.0 != ResourceKind::Pod) {
                 api_server.objects.remove(&(*resource, name.clone()));
@@ -347,7 +355,7 @@ fn pods_of_what_is_gone_drain_until_they_end() {
             }
             assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
             for (resource, name) in all.iter().filter(|it| it.0 == ResourceKind::Pod) {
-                delete(&mut api_server, *resource, name);
+                start_deletion(&mut api_server, *resource, name);
                 assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
                 api_server.objects.remove(&(*resource, name.clone()));
                 api_server.step(ControllerEvent::ObjectObserved {
@@ -362,10 +370,10 @@ fn pods_of_what_is_gone_drain_until_they_end() {
 }
 
 #[test]
-fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requests() {
+fn old_pods_of_a_recreated_revision_drain() {
     let mut api_server = running(false);
     let (old, _) = pods(&api_server).remove(0);
-    let revision = (ResourceKind::Revision, name(ALL[0]));
+    let revision = (ResourceKind::Revision, name(REVISIONS[0]));
     api_server.objects.remove(&revision);
     // It is its Configuration's newest Revision, so it is created again at once.
     api_server.step(ControllerEvent::ObjectObserved {

@@ -57,7 +57,7 @@ fn rows_of(line: &str) -> Vec<FieldRow> {
             .unwrap_or_else(|error| panic!("{value} of {on}: {error}")),
         effect: effect.into(),
     };
-    fields.split(", ").flat_map(|it| all_of(row(it))).collect()
+    fields.split(", ").flat_map(|it| expand_group(row(it))).collect()
 }
 
 fn service() -> Value {
@@ -74,7 +74,7 @@ fn service() -> Value {
 }
 
 /// Expands a row about a group of annotations into one row for each of them.
-fn all_of(row: FieldRow) -> Vec<FieldRow> {
+fn expand_group(row: FieldRow) -> Vec<FieldRow> {
     let Some(group) = row.field.strip_suffix('*') else { return vec![row] };
     let names = known_keys::KNOWN_ANNOTATIONS
         .iter()
@@ -178,7 +178,7 @@ fn outcome(kind: AdmittedKind, object: &Value) -> String {
     for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), object.clone()) {
         api_server.step(event);
     }
-    api_server.ready();
+    api_server.report_all_ready();
     observable_state(&api_server)
 }
 
@@ -270,7 +270,7 @@ fn is_warned(row: &FieldRow, warnings: &[Problem]) -> bool {
 }
 
 /// Returns the rows that fail, so that a failed test shows all of them and not only the first.
-fn at_fault(
+fn failing_rows(
     rows: &[FieldRow],
     tries: impl Fn(&FieldRow) + std::panic::RefUnwindSafe,
 ) -> Vec<&FieldRow> {
@@ -330,7 +330,7 @@ fn is_test(name: &str) -> bool {
 fn each_field_does_what_the_page_says() {
     let rows = rows();
     assert!(rows.len() > 500, "the page could not be read: {}", rows.len());
-    let wrong = at_fault(&rows, try_row);
+    let wrong = failing_rows(&rows, try_row);
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -420,7 +420,7 @@ fn a_domain_says_that_its_certificate_is_not_used() {
     let at = "www.shop.test";
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let spec = json!({"ref": to, "tls": {"secretName": "own"}});
-    api_server.user(ResourceKind::DomainMapping, at, spec);
+    api_server.apply_as_user(ResourceKind::DomainMapping, at, spec);
     assert_eq!(
         api_server.condition(ResourceKind::DomainMapping, at, "CertificateProvisioned"),
         "False CertificateNotReady: The gateway serves no TLS: Secret \"own\" is not used"

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the labels or annotations of an object.
-fn of(
+fn metadata_of(
     api_server: &FakeApiServer,
     resource: ResourceKind,
     name: &str,
@@ -34,17 +34,17 @@ fn apply(api_server: &mut FakeApiServer, own: &Value, inner: &Value, image: &str
     }
 }
 
-fn passed(api_server: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
+fn objects_with(api_server: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
     let all = api_server.objects.keys().filter(|(resource, it)| {
         it.namespace == NAMESPACE
             && *resource != ResourceKind::KnativeService
-            && of(api_server, *resource, &it.name, field).contains_key(key)
+            && metadata_of(api_server, *resource, &it.name, field).contains_key(key)
     });
     all.map(|(resource, it)| format!("{}/{}", resource.kind(), it.name)).collect()
 }
 
 /// Returns labels and annotations for the template.
-fn inner() -> Value {
+fn template_metadata() -> Value {
     json!({
         "labels": {"inner": "c"},
         "annotations": {"inner-note": "d", "autoscaling.knative.dev/metric": "rps", "autoscaling.knative.dev/window": "20s"},
@@ -61,7 +61,7 @@ fn labelled() -> FakeApiServer {
             (key::ROLLOUT_DURATION[0]): "10s",
         },
     });
-    apply(&mut api_server, &own, &inner(), "hello:v1");
+    apply(&mut api_server, &own, &template_metadata(), "hello:v1");
     api_server
 }
 
@@ -78,7 +78,7 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
     };
     let all = |it: &[&str]| -> BTreeSet<String> { it.iter().map(|it| (*it).to_owned()).collect() };
     let set = |api_server: &FakeApiServer, field: &str, key: &str| -> BTreeSet<String> {
-        passed(api_server, field, key).into_iter().collect()
+        objects_with(api_server, field, key).into_iter().collect()
     };
     let (deployment, image) =
         ("Deployment/hello-00001-deployment", "Image/hello-00001-cache-user-container");
@@ -99,10 +99,9 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
         set(&api_server, "annotations", key::CREATOR),
         all(&[&of_service[..], &below].concat())
     );
-    assert_eq!(
-        of(&api_server, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
-        "changer"
-    );
+    let of_revision =
+        metadata_of(&api_server, ResourceKind::Revision, "hello-00001", "annotations");
+    assert_eq!(of_revision[key::CREATOR], "changer");
     assert_eq!(set(&api_server, "annotations", rollout), all(&of_service[1..]));
     assert_eq!(set(&api_server, "labels", "inner"), all(&below));
     assert_eq!(set(&api_server, "annotations", "inner-note"), all(&below));
@@ -116,24 +115,23 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
 }
 
 #[test]
-fn what_is_passed_on_follows_a_change_and_leaves() {
+fn inherited_metadata_follows_changes_and_removals() {
     let mut api_server = labelled();
     let other = json!({
         "labels": {"team": "z"},
         "annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another", "note": "y"},
     });
-    apply(&mut api_server, &other, &inner(), "hello:v1");
-    let labels = of(&api_server, ResourceKind::Service, "now-hello", "labels");
-    let annotations = of(&api_server, ResourceKind::Service, "now-hello", "annotations");
+    apply(&mut api_server, &other, &template_metadata(), "hello:v1");
+    let labels = metadata_of(&api_server, ResourceKind::Service, "now-hello", "labels");
+    let annotations = metadata_of(&api_server, ResourceKind::Service, "now-hello", "annotations");
     assert_eq!((labels["team"].as_str(), annotations["note"].as_str()), ("z", "y"));
-    assert_eq!(
-        of(&api_server, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
-        "changer"
-    );
+    let of_revision =
+        metadata_of(&api_server, ResourceKind::Revision, "hello-00001", "annotations");
+    assert_eq!(of_revision[key::CREATOR], "changer");
     let none = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another"}});
-    apply(&mut api_server, &none, &inner(), "hello:v1");
-    assert!(passed(&api_server, "labels", "team").is_empty());
-    assert!(passed(&api_server, "annotations", "note").is_empty());
+    apply(&mut api_server, &none, &template_metadata(), "hello:v1");
+    assert!(objects_with(&api_server, "labels", "team").is_empty());
+    assert!(objects_with(&api_server, "annotations", "note").is_empty());
     assert_eq!(api_server.names(ResourceKind::Revision), [name("hello-00001")]);
 }
 
@@ -164,10 +162,10 @@ fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
             [none.clone(), none.clone()]
         );
         let public = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "changer"}});
-        apply(&mut api_server, &public, &inner(), "hello:v1");
+        apply(&mut api_server, &public, &template_metadata(), "hello:v1");
         assert_eq!(hosts(&api_server, "hello"), ["hello.default.localhost"]);
         assert_eq!(hosts(&api_server, "now-hello"), of_tag);
-        let labels = of(&api_server, own.0, "now-hello", "labels");
+        let labels = metadata_of(&api_server, own.0, "now-hello", "labels");
         assert_eq!(labels.contains_key(key::VISIBILITY), by_itself);
     }
 }

@@ -46,8 +46,8 @@ fn object_counts(api_server: &FakeApiServer) -> BTreeMap<ResourceKind, usize> {
 fn api_server_with_service(service: &str, traffic: Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.step(dual_stack_activator());
-    api_server.service(service, "hello:v1", 1, traffic);
-    api_server.ready();
+    api_server.apply_service(service, "hello:v1", 1, traffic);
+    api_server.report_all_ready();
     api_server
 }
 
@@ -81,7 +81,7 @@ fn services_with_names_of_every_length_get_all_objects() {
                 api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
             assert_eq!(again, [], "{} bytes: {resource} {name}", service_name.len());
         }
-        api_server.service(
+        api_server.apply_service(
             &service_name,
             "hello:v1",
             1,
@@ -101,7 +101,7 @@ fn services_with_names_of_every_length_get_all_objects() {
             "{} bytes",
             service_name.len()
         );
-        api_server.remove(ResourceKind::KnativeService, &service_name);
+        api_server.delete_as_user(ResourceKind::KnativeService, &service_name);
         assert_eq!(object_counts(&api_server), BTreeMap::new(), "{} bytes", service_name.len());
         assert!(
             api_server.machine.cluster().names.owner_exceptions.is_empty(),
@@ -148,10 +148,10 @@ fn write_errors_are_reported_for_names_of_every_length() {
 fn pods_with_names_of_every_length_are_annotated_as_draining() {
     for service_name in names_of_all_lengths() {
         let mut api_server = FakeApiServer::new();
-        api_server.service(&service_name, "hello:v1", 0, Value::Null);
+        api_server.apply_service(&service_name, "hello:v1", 0, Value::Null);
         let revision = api_server.names(ResourceKind::Revision).remove(0);
         api_server.decide(&revision.name, 1);
-        api_server.ready();
+        api_server.report_all_ready();
         api_server.decide(&revision.name, 0);
         let pods = || {
             api_server
@@ -168,7 +168,7 @@ fn pods_with_names_of_every_length_are_annotated_as_draining() {
 #[test]
 fn an_object_that_was_never_written_is_reported_by_its_owner() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
     let error = WriteError { reason: "ChildrenMissing", message: "Deployment".into() };
     let app = name("hello");
     for (resource, object_name, condition) in [
@@ -197,7 +197,8 @@ fn an_object_that_was_never_written_is_reported_by_its_owner() {
 /// Returns a service that Kubernetes scales, with a domain of its own and the claim that is made for the domain.
 fn scaled_and_mapped(name: &str) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
-    api_server.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    api_server
+        .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     let mut template = template("hello:v1", 1);
     for (key, value) in
         [("class", crate::model::scale_policy::HPA_CLASS), ("metric", "cpu"), ("target", "70")]
@@ -205,9 +206,9 @@ fn scaled_and_mapped(name: &str) -> FakeApiServer {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{key}")] =
             json!(value);
     }
-    api_server.user(ResourceKind::KnativeService, name, json!({"template": template}));
-    api_server.ready();
-    api_server.map(&domain(name), "Service", name);
+    api_server.apply_as_user(ResourceKind::KnativeService, name, json!({"template": template}));
+    api_server.report_all_ready();
+    api_server.map_domain(&domain(name), "Service", name);
     api_server
 }
 
@@ -273,9 +274,9 @@ fn autoscalers_and_domains_work_for_names_of_every_length() {
             Some(spec(&object)),
             "{bytes} bytes: again"
         );
-        api_server.remove(ResourceKind::DomainMapping, &domain_name);
+        api_server.delete_as_user(ResourceKind::DomainMapping, &domain_name);
         assert_eq!(claims(&api_server), [], "{bytes} bytes");
-        api_server.remove(ResourceKind::KnativeService, &service_name);
+        api_server.delete_as_user(ResourceKind::KnativeService, &service_name);
         assert_eq!(object_counts(&api_server), BTreeMap::new(), "{bytes} bytes");
         assert!(api_server.machine.cluster().names.owner_exceptions.is_empty(), "{bytes} bytes");
     }
@@ -292,7 +293,7 @@ fn a_tag_that_is_renamed_while_a_replica_starts_leaves_no_name_behind() {
     }
     let owner_exceptions = |lists: &[&_]| {
         let mut other = machine().loading();
-        for event in lists.iter().flat_map(|objects| shown(objects, &[])) {
+        for event in lists.iter().flat_map(|objects| observations(objects, &[])) {
             other.step(api_server.now, event);
         }
         other.step(api_server.now, ControllerEvent::InitialListSynced);

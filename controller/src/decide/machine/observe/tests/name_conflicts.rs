@@ -9,29 +9,29 @@ const NOT_OWNED: &str =
     "False NotOwned: There is an existing placeholder Service \"v2-web\" that we do not own.";
 
 /// Applies a service that may have the tag `v2`, and so the name `v2-web`.
-fn web(api_server: &mut FakeApiServer, tagged: bool) {
+fn apply_web(api_server: &mut FakeApiServer, tagged: bool) {
     let mut traffic = vec![json!({"latestRevision": true, "percent": 100})];
     traffic.extend(tagged.then(|| json!({"latestRevision": true, "percent": 0, "tag": "v2"})));
-    api_server.service("web", "web:v1", 0, json!(traffic));
+    api_server.apply_service("web", "web:v1", 0, json!(traffic));
     api_server.now = api_server.now.plus_ms(2000);
 }
 
 /// Applies a service that has the name `v2-web` itself.
-fn own(api_server: &mut FakeApiServer) {
-    api_server.service("v2-web", "own:v1", 0, Value::Null);
+fn apply_v2_web(api_server: &mut FakeApiServer) {
+    api_server.apply_service("v2-web", "own:v1", 0, Value::Null);
     api_server.now = api_server.now.plus_ms(2000);
 }
 
 /// Returns the table's service of a name, after a check that a replica that starts now has the same table.
-fn told(api_server: &FakeApiServer, name: &NamespacedName) -> Option<ServiceEntry> {
-    let (table, other) = (api_server.table(), table(&api_server.other()));
+fn service_in_tables(api_server: &FakeApiServer, name: &NamespacedName) -> Option<ServiceEntry> {
+    let (table, other) = (api_server.table(), table(&api_server.start_replica()));
     assert_eq!(differences(&table, &other), [""; 0]);
     table.services.get(name).cloned()
 }
 
 /// Returns the Revisions to which a name is routed.
-fn leads(api_server: &FakeApiServer, object_name: &str) -> String {
-    let service = told(api_server, &name(object_name)).expect("a service");
+fn target_revisions(api_server: &FakeApiServer, object_name: &str) -> String {
+    let service = service_in_tables(api_server, &name(object_name)).expect("a service");
     service.targets.iter().map(|it| it.revision.name.to_string()).collect()
 }
 
@@ -42,27 +42,27 @@ fn ready(api_server: &FakeApiServer, name: &str) -> String {
 #[test]
 fn a_tag_keeps_its_name_when_a_service_of_that_name_comes() {
     let mut api_server = FakeApiServer::new();
-    web(&mut api_server, true);
-    let before = told(&api_server, &name("v2-web"));
-    own(&mut api_server);
+    apply_web(&mut api_server, true);
+    let before = service_in_tables(&api_server, &name("v2-web"));
+    apply_v2_web(&mut api_server);
     assert_eq!(api_server.condition(ResourceKind::Route, "v2-web", "IngressReady"), NOT_OWNED);
     assert_eq!(
         (ready(&api_server, "web"), ready(&api_server, "v2-web")),
         ("True : ".into(), NOT_OWNED.into())
     );
-    assert_eq!(leads(&api_server, "v2-web"), "web-00001");
-    assert_eq!(told(&api_server, &name("v2-web")), before);
-    api_server.remove(ResourceKind::KnativeService, "v2-web");
+    assert_eq!(target_revisions(&api_server, "v2-web"), "web-00001");
+    assert_eq!(service_in_tables(&api_server, &name("v2-web")), before);
+    api_server.delete_as_user(ResourceKind::KnativeService, "v2-web");
     assert_eq!(
-        told(&api_server, &name("v2-web")),
+        service_in_tables(&api_server, &name("v2-web")),
         before,
         "the end of the other one changes nothing"
     );
     assert_eq!(ready(&api_server, "web"), "True : ");
-    own(&mut api_server);
-    api_server.remove(ResourceKind::KnativeService, "web");
+    apply_v2_web(&mut api_server);
+    api_server.delete_as_user(ResourceKind::KnativeService, "web");
     assert_eq!(
-        (leads(&api_server, "v2-web"), ready(&api_server, "v2-web")),
+        (target_revisions(&api_server, "v2-web"), ready(&api_server, "v2-web")),
         ("v2-web-00001".into(), "True : ".into())
     );
 }
@@ -73,30 +73,30 @@ fn a_service_keeps_its_name_when_a_tag_of_that_name_comes() {
     for web_is_older in [false, true] {
         let mut api_server = FakeApiServer::new();
         if web_is_older {
-            web(&mut api_server, false);
+            apply_web(&mut api_server, false);
         }
-        own(&mut api_server);
-        let before = told(&api_server, &name("v2-web"));
-        web(&mut api_server, true);
+        apply_v2_web(&mut api_server);
+        let before = service_in_tables(&api_server, &name("v2-web"));
+        apply_web(&mut api_server, true);
         assert_eq!(
             (ready(&api_server, "web"), ready(&api_server, "v2-web")),
             (NOT_OWNED.into(), "True : ".into())
         );
-        assert_eq!(leads(&api_server, "v2-web"), "v2-web-00001");
-        assert_eq!(leads(&api_server, "web"), "web-00001", "its other names are served");
-        assert_eq!(told(&api_server, &name("v2-web")), before);
-        api_server.remove(ResourceKind::KnativeService, "web");
-        assert_eq!(told(&api_server, &name("v2-web")), before);
-        web(&mut api_server, true);
-        api_server.remove(ResourceKind::KnativeService, "v2-web");
+        assert_eq!(target_revisions(&api_server, "v2-web"), "v2-web-00001");
+        assert_eq!(target_revisions(&api_server, "web"), "web-00001", "its other names are served");
+        assert_eq!(service_in_tables(&api_server, &name("v2-web")), before);
+        api_server.delete_as_user(ResourceKind::KnativeService, "web");
+        assert_eq!(service_in_tables(&api_server, &name("v2-web")), before);
+        apply_web(&mut api_server, true);
+        api_server.delete_as_user(ResourceKind::KnativeService, "v2-web");
         assert_eq!(
-            (leads(&api_server, "v2-web"), ready(&api_server, "web")),
+            (target_revisions(&api_server, "v2-web"), ready(&api_server, "web")),
             ("web-00001".into(), "True : ".into())
         );
     }
 }
 
-fn in_team(
+fn apply_in_namespace(
     api_server: &mut FakeApiServer,
     resource: ResourceKind,
     namespace: &str,
@@ -112,20 +112,26 @@ fn in_team(
     }
 }
 
-fn leave_team(api_server: &mut FakeApiServer, resource: ResourceKind, namespace: &str, name: &str) {
+fn delete_in_namespace(
+    api_server: &mut FakeApiServer,
+    resource: ResourceKind,
+    namespace: &str,
+    name: &str,
+) {
     for event in api_server.delete(resource, &NamespacedName::new(namespace, name)) {
         api_server.step(event);
     }
 }
 
-fn shop(api_server: &mut FakeApiServer, namespace: &str) {
+fn apply_shop(api_server: &mut FakeApiServer, namespace: &str) {
     let spec = json!({"template": template("shop:v1", 0)});
-    in_team(api_server, ResourceKind::KnativeService, namespace, "shop", spec);
+    apply_in_namespace(api_server, ResourceKind::KnativeService, namespace, "shop", spec);
 }
 
-fn shop_map(api_server: &mut FakeApiServer, namespace: &str, at: &str) {
+fn map_domain_to_shop(api_server: &mut FakeApiServer, namespace: &str, at: &str) {
     let target = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "shop"});
-    in_team(api_server, ResourceKind::DomainMapping, namespace, at, json!({"ref": target}));
+    let spec = json!({"ref": target});
+    apply_in_namespace(api_server, ResourceKind::DomainMapping, namespace, at, spec);
 }
 
 fn condition(
@@ -143,7 +149,7 @@ fn condition(
 
 /// Returns every external host of a team's shop.
 fn hosts(api_server: &FakeApiServer, namespace: &str) -> Vec<String> {
-    let Some(it) = told(api_server, &NamespacedName::new(namespace, "shop")) else {
+    let Some(it) = service_in_tables(api_server, &NamespacedName::new(namespace, "shop")) else {
         return Vec::new();
     };
     let domains = it.gateway_rules.into_iter().flat_map(|it| it.mapped_domains).map(|it| it.host);
@@ -155,11 +161,12 @@ fn a_host_stays_with_the_route_that_had_it_first() {
     // In the second case the objects are of the same second, and the UID decides.
     for apart_ms in [2000, 0] {
         let mut api_server = FakeApiServer::new();
-        api_server.config("config-network", json!({"domain-template": "{{.Name}}.{{.Domain}}"}));
+        api_server
+            .set_config_map("config-network", json!({"domain-template": "{{.Name}}.{{.Domain}}"}));
         let (a, b) = (NamespacedName::new("team-a", "shop"), NamespacedName::new("team-b", "shop"));
-        shop(&mut api_server, "team-a");
+        apply_shop(&mut api_server, "team-a");
         api_server.now = api_server.now.plus_ms(apart_ms);
-        shop(&mut api_server, "team-b");
+        apply_shop(&mut api_server, "team-b");
         let ready = |api_server: &FakeApiServer, route_name: &NamespacedName| {
             condition(api_server, ResourceKind::Route, route_name, "Ready")
         };
@@ -172,16 +179,17 @@ fn a_host_stays_with_the_route_that_had_it_first() {
             (ready(&api_server, &b), hosts(&api_server, "team-b")),
             (not_owned.into(), vec![])
         );
-        assert!(!told(&api_server, &b).expect("inside the cluster it is there").targets.is_empty());
-        leave_team(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
+        let service_of_b = service_in_tables(&api_server, &b).expect("a service in the cluster");
+        assert!(!service_of_b.targets.is_empty());
+        delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
         assert_eq!(
             (ready(&api_server, &b), hosts(&api_server, "team-b")),
             ("True : ".into(), vec!["shop.localhost".into()])
         );
         api_server.now = api_server.now.plus_ms(apart_ms);
-        shop(&mut api_server, "team-a");
+        apply_shop(&mut api_server, "team-a");
         assert_eq!((hosts(&api_server, "team-a"), hosts(&api_server, "team-b").len()), (vec![], 1));
-        leave_team(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
+        delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
         assert_eq!(
             (ready(&api_server, &b), hosts(&api_server, "team-b").len()),
             ("True : ".into(), 1)
@@ -194,36 +202,37 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
     let at = "shop.team-a.localhost";
     let (a, of_b) = (NamespacedName::new("team-a", "shop"), NamespacedName::new("team-b", at));
     let mut api_server = FakeApiServer::new();
-    api_server.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
-    shop(&mut api_server, "team-a");
-    shop(&mut api_server, "team-b");
+    api_server
+        .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    apply_shop(&mut api_server, "team-a");
+    apply_shop(&mut api_server, "team-b");
     api_server.now = api_server.now.plus_ms(2000);
-    let before = told(&api_server, &a);
-    shop_map(&mut api_server, "team-b", at);
+    let before = service_in_tables(&api_server, &a);
+    map_domain_to_shop(&mut api_server, "team-b", at);
     assert_eq!(
         condition(&api_server, ResourceKind::DomainMapping, &of_b, "Ready"),
         "False DomainAlreadyClaimed: The domain name is already in use by Route \"team-a/shop\""
     );
     assert_eq!(
-        (told(&api_server, &a), hosts(&api_server, "team-b")),
+        (service_in_tables(&api_server, &a), hosts(&api_server, "team-b")),
         (before.clone(), vec!["shop.team-b.localhost".into()])
     );
-    leave_team(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
-    assert_eq!(told(&api_server, &a), before, "its end changes nothing");
-    shop_map(&mut api_server, "team-b", at);
-    leave_team(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
+    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
+    assert_eq!(service_in_tables(&api_server, &a), before, "its end changes nothing");
+    map_domain_to_shop(&mut api_server, "team-b", at);
+    delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
     assert_eq!(condition(&api_server, ResourceKind::DomainMapping, &of_b, "Ready"), "True : ");
     assert_eq!(hosts(&api_server, "team-b"), ["shop.team-b.localhost", at]);
     // Now the mapping is the older one.
     api_server.now = api_server.now.plus_ms(2000);
-    shop(&mut api_server, "team-a");
+    apply_shop(&mut api_server, "team-a");
     assert_eq!(
         condition(&api_server, ResourceKind::Route, &a, "Ready"),
         "False NotOwned: The host \"shop.team-a.localhost\" is already in use by DomainMapping \
          \"team-b/shop.team-a.localhost\"."
     );
     assert_eq!((hosts(&api_server, "team-a"), hosts(&api_server, "team-b").len()), (vec![], 2));
-    leave_team(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
+    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
     assert_eq!(
         (condition(&api_server, ResourceKind::Route, &a, "Ready"), hosts(&api_server, "team-a")),
         ("True : ".into(), vec![at.into()])
@@ -231,18 +240,19 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
 }
 
 #[test]
-fn a_mapping_that_bears_the_host_of_what_it_leads_to_is_no_rival() {
+fn a_mapping_to_the_route_that_has_its_host_is_ready() {
     let at = "shop.team-a.localhost";
     let mut api_server = FakeApiServer::new();
-    api_server.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    api_server
+        .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     for route_first in [true, false] {
         if route_first {
-            shop(&mut api_server, "team-a");
+            apply_shop(&mut api_server, "team-a");
         }
         api_server.now = api_server.now.plus_ms(2000);
-        shop_map(&mut api_server, "team-a", at);
+        map_domain_to_shop(&mut api_server, "team-a", at);
         api_server.now = api_server.now.plus_ms(2000);
-        shop(&mut api_server, "team-a");
+        apply_shop(&mut api_server, "team-a");
         let ready = |resource, object_name| {
             condition(&api_server, resource, &NamespacedName::new("team-a", object_name), "Ready")
         };
@@ -251,7 +261,7 @@ fn a_mapping_that_bears_the_host_of_what_it_leads_to_is_no_rival() {
             ("True : ".into(), "True : ".into())
         );
         assert_eq!(hosts(&api_server, "team-a"), [at]);
-        leave_team(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
-        leave_team(&mut api_server, ResourceKind::DomainMapping, "team-a", at);
+        delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
+        delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-a", at);
     }
 }

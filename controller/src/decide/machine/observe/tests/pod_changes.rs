@@ -3,11 +3,11 @@
 use super::*;
 
 /// Returns a service that was scaled from zero to this number of pods, all of them ready.
-fn awake(requested_scale: u32) -> FakeApiServer {
+fn service_with_pods(requested_scale: u32) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", requested_scale);
-    api_server.ready();
+    api_server.report_all_ready();
     api_server
 }
 
@@ -17,7 +17,7 @@ fn remove_decisions(api_server: &mut FakeApiServer) {
 }
 
 /// Changes a pod or adds one, as Kubernetes does.
-fn put(api_server: &mut FakeApiServer, name: &NamespacedName, object: Value) {
+fn put_pod(api_server: &mut FakeApiServer, name: &NamespacedName, object: Value) {
     api_server.objects.insert((ResourceKind::Pod, name.clone()), object.clone());
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
@@ -26,14 +26,18 @@ fn put(api_server: &mut FakeApiServer, name: &NamespacedName, object: Value) {
     });
 }
 
-fn change(api_server: &mut FakeApiServer, name: &NamespacedName, change: impl FnOnce(&mut Value)) {
+fn change_pod(
+    api_server: &mut FakeApiServer,
+    name: &NamespacedName,
+    change: impl FnOnce(&mut Value),
+) {
     let mut object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
     change(&mut object);
-    put(api_server, name, object);
+    put_pod(api_server, name, object);
 }
 
 /// Adds one pod beyond the Deployment's replicas, as the beginning of a rolling update does.
-fn surge(api_server: &mut FakeApiServer, number: u32) -> (NamespacedName, String) {
+fn add_surge_pod(api_server: &mut FakeApiServer, number: u32) -> (NamespacedName, String) {
     let (like, _) = pods(api_server).remove(0);
     let mut object = api_server.objects[&(ResourceKind::Pod, like)].clone();
     let pod_name = name(&format!("hello-00001-deployment-new-{number}"));
@@ -42,13 +46,13 @@ fn surge(api_server: &mut FakeApiServer, number: u32) -> (NamespacedName, String
     object["metadata"]["uid"] = json!(uid);
     object["metadata"]["annotations"] = Value::Null;
     object["status"]["podIP"] = json!(format!("10.1.2.{number}"));
-    put(api_server, &pod_name, object);
+    put_pod(api_server, &pod_name, object);
     (pod_name, uid)
 }
 
-fn end(api_server: &mut FakeApiServer, pod: &NamespacedName) {
+fn terminate_pod(api_server: &mut FakeApiServer, pod: &NamespacedName) {
     let now = api_server.now.rfc3339();
-    change(api_server, pod, |it| it["metadata"]["deletionTimestamp"] = json!(now));
+    change_pod(api_server, pod, |it| it["metadata"]["deletionTimestamp"] = json!(now));
 }
 
 fn phase(api_server: &FakeApiServer, uid: &str) -> Option<common::wire::RoutingPhase> {
@@ -56,13 +60,8 @@ fn phase(api_server: &FakeApiServer, uid: &str) -> Option<common::wire::RoutingP
 }
 
 /// Makes a replica that has just started the leader.
-fn another_leads(api_server: &mut FakeApiServer, decided: Option<u32>) {
-    let mut other = machine().loading();
-    for event in shown(&api_server.objects, &[]) {
-        other.step(api_server.now, event);
-    }
-    other.step(api_server.now, ControllerEvent::InitialListSynced);
-    (api_server.machine, api_server.other_replica) = (other, None);
+fn start_new_leader(api_server: &mut FakeApiServer, decided: Option<u32>) {
+    (api_server.machine, api_server.other_replica) = (api_server.start_replica(), None);
     decided.into_iter().for_each(|it| api_server.decide("hello-00001", it));
     api_server.step(ControllerEvent::LeadershipChanged(true));
 }
@@ -73,14 +72,18 @@ fn agent() -> ComponentReplica {
 
 #[test]
 fn running_pods_are_kept_without_a_decision_while_kubernetes_replaces_them() {
-    let mut api_server = awake(1);
+    let mut api_server = service_with_pods(1);
     let (old, _) = pods(&api_server).remove(0);
     remove_decisions(&mut api_server);
-    let (_, new) = surge(&mut api_server, 1);
-    assert_eq!(pods_wanted(&api_server), 1, "each pod more would make the update add another one");
-    end(&mut api_server, &old);
-    assert_eq!(pods_wanted(&api_server), 1);
-    api_server.ready();
+    let (_, new) = add_surge_pod(&mut api_server, 1);
+    assert_eq!(
+        requested_replicas(&api_server),
+        1,
+        "with more replicas, the update would add another pod"
+    );
+    terminate_pod(&mut api_server, &old);
+    assert_eq!(requested_replicas(&api_server), 1);
+    api_server.report_all_ready();
     assert_eq!(phase(&api_server, &new), Some(Ready));
     api_server.objects.remove(&(ResourceKind::Pod, old.clone()));
     api_server.step(ControllerEvent::ObjectObserved {
@@ -88,26 +91,26 @@ fn running_pods_are_kept_without_a_decision_while_kubernetes_replaces_them() {
         name: old,
         object: None,
     });
-    assert_eq!(pods_wanted(&api_server), 1);
+    assert_eq!(requested_replicas(&api_server), 1);
 }
 
 #[test]
 fn running_pods_are_kept_without_a_decision_when_the_only_one_is_evicted() {
-    let mut api_server = awake(1);
+    let mut api_server = service_with_pods(1);
     let (old, _) = pods(&api_server).remove(0);
     remove_decisions(&mut api_server);
-    change(&mut api_server, &old, |it| it["status"]["phase"] = json!("Failed"));
-    assert_eq!(pods_wanted(&api_server), 1);
+    change_pod(&mut api_server, &old, |it| it["status"]["phase"] = json!("Failed"));
+    assert_eq!(requested_replicas(&api_server), 1);
 }
 
 #[test]
 fn a_new_leader_keeps_running_pods_until_a_decision() {
-    let mut api_server = awake(2);
-    another_leads(&mut api_server, None);
-    assert_eq!(pods_wanted(&api_server), 2);
+    let mut api_server = service_with_pods(2);
+    start_new_leader(&mut api_server, None);
+    assert_eq!(requested_replicas(&api_server), 2);
     let (evicted, _) = pods(&api_server).remove(0);
-    end(&mut api_server, &evicted);
-    assert_eq!(pods_wanted(&api_server), 2);
+    terminate_pod(&mut api_server, &evicted);
+    assert_eq!(requested_replicas(&api_server), 2);
     // Pods that it planned as leader need not exist when it becomes the leader again.
     api_server.step(ControllerEvent::LeadershipChanged(false));
     for (pod, _) in pods(&api_server) {
@@ -119,21 +122,21 @@ fn a_new_leader_keeps_running_pods_until_a_decision() {
         });
     }
     api_server.step(ControllerEvent::LeadershipChanged(true));
-    assert_eq!(pods_wanted(&api_server), 0);
+    assert_eq!(requested_replicas(&api_server), 0);
 }
 
 #[test]
 fn a_new_leader_adds_no_pod_to_an_update_under_way() {
-    let mut api_server = awake(1);
-    surge(&mut api_server, 1);
+    let mut api_server = service_with_pods(1);
+    add_surge_pod(&mut api_server, 1);
     assert_eq!(phases(&api_server), [Ready, Draining]);
-    another_leads(&mut api_server, Some(1));
-    assert_eq!((pods_wanted(&api_server), pods(&api_server).len()), (&json!(1), 2));
+    start_new_leader(&mut api_server, Some(1));
+    assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(1), 2));
 }
 
 #[test]
 fn a_former_leader_follows_the_drain_annotations_of_pods() {
-    let mut api_server = awake(2);
+    let mut api_server = service_with_pods(2);
     let now = api_server.now;
     let one = ControllerEvent::DecisionReceived(decision("hello-00001", 1));
     // The lease is lost before anything of the plan was written.
@@ -144,8 +147,8 @@ fn a_former_leader_follows_the_drain_annotations_of_pods() {
 }
 
 #[test]
-fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
-    let mut api_server = awake(2);
+fn pods_that_are_not_named_after_two_broken_streams_are_not_ready() {
+    let mut api_server = service_with_pods(2);
     let uids: Vec<_> = pods(&api_server).into_iter().map(|(_, uid)| uid).collect();
     let named = |stream: u64, uid: &str| ControllerEvent::PodReported {
         reporter: agent(),
@@ -171,19 +174,19 @@ fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
 }
 
 #[test]
-fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
-    let mut api_server = awake(5);
+fn a_ready_surplus_pod_serves_again_before_one_that_is_not_ready() {
+    let mut api_server = service_with_pods(5);
     let (old, _) = pods(&api_server).remove(0);
     // A rolling update of five pods adds two; the first of them never starts.
-    let (_, stuck) = surge(&mut api_server, 1);
-    let (_, fine) = surge(&mut api_server, 2);
+    let (_, stuck) = add_surge_pod(&mut api_server, 1);
+    let (_, fine) = add_surge_pod(&mut api_server, 2);
     let is_ready = PodObservation { uid: fine.clone(), ..ready_observation() };
     api_server.step(ControllerEvent::PodReported {
         reporter: agent(),
         stream: 1,
         observation: is_ready,
     });
-    end(&mut api_server, &old);
+    terminate_pod(&mut api_server, &old);
     assert_eq!(
         (phase(&api_server, &fine), phase(&api_server, &stuck)),
         (Some(Ready), Some(Draining))
@@ -191,15 +194,15 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
 }
 
 #[test]
-fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
-    let mut api_server = awake(1);
+fn a_drain_annotation_in_the_future_does_not_prolong_the_drain() {
+    let mut api_server = service_with_pods(1);
     api_server.decide("hello-00001", 0);
     let (pod, uid) = pods(&api_server).remove(0);
     let ahead = api_server.now.plus_ms(3_600_000).rfc3339();
     let at = (ResourceKind::Pod, pod);
     api_server.objects.get_mut(&at).expect("a pod")["metadata"]["annotations"]
         [crate::model::knative::key::DRAINING] = json!(ahead);
-    another_leads(&mut api_server, Some(0));
+    start_new_leader(&mut api_server, Some(0));
     assert_eq!(phase(&api_server, &uid), Some(Draining));
     api_server.now = api_server.now.plus_ms(300_000);
     api_server.step(ControllerEvent::Tick);
@@ -207,7 +210,7 @@ fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
 }
 
 #[test]
-fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
+fn pods_of_a_lost_node_stay_not_ready_after_its_deletion() {
     let mut api_server = FakeApiServer::new();
     let node = |api_server: &mut FakeApiServer, ready: Option<&str>| {
         let object =
@@ -219,9 +222,9 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
         });
     };
     node(&mut api_server, Some("True"));
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
-    api_server.ready();
+    api_server.report_all_ready();
     node(&mut api_server, Some("Unknown"));
     assert_eq!(phases(&api_server), [Starting]);
     node(&mut api_server, None);
@@ -229,13 +232,13 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
     node(&mut api_server, Some("True"));
     assert_eq!(phases(&api_server), [Ready]);
     node(&mut api_server, None);
-    assert_eq!(phases(&api_server), [Ready], "its agent and kubelet say when that ends");
+    assert_eq!(phases(&api_server), [Ready], "its agent and kubelet report when that ends");
 }
 
 /// All nodes appear lost for a moment when an API server returns after more than the grace period of nodes.
 #[test]
-fn a_node_that_only_kubernetes_misses_serves_on() {
-    let mut api_server = awake(1);
+fn pods_of_a_lost_node_serve_while_its_agent_reports() {
+    let mut api_server = service_with_pods(1);
     let kubelet_is = |api_server: &mut FakeApiServer, ready: &str| {
         let conditions = json!([{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": "True"}]);
         for (_, pod_name) in api_server
@@ -245,7 +248,7 @@ fn a_node_that_only_kubernetes_misses_serves_on() {
             .cloned()
             .collect::<Vec<_>>()
         {
-            change(api_server, &pod_name, |it| it["status"]["conditions"] = conditions.clone());
+            change_pod(api_server, &pod_name, |it| it["status"]["conditions"] = conditions.clone());
         }
     };
     let node = |api_server: &mut FakeApiServer, ready: &str| {
@@ -277,13 +280,13 @@ fn a_node_that_only_kubernetes_misses_serves_on() {
 
 #[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
-    let mut api_server = awake(1);
+    let mut api_server = service_with_pods(1);
     let pod_name = NamespacedName::new("knative-serving", "activator-1");
     let object = api_server.objects[&(ResourceKind::Pod, pod_name.clone())].clone();
     let mut evicted = object;
     evicted["status"]["phase"] = json!("Failed");
     evicted["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
-    put(&mut api_server, &pod_name, evicted);
+    put_pod(&mut api_server, &pod_name, evicted);
     api_server.decide("hello-00001", 0);
     let (_, uid) = pods(&api_server).remove(0);
     api_server.step(ControllerEvent::PodReported {
@@ -295,9 +298,9 @@ fn an_activator_that_was_evicted_is_not_waited_for() {
 }
 
 #[test]
-fn a_service_that_is_refused_goes_on_as_it_was() {
-    let mut api_server = awake(0);
-    api_server.user(
+fn a_service_with_a_refused_manifest_still_scales() {
+    let mut api_server = service_with_pods(0);
+    api_server.apply_as_user(
         ResourceKind::KnativeService,
         "hello",
         json!({"template": {"spec": {"containers": []}}}),
@@ -306,11 +309,11 @@ fn a_service_that_is_refused_goes_on_as_it_was() {
         api_server.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("False")
     );
     api_server.decide("hello-00001", 1);
-    assert_eq!(pods_wanted(&api_server), 1, "its names still lead there");
+    assert_eq!(requested_replicas(&api_server), 1, "requests are still routed to it");
 }
 
 #[test]
-fn the_last_report_of_an_ended_agent_starves_no_pod() {
+fn a_not_ready_report_is_dropped_with_its_agents_pod() {
     let mut api_server = FakeApiServer::new();
     let node = NamespacedName::new("knative-serving", "agent-x");
     let object = json!({
@@ -322,7 +325,7 @@ fn the_last_report_of_an_ended_agent_starves_no_pod() {
         name: node.clone(),
         object: Some(Box::new(object)),
     });
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.decide("hello-00001", 1);
     let (pod, uid) = pods(&api_server).remove(0);
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
@@ -334,10 +337,10 @@ fn the_last_report_of_an_ended_agent_starves_no_pod() {
     });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 });
-    change(&mut api_server, &pod, |it| {
+    change_pod(&mut api_server, &pod, |it| {
         it["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     });
-    assert_eq!(phases(&api_server), [Starting], "it may be back in a moment");
+    assert_eq!(phases(&api_server), [Starting], "the agent may be back in a moment");
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
         name: node,
@@ -347,17 +350,17 @@ fn the_last_report_of_an_ended_agent_starves_no_pod() {
 }
 
 #[test]
-fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
+fn all_replicas_have_the_same_table_if_an_image_is_missing() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
     api_server.resolves_digests = false;
-    api_server.service("hello", "hello:v2", 1, Value::Null);
+    api_server.apply_service("hello", "hello:v2", 1, Value::Null);
     api_server.step(ControllerEvent::DigestsResolved {
         revision: name("hello-00002"),
         resolution: Err("no such image".into()),
     });
-    api_server.service("other", "hello:v2", 1, Value::Null);
+    api_server.apply_service("other", "hello:v2", 1, Value::Null);
     api_server.step(ControllerEvent::DigestsResolved {
         revision: name("other-00001"),
         resolution: Err("no such image".into()),
@@ -369,7 +372,7 @@ fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
 /// The controller may read the end of an older stream after the newer one has begun.
 #[test]
 fn late_messages_of_an_older_report_stream_change_nothing() {
-    let mut api_server = awake(1);
+    let mut api_server = service_with_pods(1);
     let (_, uid) = pods(&api_server).remove(0);
     let reporter = agent();
     let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
@@ -403,7 +406,7 @@ fn late_messages_of_an_older_report_stream_change_nothing() {
 /// In a rollout of the agents, the new agent's stream may begin before the old agent's pod is seen as deleted.
 #[test]
 fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends_first() {
-    let mut api_server = awake(1);
+    let mut api_server = service_with_pods(1);
     let (_, uid) = pods(&api_server).remove(0);
     let agent_pod = NamespacedName::new("knative-serving", "rouse-agent-1");
     let observed = |object| ControllerEvent::ObjectObserved {

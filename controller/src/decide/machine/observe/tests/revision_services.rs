@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the mode of the ServerlessService, and the addresses of the slice with their port.
-fn way(api_server: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
+fn mode_and_endpoints(api_server: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
     let mode = api_server.object(ResourceKind::ServerlessService, revision)["spec"]["mode"].clone();
     let Some(slice) = api_server.objects.get(&(ResourceKind::EndpointSlice, name(revision))) else {
         return (mode.as_str().unwrap_or_default().into(), Vec::new());
@@ -23,19 +23,23 @@ fn way(api_server: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
 type ObjectMutation = fn(&mut Value);
 
 /// Returns mode and address for the activator path; activators find the Revision by the request's host.
-fn proxied() -> (String, Vec<String>) {
+fn activator_endpoints() -> (String, Vec<String>) {
     ("Proxy".into(), vec!["10.1.0.9:8012".into()])
 }
 
 #[test]
 fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(way(&api_server, "hello-00001"), proxied(), "asleep");
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00001"), activator_endpoints(), "asleep");
     api_server.decide("hello-00001", 2);
-    assert_eq!(way(&api_server, "hello-00001"), proxied(), "no pod is ready yet");
-    api_server.ready();
-    let (mode, addresses) = way(&api_server, "hello-00001");
+    assert_eq!(
+        mode_and_endpoints(&api_server, "hello-00001"),
+        activator_endpoints(),
+        "no pod is ready yet"
+    );
+    api_server.report_all_ready();
+    let (mode, addresses) = mode_and_endpoints(&api_server, "hello-00001");
     let pods =
         api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == NAMESPACE);
     let of = |it: NamespacedName| {
@@ -52,67 +56,80 @@ fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
     api_server.decide("hello-00001", 0);
     api_server.now = api_server.now.plus_ms(1_000_000);
     api_server.step(ControllerEvent::Tick);
-    assert_eq!(way(&api_server, "hello-00001"), proxied(), "asleep again");
+    assert_eq!(
+        mode_and_endpoints(&api_server, "hello-00001"),
+        activator_endpoints(),
+        "asleep again"
+    );
 }
 
 #[test]
-fn it_leads_to_activators_wherever_requests_go_by_them() {
-    let limited = |template: &mut Value| template["spec"]["containerConcurrency"] = json!(1);
-    let asked = |template: &mut Value| {
+fn the_service_of_a_revision_on_the_activator_path_leads_to_activators() {
+    let with_limit = |template: &mut Value| template["spec"]["containerConcurrency"] = json!(1);
+    let with_path = |template: &mut Value| {
         template["metadata"]["annotations"]["rouse.dev/path"] = json!("activator");
     };
-    let timed = |template: &mut Value| template["spec"]["idleTimeoutSeconds"] = json!(7);
-    let h2c = |template: &mut Value| {
+    let with_timeout = |template: &mut Value| template["spec"]["idleTimeoutSeconds"] = json!(7);
+    let with_h2c = |template: &mut Value| {
         let port = json!([{"containerPort": 8080, "name": "h2c", "protocol": "TCP"}]);
         template["spec"]["containers"][0]["ports"] = port;
     };
     let kinds: [(&str, ObjectMutation); 4] =
-        [("limit", limited), ("path", asked), ("timeout", timed), ("h2c", h2c)];
+        [("limit", with_limit), ("path", with_path), ("timeout", with_timeout), ("h2c", with_h2c)];
     for (case, change) in kinds {
         let mut api_server = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
         change(&mut template);
-        api_server.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
-        api_server.ready();
+        api_server.apply_as_user(
+            ResourceKind::KnativeService,
+            "hello",
+            json!({"template": template}),
+        );
+        api_server.report_all_ready();
         api_server.decide("hello-00001", 1);
         assert_eq!(
             api_server.table().services[&name("hello")].connection_path,
             ConnectionPath::Activator,
             "{case}"
         );
-        assert_eq!(way(&api_server, "hello-00001"), proxied(), "{case}");
+        assert_eq!(mode_and_endpoints(&api_server, "hello-00001"), activator_endpoints(), "{case}");
     }
 }
 
 #[test]
-fn it_follows_a_split_and_its_end() {
+fn the_service_of_a_revision_follows_a_split_and_its_end() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 1, Value::Null);
-    api_server.ready();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.report_all_ready();
     api_server.decide("hello-00001", 1);
-    assert_eq!(way(&api_server, "hello-00001").0, "Serve");
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00001").0, "Serve");
     let half = json!([
         {"revisionName": "hello-00001", "latestRevision": false, "percent": 50},
         {"latestRevision": true, "percent": 50},
     ]);
-    api_server.service("hello", "hello:v2", 1, half);
-    api_server.ready();
+    api_server.apply_service("hello", "hello:v2", 1, half);
+    api_server.report_all_ready();
     api_server.decide("hello-00002", 1);
-    assert_eq!(way(&api_server, "hello-00001"), proxied());
-    assert_eq!(way(&api_server, "hello-00002"), proxied());
-    api_server.service("hello", "hello:v2", 1, json!([{"latestRevision": true, "percent": 100}]));
-    assert_eq!(way(&api_server, "hello-00002").0, "Serve");
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00001"), activator_endpoints());
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00002"), activator_endpoints());
+    api_server.apply_service(
+        "hello",
+        "hello:v2",
+        1,
+        json!([{"latestRevision": true, "percent": 100}]),
+    );
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00002").0, "Serve");
     // A Revision without a Route serves for as long as it has pods.
     api_server.decide("hello-00001", 0);
     api_server.now = api_server.now.plus_ms(1_000_000);
     api_server.step(ControllerEvent::Tick);
-    assert_eq!(way(&api_server, "hello-00001"), ("Proxy".into(), vec![]));
+    assert_eq!(mode_and_endpoints(&api_server, "hello-00001"), ("Proxy".into(), vec![]));
 }
 
 #[test]
-fn it_follows_the_activators() {
+fn the_slice_of_a_revision_follows_the_activators() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.step(activator("activator-2", false));
     api_server.step(activator("activator-1", true));
     let slice = api_server.object(ResourceKind::EndpointSlice, "hello-00001");

@@ -17,7 +17,7 @@ fn revision_message(machine: &ControllerStateMachine) -> Option<String> {
 #[test]
 fn one_of_several_write_errors_is_reported_until_it_ends() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let of = |resource| ObjectPartKey::new(resource, ObjectPart::Object, name(REVISION));
     let [first, second] = [ResourceKind::PodAutoscaler, ResourceKind::ServerlessService].map(of);
     api_server.step(ControllerEvent::WriteErrorChanged {
@@ -61,11 +61,11 @@ fn one_of_several_write_errors_is_reported_until_it_ends() {
 #[test]
 fn write_errors_end_with_their_revision() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let key = ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, name(REVISION));
     api_server.step(ControllerEvent::WriteErrorChanged { key, error: write_error("first") });
-    api_server.remove(ResourceKind::KnativeService, "hello");
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let deployment = name("hello-00001-deployment");
     let object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
     api_server.step(ControllerEvent::ObjectObserved {
@@ -79,7 +79,7 @@ fn write_errors_end_with_their_revision() {
 #[test]
 fn a_revision_created_late_is_no_longer_missing() {
     let mut api_server = FakeApiServer::new();
-    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let observed = |resource, object_name: &str| {
         let object = api_server.object(resource, object_name).clone();
         ControllerEvent::ObjectObserved {

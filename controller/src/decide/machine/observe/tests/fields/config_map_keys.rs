@@ -91,7 +91,7 @@ fn api_server_with_configs(maps: &ConfigMapData<'_>) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
     for (name, data) in maps {
-        api_server.config(name, (*data).clone());
+        api_server.set_config_map(name, (*data).clone());
     }
     api_server
 }
@@ -104,7 +104,7 @@ fn service_result(sample: &Value, maps: &ConfigMapData<'_>) -> String {
     let mut problems = Vec::new();
     for object in [sample.clone(), newer] {
         problems.push(try_to_make(&mut api_server, object));
-        api_server.ready();
+        api_server.report_all_ready();
     }
     let others =
         api_server.objects.iter().filter(|((resource, _), _)| *resource != ResourceKind::ConfigMap);
@@ -215,9 +215,9 @@ fn the_page_has_every_key_of_every_config_map() {
 fn survivors(data: Value) -> usize {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
-    api_server.config("config-gc", data);
+    api_server.set_config_map("config-gc", data);
     for version in 1..=6 {
-        api_server.service("hello", &format!("hello:v{version}"), 0, Value::Null);
+        api_server.apply_service("hello", &format!("hello:v{version}"), 0, Value::Null);
         api_server.now = api_server.now.plus_ms(3_600_000);
         api_server.step(ControllerEvent::Tick);
     }
@@ -244,11 +244,11 @@ fn old_revisions_go_as_config_gc_says() {
 }
 
 #[test]
-fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
+fn an_unschedulable_pod_is_no_failure_if_the_cluster_grows() {
     let resources_available = |data: Value| {
         let mut api_server = FakeApiServer::new();
-        api_server.config("config-deployment", data);
-        api_server.service("hello", "hello:v1", 1, Value::Null);
+        api_server.set_config_map("config-deployment", data);
+        api_server.apply_service("hello", "hello:v1", 1, Value::Null);
         let pod =
             api_server.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == NAMESPACE);
         let pod = pod.expect("a pod");

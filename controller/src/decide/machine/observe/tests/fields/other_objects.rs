@@ -36,7 +36,7 @@ pub(super) fn base(kind: AdmittedKind) -> Value {
 pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
-    api_server.claim(DOMAIN, NAMESPACE);
+    api_server.claim_domain(DOMAIN, NAMESPACE);
     for (which, resource) in [
         (AdmittedKind::Configuration, ResourceKind::Configuration),
         (AdmittedKind::Route, ResourceKind::Route),
@@ -48,7 +48,7 @@ pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
             api_server.step(event);
         }
     }
-    api_server.ready();
+    api_server.report_all_ready();
     if kind == AdmittedKind::Revision {
         annotate(&mut api_server, &object["metadata"]["annotations"]);
     }
@@ -200,7 +200,7 @@ fn a_rollout_may_be_asked_for_by_its_older_name() {
             for event in api_server.apply(resource, &at, admit(kind, &it, None).0) {
                 api_server.step(event);
             }
-            api_server.ready();
+            api_server.report_all_ready();
         };
         let (code, resource, way) = match on {
             AdmittedKind::Service => (AdmittedKind::Service, ResourceKind::KnativeService, "hello"),

@@ -1,0 +1,244 @@
+//! Pure: application of a plan: the cluster state, the RouteTable's outbox, and the effects of the difference.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use common::wire::{NamespacedName, RouteKey};
+use tracing::info;
+
+use super::{
+    ControllerStateMachine, ObjectsToStore, RouteFingerprint, name_claims, reports, write_keys,
+};
+use crate::{
+    decide::plan::{self, AppPlan},
+    model::{
+        cluster_state::{
+            AppState, ConditionStatus, ConditionType, ParsedTemplate, PlatformKind, PodStage,
+            RevisionPod, UnixMillis,
+        },
+        object::{LocalObjectKey, ObjectPart},
+    },
+};
+
+impl ControllerStateMachine {
+    /// Plans one app and applies the plan to the cluster state. `previous` is the app before the event changed it.
+    pub(super) fn plan_and_apply(
+        &mut self,
+        name: &NamespacedName,
+        previous: Option<&AppState>,
+        to_store: ObjectsToStore,
+        now: UnixMillis,
+    ) {
+        if self.is_loading {
+            return;
+        }
+        let Some(current) = self.cluster.apps.get(name).cloned() else { return };
+        name_claims::update_route_claims(&current, name, &mut self.cluster);
+        // The plan reads which names the app owns, so its claims must be current.
+        let plan = plan::plan_app(&self.cluster, name, now);
+        let previous = previous.unwrap_or(&current);
+        self.update_routes(name, previous, &plan);
+        match self.cluster.settings.platform {
+            PlatformKind::Local => {
+                self.update_pod_orders(name, previous, plan.app.as_ref());
+                self.update_local_objects(name, previous, plan.app.as_ref(), to_store);
+            }
+            PlatformKind::Kubernetes => {
+                let keys =
+                    write_keys::changed_keys(name, previous, plan.app.as_ref(), &self.cluster);
+                if self.cluster.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
+                    self.effects.apps_to_check.push(name.clone());
+                }
+                self.effects.changed_keys.extend(keys);
+                self.request_digests(name, previous, plan.app.as_ref());
+            }
+        }
+        self.timers.set(name, plan.timer);
+        reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
+        self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
+        self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
+        let Some(app) = plan.app else {
+            self.remove_app(name);
+            return;
+        };
+        let drains = |(_, pod): (_, &RevisionPod)| matches!(pod.stage, PodStage::Draining { .. });
+        if app.pods().any(drains) {
+            self.draining_apps.insert(name.clone());
+        } else {
+            self.draining_apps.remove(name);
+        }
+        log_changes(name, previous, &app);
+        self.cluster.apps.insert(name.clone(), Box::new(app));
+    }
+
+    /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
+    fn update_routes(&self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
+        let mut keys = BTreeSet::new();
+        for change in &plan.routes {
+            let Some(key) = change.key() else { continue };
+            self.routes.set(key.clone(), RouteFingerprint::of_change(change));
+            keys.insert(key);
+        }
+        // Another app may have taken over the name, whose subject must stay.
+        let is_others = |key: &RouteKey| match key {
+            RouteKey::Service(it) => {
+                self.cluster.app_of_route_name(it).is_some_and(|app| app != *name)
+            }
+            _ => false,
+        };
+        for key in
+            app_route_keys(name, previous).filter(|key| !keys.contains(key) && !is_others(key))
+        {
+            self.routes.remove(&key);
+        }
+    }
+
+    fn update_pod_orders(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: Option<&AppState>,
+    ) {
+        let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
+        let uids = |app: &AppState| -> BTreeSet<Box<str>> {
+            app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
+        };
+        let (had, has) = (uids(previous), after.map(uids).unwrap_or_default());
+        for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
+            // An order holds until it is withdrawn, so each pod is ordered once.
+            let is_known = self.pod_index.apps.contains_key(&*pod.uid);
+            if ordered(pod) && !is_known {
+                let template = ParsedTemplate::of_revision(revision, &self.cluster);
+                self.effects.pods_to_start.push(template.pod_order(name, revision, pod));
+                self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
+            }
+        }
+        for uid in had.difference(&has) {
+            self.effects.pods_to_stop.push(uid.to_string());
+        }
+        // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
+        let kept_uids: BTreeSet<&str> =
+            after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
+        for (_, pod) in previous.pods().filter(|(_, pod)| !kept_uids.contains(&*pod.uid)) {
+            self.pod_index.apps.remove(&*pod.uid);
+            self.forget_reports(&pod.uid);
+            self.effects.changed_objects.push(LocalObjectKey::pod(&name.namespace, &pod.name));
+        }
+    }
+
+    fn update_local_objects(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: Option<&AppState>,
+        to_store: ObjectsToStore,
+    ) {
+        let store_all = to_store == ObjectsToStore::All;
+        let out = &mut self.effects.changed_objects;
+        let is_removed = after.is_none_or(AppState::is_terminating);
+        // Of the stored Service, Configuration and Route, a plan changes only these fields.
+        let service_fields = |app: &AppState| {
+            let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
+            (
+                app.conditions.clone(),
+                app.latest_ready().map(str::to_owned),
+                app.traffic().to_vec(),
+                names.last().cloned(),
+            )
+        };
+        let is_changed = |app: &AppState| service_fields(app) != service_fields(previous);
+        if store_all || is_removed || after.is_some_and(is_changed) {
+            out.extend(LocalObjectKey::of_app(name));
+            self.update_dns_names(name, previous, after.filter(|_| !is_removed));
+        }
+        let out = &mut self.effects.changed_objects;
+        let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
+        for revision in after {
+            let old = previous.revision(&revision.name);
+            if store_all || old != Some(revision) {
+                out.extend(LocalObjectKey::of_revision(&name.namespace, &revision.name));
+            }
+            for pod in &revision.pods {
+                let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
+                if had != Some(pod) {
+                    out.push(LocalObjectKey::pod(&name.namespace, &pod.name));
+                }
+            }
+        }
+        let removed =
+            previous.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
+        out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
+    }
+
+    fn update_dns_names(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: Option<&AppState>,
+    ) {
+        let names = |app: &AppState| -> Vec<(NamespacedName, Vec<IpAddr>)> {
+            let all = app.allocations().iter().map(|allocation| {
+                let host = plan::placeholder_name(allocation, &name.name);
+                let addresses = self.cluster.settings.cluster_ips(&allocation.cluster_ips);
+                (NamespacedName::new(name.namespace.clone(), host), addresses)
+            });
+            all.collect()
+        };
+        let current = after.map(names).unwrap_or_default();
+        // A name that has another owner by now is in that owner's effects.
+        let is_others = |route_name: &NamespacedName| {
+            self.cluster.app_of_route_name(route_name).is_some_and(|app| app != *name)
+        };
+        let old = names(previous).into_iter().map(|(old, _)| old);
+        let deleted =
+            old.filter(|old| !is_others(old) && !current.iter().any(|(name, _)| name == old));
+        self.effects.dns_names.extend(deleted.map(|deleted| (deleted, Vec::new())));
+        self.effects.dns_names.extend(current);
+    }
+
+    fn remove_app(&mut self, name: &NamespacedName) {
+        self.draining_apps.remove(name);
+        self.remove_blocking_causes(name);
+        self.cluster.apps.remove(name);
+        info!(service = %name, "service gone");
+    }
+}
+
+/// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
+fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
+    let full = |object_name: &str| NamespacedName::new(name.namespace.clone(), object_name);
+    // Services first, so that no stream ever has a service without its Revision.
+    let services = app
+        .allocations()
+        .iter()
+        .map(|it| RouteKey::Service(full(&plan::placeholder_name(it, &name.name))));
+    let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
+    let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
+    services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
+}
+
+fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
+    for revision in &after.revisions {
+        let from = previous.revision(&revision.name).map_or(0, |it| it.scaling.requested_scale);
+        if from != revision.scaling.requested_scale {
+            let key = format!("{}/{}", name.namespace, revision.name);
+            info!(
+                revision = key,
+                from,
+                to = revision.scaling.requested_scale,
+                ready = revision.scaling.actual_scale,
+                "scaled"
+            );
+        }
+    }
+    let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);
+    if ready(previous) != ready(after) {
+        let (ready, cause) = match ready(after) {
+            ConditionStatus::True(_) => ("True", None),
+            ConditionStatus::Unknown(cause) => ("Unknown", cause),
+            ConditionStatus::False(cause) => ("False", Some(cause)),
+        };
+        let reason = cause.as_ref().map(|cause| &*cause.reason);
+        let message = cause.as_ref().map(|cause| &*cause.message);
+        info!(service = %name, ready, reason, message, "service condition changed");
+    }
+}

@@ -1,0 +1,191 @@
+//! Pure: pods and nodes of services, as the API server holds them.
+
+use common::{local_node::PodRunPhase, wire::NamespacedName};
+use serde_json::Value;
+
+use super::ControllerStateMachine;
+use crate::{
+    model::cluster_state::{
+        AppState, KubeletReadiness, NodeState, PodStage, RevisionPod, UnixMillis,
+    },
+    read::observe,
+};
+
+impl ControllerStateMachine {
+    pub(super) fn observe_pod(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        if self.observe_component_pod(name, object, now) {
+            return;
+        }
+        // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
+        if let Some(rejection) = object.and_then(observe::read_rejection)
+            && let Some(node) = self.cluster.nodes.states.get_mut(rejection.node)
+        {
+            node.record_rejection(rejection.at.map_or(now, |at| at.min(now)));
+        }
+        match object.and_then(|pod_object| {
+            let owner = observe::owning_app(pod_object)?;
+            Some((
+                owner,
+                observe::revision_name_of(pod_object)?.to_owned(),
+                observe::read_pod(pod_object)?,
+            ))
+        }) {
+            Some((owner, revision, (pod, status))) => {
+                self.pod_index.apps.insert(pod.uid.to_string(), owner.clone());
+                self.pod_index.uids.insert(name.clone(), pod.uid.clone());
+                let is_same_status = self.cluster.pods.statuses.get(&*pod.uid) == Some(&status);
+                self.cluster.pods.statuses.insert(pod.uid.to_string(), status);
+                let revision_state =
+                    self.cluster.apps.get(&owner).and_then(|app| app.revision(&revision));
+                if revision_state.is_none() {
+                    // Each kind has a watch of its own: the Revision will be observed soon.
+                    let revision_name = NamespacedName::new(name.namespace.clone(), revision);
+                    self.pod_index
+                        .without_revision
+                        .entry(revision_name)
+                        .or_default()
+                        .insert(name.clone(), pod);
+                    return;
+                }
+                let uid = pod.uid.clone();
+                let planned = self.change_app(owner.clone(), now, |app, cluster| {
+                    store_pod(app, &revision, pod, cluster.is_leader, now);
+                });
+                if !planned && !is_same_status {
+                    self.reconcile_app(&owner, now);
+                }
+                self.apply_unplaced_reports(&uid, now);
+            }
+            None => self.remove_pod(name, now),
+        }
+    }
+
+    fn remove_pod(&mut self, name: &NamespacedName, now: UnixMillis) {
+        let Some(uid) = self.pod_index.uids.remove(name) else { return };
+        self.pod_index.without_revision.retain(|_, pods| {
+            pods.remove(name);
+            !pods.is_empty()
+        });
+        let Some(owner) = self.pod_index.apps.get(&*uid).cloned() else { return };
+        // The plan must see the pod as ended before its status is dropped.
+        if let Some(status) = self.cluster.pods.statuses.get_mut(&*uid) {
+            status.phase = PodRunPhase::Removed;
+        }
+        self.change_app(owner, now, |app, _| {
+            for revision in &mut app.revisions {
+                revision.pods.retain(|pod| pod.uid != uid);
+            }
+        });
+        self.cluster.pods.statuses.remove(&*uid);
+        self.forget_reports(&uid);
+        self.pod_index.apps.remove(&*uid);
+    }
+
+    /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
+    pub(super) fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
+        match object.and_then(observe::node_zone) {
+            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
+            None => drop(self.cluster.nodes.zones.remove(name)),
+        }
+        let was_lost = self.cluster.is_node_lost(name);
+        let previous = self.cluster.nodes.states.remove(name);
+        let node = match object {
+            Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
+            // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
+            None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
+            None => None,
+        };
+        self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
+        self.handle_node_change(name, was_lost, now);
+    }
+
+    /// Plans the apps on a node if it became or is no longer lost; `was_lost` is the former state.
+    pub(super) fn handle_node_change(&mut self, name: &str, was_lost: bool, now: UnixMillis) {
+        if self.cluster.is_node_lost(name) == was_lost {
+            return;
+        }
+        for app in self.apps_on_node(name) {
+            self.reconcile_app(&app, now);
+        }
+        self.update_node_activators(name);
+    }
+
+    /// Returns the apps that have pods on a node.
+    fn apps_on_node(&self, node: &str) -> Vec<NamespacedName> {
+        let is_on =
+            |pod: &RevisionPod| pod.kube_status.as_ref().is_some_and(|it| *it.node == *node);
+        let apps = self.cluster.apps.iter();
+        let affected = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
+        affected.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.
+pub(super) fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
+    if let Some(status) = &mut pod.kube_status {
+        status.is_terminating = true;
+    }
+    if pod.stage == PodStage::Serving {
+        pod.stage = PodStage::Draining { since: now };
+    }
+}
+
+/// Stores a pod in its Revision. For a known pod, only the fields that Kubernetes sets are replaced.
+///
+/// The leader decides which pods drain and annotates them; other replicas follow the annotation.
+pub(super) fn store_pod(
+    app: &mut AppState,
+    revision: &str,
+    mut pod: RevisionPod,
+    is_leader: bool,
+    now: UnixMillis,
+) {
+    let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
+    let is_revision_deleted = revision.is_deleted;
+    let must_drain = pod.is_terminating() || is_revision_deleted;
+    match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
+        Some(known_pod) => {
+            let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
+            // A pod that was ready once and is not ready now has lost its readiness; it is not a new pod.
+            if let (Some(status), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
+                (&mut pod.kube_status, was)
+                && status.kubelet_readiness == KubeletReadiness::NotYetReady
+            {
+                status.kubelet_readiness = KubeletReadiness::NoLongerReady;
+            }
+            known_pod.kube_status = pod.kube_status;
+            if must_drain && known_pod.stage == PodStage::Serving {
+                known_pod.stage = PodStage::Draining { since: now };
+            } else if !is_leader && !is_revision_deleted {
+                adopt_drain_annotation(known_pod, now);
+            }
+        }
+        None => {
+            adopt_drain_annotation(&mut pod, now);
+            if must_drain && pod.stage == PodStage::Serving {
+                pod.stage = PodStage::Draining { since: now };
+            }
+            revision.pods.push(pod);
+        }
+    }
+}
+
+/// Lets a pod drain if it is annotated as draining, and serve otherwise.
+///
+/// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
+/// or behind, which would leave no time for the last requests.
+pub(super) fn adopt_drain_annotation(pod: &mut RevisionPod, now: UnixMillis) {
+    let Some(status) = &pod.kube_status else { return };
+    match (pod.stage, status.draining_since) {
+        (PodStage::Serving, Some(_)) => pod.stage = PodStage::Draining { since: now },
+        (PodStage::Draining { .. } | PodStage::Stopping { .. }, None) if !status.is_terminating => {
+            pod.stage = PodStage::Serving;
+        }
+        (PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. }, _) => {}
+    }
+}
