@@ -44,11 +44,7 @@ pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
-pub const fn memory_mib(
-    request_bytes: usize,
-    response_bytes: usize,
-    connections: usize,
-) -> usize {
+pub const fn memory_mib(request_bytes: usize, response_bytes: usize, connections: usize) -> usize {
     let requests = 2 * (request_bytes + request_bytes / REFUSED_SHARE_DIVISOR);
     BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }

@@ -112,13 +112,8 @@ impl ActivatorProcessFixture {
         let port =
             stdout_lines.find_map(|line| line.unwrap().split_once(PORT_PREFIX)?.1.parse().ok());
         let port = port.expect("it prints its port");
-        let mut fixture = Self {
-            child,
-            stdout_lines,
-            port,
-            max_connections: connections,
-            idle_memory_mib: 0,
-        };
+        let mut fixture =
+            Self { child, stdout_lines, port, max_connections: connections, idle_memory_mib: 0 };
         fixture.idle_memory_mib = fixture.memory_mib("VmRSS:");
         fixture
     }

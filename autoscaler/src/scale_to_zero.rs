@@ -140,8 +140,12 @@ impl ScaleToZero {
         excess_burst_capacity: f64,
         scale_down_minimum: Option<(u32, ScaleBound)>,
     ) -> RequestedScale {
-        let BoundedScale { pods: mut requested_pods, mut takes_effect, mut bound, mut next_step_at } =
-            self.apply_bounds(now, policy, input, desired_pods);
+        let BoundedScale {
+            pods: mut requested_pods,
+            mut takes_effect,
+            mut bound,
+            mut next_step_at,
+        } = self.apply_bounds(now, policy, input, desired_pods);
         let (is_wanted, is_turning) =
             (requested_pods > Some(0), bound == Some(ScaleBound::TurningInactive));
         if let (Some((minimum, minimum_bound)), Some(pods)) = (scale_down_minimum, requested_pods)

@@ -77,7 +77,8 @@ impl CgroupMounts {
     /// Finds the hierarchies among this process's mounts.
     pub fn find() -> Result<Self, CgroupError> {
         let path = PathBuf::from("/proc/self/mountinfo");
-        let text = fs::read_to_string(&path).map_err(|source| CgroupError::File { path, source })?;
+        let text =
+            fs::read_to_string(&path).map_err(|source| CgroupError::File { path, source })?;
         Self::parse_mountinfo(&text).ok_or(CgroupError::Cgroup2NotMounted)
     }
 

@@ -278,8 +278,10 @@ impl LocalKubelet {
         let Some(managed_pod) = self.pods.get_mut(uid) else { return };
         managed_pod.store_resource(&event, resource);
         let restarts = managed_pod.restart_counts();
-        let must_be_saved =
-            matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. } | PodEvent::Exited { .. });
+        let must_be_saved = matches!(
+            event,
+            PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. } | PodEvent::Exited { .. }
+        );
         self.may_have_helpers |=
             matches!(event, PodEvent::Started { .. } | PodEvent::StartFailed { .. });
         let now = Instant::now();
@@ -288,7 +290,11 @@ impl LocalKubelet {
         if must_be_saved || restarts != managed_pod.restart_counts() {
             saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
         }
-        self.due_ticks.set(&managed_pod.prepared.pod_spec.uid, now, managed_pod.pod.next_tick_at(now));
+        self.due_ticks.set(
+            &managed_pod.prepared.pod_spec.uid,
+            now,
+            managed_pod.pod.next_tick_at(now),
+        );
         let status = managed_pod.status();
         if managed_pod.reported_status.as_ref() != Some(&status) {
             managed_pod.reported_status = Some(status.clone());

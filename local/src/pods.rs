@@ -12,7 +12,8 @@ mod types;
 
 use backoff::Backoff;
 pub use types::{
-    AdoptedRun, ContainerExit, ContainerPlan, ContainerRole, PodAction, PodEvent, ProbeResults, RestartPolicy,
+    AdoptedRun, ContainerExit, ContainerPlan, ContainerRole, PodAction, PodEvent, ProbeResults,
+    RestartPolicy,
 };
 
 /// Grace period of a pod that gives none: Kubernetes' default `terminationGracePeriodSeconds`.

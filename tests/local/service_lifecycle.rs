@@ -100,12 +100,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
 
 /// Wakes one service, puts load on it and lets it sleep, `count` times. With `keep_alive`, each client of the load
 /// keeps its connection; the client that wakes the service always does.
-fn run_cycles(
-    node: &RouseNode,
-    service: &str,
-    count: usize,
-    keep_alive: bool,
-) -> Vec<SentRequest> {
+fn run_cycles(node: &RouseNode, service: &str, count: usize, keep_alive: bool) -> Vec<SentRequest> {
     let address = node.wait_ready(service);
     let plan = load_plan(address, 6, keep_alive);
     let mut requests = Vec::new();
@@ -148,8 +143,7 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
             let (keep_alive, requests) = cycle.join().expect("no request lost");
             let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
-            let (min, max) =
-                if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };
+            let (min, max) = if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };
             assert!(
                 (min..=max).contains(&persistent),
                 "{persistent} of {} were kept",

@@ -10,8 +10,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, ActivatorFixture, GET, LONG, OK, PausedClock, read_head, read_rest, read_until, start_pod,
-    wait_until,
+    self, ActivatorFixture, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
+    start_pod, wait_until,
 };
 
 const MIB: usize = 1 << 20;

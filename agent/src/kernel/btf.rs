@@ -134,8 +134,9 @@ impl<'a> KernelBtf<'a> {
             if self.is_named(member, name) {
                 return Some(BtfField { offset, bit: (bits % 8) as u8, type_id });
             }
-            let inner =
-                self.is_named(member, "").then(|| self.find_member(type_id, name, depth_left))??;
+            let inner = self
+                .is_named(member, "")
+                .then(|| self.find_member(type_id, name, depth_left))??;
             Some(BtfField { offset: offset.checked_add(inner.offset)?, ..inner })
         })
     }

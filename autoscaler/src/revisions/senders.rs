@@ -81,9 +81,8 @@ impl ScaledRevisions {
             return;
         }
         let nodes: BTreeSet<&str> = self.pods.values().map(|pod| pod.node.as_str()).collect();
-        let is_forgotten = |sender: &UsageSender| {
-            is_lost(sender) && !nodes.contains(sender.replica.node.as_str())
-        };
+        let is_forgotten =
+            |sender: &UsageSender| is_lost(sender) && !nodes.contains(sender.replica.node.as_str());
         let forgotten =
             self.senders.iter().filter(|(_, sender)| is_forgotten(sender)).map(|(&id, _)| id);
         self.forget_senders(now, forgotten.collect());

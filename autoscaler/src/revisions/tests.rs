@@ -428,9 +428,8 @@ fn a_restart_loses_no_pod() {
     for second in 0..20 {
         let now = Duration::from_secs(second);
         if second >= 3 {
-            let stream = *agent.get_or_insert_with(|| {
-                revisions.open_stream(now, replica(ClientComponent::Agent))
-            });
+            let stream = *agent
+                .get_or_insert_with(|| revisions.open_stream(now, replica(ClientComponent::Agent)));
             agent = Some(revisions.complete_batch(now, stream));
         }
         for update in revisions.evaluate_due(now) {

@@ -12,8 +12,7 @@ use tonic::{Request, Response, transport::Server};
 use super::*;
 use crate::{
     component::Component,
-    fixtures,
-    log,
+    fixtures, log,
     wire::{
         ClientComponent, GlobalSettings, LogLevel, LogLevels, RouteChange, RouteKey, RouteView,
         raw::routes_server::{Routes, RoutesServer},

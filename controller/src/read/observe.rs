@@ -60,9 +60,7 @@ pub fn read_service(
         cluster_domain: "cluster.local",
     };
     match parse::observed_service(object, settings) {
-        Ok((_, manifest)) => {
-            ServiceState { meta, manifest, manifest_error: None, is_terminating }
-        }
+        Ok((_, manifest)) => ServiceState { meta, manifest, manifest_error: None, is_terminating },
         Err(problems) => {
             let manifest = previous.map(|it| it.manifest.clone()).unwrap_or_default();
             ServiceState {

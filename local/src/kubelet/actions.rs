@@ -111,7 +111,14 @@ impl LocalKubelet {
     }
 
     /// Waits in a task for the exit of an adopted container.
-    pub(super) fn watch_exit(&self, uid: &str, name: &str, index: usize, fd: Arc<OwnedFd>, id: String) {
+    pub(super) fn watch_exit(
+        &self,
+        uid: &str,
+        name: &str,
+        index: usize,
+        fd: Arc<OwnedFd>,
+        id: String,
+    ) {
         let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
         let (uid, name) = (uid.to_owned(), name.to_owned());
         tokio::spawn(exits::report_exit(resources, reports, uid, name, index, Some(fd), id));

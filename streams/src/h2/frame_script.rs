@@ -290,17 +290,13 @@ impl FrameScriptWriter<'_> {
         let mut rest = &block[first..];
         let mut last = rest.is_empty() && self.rng.next_bool(95);
         let end = |last: bool| if last { frame_flag::END_HEADERS } else { 0 };
-        self.turns.push((
-            sender,
-            encode_frame(frame_kind::HEADERS, flags | end(last), stream, &payload),
-        ));
+        self.turns
+            .push((sender, encode_frame(frame_kind::HEADERS, flags | end(last), stream, &payload)));
         while !last {
             let (piece, more) = rest.split_at(self.rng.next_below(rest.len() + 1));
             last = more.is_empty() && self.rng.next_bool(70);
-            self.turns.push((
-                sender,
-                encode_frame(frame_kind::CONTINUATION, end(last), stream, piece),
-            ));
+            self.turns
+                .push((sender, encode_frame(frame_kind::CONTINUATION, end(last), stream, piece)));
             rest = more;
         }
     }

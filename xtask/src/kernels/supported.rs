@@ -74,9 +74,9 @@ pub(crate) fn check_table(tests: &[String]) -> Result<(), String> {
     let missing: Vec<_> = listed.filter(|name| !tests.iter().any(|test| test == *name)).collect();
     match missing.is_empty() {
         true => Ok(()),
-        false => {
-            Err(format!("the table of unsupported tests names tests that no longer exist: {missing:?}"))
-        }
+        false => Err(format!(
+            "the table of unsupported tests names tests that no longer exist: {missing:?}"
+        )),
     }
 }
 

@@ -143,8 +143,7 @@ impl ControllerStateMachine {
         let allocations = after.into_iter().chain([previous]).flat_map(AppState::allocations);
         let names = allocations
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));
-        let names: BTreeSet<NamespacedName> =
-            names.chain([app.clone()]).collect();
+        let names: BTreeSet<NamespacedName> = names.chain([app.clone()]).collect();
         let mapped =
             names.iter().filter_map(|it| self.cluster.domains.mappings_by_target.get(it)).flatten();
         for mapping in mapped.cloned().collect::<Vec<_>>() {

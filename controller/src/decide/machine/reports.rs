@@ -311,8 +311,7 @@ impl ControllerStateMachine {
         let Some(name) = self.pod_index.apps.get(uid).cloned() else { return };
         let pods = self.cluster.apps.get_mut(&name).map(|app| &mut app.revisions);
         let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
-        let restored =
-            pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
+        let restored = pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
         if was_reported || restored.is_some() {
             self.reconcile_app(&name, now);
         }

@@ -144,12 +144,14 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
         ConditionStatus::False(ConditionReason::new("InvalidManifest", reason.to_owned()))
     });
     // Child objects may be of an older Service: their conditions must not count as those of the new one.
-    let configuration = not_owned_status("Configuration", app.configuration.as_ref().map(|it| it.owner))
-        .or(refused)
-        .or_else(|| {
-            is_configuration_behind(app, service, name).then(|| out_of_date_status("Configuration"))
-        })
-        .unwrap_or_else(|| app.conditions.get(ConditionType::ConfigurationReady));
+    let configuration =
+        not_owned_status("Configuration", app.configuration.as_ref().map(|it| it.owner))
+            .or(refused)
+            .or_else(|| {
+                is_configuration_behind(app, service, name)
+                    .then(|| out_of_date_status("Configuration"))
+            })
+            .unwrap_or_else(|| app.conditions.get(ConditionType::ConfigurationReady));
     let route = not_owned_status("Route", app.route.as_ref().map(|it| it.owner))
         .or_else(|| is_route_behind(app, service, name).then(|| out_of_date_status("Route")))
         .unwrap_or_else(|| app.conditions.get(ConditionType::RouteReady));

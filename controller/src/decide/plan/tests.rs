@@ -158,14 +158,12 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         PlanCaseAction::SetRunStatus { pod, state } => {
             ControllerEvent::PodRunStatus(status(pick(pod)?, state))
         }
-        PlanCaseAction::BeginStream { reporter: index } => ControllerEvent::ReportStreamBegin {
-            reporter: reporter(index),
-            stream: index.into(),
-        },
-        PlanCaseAction::EndStream { reporter: index } => ControllerEvent::ReportStreamEnd {
-            reporter: reporter(index),
-            stream: index.into(),
-        },
+        PlanCaseAction::BeginStream { reporter: index } => {
+            ControllerEvent::ReportStreamBegin { reporter: reporter(index), stream: index.into() }
+        }
+        PlanCaseAction::EndStream { reporter: index } => {
+            ControllerEvent::ReportStreamEnd { reporter: reporter(index), stream: index.into() }
+        }
         PlanCaseAction::AckDrain { reporter: index, pod, withdrawn: false } => {
             ControllerEvent::DrainAcked {
                 reporter: reporter(index),

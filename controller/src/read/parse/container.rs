@@ -5,8 +5,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar
 use super::{
     dns_names,
     pod::{PodContainerRole, ServingPort},
-    probe,
-    security,
+    probe, security,
     settings::{AdmissionPlatform, RuleSettings},
 };
 use crate::model::problem::Problem;

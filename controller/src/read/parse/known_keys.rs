@@ -249,10 +249,7 @@ fn key_warning(
         return None;
     }
     // Foreign autoscalers may read keys that are unknown here.
-    if is_autoscaling_key
-        && REVISION_PLACES.contains(&place)
-        && class == AutoscalerClass::Foreign
-    {
+    if is_autoscaling_key && REVISION_PLACES.contains(&place) && class == AutoscalerClass::Foreign {
         return None;
     }
     let Some(known_key) = table.iter().find(|it| it.names.contains(&name)) else {

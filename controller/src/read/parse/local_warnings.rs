@@ -68,10 +68,7 @@ fn warn_container(
 ) {
     let mut warn =
         |field: &str, reason: &str| warn_no_effect(&format!("{at}.{field}"), field, reason);
-    if container
-        .security_context
-        .as_ref()
-        .is_some_and(|context| context.seccomp_profile.is_some())
+    if container.security_context.as_ref().is_some_and(|context| context.seccomp_profile.is_some())
     {
         warn("securityContext.seccompProfile", "no system call is filtered");
     }

@@ -6,8 +6,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::Value;
 
 use super::{
-    apiserver_rules, container, dns_names, field_mask,
-    security,
+    apiserver_rules, container, dns_names, field_mask, security,
     settings::{AdmissionPlatform, RuleSettings},
     volume,
 };

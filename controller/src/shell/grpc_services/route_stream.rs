@@ -22,7 +22,9 @@ use tonic::{
     server::NamedService,
 };
 
-use crate::{decide::machine::RouteMessageBatch, shell::runtime::route_subscription::EncodedPieces};
+use crate::{
+    decide::machine::RouteMessageBatch, shell::runtime::route_subscription::EncodedPieces,
+};
 
 /// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE_BYTES: usize = 64 * 1024;

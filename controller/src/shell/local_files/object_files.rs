@@ -139,9 +139,7 @@ fn add_stored_object(out: &mut StoredObjects, kind: LocalObjectKind, object: Val
         return;
     }
     let owner = match kind {
-        LocalObjectKind::Revision | LocalObjectKind::Pod => {
-            text(&meta["labels"][key::SERVICE])
-        }
+        LocalObjectKind::Revision | LocalObjectKind::Pod => text(&meta["labels"][key::SERVICE]),
         LocalObjectKind::Service | LocalObjectKind::Configuration | LocalObjectKind::Route => {
             name.name.to_string()
         }

@@ -260,8 +260,8 @@ fn check(
         prop_assert!(frozen_for < 10 || !another, "{} is frozen at {now}", it.name);
         let few_reporters_for = if now < it.few_reporters.1 { now - it.few_reporters.0 } else { 0 };
         let better = others().any(|it| {
-            let knows = now >= it.receives_usage_since + WINDOW + 20
-                && now >= it.few_reporters.1 + 20;
+            let knows =
+                now >= it.receives_usage_since + WINDOW + 20 && now >= it.few_reporters.1 + 20;
             knows && it.has_run_for(now, 20)
         });
         prop_assert!(few_reporters_for < 16 || !better, "{} lacks reporters at {now}", it.name);

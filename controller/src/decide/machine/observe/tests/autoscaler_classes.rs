@@ -266,8 +266,7 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
     api_server.step(ControllerEvent::ReportStreamBegin { reporter: activator("two"), stream: 5 });
-    api_server
-        .step(ControllerEvent::RoutedServicesBegin { reporter: activator("two"), stream: 5 });
+    api_server.step(ControllerEvent::RoutedServicesBegin { reporter: activator("two"), stream: 5 });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: activator("two"), stream: 5 });
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Route,
