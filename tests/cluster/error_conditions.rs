@@ -1,8 +1,9 @@
 //! Errors become conditions with Knative's reasons, and processing resumes when the cause is gone.
 
 use serde_json::Value;
-use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, find_condition, service_manifest};
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::load_process::assert_none_lost;
+use tests::test_cluster::find_condition;
 
 /// Waits until a condition is False for the given reason, and returns its message.
 fn wait_condition_false(

@@ -10,11 +10,9 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::installed_cluster::{
-    HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
-};
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost};
-use tests::test_cluster::TestCluster;
+use tests::test_cluster::{TestCluster, find_condition};
 
 mod nodes;
 

@@ -1,8 +1,9 @@
 //! Applications that listen on one family of IP addresses only, on a dual-stack cluster.
 
 use serde_json::Value;
-use tests::installed_cluster::{RouseCluster, find_condition};
+use tests::installed_cluster::RouseCluster;
 use tests::mounted_app::MountedApp;
+use tests::test_cluster::find_condition;
 
 #[test]
 fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4() {

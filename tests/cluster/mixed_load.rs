@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
-use tests::installed_cluster::{HELLO_IMAGE, RouseCluster};
+use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
-use tests::test_cluster::TestNamespace;
+use tests::test_cluster::{HELLO_IMAGE, TestNamespace};
 
 /// Clients on each node, by kind and number: new, idle and busy connections, short and long requests.
 const NODE_CLIENTS: [&str; 8] = [

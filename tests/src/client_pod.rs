@@ -4,9 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::installed_cluster::{HELLO_IMAGE, find_condition};
 use crate::load_process::LoadProcess;
-use crate::test_cluster::{TestCluster, required_variable};
+use crate::test_cluster::{HELLO_IMAGE, TestCluster, find_condition, required_variable};
 
 /// Timeout of one request, in seconds, after which it counts as lost.
 const REQUEST_TIMEOUT_S: &str = "60";

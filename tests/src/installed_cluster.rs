@@ -11,12 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::client_pod::{ClientPod, CurlResponse, curl_words};
-use crate::test_cluster::{TestCluster, TestNamespace, required_variable, xtask_output};
+use crate::test_cluster::{
+    TestCluster, TestNamespace, find_condition, required_variable, xtask_output,
+};
 
 /// Namespace of Rouse's own components.
 pub const SYSTEM_NAMESPACE: &str = "knative-serving";
-/// Name of the sample's image.
-pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
 /// Namespace of the client pods.
 const CLIENTS_NAMESPACE: &str = "clients";
 /// Names of the nodes.
@@ -313,11 +313,4 @@ spec:
       containers: [{{{container}}}]
 "
     )
-}
-
-/// Condition of this type; null if there is none.
-pub fn find_condition(object: &Value, kind: &str) -> Value {
-    let conditions = object["status"]["conditions"].as_array();
-    let condition = conditions.into_iter().flatten().find(|it| it["type"] == kind);
-    condition.cloned().unwrap_or_default()
 }

@@ -1,9 +1,10 @@
 //! Services whose container runs `app.c`, which is in no image but mounted from a directory of the node.
 
 use crate::images;
-use crate::installed_cluster::{HELLO_IMAGE, RouseCluster, service_manifest};
+use crate::installed_cluster::{RouseCluster, service_manifest};
 use crate::knative_features::EnabledFeatures;
 use crate::shared_folder::SharedFolder;
+use crate::test_cluster::HELLO_IMAGE;
 
 /// The program, and the features that allow pods to mount it.
 #[derive(Debug)]

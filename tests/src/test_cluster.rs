@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
+/// Name of the sample's image.
+pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
+
 /// Timeout of every wait: after this time the expected state is not going to come.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time between two checks of a wait.
@@ -279,6 +282,13 @@ fn run_for_output(command: &mut Command) -> Result<String, String> {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
+}
+
+/// Condition of this type; null if there is none.
+pub fn find_condition(object: &Value, kind: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let condition = conditions.into_iter().flatten().find(|it| it["type"] == kind);
+    condition.cloned().unwrap_or_default()
 }
 
 /// Value of an environment variable that `cargo xtask test` sets.

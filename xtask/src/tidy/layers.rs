@@ -119,8 +119,9 @@ const LAYERS: &[(&str, &[&str])] = &[
         "tests",
         &[
             "wait",
-            "fake_clock http_client leftovers load_process shared_folder test_cluster tunnel",
-            "installed_cluster test_node",
+            "fake_clock http_client images leftovers load_process shared_folder test_cluster tunnel",
+            "client_pod test_node",
+            "installed_cluster",
             "flood knative_features multi_process_node rouse_node streaming_exchange",
             "mounted_app node_load",
         ],
