@@ -130,9 +130,8 @@ impl PreviousCounters {
             })
             .collect();
         for (slot, cookie, old) in idle_rows {
-            let (totals, responses) = (self.rows.totals(old), self.rows.responses(old));
             self.forget(cookie);
-            into.add(slot, &totals, &responses);
+            into.add_totals(slot, &self.rows, old);
         }
         if drop_unregistered {
             let claimed: Vec<u64> =
