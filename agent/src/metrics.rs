@@ -230,7 +230,8 @@ mod tests {
     #[test]
     fn metric_names_carry_units() {
         let (metrics, registry) = AgentMetrics::new();
-        let counts = PodStateCounts { in_table: 3, listening: 2, ready: 1, without_slot: 0 };
+        let counts =
+            PodStateCounts { in_table: 3, listening: 2, ready: 1, ..PodStateCounts::default() };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));

@@ -182,7 +182,7 @@ const _: () = assert!(size_of::<FrontendKey>() == 20);
 pub struct BackendValue {
     /// Address in network byte order; IPv4 as `::ffff:a.b.c.d`.
     pub address: [u8; 16],
-    /// Netns cookie of a pod on this node, whose listener `connect` checks; 0: on another node or unknown.
+    /// Netns cookie of a pod on this node, whose listener `connect` checks; 0: elsewhere, unknown, or not seen open.
     pub netns_cookie: u64,
     /// Row of a pod on this node; 0: on another node or unknown.
     pub pod_slot: u32,
@@ -264,8 +264,8 @@ const _: () = assert!(size_of::<PodValue>() == 8);
 
 /// Flag of [`PodValue`]: a bind of the serving port to loopback is widened to any address.
 pub const POD_WIDEN_BIND: u16 = 1;
-/// Flag of [`PodValue`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs
-/// did not see open. It is therefore not counted in `LISTEN`.
+/// Flag of [`PodValue`], which no agent sets: the eBPF programs did not see a reachable listener on the serving port
+/// open, so that it is not in `LISTEN`. For such a pod the agent writes netns cookie 0 into [`BackendValue`] instead.
 pub const POD_LISTENER_FOUND: u16 = 4;
 
 /// Gauges, totals and the event threshold of one pod, shared by all CPUs: value of `POD_STATE`.

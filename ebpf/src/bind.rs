@@ -60,10 +60,10 @@ fn record_binder(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
 
 /// Returns true if a loopback bind may become one to any address.
 ///
-/// It must be for the serving port of a registered pod, which nothing else in the namespace holds. Other listeners
-/// that were widened in the same family share the port on purpose (SO_REUSEPORT), or meet the same EADDRINUSE as
-/// without widening. One family only: a program that binds 127.0.0.1 and ::1 one after the other would collide with
-/// itself, since `::` accepts IPv4 too.
+/// It must be for the serving port of a registered pod, which no other listener holds that the programs saw open (no
+/// agent sets `POD_LISTENER_FOUND`). Listeners widened in the same family share the port on purpose (SO_REUSEPORT), or
+/// meet the same EADDRINUSE as without widening. One family only: a program that binds 127.0.0.1 and ::1 one after the
+/// other would collide with itself, since `::` accepts IPv4 too.
 #[inline(always)]
 fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);

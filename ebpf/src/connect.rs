@@ -367,7 +367,7 @@ fn is_recently_unanswered(pick: &BackendPick) -> bool {
     unanswered_ns != 0 && monotonic_ns().wrapping_sub(unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
-/// Returns true if a pod of this node has a listener; for pods of other nodes the RouteTable is trusted.
+/// Returns true if a pod of this node has a listener; without a cookie (see `BackendValue`) the RouteTable is trusted.
 #[inline(always)]
 fn is_listening(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
@@ -381,7 +381,7 @@ fn is_listening(pick: &BackendPick) -> bool {
     if unsafe { LISTEN.get(key) }.is_some_and(|found| found.reachable != 0) {
         return true;
     }
-    // SAFETY: one word is read at once.
+    // SAFETY: one word is read at once. (No agent sets the flag: it writes cookie 0 instead.)
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
 }
 

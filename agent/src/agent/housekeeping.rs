@@ -10,7 +10,6 @@ use tracing::{info, warn};
 use super::Agent;
 use crate::{
     clock::monotonic_ns,
-    incompatible::Incompatibility,
     kernel::{
         listener_counts,
         map_op::to_v6_octets,
@@ -58,10 +57,7 @@ impl Agent {
         let gauge = |word| i64::try_from(maps.control_word(word)).unwrap_or(i64::MAX);
         let pods = self.pods.counts();
         metrics.set_pod_counts(pods.by_state());
-        let without_slot = (pods.without_slot > 0).then(|| {
-            format!("{} without a pod slot: {}", pods.without_slot, Incompatibility::NoFreePodSlot)
-        });
-        self.handles.not_ready.set("pods", without_slot);
+        self.handles.not_ready.set("pods", pods.not_ready_reason());
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
@@ -150,7 +146,7 @@ impl Agent {
 
     /// Forgets namespaces of pods that ended while no agent ran.
     fn release_orphans(&mut self) {
-        for cookie in self.registry.orphan_cookies() {
+        for cookie in self.registry.orphan_cookies(&self.pods.namespace_cookies()) {
             info!(cookie, "namespace without a pod forgotten");
             self.release_slot(cookie);
         }

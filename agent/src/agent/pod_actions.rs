@@ -88,15 +88,18 @@ impl Agent {
             self.handles.revision_totals.read_slots(&self.handles.maps);
             self.handles.maps.clear_slot(slot);
         }
+        // Before the registration: even if that fails half-way, programs may count the pod in the row.
+        let terms = self.routes.table().request_terms(&revision);
+        self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
         let entry = abi::PodValue { slot, port, flags: abi::POD_WIDEN_BIND };
         if let Err(error) = self.handles.maps.register(facts.cookie, entry) {
-            error!(uid, error = %error_chain(&error), "cannot register pod");
+            let error = error_chain(&error);
+            error!(uid, error, "cannot register pod");
+            queue.push_back(PodTrackerEvent::RegistrationFailed(uid, error));
             return;
         }
         debug!(uid, slot, cookie = facts.cookie, port, "pod registered");
         self.handles.usage.assign_slot(slot, &revision, &uid);
-        let terms = self.routes.table().request_terms(&revision);
-        self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
         // Level 0: the first request raises an event, and is reported at once.
         self.handles.maps.arm_growth_event(slot, 0);
         self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry });

@@ -183,10 +183,10 @@ impl LockedCloser {
         for batch in connections.chunks(abi::ENDING_MAX as usize) {
             let result = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
-            for connection in batch {
-                counts += self.take_outcome(connection.cookie())?;
-            }
+            let outcomes = batch.iter().map(|connection| self.take_outcome(connection.cookie()));
+            let closed = sum_outcomes(outcomes);
             result?;
+            counts += closed?;
         }
         Ok(counts)
     }
@@ -205,21 +205,51 @@ impl LockedCloser {
 
     /// Removes a connection's entry, and returns its outcome.
     fn take_outcome(&mut self, cookie: u64) -> io::Result<CloseCounts> {
-        let request = match self.requests.get(&cookie, 0) {
-            Ok(request) => request,
-            // An insertion that failed has left no entry.
-            Err(MapError::KeyNotFound) => return Ok(CloseCounts::default()),
-            Err(error) => return Err(io::Error::other(error)),
-        };
+        let read = self.requests.get(&cookie, 0);
+        // An insertion that failed has left no entry.
+        if matches!(read, Err(MapError::KeyNotFound)) {
+            return Ok(CloseCounts::default());
+        }
+        // Also if the entry cannot be read.
         self.requests.remove(&cookie).map_err(io::Error::other)?;
+        let request = read.map_err(io::Error::other)?;
         let count_if = |result| u64::from(request.result == result);
         Ok(CloseCounts { closed: count_if(abi::CLOSE_DONE), spared: count_if(abi::CLOSE_SKIPPED) })
     }
 }
 
+/// Takes all outcomes, also those behind an error. Returns their sum, or the first error.
+fn sum_outcomes(
+    outcomes: impl Iterator<Item = io::Result<CloseCounts>>,
+) -> io::Result<CloseCounts> {
+    let mut sum = Ok(CloseCounts::default());
+    for outcome in outcomes {
+        match (&mut sum, outcome) {
+            (Ok(sum), Ok(counts)) => *sum += counts,
+            (Ok(_), Err(error)) => sum = Err(error),
+            (Err(_), _) => {}
+        }
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn outcomes_behind_an_error_are_taken_too() {
+        let closed = CloseCounts { closed: 1, spared: 0 };
+        let spared = CloseCounts { closed: 0, spared: 2 };
+        let mut taken = 0;
+        let failed = |cause: &str| Err(io::Error::other(cause));
+        let outcomes = [Ok(closed), failed("first"), Ok(spared), failed("second"), Ok(spared)];
+        let sum = sum_outcomes(outcomes.into_iter().inspect(|_| taken += 1));
+        assert_eq!(sum.expect_err("two failed").to_string(), "first");
+        assert_eq!(taken, 5);
+        let sum = sum_outcomes([Ok(closed), Ok(spared), Ok(closed)].into_iter());
+        assert_eq!(sum.expect("none failed"), CloseCounts { closed: 2, spared: 2 });
+    }
 
     #[test]
     fn the_only_call_site_is_patched() {

@@ -15,7 +15,8 @@ use datapath::{
 pub struct BackendTarget {
     /// Sixteen bytes in network byte order; IPv4 as `::ffff:a.b.c.d`.
     pub address: [u8; 16],
-    /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown.
+    /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown, or with a listener that the eBPF
+    /// programs did not see open.
     pub cookie: u64,
     /// Pod slot of a registered pod on this node; 0: elsewhere or unknown.
     pub slot: u32,

@@ -306,10 +306,11 @@ impl KernelMaps {
         self.previous.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, pod.slot))
     }
 
-    /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible.
+    /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible; it keeps the
+    /// totals of both versions, to be read once more.
     pub fn unregister(&mut self, cookie: u64) -> Result<(), KernelMapError> {
         if let Some(old) = &mut self.previous {
-            old.forget(cookie);
+            old.forget(cookie, &self.counter_rows);
         }
         let done = ignore_missing(self.pods.remove(&cookie));
         done.map_err(|source| write_error(maps::PODS, cookie, source))?;

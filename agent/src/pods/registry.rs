@@ -1,7 +1,7 @@
 //! Pure: registry of the pods that the kernel's maps hold: their namespaces, their rows, and the pods to audit.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex},
 };
 
@@ -96,9 +96,11 @@ impl PodRegistry {
         self.slots.release(cookie)
     }
 
-    /// Returns the cookies of the namespaces that have a row and no registered pod.
-    pub(crate) fn orphan_cookies(&self) -> Vec<u64> {
-        let is_orphan = |cookie: &u64| !self.uids_by_cookie.contains_key(cookie);
+    /// Returns the cookies of the namespaces that have a row and no pod. A pod of one of the `found` namespaces may
+    /// still await its registration.
+    pub(crate) fn orphan_cookies(&self, found: &BTreeSet<u64>) -> Vec<u64> {
+        let is_orphan =
+            |cookie: &u64| !self.uids_by_cookie.contains_key(cookie) && !found.contains(cookie);
         self.slots.cookies().filter(is_orphan).collect()
     }
 }
@@ -154,12 +156,21 @@ mod tests {
     fn namespaces_without_a_pod_keep_their_rows_until_they_are_released() {
         let mut registry = PodRegistry::resume(BTreeMap::from([(70, 1), (80, 2)]));
         registry.insert("a", pod(70, 1));
-        assert_eq!(registry.orphan_cookies(), [80]);
+        let none_found = BTreeSet::new();
+        assert_eq!(registry.orphan_cookies(&none_found), [80]);
         registry.remove("a");
-        assert_eq!(registry.orphan_cookies(), [70, 80]);
+        assert_eq!(registry.orphan_cookies(&none_found), [70, 80]);
         assert_eq!(registry.release_slot(80), Some(2));
-        assert_eq!(registry.orphan_cookies(), [70]);
+        assert_eq!(registry.orphan_cookies(&none_found), [70]);
         assert_eq!(registry.allocate_slot(70), Some((1, false)), "its counters continue");
+    }
+
+    #[test]
+    fn a_pod_that_awaits_its_registration_keeps_its_row() {
+        let mut registry = PodRegistry::resume(BTreeMap::from([(70, 1)]));
+        assert_eq!(registry.allocate_slot(80), Some((2, true)));
+        assert_eq!(registry.orphan_cookies(&BTreeSet::from([80])), [70]);
+        assert_eq!(registry.orphan_cookies(&BTreeSet::new()), [70, 80], "the pod is gone");
     }
 
     #[test]

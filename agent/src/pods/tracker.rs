@@ -5,7 +5,7 @@
 //! are hints: the shell reads the maps again and passes the result in as [`PodTrackerEvent::KernelStateRead`].
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     mem,
     net::SocketAddr,
     time::{Duration, Instant},
@@ -13,7 +13,10 @@ use std::{
 
 use common::wire::{self, PodObservation, RoutingPhase};
 
-use self::stopping::{PodDrain, PodPreStop};
+use self::{
+    registration::{RegistrationFailure, RegistrationRetry},
+    stopping::{PodDrain, PodPreStop},
+};
 use crate::{
     incompatible::Incompatibility,
     pods::{
@@ -26,6 +29,7 @@ use crate::{
 };
 
 mod listeners;
+mod registration;
 mod stopping;
 
 /// Shortest time between two reports that differ only in the requests in flight.
@@ -38,9 +42,6 @@ const INSPECT_PERIOD: Duration = Duration::from_secs(1);
 const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
 /// Age from which a pod without a listener is inspected less often.
 const LATE_AFTER: Duration = Duration::from_secs(60);
-
-/// Period in which registration is tried again for a pod for which no pod slot was free.
-const REGISTER_RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
 #[derive(Debug)]
@@ -61,8 +62,8 @@ struct TrackedPod {
     /// Reason for which the pod has no namespace of its own.
     namespace_missing: Option<Incompatibility>,
     is_registered: bool,
-    /// Time of the next attempt to register the pod, if no pod slot was free.
-    register_retry_at: Option<Instant>,
+    /// Next attempt to register the pod, if the last one failed.
+    registration_retry: Option<RegistrationRetry>,
     kernel_state: PodKernelState,
     /// Result of the newest inspection of its namespace; `None`: not inspected yet.
     sockets: Option<NamespaceSockets>,
@@ -114,8 +115,12 @@ impl PodTracker {
                 self.with_pod(&uid, |pod| pod.handle_registered(now, &mut out))
             }
             PodTrackerEvent::NoFreePodSlot(uid) => self.with_pod(&uid, |pod| {
-                pod.register_retry_at = Some(now + REGISTER_RETRY_PERIOD);
-                pod.report(now, &mut out);
+                let failure = RegistrationFailure::NoFreePodSlot;
+                pod.handle_registration_failure(now, failure, &mut out);
+            }),
+            PodTrackerEvent::RegistrationFailed(uid, error) => self.with_pod(&uid, |pod| {
+                let failure = RegistrationFailure::NotWritten(error);
+                pod.handle_registration_failure(now, failure, &mut out);
             }),
             PodTrackerEvent::KernelStateRead(uid, state) => {
                 let (is_connected, drain_limit) =
@@ -183,14 +188,20 @@ impl PodTracker {
         self.pods.values().all(is_caught_up)
     }
 
-    /// Returns the numbers of pods that are named, listen, are ready, and have no pod slot.
+    /// Returns the cookies of the namespaces that were found for the pods, registered or not.
+    pub(crate) fn namespace_cookies(&self) -> BTreeSet<u64> {
+        self.pods.values().filter_map(|pod| Some(pod.facts.as_ref()?.cookie)).collect()
+    }
+
+    /// Returns the numbers of pods that are named, listen, are ready, have no pod slot, and cannot be written.
     pub fn counts(&self) -> PodStateCounts {
         let count = |is: fn(&TrackedPod) -> bool| self.pods.values().filter(|pod| is(pod)).count();
         PodStateCounts {
             in_table: self.pods.len(),
             listening: count(TrackedPod::is_listening),
             ready: count(|pod| pod.readiness.is_ready()),
-            without_slot: count(|pod| pod.register_retry_at.is_some()),
+            without_slot: count(TrackedPod::has_no_slot),
+            unwritten: count(TrackedPod::is_unwritten),
         }
     }
 
@@ -245,6 +256,8 @@ pub struct PodStateCounts {
     pub ready: usize,
     /// Pods for which no pod slot is free.
     pub without_slot: usize,
+    /// Pods that have a pod slot, and that the kernel's maps refuse.
+    pub unwritten: usize,
 }
 
 impl PodStateCounts {
@@ -257,6 +270,17 @@ impl PodStateCounts {
             ("crowded", self.without_slot),
         ]
     }
+
+    /// Returns the reason for which the agent cannot register pods, if there are such pods.
+    pub(crate) fn not_ready_reason(self) -> Option<String> {
+        let without_slot = (self.without_slot > 0).then(|| {
+            format!("{} without a pod slot: {}", self.without_slot, Incompatibility::NoFreePodSlot)
+        });
+        let unwritten = (self.unwritten > 0).then(|| {
+            format!("{} not written to the kernel's maps: the log has the error", self.unwritten)
+        });
+        without_slot.into_iter().chain(unwritten).reduce(|first, then| format!("{first}; {then}"))
+    }
 }
 
 impl TrackedPod {
@@ -268,7 +292,7 @@ impl TrackedPod {
             facts: None,
             namespace_missing: None,
             is_registered: false,
-            register_retry_at: None,
+            registration_retry: None,
             kernel_state: PodKernelState::default(),
             sockets: None,
             next_inspection: None,
@@ -324,7 +348,7 @@ impl TrackedPod {
     /// Handles the registration. A listener may have opened before the maps held the pod, so its namespace is inspected
     /// once.
     fn handle_registered(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
-        self.register_retry_at = None;
+        self.registration_retry = None;
         if !mem::replace(&mut self.is_registered, true) {
             self.request_inspection(now, out);
         }
@@ -383,12 +407,7 @@ impl TrackedPod {
         if due && self.needs_inspection() {
             self.request_inspection(now, out);
         }
-        if let Some(at) = self.register_retry_at.as_mut().filter(|at| **at <= now) {
-            *at = now + REGISTER_RETRY_PERIOD;
-            out.extend(
-                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
-            );
-        }
+        self.retry_registration_if_due(now, out);
         self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
@@ -459,7 +478,8 @@ impl TrackedPod {
 
     fn next_wake(&self) -> Option<Instant> {
         let inspection = self.next_inspection.filter(|_| self.needs_inspection());
-        [self.readiness.next_wake(), inspection, self.register_retry_at].into_iter().flatten().min()
+        let registration = self.registration_retry.as_ref().map(RegistrationRetry::at);
+        [self.readiness.next_wake(), inspection, registration].into_iter().flatten().min()
     }
 
     fn uid(&self) -> String {

@@ -74,6 +74,8 @@ pub enum PodTrackerEvent {
     Registered(String),
     /// No pod slot is free for the pod: the maps count as many pods as they can.
     NoFreePodSlot(String),
+    /// The pod could not be written to the kernel's maps, with this error.
+    RegistrationFailed(String, String),
     /// The maps were read for this pod.
     KernelStateRead(String, PodKernelState),
     /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).

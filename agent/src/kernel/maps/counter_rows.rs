@@ -71,21 +71,36 @@ impl CounterRows {
         }
     }
 
-    /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
-    pub(super) fn add(&self, slot: u32, totals: &RequestTotals, responses: &abi::ResponseCounters) {
+    /// Adds all totals of a row of `other` rows to the row `slot`. Gauges are not added.
+    pub(super) fn add_totals(&self, slot: u32, other: &Self, other_slot: u32) {
+        let (totals, responses) = (other.totals(other_slot), other.responses(other_slot));
+        // In user space's own copy, which no CPU writes: the programs' additions to these rows are not atomic.
         let index = (self.rows_per_pod - 1) * abi::PODS_MAX as usize + slot as usize;
-        let row = super::row(&self.counters, index, COUNTER_WORDS);
-        let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
+        let counters = row(&self.counters, index, COUNTER_WORDS);
+        let add = |at: usize, by: u64| counters[at / 8].fetch_add(by, Relaxed);
         add(offset_of!(abi::PodCounters, write_begin), 1);
         add(offset_of!(abi::PodCounters, started), totals.started);
         add(offset_of!(abi::PodCounters, finished), totals.finished);
         add(offset_of!(abi::PodCounters, started_sum_ns), totals.started_sum_ns);
         add(offset_of!(abi::PodCounters, finished_sum_ns), totals.finished_sum_ns);
         add(offset_of!(abi::PodCounters, write_end), 1);
-        let row = super::row(&self.responses, index, RESPONSE_WORDS);
-        responses.words().into_iter().zip(row).for_each(|(by, word)| {
+        let words = row(&self.responses, index, RESPONSE_WORDS);
+        responses.words().into_iter().zip(words).for_each(|(by, word)| {
             word.fetch_add(by, Relaxed);
         });
+        self.add_state_totals(slot, &other.pod_state(other_slot));
+    }
+
+    /// Adds the totals of a pod's state, whose row all CPUs share and the programs add to atomically.
+    fn add_state_totals(&self, slot: u32, other: &abi::PodState) {
+        let state = row(&self.pod_state, slot as usize, STATE_WORDS);
+        let word = |at: usize| &state[at / 8];
+        word(offset_of!(abi::PodState, desynced_connections))
+            .fetch_add(other.desynced_connections, Relaxed);
+        word(offset_of!(abi::PodState, stray_responses)).fetch_add(other.stray_responses, Relaxed);
+        // Not a total, but lost with the other row just the same: the pod would look idle since long ago.
+        word(offset_of!(abi::PodState, last_activity_ns))
+            .fetch_max(other.last_activity_ns, Relaxed);
     }
 }
 
@@ -116,5 +131,63 @@ pub(super) fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
             return counters;
         }
         std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+impl CounterRows {
+    /// Returns rows of one CPU and of user space, all zero, in memory that no program knows.
+    pub(super) fn in_memory() -> Self {
+        use nix::{
+            sys::memfd::{MFdFlags, memfd_create},
+            unistd::ftruncate,
+        };
+        let words = |count: usize| {
+            let memory = memfd_create("rows", MFdFlags::MFD_CLOEXEC).expect("memory");
+            ftruncate(&memory, count as i64 * 8).expect("room");
+            SharedWords::map(std::os::fd::AsFd::as_fd(&memory), count).expect("mapped")
+        };
+        let (pods, rows_per_pod) = (abi::PODS_MAX as usize, 2);
+        Self {
+            pod_state: words(pods * STATE_WORDS),
+            counters: words(rows_per_pod * pods * COUNTER_WORDS),
+            responses: words(rows_per_pod * pods * RESPONSE_WORDS),
+            rows_per_pod,
+        }
+    }
+
+    /// Writes a pod's state, and `count` into each of its totals, as a program on the first CPU does.
+    pub(super) fn write(&self, slot: u32, state: [u64; STATE_WORDS], count: u64) {
+        let store =
+            |words: &[AtomicU64], value| words.iter().for_each(|it| it.store(value, Relaxed));
+        let words = row(&self.pod_state, slot as usize, STATE_WORDS);
+        words.iter().zip(state).for_each(|(word, value)| word.store(value, Relaxed));
+        store(row(&self.counters, slot as usize, COUNTER_WORDS), count);
+        store(row(&self.responses, slot as usize, RESPONSE_WORDS), count);
+    }
+
+    /// Returns the words of a pod's state.
+    pub(super) fn state_words(&self, slot: u32) -> [u64; STATE_WORDS] {
+        let words = row(&self.pod_state, slot as usize, STATE_WORDS);
+        std::array::from_fn(|at| words[at].load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_total_of_a_row_is_added_to_another_row_and_no_gauge_is() {
+        let (new, old) = (CounterRows::in_memory(), CounterRows::in_memory());
+        // In flight, threshold, connections, awaiting; latest activity; desynced; opaque; stray.
+        old.write(9, [1, 2, 3, 4, 50, 6, 7, 8], 10);
+        new.write(5, [1, 2, 3, 4, 40, 1, 7, 1], 1);
+        new.add_totals(5, &old, 9);
+        assert_eq!(new.state_words(5), [1, 2, 3, 4, 50, 7, 7, 9]);
+        let totals = new.totals(5);
+        assert_eq!((totals.started, totals.finished), (11, 11));
+        assert_eq!((totals.started_sum_ns, totals.finished_sum_ns), (11, 11));
+        assert_eq!(new.responses(5).words(), [11; RESPONSE_WORDS]);
     }
 }

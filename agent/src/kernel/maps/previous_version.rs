@@ -25,9 +25,41 @@ use crate::kernel::sys;
 pub(super) struct PreviousCounters {
     pins: PathBuf,
     pods: HashMap<MapData, u64, abi::PodValue>,
+    rows: PreviousRows,
+}
+
+/// Rows of the previous version, and the pods to which they belong.
+#[derive(Debug)]
+struct PreviousRows {
     rows: CounterRows,
     /// Cookie and previous row of each pod, by this version's row.
     previous_slots: BTreeMap<u32, (u64, u32)>,
+}
+
+impl PreviousRows {
+    /// Returns the previous row of this version's row.
+    fn previous_slot(&self, slot: u32) -> Option<u32> {
+        self.previous_slots.get(&slot).map(|(_, old)| *old)
+    }
+
+    /// Forgets a pod. Its totals are added to this version's row, whose reader so loses none of them. What the old
+    /// programs count afterwards is lost.
+    fn fold(&mut self, cookie: u64, into: &CounterRows) {
+        for (slot, (_, old)) in self.previous_slots.extract_if(.., |_, (it, _)| *it == cookie) {
+            into.add_totals(slot, &self.rows, old);
+        }
+    }
+
+    /// Returns the cookies of the pods whose previous rows are idle. Without connections and requests the old programs
+    /// can count nothing more there: the port is closed for them.
+    fn idle_cookies(&self) -> Vec<u64> {
+        let is_idle = |old: u32| {
+            let state = self.rows.pod_state(old);
+            state.connections == 0 && state.in_flight == 0
+        };
+        let pods = self.previous_slots.values().filter(|(_, old)| is_idle(*old));
+        pods.map(|(cookie, _)| *cookie).collect()
+    }
 }
 
 impl PreviousCounters {
@@ -61,17 +93,17 @@ impl PreviousCounters {
                 return Err(KernelMapError::Layout { path, found, wanted });
             }
         }
-        let rows = capacity(pins, maps::COUNTERS)?;
+        let count = capacity(pins, maps::COUNTERS)?;
+        let rows = CounterRows {
+            pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+            counters: map_words(pins, maps::COUNTERS, count * COUNTER_WORDS)?,
+            responses: map_words(pins, maps::RESPONSES, count * RESPONSE_WORDS)?,
+            rows_per_pod: count / abi::PODS_MAX as usize,
+        };
         Ok(Self {
             pins: pins.to_owned(),
             pods: open_hash_map(pins, maps::PODS)?,
-            rows: CounterRows {
-                pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
-                counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
-                responses: map_words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
-                rows_per_pod: rows / abi::PODS_MAX as usize,
-            },
-            previous_slots: BTreeMap::new(),
+            rows: PreviousRows { rows, previous_slots: BTreeMap::new() },
         })
     }
 
@@ -90,62 +122,74 @@ impl PreviousCounters {
         let closed = abi::PodValue { port: 0, ..pod };
         let done = self.pods.insert(cookie, closed, 0);
         done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
-        self.previous_slots.insert(slot, (cookie, pod.slot));
+        self.rows.previous_slots.insert(slot, (cookie, pod.slot));
         Ok(())
     }
 
-    /// Forgets a pod that is gone.
-    pub(super) fn forget(&mut self, cookie: u64) {
+    /// Forgets a pod, and adds its totals to this version's row.
+    pub(super) fn forget(&mut self, cookie: u64, into: &CounterRows) {
         // The entry is gone already, or never existed there.
         let _none = self.pods.remove(&cookie);
-        self.previous_slots.retain(|_, (it, _)| *it != cookie);
+        self.rows.fold(cookie, into);
     }
 
     /// Returns the previous version's totals of this version's row.
     pub(super) fn totals(&self, slot: u32) -> RequestTotals {
-        self.previous_slots.get(&slot).map(|(_, old)| self.rows.totals(*old)).unwrap_or_default()
+        let old = self.rows.previous_slot(slot);
+        old.map(|old| self.rows.rows.totals(old)).unwrap_or_default()
     }
 
     /// Returns the previous version's responses of this version's row.
     pub(super) fn responses(&self, slot: u32) -> abi::ResponseCounters {
-        self.previous_slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
+        let old = self.rows.previous_slot(slot);
+        old.map(|old| self.rows.rows.responses(old)).unwrap_or_default()
     }
 
     /// Returns the gauges that the previous version counts for this version's row.
     pub(super) fn state(&self, slot: u32) -> abi::PodState {
-        self.previous_slots.get(&slot).map(|(_, old)| self.rows.pod_state(*old)).unwrap_or_default()
+        let old = self.rows.previous_slot(slot);
+        old.map(|old| self.rows.rows.pod_state(old)).unwrap_or_default()
     }
 
     /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left. With
     /// `drop_unregistered`, pods of the previous version that no agent has registered here are forgotten.
     pub(super) fn fold_idle(&mut self, into: &CounterRows, drop_unregistered: bool) -> bool {
-        // Without connections and requests the old programs can count nothing more: the port is closed for them.
-        let idle_rows: Vec<(u32, u64, u32)> = self
-            .previous_slots
-            .iter()
-            .map(|(&slot, &(cookie, old))| (slot, cookie, old))
-            .filter(|&(_, _, old)| {
-                let state = self.rows.pod_state(old);
-                state.connections == 0 && state.in_flight == 0
-            })
-            .collect();
-        for (slot, cookie, old) in idle_rows {
-            let (totals, responses) = (self.rows.totals(old), self.rows.responses(old));
-            self.forget(cookie);
-            into.add(slot, &totals, &responses);
-        }
+        self.rows.idle_cookies().into_iter().for_each(|cookie| self.forget(cookie, into));
         if drop_unregistered {
             let claimed: Vec<u64> =
-                self.previous_slots.values().map(|(cookie, _)| *cookie).collect();
+                self.rows.previous_slots.values().map(|(cookie, _)| *cookie).collect();
             let cookies: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
-            cookies.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
+            let unclaimed = cookies.into_iter().filter(|it| !claimed.contains(it));
+            unclaimed.for_each(|cookie| self.forget(cookie, into));
         }
         // A key that cannot be read shows that there is one.
-        let empty = self.previous_slots.is_empty() && self.pods.keys().next().is_none();
+        let empty = self.rows.previous_slots.is_empty() && self.pods.keys().next().is_none();
         if empty {
             let pins = self.pins.display();
             info!(%pins, "every connection of the previous version has closed");
         }
         empty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_counts_of_a_forgotten_pod_stay_in_its_row() {
+        let (new, rows) = (CounterRows::in_memory(), CounterRows::in_memory());
+        // One connection is open there still, and one request in flight.
+        rows.write(9, [1, 0, 1, 0, 0, 2, 0, 3], 10);
+        rows.write(8, [0; STATE_WORDS], 10);
+        let previous_slots = BTreeMap::from([(5, (70, 9)), (6, (80, 8))]);
+        let mut previous = PreviousRows { rows, previous_slots };
+        assert_eq!(previous.idle_cookies(), [80]);
+        previous.fold(70, &new);
+        previous.fold(70, &new);
+        assert_eq!((previous.previous_slot(5), previous.previous_slot(6)), (None, Some(8)));
+        assert_eq!((new.totals(5).started, new.responses(5).aborted), (10, 10));
+        assert_eq!(new.state_words(5), [0, 0, 0, 0, 0, 2, 0, 3]);
+        assert_eq!(new.totals(6).started, 0, "it is counted there still");
     }
 }

@@ -58,8 +58,15 @@ impl TrackedPod {
     }
 
     pub(super) fn not_ready_reason(&self) -> String {
-        if let Some(incompatibility) = self.incompatibility() {
-            return incompatibility.to_string();
+        let in_namespace =
+            self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
+        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
+        let not_counted = in_namespace
+            .map(|it| it.to_string())
+            .or_else(|| self.unregistered_reason())
+            .or_else(|| redirects.then(|| Incompatibility::Redirected.to_string()));
+        if let Some(reason) = not_counted {
+            return reason;
         }
         if !self.is_listening() {
             return self.not_listening_reason();
@@ -81,14 +88,6 @@ impl TrackedPod {
             _ => ("IPv4", "IPv6", "::"),
         };
         format!("port {port} is open for {have} only, and clients come by {want}: listen on {any}")
-    }
-
-    fn incompatibility(&self) -> Option<Incompatibility> {
-        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
-        let in_namespace =
-            self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
-        let no_free_slot = self.register_retry_at.map(|_| Incompatibility::NoFreePodSlot);
-        in_namespace.or(no_free_slot).or_else(|| redirects.then_some(Incompatibility::Redirected))
     }
 
     /// Returns the reason for which an inspected pod does not serve; empty before an inspection.

@@ -12,6 +12,8 @@ use super::{
 };
 use crate::pods::types::NamespaceListener;
 
+mod registration;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn pod(uid: &str, handler: ProbeHandler) -> wire::PodEntry {
@@ -777,31 +779,5 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     assert_eq!(
         (observed[0].ready, &*observed[0].not_ready_reason),
         (true, &*Incompatibility::Redirected.to_string())
-    );
-}
-
-#[test]
-fn a_pod_without_a_slot_reports_it_and_is_registered_again() {
-    let now = Instant::now();
-    let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
-    let register = PodTrackerAction::Register("a".into(), facts());
-    assert!(
-        pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())).contains(&register)
-    );
-    let observed = reports(pods.step(now, PodTrackerEvent::NoFreePodSlot("a".into())));
-    assert_eq!(
-        (observed[0].ready, &*observed[0].not_ready_reason),
-        (false, &*Incompatibility::NoFreePodSlot.to_string())
-    );
-    assert_eq!(pods.counts().without_slot, 1);
-    let next = pods.next_wake().expect("it tries again");
-    assert!(next > now && pods.step(next, PodTrackerEvent::Tick).contains(&register));
-    assert!(!pods.step(next, PodTrackerEvent::Tick).contains(&register), "once for each pause");
-    pods.step(next, PodTrackerEvent::Registered("a".into()));
-    let observed = reports(read_kernel_state(&mut pods, next, listening_state(1)));
-    assert_eq!(
-        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().without_slot),
-        (true, "", 0)
     );
 }
