@@ -10,7 +10,7 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
 };
@@ -40,6 +40,8 @@ const MAX_QUEUED_LINES: usize = 8192;
 const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Size of a batch in bytes from which no further line is added to it.
 const WRITE_BATCH_BYTES: usize = 64 << 10;
+/// Pause before a flush looks again for room in the full queue.
+const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
@@ -158,9 +160,16 @@ impl RequestLogger {
     pub async fn flush(&self, bound: Duration) {
         let Some(messages) = self.line_sender.get() else { return };
         let (done, written) = oneshot::channel();
-        if messages.try_send(LogWriterMessage::Flush(done)).is_ok() {
-            let _in_time = tokio::time::timeout(bound, written).await;
-        }
+        let flush = async {
+            let mut message = LogWriterMessage::Flush(done);
+            // A full queue has no room for the message yet, and wakes no task once it has.
+            while let Err(TrySendError::Full(unsent)) = messages.try_send(message) {
+                message = unsent;
+                tokio::time::sleep(FLUSH_RETRY_DELAY).await;
+            }
+            let _writer_has_ended = written.await;
+        };
+        let _in_time = tokio::time::timeout(bound, flush).await;
     }
 
     fn enqueue_line(&self, line: String) {
@@ -336,3 +345,6 @@ fn run_writer(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
