@@ -46,3 +46,19 @@ async fn a_flush_behind_a_full_queue_waits_for_its_lines() {
     let lines = u64::try_from(MAX_QUEUED_LINES).expect("fits") + 1;
     assert_eq!((counters.written.get(), counters.dropped.get()), (lines, 0));
 }
+
+#[tokio::test]
+async fn lines_without_a_writer_are_counted_and_the_next_settings_start_it() {
+    let counters = RequestLogCounters::default();
+    let log = RequestLogger::new(counters.clone());
+    log.set_sink(Box::new(io::sink()));
+    log.start_writer(|_| Err(io::ErrorKind::WouldBlock.into()));
+    log.enqueue_line("line\n".to_owned());
+    assert_eq!((counters.written.get(), counters.dropped.get()), (0, 1));
+    // The same settings come again, with a snapshot for example.
+    *log.settings.write().expect("not poisoned") = settings().map(Arc::new);
+    log.apply_settings(settings());
+    log.enqueue_line("line\n".to_owned());
+    log.flush(Duration::from_secs(3600)).await;
+    assert_eq!((counters.written.get(), counters.dropped.get()), (1, 1));
+}
