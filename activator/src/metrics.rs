@@ -56,7 +56,7 @@ pub struct ActivatorMetrics {
 pub struct RequestLogCounters {
     /// Number of lines written.
     pub written: Counter,
-    /// Number of lines that were lost: the buffer was full, or the write failed.
+    /// Number of lines that were lost: the buffer was full, the write failed, or no thread writes them.
     pub dropped: Counter,
 }
 

@@ -58,6 +58,14 @@ struct ClientConnectionTable {
     replaced: usize,
 }
 
+impl ClientConnectionTable {
+    /// Connections that were cut off end only when their tasks run. They do not count, so that a burst of new
+    /// connections does not close more idle ones than needed.
+    fn is_full(&self, max_connections: usize) -> bool {
+        self.connections.len() - self.replaced >= max_connections
+    }
+}
+
 /// Usage of one client, over its connections.
 #[derive(Debug)]
 struct ClientUsage {
@@ -84,17 +92,17 @@ impl ClientConnections {
 
     /// Registers a new connection. `None`: there are too many, and none is idle.
     pub fn register(self: &Arc<Self>) -> Option<Arc<ClientConnection>> {
-        // Connections that were cut off end only when their tasks run. They do not count, so that a burst of new
-        // connections does not close more idle ones than needed.
-        let is_full = {
-            let table = self.lock_table();
-            table.connections.len() - table.replaced >= self.budget.max_connections
-        };
-        if is_full && !self.close_idle() {
-            self.refusals.count_refusal(ClientBound::Connections);
-            return None;
-        }
         let mut table = self.lock_table();
+        // Checked under the lock under which the connection is added, so that concurrent accepts keep the bound.
+        while table.is_full(self.budget.max_connections) {
+            // The search for idle connections locks the table itself.
+            drop(table);
+            if !self.close_idle() {
+                self.refusals.count_refusal(ClientBound::Connections);
+                return None;
+            }
+            table = self.lock_table();
+        }
         table.last_id += 1;
         let client_connection = Arc::new(ClientConnection::new(table.last_id, Arc::clone(self)));
         table.connections.insert(client_connection.id, Arc::downgrade(&client_connection));
@@ -259,3 +267,6 @@ fn largest(
         Some(client_connection)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@
 use std::{
     future::{pending, poll_fn},
     io::{self, IoSlice},
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, AsRawFd as _},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker, ready},
@@ -18,6 +18,7 @@ use std::{
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures::FutureExt as _;
 use http::Uri;
+use nix::sys::socket::{self, MsgFlags};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
@@ -147,25 +148,33 @@ impl ClientSocket {
 
     /// Waits for the client's first bytes. Returns true if they are those of HTTP/2. Nothing is read.
     pub async fn peek_http2_preface(&self) -> io::Result<bool> {
-        let mut before = 0;
         loop {
-            let mut bytes = [0; HTTP2_PREFACE.len()];
-            let mut into = ReadBuf::new(&mut bytes);
-            // Peeked bytes stay in the kernel: hyper reads the preface itself.
-            let length = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
-            match length {
-                // Nothing new: the client has closed its half. Otherwise the bytes differ from the preface.
-                _ if length == before || !HTTP2_PREFACE.starts_with(&bytes[..length]) => {
-                    return Ok(false);
-                }
-                _ if length == HTTP2_PREFACE.len() => return Ok(true),
-                _ => before = length,
+            poll_fn(|cx| self.poll_read_ready(cx)).await?;
+            match self.try_peek_http2_preface() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
             }
-            // Readiness is cleared, so that the next peek waits for more bytes.
-            let stream = &self.lock().stream;
-            let _ = stream
-                .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         }
+    }
+
+    /// Looks at the client's first bytes. Fails with `WouldBlock` while these are only a part of the preface.
+    fn try_peek_http2_preface(&self) -> io::Result<bool> {
+        // Before the peek: if the client has closed its half already, no further byte comes after the peeked ones.
+        let is_half_closed = self.is_half_closed();
+        let stream = &self.lock().stream;
+        // Readiness is cleared if this would block, so that the next peek waits for more bytes. What becomes ready
+        // during the peek stays ready.
+        stream.try_io(Interest::READABLE, || {
+            let mut bytes = [0; HTTP2_PREFACE.len()];
+            // Peeked bytes stay in the kernel: hyper reads the preface itself.
+            let length = socket::recv(stream.as_raw_fd(), &mut bytes, MsgFlags::MSG_PEEK)?;
+            match &bytes[..length] {
+                HTTP2_PREFACE => Ok(true),
+                [] => Ok(false),
+                part if is_half_closed || !HTTP2_PREFACE.starts_with(part) => Ok(false),
+                _ => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        })
     }
 
     /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
@@ -505,3 +514,6 @@ impl ClientSocketInner {
         Poll::Ready(Ok(sent + FIRST_RESPONSE_BYTE.len()))
     }
 }
+
+#[cfg(test)]
+mod tests;

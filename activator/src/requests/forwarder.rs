@@ -127,7 +127,7 @@ impl RequestForwarder {
         if let Some(entry) = entry {
             entry.set_pod(&pod_response.permit.pod);
         }
-        let mut response = self.relay_response(pod_response, &mut pending, timer, entry);
+        let mut response = self.relay_response(pod_response, &mut pending, timer, entry)?;
         self.request_reconnect(&mut response, &pending);
         Ok(response)
     }

@@ -2,7 +2,7 @@
 //!
 //! A request puts its line into a bounded queue, and a thread writes the lines from there. A full pipe, a slow disk or
 //! a closed output therefore delays no request. Lines that the full buffer drops, or that cannot be written, are
-//! counted.
+//! counted. So are lines without a thread, because it could not be started.
 
 use std::{
     borrow::Cow,
@@ -10,7 +10,7 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
 };
@@ -40,6 +40,8 @@ const MAX_QUEUED_LINES: usize = 8192;
 const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Size of a batch in bytes from which no further line is added to it.
 const WRITE_BATCH_BYTES: usize = 64 << 10;
+/// Pause before a flush looks again for room in the full queue.
+const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
@@ -51,12 +53,15 @@ pub struct RequestLogger {
     is_on: AtomicBool,
     settings: RwLock<Option<Arc<wire::RequestLogSettings>>>,
     sink: Mutex<Option<RequestLogSink>>,
-    /// Channel to the writing thread, which is started with the first settings.
+    /// Channel to the writing thread, which is started with the first settings. Unset while it could not be started.
     line_sender: OnceLock<SyncSender<LogWriterMessage>>,
     /// Bytes of the lines that wait.
     queued_bytes: Arc<AtomicUsize>,
     counters: RequestLogCounters,
 }
+
+/// Work of the writing thread.
+type LogWriterTask = Box<dyn FnOnce() + Send>;
 
 /// Message to the writing thread.
 enum LogWriterMessage {
@@ -95,29 +100,41 @@ impl RequestLogger {
     /// Sets the settings for requests that arrive from now on. `None`: requests are not logged.
     fn apply_settings(&self, settings: Option<wire::RequestLogSettings>) {
         let mut now = self.settings.write().unwrap_or_else(PoisonError::into_inner);
+        // The thread is running before the first request can see the log as on. If it could not be started, each
+        // message about the settings tries again, even if they are the same.
+        if settings.is_some() {
+            self.start_writer(spawn_writer);
+        }
         if now.as_deref() == settings.as_ref() {
             return;
         }
         let (is_on, probes) =
             (settings.is_some(), settings.as_ref().is_some_and(|it| it.logs_probes));
         info!(is_on, probes, "request log set");
-        // The thread is running before the first request can see the log as on.
-        if is_on {
-            self.start_writer();
-        }
         *now = settings.map(Arc::new);
         self.is_on.store(is_on, Ordering::Release);
     }
 
-    fn start_writer(&self) {
-        let Some(sink) = self.sink.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+    /// Starts the writing thread, unless it is running.
+    fn start_writer(&self, spawn: impl FnOnce(LogWriterTask) -> io::Result<()>) {
+        if self.line_sender.get().is_some() {
             return;
-        };
+        }
         let (message_tx, messages) = sync_channel(MAX_QUEUED_LINES);
+        // The thread gets the output once it exists, so that the output is not lost if it cannot be started.
+        let (sink_tx, sink_rx) = sync_channel(1);
         let (queued, counts) = (Arc::clone(&self.queued_bytes), self.counters.clone());
-        let write = move || run_writer(sink, &messages, &queued, &counts);
-        match std::thread::Builder::new().name("request-log".to_owned()).spawn(write) {
-            Ok(_runs_until_all_senders_are_gone) => drop(self.line_sender.set(message_tx)),
+        let write = move || {
+            if let Ok(sink) = sink_rx.recv() {
+                run_writer(sink, &messages, &queued, &counts);
+            }
+        };
+        match spawn(Box::new(write)) {
+            Ok(()) => {
+                let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+                sink.take().into_iter().for_each(|sink| drop(sink_tx.send(sink)));
+                drop(self.line_sender.set(message_tx));
+            }
             Err(error) => warn!(%error, "cannot start a thread: requests are not logged"),
         }
     }
@@ -158,13 +175,23 @@ impl RequestLogger {
     pub async fn flush(&self, bound: Duration) {
         let Some(messages) = self.line_sender.get() else { return };
         let (done, written) = oneshot::channel();
-        if messages.try_send(LogWriterMessage::Flush(done)).is_ok() {
-            let _in_time = tokio::time::timeout(bound, written).await;
-        }
+        let flush = async {
+            let mut message = LogWriterMessage::Flush(done);
+            // A full queue has no room for the message yet, and wakes no task once it has.
+            while let Err(TrySendError::Full(unsent)) = messages.try_send(message) {
+                message = unsent;
+                tokio::time::sleep(FLUSH_RETRY_DELAY).await;
+            }
+            let _writer_has_ended = written.await;
+        };
+        let _in_time = tokio::time::timeout(bound, flush).await;
     }
 
     fn enqueue_line(&self, line: String) {
-        let Some(messages) = self.line_sender.get() else { return };
+        let Some(messages) = self.line_sender.get() else {
+            self.counters.dropped.inc();
+            return;
+        };
         let size = line.len();
         // Counted before the line is sent, so that several requests at once cannot exceed the bound together.
         let fits = self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
@@ -291,6 +318,11 @@ impl Drop for RequestLogEntry {
     }
 }
 
+/// Starts the writing thread, which runs until all senders are gone.
+fn spawn_writer(write: LogWriterTask) -> io::Result<()> {
+    std::thread::Builder::new().name("request-log".to_owned()).spawn(write).map(drop)
+}
+
 /// Writes lines until all senders are gone.
 fn run_writer(
     mut sink: RequestLogSink,
@@ -336,3 +368,6 @@ fn run_writer(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ use crate::{
     revisions::{
         route_settings::{PodTable, RevisionRouteSettings},
         usage_reporter::{QueueUsageReporter, QueueUsageSource},
-        wait_queue::DispatchedRequest,
+        wait_queue::{DispatchedRequest, PauseNumber},
     },
     slots::{peer_view::ActivatorName, peers::Peers, revision_slots::RevisionSlots},
 };
@@ -196,40 +196,38 @@ impl ActivatorRevision {
     /// Handles a failed dial to the permit's pod: the pod gets no requests for a short pause.
     pub fn on_dial_failed(self: &Arc<Self>, permit: PodPermit) {
         let pod = Arc::clone(&permit.pod);
-        let was_open = self.pause_pod(pod.key);
+        let paused = self.pause_pod(pod.key);
         drop(permit);
         // Of several requests whose dials fail at the same time, only the first pauses the pod and starts the timer.
-        if !was_open {
-            return;
-        }
+        let Some(number) = paused else { return };
         let pause = pod.record_failed_dial();
         info!(revision = %self.name, pod = %pod.uid, ?pause, "pod paused: dial failed");
         let revision = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            revision.resume_pod(pod.key);
+            revision.resume_pod(pod.key, number);
         });
     }
 
     /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
     fn on_unanswered_dial(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
         let has_other = self.has_other_open_pod(pod.key);
-        if has_other && self.pause_pod(pod.key) {
+        if has_other && let Some(pause) = self.pause_pod(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
             pod.redirect_waiters();
-            tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key));
+            tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key, pause));
         }
         has_other
     }
 
     /// Waits until the pod may get requests again: after [`UNANSWERED_POD_PAUSE`], or as soon as no other pod takes
     /// requests.
-    async fn avoid_unanswered_pod(self: Arc<Self>, pod: PodEndpointKey) {
+    async fn avoid_unanswered_pod(self: Arc<Self>, pod: PodEndpointKey, pause: PauseNumber) {
         let until = Instant::now() + UNANSWERED_POD_PAUSE;
         while Instant::now() < until && self.has_other_open_pod(pod) {
             tokio::time::sleep(UNANSWERED_POD_PAUSE / 100).await;
         }
-        self.resume_pod(pod);
+        self.resume_pod(pod, pause);
     }
 
     fn has_other_open_pod(&self, pod: PodEndpointKey) -> bool {
@@ -239,21 +237,22 @@ impl ActivatorRevision {
             .is_some_and(|active| active.wait_queue.has_other_open(pod))
     }
 
-    /// Pauses the pod, and frees its slots for other activators. Returns true if the pod was open.
-    fn pause_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
-        let mut was_open = false;
+    /// Pauses the pod, and frees its slots for other activators. Returns the number of the pause; `None`: the pod was
+    /// not open.
+    fn pause_pod(self: &Arc<Self>, pod: PodEndpointKey) -> Option<PauseNumber> {
+        let mut pause = None;
         self.update_and_dispatch(|state| {
-            was_open = state.active.as_mut().is_some_and(|active| active.wait_queue.pause_pod(pod));
+            pause = state.active.as_mut().and_then(|active| active.wait_queue.pause_pod(pod));
             Vec::new()
         });
-        was_open
+        pause
     }
 
-    /// Ends the pause of the pod, which then gets requests again.
-    fn resume_pod(self: &Arc<Self>, pod: PodEndpointKey) {
+    /// Ends this pause of the pod, which then gets requests again.
+    fn resume_pod(self: &Arc<Self>, pod: PodEndpointKey, pause: PauseNumber) {
         self.update_and_dispatch(|state| {
             let Some(active) = state.active.as_mut() else { return Vec::new() };
-            active.wait_queue.resume_pod(pod, random_u64)
+            active.wait_queue.resume_pod(pod, pause, random_u64)
         });
     }
 

@@ -34,6 +34,10 @@ const QUEUED_PER_SLOT: usize = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArrivalNumber(u64);
 
+/// Number of one pause of a pod. It distinguishes the pause from later ones of the same pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseNumber(u64);
+
 /// Error of [`WaitQueue::enqueue`]: the queue has reached one of its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueFull;
@@ -54,7 +58,8 @@ pub struct WaitQueue<W> {
     /// Pods that take no requests now and still have some in flight: draining, gone or paused.
     closed_pods: BTreeMap<PodEndpointKey, u32>,
     /// Ready pods that get no requests for a while: a dial failed or got no SYN-ACK.
-    paused_pods: BTreeSet<PodEndpointKey>,
+    paused_pods: BTreeMap<PodEndpointKey, PauseNumber>,
+    last_pause: u64,
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
     waiting: BTreeMap<ArrivalNumber, QueuedWaiter<W>>,
@@ -77,7 +82,8 @@ impl<W> WaitQueue<W> {
             ready_pods: BTreeSet::new(),
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
-            paused_pods: BTreeSet::new(),
+            paused_pods: BTreeMap::new(),
+            last_pause: 0,
             round_robin_cursor: 0,
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
@@ -141,12 +147,12 @@ impl<W> WaitQueue<W> {
     ) -> Vec<DispatchedRequest<W>> {
         let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
         self.limit = limit;
-        self.paused_pods.retain(|pod| ready.contains(pod));
+        self.paused_pods.retain(|pod, _| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
         for load in std::mem::take(&mut self.open_pods) {
             self.closed_pods.insert(load.key, load.in_flight);
         }
-        for pod in ready.difference(&self.paused_pods) {
+        for pod in ready.iter().filter(|pod| !self.paused_pods.contains_key(pod)) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
             self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
         }
@@ -219,14 +225,17 @@ impl<W> WaitQueue<W> {
     }
 
     /// Pauses `pod`: it gets no request until [`resume_pod`](Self::resume_pod), or until the RouteTable lists it
-    /// again after it was not ready. Returns true if it was open.
-    pub fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
-        let Ok(at) = self.find_open(pod) else { return false };
+    /// again after it was not ready. Returns the number of the pause; `None`: the pod was not open.
+    pub fn pause_pod(&mut self, pod: PodEndpointKey) -> Option<PauseNumber> {
+        let at = self.find_open(pod).ok()?;
         let load = self.open_pods.remove(at);
         if load.in_flight > 0 {
             self.closed_pods.insert(pod, load.in_flight);
         }
-        self.paused_pods.insert(pod)
+        self.last_pause += 1;
+        let pause = PauseNumber(self.last_pause);
+        self.paused_pods.insert(pod, pause);
+        Some(pause)
     }
 
     /// Returns true if a pod other than `pod` is open.
@@ -234,15 +243,18 @@ impl<W> WaitQueue<W> {
         self.open_pods.iter().any(|load| load.key != pod)
     }
 
-    /// Ends the pause of a pod, which is then open again. Returns the requests dispatched by it.
+    /// Ends this pause of a pod, which is then open again. It has no effect if the pause has ended already, even if the
+    /// pod has been paused again since. Returns the requests dispatched by it.
     pub fn resume_pod(
         &mut self,
         pod: PodEndpointKey,
+        pause: PauseNumber,
         random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        if !self.paused_pods.remove(&pod) {
+        if self.paused_pods.get(&pod) != Some(&pause) {
             return Vec::new();
         }
+        self.paused_pods.remove(&pod);
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
         let at = self.find_open(pod).unwrap_or_else(|at| at);
         self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });

@@ -92,6 +92,20 @@ fn add_closing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     })
 }
 
+/// Adds a pod that switches protocols although no request asks for it.
+fn add_switching_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        fixture.add_ready_pod("p", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                harness::read_head(&mut stream).await;
+                stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").await.unwrap();
+            }
+        });
+    })
+}
+
 const SOON: Duration = Duration::from_millis(50);
 
 const ROWS: &[FailureResponseCase] = &[
@@ -162,6 +176,13 @@ const ROWS: &[FailureResponseCase] = &[
     FailureResponseCase {
         trigger: "an exchange that breaks",
         setup: add_closing_pod,
+        fields: &[],
+        status: 502,
+        body: "pod at ",
+    },
+    FailureResponseCase {
+        trigger: "a switch of protocols that was not asked for",
+        setup: add_switching_pod,
         fields: &[],
         status: 502,
         body: "pod at ",

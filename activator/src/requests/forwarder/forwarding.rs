@@ -128,22 +128,23 @@ impl RequestForwarder {
         pending: &mut PendingRequest,
         timer: RequestTimer,
         entry: &mut Option<Box<RequestLogEntry>>,
-    ) -> Response<ClientResponseBody> {
+    ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let PodResponse { mut response, permit } = pod_response;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
         headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
         if !switched {
-            return response.map(|body| ClientResponseBody::from_pod(body, timer, permit));
+            return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.
         let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_upgraded();
         let Some((client, pod)) = pending.upgrade.take().zip(pod) else {
-            let text = "pod switched protocols unasked".to_owned();
-            let failure =
-                ProxyRequestError::ExchangeFailed { address: permit.pod.key.address, reason: text };
-            return failure.response(ClientResponseBody::from_text);
+            let reason = "pod switched protocols unasked".to_owned();
+            return Err(ProxyRequestError::ExchangeFailed {
+                address: permit.pod.key.address,
+                reason,
+            });
         };
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
@@ -155,7 +156,7 @@ impl RequestForwarder {
             request_guard.connection().cut_off.run_until_cancelled(relay).await;
             drop((entry, request_guard));
         });
-        response.map(|_empty| ClientResponseBody::from_text(""))
+        Ok(response.map(|_empty| ClientResponseBody::from_text("")))
     }
 }
 

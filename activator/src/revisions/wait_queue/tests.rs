@@ -97,16 +97,17 @@ impl<W> SoleHolderQueueFixture<W> {
         self.dispatch_with_free_slots(dispatched, random)
     }
 
-    fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
+    fn pause_pod(&mut self, pod: PodEndpointKey) -> Option<PauseNumber> {
         self.wait_queue.pause_pod(pod)
     }
 
     fn resume_pod(
         &mut self,
         pod: PodEndpointKey,
+        pause: PauseNumber,
         mut random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        let dispatched = self.wait_queue.resume_pod(pod, &mut random);
+        let dispatched = self.wait_queue.resume_pod(pod, pause, &mut random);
         self.dispatch_with_free_slots(dispatched, random)
     }
 
@@ -174,7 +175,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
         queue.enqueue(arrival, 0, ()).is_ok()
     };
     assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
-    assert!(queue.pause_pod(pod(1)), "a paused pod still counts");
+    assert!(queue.pause_pod(pod(1)).is_some(), "a paused pod still counts");
     assert_eq!(queue.on_routes([pod(2)], 0, || 0).len(), 41);
 }
 
@@ -195,22 +196,35 @@ fn a_request_whose_dial_failed_keeps_its_place() {
     let first = queue.assign_arrival_number();
     assert_eq!(queue.admit(0), Some(pod(1)));
     enqueue_request(&mut queue, 2);
-    assert!(queue.pause_pod(pod(1)));
+    let pause = queue.pause_pod(pod(1)).expect("it is open");
     assert_eq!(queue.on_request_done(pod(1), || 0), []);
     queue.enqueue(first, 1, 1).expect("below the bounds");
-    assert_eq!(queue.resume_pod(pod(1), || 0), [(1, pod(1))]);
+    assert_eq!(queue.resume_pod(pod(1), pause, || 0), [(1, pod(1))]);
 }
 
 #[test]
 fn a_paused_pod_is_open_again_once_the_table_lists_it_again() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     queue.on_routes([pod(1)], 0, || 0);
-    queue.pause_pod(pod(1));
+    let pause = queue.pause_pod(pod(1)).expect("it is open");
     enqueue_request(&mut queue, 1);
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
     queue.on_routes([], 0, || 0);
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(1, pod(1))]);
-    assert_eq!(queue.resume_pod(pod(1), || 0), []);
+    assert_eq!(queue.resume_pod(pod(1), pause, || 0), []);
+}
+
+#[test]
+fn the_end_of_an_earlier_pause_does_not_end_a_later_one() {
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    queue.on_routes([pod(1)], 0, || 0);
+    let first = queue.pause_pod(pod(1)).expect("it is open");
+    queue.on_routes([], 0, || 0);
+    queue.on_routes([pod(1)], 0, || 0);
+    let second = queue.pause_pod(pod(1)).expect("it is open again");
+    enqueue_request(&mut queue, 1);
+    assert_eq!(queue.resume_pod(pod(1), first, || 0), []);
+    assert_eq!(queue.resume_pod(pod(1), second, || 0), [(1, pod(1))]);
 }
 
 #[test]
@@ -230,7 +244,7 @@ enum WaitQueueOpCase {
     Leave(usize),
     Done(usize),
     Failed(usize),
-    Resume(u8),
+    Resume(usize),
     Routes(Vec<u8>, u32),
 }
 
@@ -240,7 +254,7 @@ fn ops() -> impl Strategy<Value = Vec<WaitQueueOpCase>> {
         1 => any::<usize>().prop_map(WaitQueueOpCase::Leave),
         3 => any::<usize>().prop_map(WaitQueueOpCase::Done),
         1 => any::<usize>().prop_map(WaitQueueOpCase::Failed),
-        1 => (0..4u8).prop_map(WaitQueueOpCase::Resume),
+        1 => any::<usize>().prop_map(WaitQueueOpCase::Resume),
         2 => (proptest::collection::vec(0..4u8, 0..4), 0..6u32).prop_map(|(p, l)| WaitQueueOpCase::Routes(p, l)),
     ];
     proptest::collection::vec(op, 0..200)
@@ -253,7 +267,9 @@ struct WaitQueueModel {
     in_flight: Vec<(ArrivalNumber, u32, PodEndpointKey)>,
     ended: Vec<u32>,
     ready: BTreeSet<u8>,
-    paused: BTreeSet<u8>,
+    paused: BTreeMap<u8, PauseNumber>,
+    /// Timers of all pauses, including those that the RouteTable has ended.
+    pause_timers: Vec<(PodEndpointKey, PauseNumber)>,
     limit: u32,
     requests: u32,
 }
@@ -311,29 +327,34 @@ impl WaitQueueModel {
             }
             WaitQueueOpCase::Failed(at) if !self.in_flight.is_empty() => {
                 let (arrival, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
-                if queue.pause_pod(pod) {
-                    self.paused.insert(last_octet(pod));
+                if let Some(pause) = queue.pause_pod(pod) {
+                    self.paused.insert(last_octet(pod), pause);
+                    self.pause_timers.push((pod, pause));
                 }
                 self.on_dispatched(queue.on_request_done(pod, &mut random));
                 self.admit_or_enqueue(queue, arrival, name, random());
             }
-            WaitQueueOpCase::Resume(last) => {
-                self.paused.remove(&last);
-                self.on_dispatched(queue.resume_pod(pod(last), random));
+            WaitQueueOpCase::Resume(at) if !self.pause_timers.is_empty() => {
+                let (pod, pause) = self.pause_timers.swap_remove(at % self.pause_timers.len());
+                self.paused.retain(|_, it| *it != pause);
+                self.on_dispatched(queue.resume_pod(pod, pause, random));
             }
             WaitQueueOpCase::Routes(ready, limit) => {
                 self.ready = ready.iter().copied().collect();
-                self.paused.retain(|last| self.ready.contains(last));
+                self.paused.retain(|last, _| self.ready.contains(last));
                 self.limit = limit;
                 self.on_dispatched(queue.on_routes(ready.into_iter().map(pod), limit, random));
             }
-            WaitQueueOpCase::Leave(_) | WaitQueueOpCase::Done(_) | WaitQueueOpCase::Failed(_) => {}
+            WaitQueueOpCase::Leave(_)
+            | WaitQueueOpCase::Done(_)
+            | WaitQueueOpCase::Failed(_)
+            | WaitQueueOpCase::Resume(_) => {}
         }
     }
 
     /// Capacity of the open pods; `None`: no hard limit.
     fn free_slots(&self) -> Option<usize> {
-        let open: Vec<_> = self.ready.difference(&self.paused).collect();
+        let open: Vec<_> = self.ready.iter().filter(|it| !self.paused.contains_key(it)).collect();
         if open.is_empty() {
             return Some(0);
         }

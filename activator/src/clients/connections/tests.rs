@@ -1,0 +1,44 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{sync::Barrier, thread};
+
+use prometheus_client::registry::Registry;
+
+use super::*;
+use crate::{config::ActivatorConfig, metrics::ActivatorMetrics};
+
+fn create_table(max_connections: usize) -> Arc<ClientConnections> {
+    let refusals = ActivatorMetrics::register(&mut Registry::default()).refusals;
+    let budget = ClientBudget { max_connections, ..ActivatorConfig::defaults().budget(1024) };
+    Arc::new(ClientConnections::new(budget, refusals))
+}
+
+/// Threads accept connections at the same moment. Of those that stay there are never more than the bound.
+#[test]
+fn concurrent_accepts_keep_the_bound_of_connections() {
+    const THREADS: usize = 4;
+    for _ in 0..500 {
+        let (table, start) = (create_table(2), Barrier::new(THREADS));
+        let register = || {
+            start.wait();
+            table.register()
+        };
+        let registered: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(register)).collect();
+            threads.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        let staying = registered.iter().flatten().filter(|it| !it.cut_off.is_cancelled()).count();
+        assert!(staying <= 2, "{staying}");
+    }
+}
+
+#[test]
+fn a_full_table_takes_a_connection_in_place_of_an_idle_one_only() {
+    let table = create_table(1);
+    let first = table.register().unwrap();
+    let second = table.register().unwrap();
+    assert!(first.cut_off.is_cancelled());
+    let _request = second.start_request();
+    assert!(table.register().is_none());
+    assert!(!second.cut_off.is_cancelled());
+}
