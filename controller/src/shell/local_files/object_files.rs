@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{GATHER_TIME, LocalFilesError, collect_yaml_files};
+use super::{FoundFiles, GATHER_TIME, LocalFilesError, collect_yaml_files};
 use crate::{
     model::{
         knative::key,
@@ -108,9 +108,12 @@ pub(super) struct StoredObjects {
 pub(super) fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
     let mut out = StoredObjects::default();
     for kind in LocalObjectKind::ALL {
-        let mut paths = BTreeSet::new();
-        collect_yaml_files(&folder.join(kind.plural()), &mut paths);
-        for path in paths {
+        let mut found = FoundFiles::default();
+        collect_yaml_files(&folder.join(kind.plural()), &mut found);
+        if let Some((path, source)) = found.errors.pop() {
+            return Err(LocalFilesError::Folder { path, source });
+        }
+        for path in found.files {
             let read = fs::read_to_string(&path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
             // Objects are written as JSON, which is tried first; an edited file may be YAML.
