@@ -22,8 +22,8 @@ mod object_files;
 use incomplete_reads::{IncompleteRead, IncompleteReads};
 
 use manifest_index::{FileStamp, ManifestIndex};
+use object_files::read_objects;
 pub use object_files::write_objects_until_shutdown;
-use object_files::{read_objects, write_object};
 
 use crate::{
     decide::machine::ControllerEvent,
@@ -121,7 +121,7 @@ impl LocalFiles {
         let services = self.runtime.with_machine(|machine| machine.cluster().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
         // Objects on disk that belong to no service any more.
-        self.remove_orphans(&read.keys);
+        self.remove_orphans(read.keys);
         Ok(())
     }
 
@@ -248,14 +248,12 @@ impl LocalFiles {
     }
 
     /// Removes the objects among `keys` that the cluster state no longer has.
-    fn remove_orphans(&self, keys: &BTreeSet<LocalObjectKey>) {
-        let orphan = |key: &&LocalObjectKey| {
+    fn remove_orphans(&self, mut keys: BTreeSet<LocalObjectKey>) {
+        keys.retain(|key| {
             self.runtime
                 .with_machine(|machine| desired::local_object(machine.cluster(), key).is_none())
-        };
-        for key in keys.iter().filter(orphan) {
-            write_object(&self.objects, key, None);
-        }
+        });
+        self.runtime.add_changed_objects(keys);
     }
 
     /// Watches `manifests/` until `shutdown`, and reads what changes.

@@ -141,8 +141,7 @@ impl ControllerRuntime {
             writer.schedule_checks(effects.apps_to_check);
             writer.add(effects.changed_keys);
         } else if !effects.changed_objects.is_empty() {
-            self.lock_changed_objects().extend(effects.changed_objects);
-            self.objects_changed.notify_one();
+            self.add_changed_objects(effects.changed_objects);
         }
     }
 
@@ -242,6 +241,12 @@ impl ControllerRuntime {
         while self.lock_changed_objects().is_empty() {
             self.objects_changed.notified().await;
         }
+    }
+
+    /// Adds objects to be written.
+    pub fn add_changed_objects(&self, keys: impl IntoIterator<Item = LocalObjectKey>) {
+        self.lock_changed_objects().extend(keys);
+        self.objects_changed.notify_one();
     }
 
     /// Takes up to `max_count` objects to be written, in their present state; `None`: to be removed.

@@ -440,3 +440,28 @@ async fn a_half_written_file_deletes_no_service() {
     assert_eq!(service_names(&shared), "");
     assert!(files.incomplete_reads.is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_written_is_written_later() {
+    let temp = StateFolderFixture::new();
+    let (shared, _orders) = new_runtime("b", 1);
+    fs::write(temp.manifest(), HELLO).expect("written");
+    drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    let obstacle = temp.0.join("objects/services");
+    fs::write(&obstacle, "no folder").expect("written");
+    let shutdown = CancellationToken::new();
+    let writing = tokio::spawn(write_objects_until_shutdown(
+        Arc::clone(&shared),
+        temp.0.clone(),
+        shutdown.clone(),
+    ));
+    wait_until(|| shared.metrics.objects_written() >= 5).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(shared.metrics.objects_written(), 5, "all but the Service");
+    fs::remove_file(&obstacle).expect("removed");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(shared.metrics.objects_written(), 6);
+    assert_eq!(temp.object("services/default/hello.yaml")["kind"], "Service");
+    shutdown.cancel();
+    writing.await.expect("no panic");
+}
