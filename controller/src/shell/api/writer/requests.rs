@@ -185,9 +185,11 @@ impl ObjectWriter {
 
     /// Returns a deletion cost lower than all earlier ones, so that a pod that was chosen once and kept is not chosen
     /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
+    ///
+    /// Scales within one second have the same cost. That matters only if a Deployment is scaled down, up and down again
+    /// within it: of the pods that were marked in that second, Kubernetes then chooses by its other rules.
     fn deletion_cost(&self) -> String {
-        let now_s = self.started_at_s.saturating_add(self.started_at.elapsed().as_secs());
-        format!("-{}", now_s.min(2_000_000_000))
+        deletion_cost_at(self.started_at_s.saturating_add(self.started_at.elapsed().as_secs()))
     }
 
     async fn annotate_pod(
@@ -268,6 +270,12 @@ impl ObjectWriter {
     }
 }
 
+/// Returns the deletion cost of this second since 1970. Kubernetes reads costs as `i32`, so from 2038-01-19 on all are
+/// equal: pods that were marked and kept are then removed as likely as the ones chosen last.
+fn deletion_cost_at(now_s: u64) -> String {
+    format!("-{}", now_s.min(i32::MAX.unsigned_abs().into()))
+}
+
 fn apply_params() -> PatchParams {
     // Force takes over fields of other managers, as Kubernetes advises controllers to do.
     PatchParams::apply(FIELD_MANAGER).force()
@@ -307,6 +315,15 @@ mod tests {
         let outcome = writer.scale(&key, 1, &[name("a-1")]).await;
         let is_written = methods.lock().expect("no panic").contains(&Method::PUT);
         (outcome, is_written)
+    }
+
+    #[test]
+    fn deletion_costs_fall_every_second_until_2038() {
+        let cost = |now_s| deletion_cost_at(now_s).parse::<i32>().expect("a cost for Kubernetes");
+        let (may_2033, january_2038) = (2_000_000_000, 2_147_483_647);
+        assert!(cost(may_2033 + 1) < cost(may_2033));
+        assert!(cost(january_2038) < cost(january_2038 - 1));
+        assert_eq!(cost(january_2038 + 1), cost(january_2038));
     }
 
     /// Without the mark, Kubernetes may remove a busy pod.
