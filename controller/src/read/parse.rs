@@ -9,7 +9,6 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::wire::{NamespacedName, is_dns_label};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use crate::model::{
@@ -26,6 +25,7 @@ mod container;
 mod defaults;
 mod diff;
 pub(crate) mod dns_names;
+mod documents;
 pub(crate) mod field_mask;
 pub(crate) mod known_keys;
 mod local_warnings;
@@ -56,30 +56,27 @@ pub enum ManifestDocument {
     Refused { name: Option<NamespacedName>, reason: String },
 }
 
-/// Parses every document of a file.
-pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<ManifestDocument> {
-    let mut out = Vec::new();
-    for document in serde_norway::Deserializer::from_str(text) {
-        match Value::deserialize(document) {
-            Ok(Value::Null) => {}
-            Ok(value) => out.push(match service_manifest(&value, config) {
-                Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
-                Err(problems) => ManifestDocument::Refused {
-                    name: document_name(&value),
-                    reason: problems_line(&problems),
-                },
-            }),
-            Err(error) => {
-                out.push(ManifestDocument::Refused {
-                    name: None,
-                    reason: format!("not readable as YAML: {error}"),
-                });
-                // The parser cannot find the next document after a syntax error.
-                break;
-            }
-        }
-    }
-    out
+/// Parses every document of a file. A document that cannot be read hides no other one.
+pub fn manifest_documents(
+    text: &(impl AsRef<[u8]> + ?Sized),
+    config: &ScalePolicyConfig,
+) -> Vec<ManifestDocument> {
+    let values = documents::yaml_documents(text.as_ref());
+    let to_document = |value: Result<Value, String>| match value {
+        Ok(Value::Null) => None,
+        Ok(value) => Some(match service_manifest(&value, config) {
+            Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
+            Err(problems) => ManifestDocument::Refused {
+                name: document_name(&value),
+                reason: problems_line(&problems),
+            },
+        }),
+        Err(error) => Some(ManifestDocument::Refused {
+            name: None,
+            reason: format!("not readable as YAML: {error}"),
+        }),
+    };
+    values.into_iter().filter_map(to_document).collect()
 }
 
 /// Checks one Service for the local node and sets its defaults.
@@ -243,10 +240,13 @@ fn local_settings<'a>(
 
 /// Returns the name in a document, as far as it can be read.
 fn document_name(value: &Value) -> Option<NamespacedName> {
-    let field =
-        |name| value.get("metadata").and_then(|meta| meta.get(name)).and_then(Value::as_str);
-    let namespace = field("namespace").unwrap_or("default");
+    let field = |name| value.get("metadata").and_then(|meta| meta.get(name));
+    let namespace = match field("namespace") {
+        None | Some(Value::Null) => "default",
+        Some(namespace) => namespace.as_str()?,
+    };
     field("name")
+        .and_then(Value::as_str)
         .filter(|name| is_dns_label(name) && is_dns_label(namespace))
         .map(|name| NamespacedName::new(namespace, name))
 }

@@ -4,7 +4,7 @@
 //! the routes are up to date: there is no queue in between.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -25,7 +25,7 @@ use crate::{
         RouteFingerprint,
     },
     model::{
-        cluster_state::{ControllerSettings, UnixMillis},
+        cluster_state::{ControllerSettings, Uid, UnixMillis},
         object::{DesiredState, LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
     },
     shell::{
@@ -44,6 +44,9 @@ use crate::{
 pub mod route_subscription;
 
 use route_subscription::RouteTableSnapshot;
+
+/// Objects that lack required child objects, each with its app and its UID.
+type IncompleteOwners = BTreeMap<(ResourceKind, NamespacedName), (NamespacedName, Uid)>;
 
 /// State of the controller, shared by its shells.
 #[derive(Debug)]
@@ -66,7 +69,7 @@ pub struct ControllerRuntime {
     /// Objects whose last write failed.
     failed_writes: Mutex<BTreeSet<ObjectPartKey>>,
     /// Objects that lack required child objects.
-    incomplete_owners: Mutex<BTreeSet<(ResourceKind, NamespacedName)>>,
+    incomplete_owners: Mutex<IncompleteOwners>,
     objects_changed: Notify,
     timer_changed: Notify,
     /// Start of this process, by the monotonic clock and in ms since 1970.
@@ -106,6 +109,19 @@ impl ControllerRuntime {
 
     /// Steps the machine with one event and carries out the effects.
     pub fn step(&self, event: ControllerEvent) {
+        let deleted_owner = match &event {
+            ControllerEvent::ObjectObserved { resource, name, object: None } => {
+                self.take_incomplete_owner(*resource, name)
+            }
+            _ => None,
+        };
+        self.step_machine(event);
+        if let Some(children_exist) = deleted_owner {
+            self.step_machine(children_exist);
+        }
+    }
+
+    fn step_machine(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock_machine();
         let (now, old_timer) = (self.now(), machine.next_timer());
@@ -125,9 +141,23 @@ impl ControllerRuntime {
             writer.schedule_checks(effects.apps_to_check);
             writer.add(effects.changed_keys);
         } else if !effects.changed_objects.is_empty() {
-            self.lock_changed_objects().extend(effects.changed_objects);
-            self.objects_changed.notify_one();
+            self.add_changed_objects(effects.changed_objects);
         }
+    }
+
+    /// Forgets that a deleted object lacks child objects. Returns the event that ends the condition about them.
+    fn take_incomplete_owner(
+        &self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+    ) -> Option<ControllerEvent> {
+        let (app, _) = self.lock_incomplete_owners().remove(&(resource, name.clone()))?;
+        Some(ControllerEvent::ChildrenMissing {
+            app,
+            owner_resource: resource,
+            owner: name.clone(),
+            error: None,
+        })
     }
 
     /// Sends Events about ConfigMaps. The recorder counts equal Events instead of writing them again.
@@ -213,6 +243,12 @@ impl ControllerRuntime {
         }
     }
 
+    /// Adds objects to be written.
+    pub fn add_changed_objects(&self, keys: impl IntoIterator<Item = LocalObjectKey>) {
+        self.lock_changed_objects().extend(keys);
+        self.objects_changed.notify_one();
+    }
+
     /// Takes up to `max_count` objects to be written, in their present state; `None`: to be removed.
     pub fn take_changed_objects(&self, max_count: usize) -> Vec<(LocalObjectKey, Option<Value>)> {
         let mut changed = self.lock_changed_objects();
@@ -259,6 +295,10 @@ impl ControllerRuntime {
 
     fn lock_failed_writes(&self) -> MutexGuard<'_, BTreeSet<ObjectPartKey>> {
         self.failed_writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_incomplete_owners(&self) -> MutexGuard<'_, IncompleteOwners> {
+        self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_changed_objects(&self) -> MutexGuard<'_, BTreeSet<LocalObjectKey>> {
@@ -312,15 +352,15 @@ impl DesiredStateSource for ControllerRuntime {
     ) {
         let (resource, name, uid) = &required_children.owner;
         let owner = (*resource, name.clone());
-        let mut incomplete_owners =
-            self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut incomplete_owners = self.lock_incomplete_owners();
         let is_new = if missing.is_empty() {
-            incomplete_owners.remove(&owner)
+            incomplete_owners.remove(&owner).is_some()
         } else {
-            incomplete_owners.insert(owner.clone())
+            let latest = (app.clone(), *uid);
+            incomplete_owners.insert(owner.clone(), latest.clone()) != Some(latest)
         };
         drop(incomplete_owners);
-        // Checks repeat; only a change is reported.
+        // Checks repeat; only a change is reported. An owner of the same name with another UID is another owner.
         if !is_new {
             return;
         }
@@ -433,9 +473,11 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn missing_children_and_repeated_writes_are_recorded_as_events() {
-        let (client, mut events) = api_server();
+    /// Starts a runtime with a writer, which does not run, and a recorder of Events.
+    fn recording_runtime(
+        client: Client,
+        shutdown: &CancellationToken,
+    ) -> (Arc<ControllerRuntime>, Arc<ObjectWriter>) {
         let settings = ControllerSettings {
             platform: PlatformKind::Kubernetes,
             ..ControllerSettings::default()
@@ -448,7 +490,7 @@ mod tests {
         let machine = ControllerStateMachine::new(cluster, Outbox::new());
         let shared =
             Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
-        let (metrics, shutdown) = (Arc::default(), CancellationToken::new());
+        let metrics = Arc::default();
         let writer = Arc::new(ObjectWriter::new(
             client.clone(),
             WriteLimits::default(),
@@ -457,6 +499,14 @@ mod tests {
         let (inbox, record) = events::event_recorder(client, "one", metrics, shutdown.clone());
         shared.set_writer(Arc::clone(&writer), inbox);
         tokio::spawn(record);
+        (shared, writer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn missing_children_and_repeated_writes_are_recorded_as_events() {
+        let (client, mut events) = api_server();
+        let shutdown = CancellationToken::new();
+        let (shared, writer) = recording_runtime(client, &shutdown);
         let source = Arc::clone(&shared) as Arc<dyn DesiredStateSource>;
         tokio::spawn(writer.run(source, Leadership::permanent(), shutdown.clone()));
         let service_name = NamespacedName::new("default", "hello");
@@ -493,6 +543,36 @@ mod tests {
         let [event_type, kind, name, message] = repeated.await.expect("it is told");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Route", "hello"]);
         assert!(message.contains("written 7 times with the same content"), "{message}");
+        shutdown.cancel();
+    }
+
+    /// An owner that was deleted and created again under the same name is another one.
+    #[tokio::test(start_paused = true)]
+    async fn children_missing_again_after_their_owner_was_replaced_are_reported_again() {
+        let (client, mut events) = api_server();
+        let shutdown = CancellationToken::new();
+        let (shared, _writer) = recording_runtime(client, &shutdown);
+        let name = NamespacedName::new("default", "hello");
+        let missing = [ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, name.clone())];
+        let report = |uid| {
+            let owner = (ResourceKind::Route, name.clone(), Uid(uid));
+            let required = RequiredChildren { owner, keys: missing.to_vec() };
+            shared.children_missing(&name, &required, &missing);
+        };
+        for uid in [1, 2] {
+            report(uid);
+            let event =
+                timeout(Duration::from_secs(60), next_event(&mut events, "ChildrenMissing"));
+            assert_eq!(event.await.expect("an Event")[1], "Route", "UID {uid}");
+        }
+        shared.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Route,
+            name: name.clone(),
+            object: None,
+        });
+        let incomplete_owners = shared.incomplete_owners.lock().expect("no panic");
+        assert!(incomplete_owners.is_empty(), "{incomplete_owners:?}");
+        drop(incomplete_owners);
         shutdown.cancel();
     }
 }

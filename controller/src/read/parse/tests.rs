@@ -1,3 +1,5 @@
+use serde::Deserialize as _;
+
 use super::*;
 
 const HELLO: &str = r#"
@@ -453,4 +455,40 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
     let problem = problems_line(&broken.expect_err("no image"));
     assert_eq!(problem, "missing field(s): spec.template.spec.containers[0].image");
+}
+
+/// The parser cannot find the next document after a syntax error, so documents are separated before.
+#[test]
+fn a_document_that_is_not_yaml_hides_no_other_one() {
+    let text = format!("{HELLO}---\na: [\n--- # third\n{}", HELLO.replace("hello}", "third}"));
+    let all = manifest_documents(&text, &ScalePolicyConfig::default());
+    let [first, bad, third] = all.as_slice() else { panic!("{all:?}") };
+    assert!(matches!(first, ManifestDocument::Service { name, .. } if name.name == "hello"));
+    assert!(matches!(third, ManifestDocument::Service { name, .. } if name.name == "third"));
+    let ManifestDocument::Refused { name: None, reason } = bad else { panic!("{bad:?}") };
+    let line = text.lines().position(|it| it == "--- # third").expect("a marker") + 1;
+    assert!(reason.starts_with("not readable as YAML: "), "{reason}");
+    assert!(reason.contains(&format!("line {line} ")), "a line of the file: {reason}");
+}
+
+#[test]
+fn documents_are_separated_as_the_parser_separates_them() {
+    let texts = [
+        "",
+        "---\n",
+        "# only a comment\n",
+        "a: 1\n---\nb: 2\n",
+        "%YAML 1.1\n---\na: 1\n...\n%YAML 1.1\n# comment\n---\nb: 2\n",
+        "--- {a: 1}\n---\n---\r\nb: |\n  ---\n  text\n---more: 1\n",
+        "a: |\n ---\n b\nc: '--- x'\n---\td\n",
+    ];
+    for text in texts {
+        let parsed = serde_norway::Deserializer::from_str(text);
+        let expected: Vec<Value> = parsed
+            .map(|it| Value::deserialize(it).expect(text))
+            .filter(|it| !it.is_null())
+            .collect();
+        let config = ScalePolicyConfig::default();
+        assert_eq!(manifest_documents(text, &config).len(), expected.len(), "{text}");
+    }
 }

@@ -22,7 +22,10 @@ pub(super) struct FileStamp(u64);
 
 impl FileStamp {
     /// Stamp of a state that a later one could share.
-    const RACY: Self = Self(0);
+    pub(super) const RACY: Self = Self(0);
+    /// Stamp of some state that no later one shares.
+    #[cfg(test)]
+    pub(super) const SETTLED: Self = Self(1);
 
     /// Stamp of the file's present state; `None`: there is no file.
     pub(super) fn of_file(path: &Path) -> Option<Self> {

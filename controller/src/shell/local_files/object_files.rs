@@ -6,14 +6,16 @@ use std::{
     io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use common::wire::NamespacedName;
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
-use super::{GATHER_TIME, LocalFilesError, collect_yaml_files};
+use super::{FoundFiles, GATHER_TIME, LocalFilesError, collect_yaml_files, is_absent};
 use crate::{
     model::{
         knative::key,
@@ -26,70 +28,101 @@ use crate::{
 /// Number of objects rendered at once; it bounds how long the machine is locked.
 const OBJECTS_PER_BATCH: usize = 16;
 
-/// Writes objects as they change until `shutdown`, and then the remaining ones.
+/// Time after which objects that could not be written are tried again.
+const RETRY_TIME: Duration = Duration::from_secs(1);
+
+/// Writes objects as they change until `shutdown`, and then the remaining ones. Those that cannot be written are tried
+/// again.
 pub async fn write_objects_until_shutdown(
     shared: Arc<ControllerRuntime>,
     state: PathBuf,
     shutdown: CancellationToken,
 ) {
     let objects = state.join("objects");
+    let mut failed: BTreeSet<LocalObjectKey> = BTreeSet::new();
+    let mut retry_at = Instant::now();
     loop {
-        let ended = tokio::select! {
-            () = shared.wait_for_changed_objects() => false,
-            () = shutdown.cancelled() => true,
+        let (is_retry, ended) = tokio::select! {
+            () = shared.wait_for_changed_objects() => (false, false),
+            () = tokio::time::sleep_until(retry_at), if !failed.is_empty() => (true, false),
+            () = shutdown.cancelled() => (true, true),
         };
         // At shutdown the remaining changes are written at once.
         if !ended {
             tokio::time::sleep(GATHER_TIME).await;
         }
-        let (shared, objects) = (Arc::clone(&shared), objects.clone());
-        let written =
-            tokio::task::spawn_blocking(move || write_changed_objects(&shared, &objects)).await;
-        if let Err(error) = written {
-            warn!(%error, "writing objects failed");
+        if is_retry {
+            shared.add_changed_objects(failed.iter().cloned());
+        }
+        let (shared, objects, old_failed) = (Arc::clone(&shared), objects.clone(), failed.clone());
+        let write = move || write_changed_objects(&shared, &objects, old_failed);
+        match tokio::task::spawn_blocking(write).await {
+            Ok(still_failed) => failed = still_failed,
+            Err(error) => warn!(%error, "writing objects failed"),
         }
         if ended {
             return;
         }
+        if retry_at <= Instant::now() {
+            retry_at = Instant::now() + RETRY_TIME;
+        }
     }
 }
 
-fn write_changed_objects(shared: &ControllerRuntime, folder: &Path) {
+/// Writes the changed objects. Returns `failed` with those that cannot be written, and without those that were.
+fn write_changed_objects(
+    shared: &ControllerRuntime,
+    folder: &Path,
+    mut failed: BTreeSet<LocalObjectKey>,
+) -> BTreeSet<LocalObjectKey> {
     loop {
         let batch = shared.take_changed_objects(OBJECTS_PER_BATCH);
         if batch.is_empty() {
-            return;
+            return failed;
         }
         for (key, object) in batch {
-            write_object(folder, &key, object.as_ref());
-            shared.metrics.count_object_write();
+            let path = object_path(folder, &key);
+            match write_object(&path, object.as_ref()) {
+                Ok(()) => {
+                    failed.remove(&key);
+                    shared.metrics.count_object_write();
+                }
+                Err(error) => {
+                    // Only the first failure of an object is worth a warning, since attempts repeat every second.
+                    if failed.insert(key) {
+                        warn!(path = %path.display(), %error, "object not written");
+                    } else {
+                        debug!(path = %path.display(), %error, "object not written");
+                    }
+                }
+            }
         }
     }
+}
+
+fn object_path(folder: &Path, key: &LocalObjectKey) -> PathBuf {
+    let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
+    folder.join(format!("{}.yaml", key.name.name))
 }
 
 /// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
-pub(super) fn write_object(folder: &Path, key: &LocalObjectKey, object: Option<&Value>) {
-    let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
-    let path = folder.join(format!("{}.yaml", key.name.name));
-    let done = match object {
-        None => match fs::remove_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+fn write_object(path: &Path, object: Option<&Value>) -> io::Result<()> {
+    match object {
+        None => match fs::remove_file(path) {
+            Err(error) if is_absent(&error) => Ok(()),
             other => other,
         },
-        Some(object) => replace_file(&folder, &path, object),
-    };
-    if let Err(error) = done {
-        warn!(path = %path.display(), %error, "object not written");
+        Some(object) => replace_file(path, object),
     }
 }
 
-fn replace_file(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
+fn replace_file(path: &Path, object: &Value) -> io::Result<()> {
     // JSON is also YAML, and much faster to write and read: ten thousand services have forty thousand objects.
     let text = serde_json::to_vec(object).map_err(io::Error::other)?;
     let draft = path.with_extension("yaml.new");
     match fs::write(&draft, &text) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            fs::create_dir_all(folder)?;
+            fs::create_dir_all(path.parent().unwrap_or(path))?;
             fs::write(&draft, &text)?;
         }
         other => other?,
@@ -108,9 +141,12 @@ pub(super) struct StoredObjects {
 pub(super) fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
     let mut out = StoredObjects::default();
     for kind in LocalObjectKind::ALL {
-        let mut paths = BTreeSet::new();
-        collect_yaml_files(&folder.join(kind.plural()), &mut paths);
-        for path in paths {
+        let mut found = FoundFiles::default();
+        collect_yaml_files(&folder.join(kind.plural()), &mut found);
+        if let Some((path, source)) = found.errors.pop() {
+            return Err(LocalFilesError::Folder { path, source });
+        }
+        for path in found.files {
             let read = fs::read_to_string(&path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
             // Objects are written as JSON, which is tried first; an edited file may be YAML.

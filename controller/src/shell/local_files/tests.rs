@@ -316,3 +316,152 @@ async fn each_object_of_an_applied_service_is_written_once() {
     let each = "service, configuration, route, revision and the two that tell how it scales";
     assert_eq!(shared.metrics.objects_written(), 6 * 40, "{each}");
 }
+
+/// A manifest file that holds the services a, b and c.
+struct ThreeServicesFixture {
+    temp: StateFolderFixture,
+    path: PathBuf,
+}
+
+impl ThreeServicesFixture {
+    fn new() -> Self {
+        let temp = StateFolderFixture::new();
+        let path = temp.0.join("manifests/three.yaml");
+        fs::write(&path, Self::text()).expect("written");
+        Self { temp, path }
+    }
+
+    fn text() -> String {
+        ["a", "b", "c"].map(|name| HELLO.replace("hello,", &format!("{name},"))).join("---")
+    }
+
+    fn open(&self, seed: u128) -> (Arc<ControllerRuntime>, LocalFiles) {
+        let (shared, _orders) = new_runtime("b", seed);
+        let files = LocalFiles::open(&self.temp.0, Arc::clone(&shared)).expect("folders");
+        (shared, files)
+    }
+}
+
+/// Services that are not deleted, each with the error of its manifest.
+fn service_errors(shared: &ControllerRuntime) -> Vec<(String, Option<String>)> {
+    shared.with_machine(|machine| {
+        let apps = machine.cluster().apps.iter().filter(|(_, app)| !app.is_terminating());
+        apps.map(|(name, app)| {
+            let error = app.service.as_ref().and_then(|it| it.manifest_error.as_deref());
+            (name.name.to_string(), error.map(str::to_owned))
+        })
+        .collect()
+    })
+}
+
+fn service_names(shared: &ControllerRuntime) -> String {
+    service_errors(shared).into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn a_document_that_is_not_yaml_deletes_no_service_and_hides_no_other_document() {
+    let fixture = ThreeServicesFixture::new();
+    let (shared, mut files) = fixture.open(1);
+    let good = ThreeServicesFixture::text();
+    for bad in [b"a: [\n".as_slice(), b"a: \xff\n", b"metadata: {name: 5}\n"] {
+        let (_, rest) = good.split_once("---").expect("three documents");
+        let rest = format!("---{}", rest.replace("hello:v1", "hello:v2"));
+        fs::write(&fixture.path, [bad, rest.as_bytes()].concat()).expect("written");
+        files.read_manifest_file(&fixture.path);
+        let errors = service_errors(&shared);
+        let [a, b, c] = errors.as_slice() else { panic!("{errors:?}") };
+        let location = format!("(document 1 of {})", fixture.path.display());
+        assert!(a.1.as_ref().is_some_and(|it| it.ends_with(&location)), "{a:?}");
+        assert_eq!((&b.1, &c.1), (&None, &None));
+        let template = |machine: &ControllerStateMachine| {
+            let app = &machine.cluster().apps[&NamespacedName::new("default", "c")];
+            app.service.as_ref().map(|it| it.manifest.template.to_string())
+        };
+        let template = shared.with_machine(template);
+        assert!(template.is_some_and(|it| it.contains("hello:v2")), "the others take effect");
+        fs::write(&fixture.path, &good).expect("written");
+        files.read_manifest_file(&fixture.path);
+        assert!(service_errors(&shared).iter().all(|(_, error)| error.is_none()));
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_deletes_no_service() {
+    let fixture = ThreeServicesFixture::new();
+    let (shared, mut files) = fixture.open(1);
+    // A link to itself cannot be read by any user.
+    fs::remove_file(&fixture.path).expect("removed");
+    std::os::unix::fs::symlink(&fixture.path, &fixture.path).expect("a link");
+    files.read_manifest_file(&fixture.path);
+    let errors = service_errors(&shared);
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    let path = fixture.path.display().to_string();
+    let is_named = |error: &str| error.starts_with("cannot be read") && error.contains(&path);
+    assert!(errors.iter().all(|(_, it)| it.as_deref().is_some_and(is_named)), "{errors:?}");
+
+    let shutdown = CancellationToken::new();
+    let watching = tokio::spawn(files.watch_manifests(shutdown.clone()));
+    // The link ends where the watch does not see it.
+    let target = fixture.temp.0.join("target");
+    std::os::unix::fs::symlink(&target, fixture.temp.0.join("link")).expect("a link");
+    fs::rename(fixture.temp.0.join("link"), &fixture.path).expect("replaced");
+    fs::write(&target, ThreeServicesFixture::text()).expect("written");
+    wait_until(|| service_errors(&shared).iter().filter(|(_, it)| it.is_none()).count() == 3).await;
+    fs::remove_file(&fixture.path).expect("removed");
+    wait_until(|| service_names(&shared).is_empty()).await;
+    shutdown.cancel();
+    watching.await.expect("no panic").expect("watched");
+}
+
+#[tokio::test]
+async fn a_restart_keeps_services_whose_manifests_cannot_be_read() {
+    let fixture = ThreeServicesFixture::new();
+    let (shared, files) = fixture.open(1);
+    drop(files);
+    write_all_objects(&fixture.temp.0, &shared).await;
+    fs::write(&fixture.path, "a: [\n").expect("written");
+    let (shared, mut files) = fixture.open(2);
+    assert!(service_names(&shared).contains("a b c"), "{}", service_names(&shared));
+    let only_b = HELLO.replace("hello,", "b,");
+    let documents = parse::manifest_documents(&only_b, &shared.settings().scale_policy);
+    files.apply_documents(&fixture.path, FileStamp::SETTLED, documents);
+    files.delete_unclaimed();
+    assert_eq!(service_names(&shared), "b", "what the file no longer names is known now");
+}
+
+#[tokio::test]
+async fn a_half_written_file_deletes_no_service() {
+    let fixture = ThreeServicesFixture::new();
+    let (shared, mut files) = fixture.open(1);
+    files.apply_documents(&fixture.path, FileStamp::RACY, Vec::new());
+    assert_eq!(service_names(&shared), "a b c", "its writer may not have finished");
+    assert!(files.incomplete_reads.files_to_retry().eq([fixture.path.clone()]));
+    files.apply_documents(&fixture.path, FileStamp::SETTLED, Vec::new());
+    assert_eq!(service_names(&shared), "");
+    assert!(files.incomplete_reads.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_written_is_written_later() {
+    let temp = StateFolderFixture::new();
+    let (shared, _orders) = new_runtime("b", 1);
+    fs::write(temp.manifest(), HELLO).expect("written");
+    drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    let obstacle = temp.0.join("objects/services");
+    fs::write(&obstacle, "no folder").expect("written");
+    let shutdown = CancellationToken::new();
+    let writing = tokio::spawn(write_objects_until_shutdown(
+        Arc::clone(&shared),
+        temp.0.clone(),
+        shutdown.clone(),
+    ));
+    wait_until(|| shared.metrics.objects_written() >= 5).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(shared.metrics.objects_written(), 5, "all but the Service");
+    fs::remove_file(&obstacle).expect("removed");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(shared.metrics.objects_written(), 6);
+    assert_eq!(temp.object("services/default/hello.yaml")["kind"], "Service");
+    shutdown.cancel();
+    writing.await.expect("no panic");
+}

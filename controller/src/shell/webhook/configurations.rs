@@ -1,5 +1,6 @@
 //! Pure: webhook configurations: the objects that the API server must submit, and the address that it calls.
 
+use hyper::Uri;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
@@ -52,8 +53,10 @@ impl WebhookAddress {
             format!("{service}.{namespace}.svc"),
             format!("{service}.{namespace}.svc.cluster.local"),
         ];
-        let host = self.url.as_deref().and_then(|url| url.split_once("://"));
-        names.extend(host.and_then(|(_, rest)| rest.split([':', '/']).next()).map(str::to_owned));
+        let url = self.url.as_deref().and_then(|url| url.parse::<Uri>().ok());
+        // Certificates name an IPv6 address without the brackets of a URL.
+        let host = url.as_ref().and_then(Uri::host).map(|host| host.trim_matches(['[', ']']));
+        names.extend(host.map(str::to_owned));
         names
     }
 

@@ -137,3 +137,20 @@ fn the_binding_webhook_is_registered_if_bind_pods_is_set() {
     };
     assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), (1, 2));
 }
+
+#[test]
+fn a_certificate_is_valid_for_the_host_of_the_url() {
+    let last_name = |url: &str| {
+        let url = Some(url.to_owned());
+        WebhookAddress { url, ..WebhookAddress::new("knative-serving", 0) }.host_names().pop()
+    };
+    let table = [
+        ("https://[::1]:8443", "::1"),
+        ("https://[fd00::1]", "fd00::1"),
+        ("https://127.0.0.1:8443", "127.0.0.1"),
+        ("https://hooks.example.com/rouse", "hooks.example.com"),
+    ];
+    for (url, expected) in table {
+        assert_eq!(last_name(url).as_deref(), Some(expected));
+    }
+}

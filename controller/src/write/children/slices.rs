@@ -48,10 +48,11 @@ pub struct SliceEndpoint {
     pub terminating: bool,
 }
 
-/// Builds the slices of one name, one for each family in which a chosen activator has an address. The IPv4 slice has
-/// the Service's name, the IPv6 slice the suffix [`V6_SUFFIX`].
+/// Builds the slices of one name, one for each family in which an activator has an address. The IPv4 slice has the
+/// Service's name, the IPv6 slice the suffix [`V6_SUFFIX`].
 ///
-/// The name chooses `count` of all activators that are ready and stay; 0 means all. A name always has activators: while
+/// In each family the name chooses `count` of the activators that have an address of it, are ready and stay; 0 means
+/// all. Where all activators have both families, both slices list the same ones. A name always has activators: while
 /// none is ready, the others are used, and after them those about to stop. Of these the caller passes only the ones
 /// that slices already list.
 pub fn route_name_slices(
@@ -59,14 +60,16 @@ pub fn route_name_slices(
     activators: &[SliceEndpoint],
     count: usize,
 ) -> Vec<ChildObject> {
-    let chosen = choose_activators(&format!("{}/{}", of.namespace, of.name()), activators, count);
+    let target = format!("{}/{}", of.namespace, of.name());
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
     // A slice has one address type, so each family has a slice of its own.
     let families = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
     let slice = |(family, suffix): (IpFamily, &str)| {
+        let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
+        let chosen = choose_activators(&target, usable, count);
         let endpoints: Vec<Endpoint> =
-            chosen.iter().filter_map(|activator| to_endpoint(activator, family)).collect();
+            chosen.into_iter().filter_map(|activator| to_endpoint(activator, family)).collect();
         (!endpoints.is_empty()).then(|| {
             let mut labels = of.labels();
             labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
@@ -103,23 +106,20 @@ pub fn revision_slice(
     count: usize,
 ) -> Option<ChildObject> {
     // Activators know a Revision only by the request's host, so they are addressed at the common port.
-    let (backends, port) = match pods {
-        [] => {
-            let target = format!("{}/{}", revision.namespace, revision.name);
-            (choose_activators(&target, activators, count), INTERNAL_PORT)
-        }
+    let (mut backends, port) = match pods {
+        [] => (usable_activators(activators.iter()), INTERNAL_PORT),
         pods => (pods.iter().collect(), port),
     };
-    let of_family = |family| -> Vec<Endpoint> {
-        backends.iter().filter_map(|it| to_endpoint(it, family)).collect()
-    };
-    let (mut family, mut suffix, mut endpoints) = (IpFamily::V4, "", of_family(IpFamily::V4));
-    if endpoints.is_empty() {
-        (family, suffix, endpoints) = (IpFamily::V6, V6_SUFFIX, of_family(IpFamily::V6));
+    let families = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
+    let (family, suffix) =
+        families.into_iter().find(|(family, _)| backends.iter().any(|it| family.is_of(it)))?;
+    backends.retain(|it| family.is_of(it));
+    if pods.is_empty() {
+        let target = format!("{}/{}", revision.namespace, revision.name);
+        backends = choose_activators(&target, backends, count);
     }
-    if endpoints.is_empty() {
-        return None;
-    }
+    let endpoints: Vec<Endpoint> =
+        backends.into_iter().filter_map(|it| to_endpoint(it, family)).collect();
     let mut meta = meta::child_meta(revision, child_name(revision.name, suffix));
     let labels = meta.labels.get_or_insert_default();
     labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
@@ -134,22 +134,23 @@ pub fn revision_slice(
     Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
 
-/// The activators that a name uses: a subset of the usable ones, sorted by pod.
+/// Returns the activators that names may use.
+fn usable_activators<'a>(
+    activators: impl Iterator<Item = &'a SliceEndpoint>,
+) -> Vec<&'a SliceEndpoint> {
+    let all: Vec<&SliceEndpoint> = activators.filter(|it| !it.addresses.is_empty()).collect();
+    let staying: Vec<&SliceEndpoint> = all.iter().copied().filter(|it| !it.terminating).collect();
+    let ready: Vec<&SliceEndpoint> = staying.iter().copied().filter(|it| it.ready).collect();
+    // Stopping activators serve until no slice lists them; without a slice, no client would reach the service.
+    [ready, staying].into_iter().find(|it| !it.is_empty()).unwrap_or(all)
+}
+
+/// Chooses the activators that a name uses: a subset of the usable ones, sorted by pod.
 fn choose_activators<'a>(
     target: &str,
-    activators: &'a [SliceEndpoint],
+    mut usable: Vec<&'a SliceEndpoint>,
     count: usize,
 ) -> Vec<&'a SliceEndpoint> {
-    let staying = |it: &&SliceEndpoint| !it.terminating && !it.addresses.is_empty();
-    let mut usable: Vec<&SliceEndpoint> =
-        activators.iter().filter(|it| it.ready).filter(staying).collect();
-    if usable.is_empty() {
-        usable = activators.iter().filter(staying).collect();
-    }
-    if usable.is_empty() {
-        // Stopping activators serve until no slice lists them; without a slice, no client would reach the service.
-        usable = activators.iter().filter(|it| !it.addresses.is_empty()).collect();
-    }
     let names = usable.iter().map(|it| it.pod.as_str());
     let count = if count == 0 { usable.len() } else { count };
     let subset = subset::choose_subset(names, count, target);
@@ -169,6 +170,11 @@ enum IpFamily {
 impl IpFamily {
     fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// Returns true if the endpoint has an address of this family.
+    fn is_of(self, endpoint: &SliceEndpoint) -> bool {
+        endpoint.addresses.iter().any(|it| Self::of(*it) == self)
     }
 
     /// Value of the slice's field `addressType`.

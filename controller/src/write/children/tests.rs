@@ -451,6 +451,24 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
     assert_eq!(only_four.len(), 1, "no slice of a family without addresses");
 }
 
+/// A name whose activators all lacked a family would be unreachable in it.
+#[test]
+fn each_family_has_activators_if_any_activator_has_it() {
+    let mut all: Vec<_> = (1..=4).map(|it| activator(it, &[&format!("10.0.0.{it}")])).collect();
+    all.push(activator(5, &["fd00::5"]));
+    let names: Vec<String> = (0..20).map(|number| format!("s-{number}")).collect();
+    for name in &names {
+        let of = PlaceholderSpec { route: name, ..ROUTE };
+        let slices = slices::route_name_slices(&of, &all, 2);
+        let [four, six] = slices.as_slice() else { panic!("{name}: {slices:?}") };
+        assert_eq!((addresses(four).len(), addresses(six)), (2, vec!["fd00::5"]), "{name}");
+    }
+    let fixture = ChildrenFixture::plain();
+    let slice = slices::revision_slice(&fixture.revision(), &[], 8080, &all[3..], 1);
+    let both = slice.expect("a slice");
+    assert_eq!(addresses(&both), ["10.0.0.4"], "IPv4 if any activator has it");
+}
+
 #[test]
 fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
     let without_port = PlaceholderSpec { activator_port: None, ..ROUTE };

@@ -141,12 +141,14 @@ impl ObjectWriter {
         let marks = pods_to_remove.iter().map(|pod| self.annotate_pod(pod, &cost));
         for marked in futures::future::join_all(marks).await {
             match marked {
+                Ok(_) => {}
                 // A pod that is already gone need not be chosen.
-                Ok(_) | Err(kube::Error::Api(_)) => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
                 Err(error) => return self.handle_error(key, error).await,
             }
         }
-        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes.
+        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes. Without a mark it
+        // may choose a busy pod, so a failed mark postpones the scale.
         match self.replace_scale(key, replicas).await {
             Ok(scale) => {
                 info!(object = %key, replicas, "scaled");
@@ -183,9 +185,11 @@ impl ObjectWriter {
 
     /// Returns a deletion cost lower than all earlier ones, so that a pod that was chosen once and kept is not chosen
     /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
+    ///
+    /// Scales within one second have the same cost. That matters only if a Deployment is scaled down, up and down again
+    /// within it: of the pods that were marked in that second, Kubernetes then chooses by its other rules.
     fn deletion_cost(&self) -> String {
-        let now_s = self.started_at_s.saturating_add(self.started_at.elapsed().as_secs());
-        format!("-{}", now_s.min(2_000_000_000))
+        deletion_cost_at(self.started_at_s.saturating_add(self.started_at.elapsed().as_secs()))
     }
 
     async fn annotate_pod(
@@ -266,7 +270,69 @@ impl ObjectWriter {
     }
 }
 
+/// Returns the deletion cost of this second since 1970. Kubernetes reads costs as `i32`, so from 2038-01-19 on all are
+/// equal: pods that were marked and kept are then removed as likely as the ones chosen last.
+fn deletion_cost_at(now_s: u64) -> String {
+    format!("-{}", now_s.min(i32::MAX.unsigned_abs().into()))
+}
+
 fn apply_params() -> PatchParams {
     // Force takes over fields of other managers, as Kubernetes advises controllers to do.
     PatchParams::apply(FIELD_MANAGER).force()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use hyper::{Method, Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+    use crate::{model::object::ObjectPart, shell::api::write_queue::WriteLimits};
+
+    /// Scales a Deployment down while the API server responds to the pod's mark with `code`. Returns the outcome, and
+    /// true if the scale was written.
+    async fn scale_with_response_to_mark(code: u16) -> (WriteOutcome, bool) {
+        let methods = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&methods);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            seen.lock().expect("no panic").push(request.method().clone());
+            let (code, body) = if request.method() == Method::PATCH {
+                (code, json!({"kind": "Status", "status": "Failure", "code": code}))
+            } else {
+                (200, json!({"metadata": {"name": "a", "namespace": "default"}}))
+            };
+            async move {
+                let body = Body::from(body.to_string().into_bytes());
+                Response::builder().status(code).body(body)
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let writer = ObjectWriter::new(client, WriteLimits::default(), Arc::default());
+        let name = |name: &str| NamespacedName::new("default", name);
+        let key = ObjectPartKey::new(ResourceKind::Deployment, ObjectPart::Scale, name("a"));
+        let outcome = writer.scale(&key, 1, &[name("a-1")]).await;
+        let is_written = methods.lock().expect("no panic").contains(&Method::PUT);
+        (outcome, is_written)
+    }
+
+    #[test]
+    fn deletion_costs_fall_every_second_until_2038() {
+        let cost = |now_s| deletion_cost_at(now_s).parse::<i32>().expect("a cost for Kubernetes");
+        let (may_2033, january_2038) = (2_000_000_000, 2_147_483_647);
+        assert!(cost(may_2033 + 1) < cost(may_2033));
+        assert!(cost(january_2038) < cost(january_2038 - 1));
+        assert_eq!(cost(january_2038 + 1), cost(january_2038));
+    }
+
+    /// Without the mark, Kubernetes may remove a busy pod.
+    #[tokio::test(start_paused = true)]
+    async fn a_scale_waits_for_the_mark_of_each_pod_that_exists() {
+        assert_eq!(scale_with_response_to_mark(404).await, (WriteOutcome::Done, true));
+        for code in [400, 403, 409, 422, 429, 500] {
+            let (outcome, is_written) = scale_with_response_to_mark(code).await;
+            assert!(!is_written && outcome != WriteOutcome::Done, "{code}: {outcome:?}");
+        }
+    }
 }
