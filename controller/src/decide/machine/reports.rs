@@ -70,7 +70,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
+        if !self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream) {
+            return;
+        }
         self.handle_node_change(&reporter.node, was_lost, now);
         let record = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         record.node.clone_from(&reporter.node);

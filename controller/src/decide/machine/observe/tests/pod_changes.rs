@@ -435,3 +435,29 @@ fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 });
     assert!(!is_reported(&api_server));
 }
+
+/// Two streams of one agent may begin in either order, since each has a task of its own.
+#[test]
+fn a_report_stream_that_begins_after_a_newer_one_has_no_effect() {
+    let mut api_server = service_with_pods(1);
+    let (_, uid) = pods(&api_server).remove(0);
+    let reported = |stream, ready| ControllerEvent::PodReported {
+        reporter: agent(),
+        stream,
+        observation: PodObservation { uid: uid.clone(), ready, ..ready_observation() },
+    };
+    for event in [
+        ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 },
+        reported(2, true),
+        ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 },
+        reported(1, false),
+        ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 },
+        ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 },
+        ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 },
+    ] {
+        api_server.step(event);
+    }
+    let pods = &api_server.machine.cluster().pods;
+    assert_eq!(pods.reporters.len(), 1, "stream 2 is open");
+    assert!(pods.reports[&uid].ready);
+}
