@@ -142,6 +142,11 @@ impl ReporterStates {
         lost.map(|(reporter, _)| reporter).collect()
     }
 
+    /// Returns true if `reporter` runs according to the API server.
+    pub fn is_expected(&self, reporter: &str) -> bool {
+        self.expected_reporters.contains_key(reporter)
+    }
+
     /// Returns true if `reporter` has an open stream of reports.
     pub fn is_reporting(&self, reporter: &str) -> bool {
         self.reporters.contains_key(reporter)

@@ -70,6 +70,20 @@ fn agent() -> ComponentReplica {
     ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() }
 }
 
+/// Event of the pod of the agent, which exists or is deleted.
+fn agent_pod_observed(exists: bool) -> ControllerEvent {
+    let object = json!({
+        "metadata": {"name": "rouse-agent-1", "namespace": "knative-serving", "labels": {"app": "rouse-agent"}},
+        "spec": {"nodeName": agent().node},
+        "status": {"phase": "Running"},
+    });
+    ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: NamespacedName::new("knative-serving", "rouse-agent-1"),
+        object: exists.then(|| Box::new(object)),
+    }
+}
+
 #[test]
 fn running_pods_are_kept_without_a_decision_while_kubernetes_replaces_them() {
     let mut api_server = service_with_pods(1);
@@ -408,18 +422,7 @@ fn late_messages_of_an_older_report_stream_change_nothing() {
 fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends_first() {
     let mut api_server = service_with_pods(1);
     let (_, uid) = pods(&api_server).remove(0);
-    let agent_pod = NamespacedName::new("knative-serving", "rouse-agent-1");
-    let observed = |object| ControllerEvent::ObjectObserved {
-        resource: ResourceKind::Pod,
-        name: agent_pod.clone(),
-        object,
-    };
-    let object = json!({
-        "metadata": {"name": "rouse-agent-1", "namespace": "knative-serving", "labels": {"app": "rouse-agent"}},
-        "spec": {"nodeName": agent().node},
-        "status": {"phase": "Running"},
-    });
-    api_server.step(observed(Some(Box::new(object))));
+    api_server.step(agent_pod_observed(true));
     let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
     api_server.step(begin(1));
     api_server.step(ControllerEvent::PodReported {
@@ -429,7 +432,7 @@ fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends
     });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     api_server.step(begin(2));
-    api_server.step(observed(None));
+    api_server.step(agent_pod_observed(false));
     let is_reported = |it: &FakeApiServer| it.machine.cluster().pods.reports.contains_key(&uid);
     assert!(is_reported(&api_server), "the new stream has not named all pods yet");
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 });
@@ -460,4 +463,63 @@ fn a_report_stream_that_begins_after_a_newer_one_has_no_effect() {
     let pods = &api_server.machine.cluster().pods;
     assert_eq!(pods.reporters.len(), 1, "stream 2 is open");
     assert!(pods.reports[&uid].ready);
+}
+
+#[test]
+fn nothing_is_left_of_an_agent_whose_node_was_removed() {
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
+    let end = |stream| ControllerEvent::ReportStreamEnd { reporter: agent(), stream };
+    let deleted = || agent_pod_observed(false);
+    for last_events in [[end(2), deleted()], [deleted(), end(2)]] {
+        let mut api_server = service_with_pods(1);
+        let (pod, uid) = pods(&api_server).remove(0);
+        api_server.step(agent_pod_observed(true));
+        api_server.step(begin(1));
+        for uid in [uid.as_str(), "never-observed"] {
+            api_server.step(ControllerEvent::PodReported {
+                reporter: agent(),
+                stream: 1,
+                observation: PodObservation { uid: uid.into(), ..ready_observation() },
+            });
+        }
+        // Its second stream breaks before it has named the pods again.
+        api_server.step(begin(2));
+        api_server.step(end(1));
+        last_events.into_iter().for_each(|event| api_server.step(event));
+        assert!(
+            api_server.machine.cluster().pods.reports.contains_key(&uid),
+            "the kubelet decides about the pod"
+        );
+        terminate_pod(&mut api_server, &pod);
+        let object = None;
+        let resource = ResourceKind::Pod;
+        api_server.step(ControllerEvent::ObjectObserved { resource, name: pod, object });
+        assert_eq!(api_server.machine.pods_by_reporter.len(), 0);
+    }
+}
+
+#[test]
+fn nothing_is_left_of_an_activator_whose_stream_outlives_its_pod() {
+    let mut api_server = service_with_pods(0);
+    let pod = NamespacedName::new("knative-serving", "activator-1");
+    let reporter = || ComponentReplica {
+        role: ClientComponent::Activator,
+        name: pod.name.to_string(),
+        node: String::new(),
+    };
+    let uid = || "p".to_owned();
+    for event in [
+        ControllerEvent::ReportStreamBegin { reporter: reporter(), stream: 7 },
+        ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: pod.clone(),
+            object: None,
+        },
+        ControllerEvent::PodReportWithdrawn { reporter: reporter(), stream: 7, pod_uid: uid() },
+        ControllerEvent::ReportStreamSynced { reporter: reporter(), stream: 7 },
+        ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 7 },
+    ] {
+        api_server.step(event);
+    }
+    assert_eq!(api_server.machine.pods_by_reporter.len(), 0);
 }
