@@ -125,23 +125,26 @@ impl ScalePolicyConfig {
 
     /// Reads minimum, maximum and activation scale, and checks them against each other.
     fn read_scale_bounds(&self, reader: &mut AnnotationReader<'_>, policy: &mut ScalePolicy) {
-        let (mut min, mut max) = (0, 0);
-        reader.read_count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
-        reader.read_count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
+        let min_annotation = reader.read_count(&["min-scale", "minScale"], 0..=MAX_SCALE);
+        let max_annotation = reader.read_count(&["max-scale", "maxScale"], 0..=MAX_SCALE);
+        let (min, max) = (min_annotation.unwrap_or(0), max_annotation.unwrap_or(0));
         // 0 means unlimited.
-        if max > 0 && max < min {
+        let is_contradictory = max > 0 && max < min;
+        if is_contradictory {
             let path =
                 format!("{}, {}", reader.field_path("max-scale"), reader.field_path("min-scale"));
             let message = format!("max-scale={max} is less than min-scale={min}");
             reader.problems.push(Problem::new(path, message));
         }
-        if let Some((name, _)) = reader.get(&["max-scale", "maxScale"])
-            && reader.check_max_scale_limit(name, max, self.max_scale_limit)
-        {
+        let is_within_limit = match reader.get(&["max-scale", "maxScale"]) {
+            Some((name, _)) => reader.check_max_scale_limit(name, max, self.max_scale_limit),
+            None => true,
+        };
+        if let Some(max) = max_annotation.filter(|_| is_within_limit && !is_contradictory) {
             policy.max_scale = max;
         }
         // A default minimum of the installation overrides a smaller maximum of the service, as in Knative.
-        if reader.get(&["min-scale", "minScale"]).is_some() {
+        if let Some(min) = min_annotation.filter(|_| !is_contradictory) {
             policy.min_scale = min;
         }
         reader.read_activation_scale(&mut policy.activation_scale, min, max);

@@ -83,17 +83,15 @@ impl<'a> AnnotationReader<'a> {
         }
     }
 
+    /// Reads a count within bounds; `None` if there is none or it is invalid.
     pub(super) fn read_count(
         &mut self,
-        target: &mut u32,
         names: &[&'static str],
         bounds: std::ops::RangeInclusive<i64>,
-    ) {
-        let Some((name, text)) = self.get(names) else { return };
+    ) -> Option<u32> {
+        let (name, text) = self.get(names)?;
         match text.parse::<i64>() {
-            Ok(value) if bounds.contains(&value) => {
-                *target = u32::try_from(value).unwrap_or(*target)
-            }
+            Ok(value) if bounds.contains(&value) => return u32::try_from(value).ok(),
             // Too large for an i64 is out of bounds, not malformed.
             Err(_) if !is_integer(text) => {
                 self.problems.push(Problem::invalid(self.field_path(name), text))
@@ -108,6 +106,7 @@ impl<'a> AnnotationReader<'a> {
                 self.problems.push(problem);
             }
         }
+        None
     }
 
     /// Reads `activation-scale`: at least 2, between minimum and maximum.

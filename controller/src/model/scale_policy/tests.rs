@@ -155,6 +155,24 @@ fn an_annotation_that_a_config_map_forbids_is_ignored_alone() {
     assert_eq!((read.initial_scale, read.min_scale, problems.len()), (1, 2, 1));
 }
 
+#[test]
+fn an_invalid_scale_leaves_the_default_in_force() {
+    let mut config = ScalePolicyConfig::default();
+    (config.policy.min_scale, config.policy.max_scale) = (1, 7);
+    for (pairs, expected) in [
+        (&[("max-scale", "x")][..], (1, 7)),
+        (&[("max-scale", "-1"), ("min-scale", "2")], (2, 7)),
+        (&[("min-scale", "x"), ("max-scale", "3")], (1, 3)),
+        (&[("min-scale", "99999999999999999999")], (1, 7)),
+        // Each is valid alone, so neither is known to be the wrong one.
+        (&[("min-scale", "3"), ("max-scale", "2")], (1, 7)),
+        (&[("min-scale", "0"), ("max-scale", "0")], (0, 0)),
+    ] {
+        let (read, _) = config.lenient_policy(&annotated(pairs), 0, "a");
+        assert_eq!((read.min_scale, read.max_scale), expected, "{pairs:?}");
+    }
+}
+
 /// Rule of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
 fn the_metric_rps_has_its_own_utilization() {
