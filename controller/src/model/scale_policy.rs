@@ -198,47 +198,5 @@ impl ScalePolicyConfig {
     }
 }
 
-/// Parses a duration as Go writes it, without a sign: `6s`, `1m30s`, `1.5h`, `0`.
-pub fn parse_go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let (mut rest, mut total) = (text, 0.0);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let value: f64 = rest.get(..digits)?.parse().ok()?;
-        let unit = rest.get(digits..)?;
-        let end = unit.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(unit.len());
-        total += value
-            * match unit.get(..end)? {
-                "ns" => 1e-9,
-                "us" | "µs" => 1e-6,
-                "ms" => 1e-3,
-                "s" => 1.0,
-                "m" => 60.0,
-                "h" => 3600.0,
-                _ => return None,
-            };
-        rest = unit.get(end..)?;
-    }
-    // Empty text has no number, and is not zero.
-    let has_number = !text.is_empty();
-    Duration::try_from_secs_f64(total).ok().filter(|_| has_number)
-}
-
-/// Formats a duration as Go does: `1h0m0s`, `1m30s`, `6s`, `1ms`.
-pub fn format_go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (h, m) {
-        (0, 0) if s == 0 && duration.subsec_millis() > 0 => {
-            format!("{}ms", duration.subsec_millis())
-        }
-        (0, 0) => format!("{s}s"),
-        (0, _) => format!("{m}m{s}s"),
-        _ => format!("{h}h{m}m{s}s"),
-    }
-}
-
 #[cfg(test)]
 mod tests;

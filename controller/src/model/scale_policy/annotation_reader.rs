@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::WindowAggregation;
 
-use super::{
-    AUTOSCALING_GROUP, AUTOSCALING_PREFIX, CLASSES, KPA_CLASS, format_go_duration,
-    parse_go_duration,
+use super::{AUTOSCALING_GROUP, AUTOSCALING_PREFIX, CLASSES, KPA_CLASS};
+use crate::model::{
+    config_maps::go_values::{self, GoDuration},
+    problem::Problem,
 };
-use crate::model::problem::Problem;
 
 /// Reader of autoscaling annotations by name, which collects broken rules.
 ///
@@ -184,21 +184,15 @@ impl<'a> AnnotationReader<'a> {
         (low, high): (Duration, Duration),
     ) {
         let Some((name, text)) = self.get(names) else { return };
-        // Negative durations are well-formed in Go, so they are out of bounds rather than malformed.
-        let negative = text.strip_prefix('-').and_then(parse_go_duration);
-        let problem = match parse_go_duration(text) {
-            Some(value) if value >= low && value <= high => {
-                *target = value;
+        let (low, high) = (GoDuration::from(low), GoDuration::from(high));
+        let problem = match go_values::parse_duration(text) {
+            Ok(value) if value >= low && value <= high => {
+                *target = value.to_duration();
                 return;
             }
-            None if negative.is_none() => Problem::invalid(self.field_path(name), text)
+            Ok(_) => Problem::out_of_bounds(self.field_path(name), low, text, high),
+            Err(_) => Problem::invalid(self.field_path(name), text)
                 .with_advice("write it as 30s or 1m30s"),
-            Some(_) | None => Problem::out_of_bounds(
-                self.field_path(name),
-                format_go_duration(low),
-                text,
-                format_go_duration(high),
-            ),
         };
         self.problems.push(problem);
     }
