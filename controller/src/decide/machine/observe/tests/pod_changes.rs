@@ -523,3 +523,39 @@ fn nothing_is_left_of_an_activator_whose_stream_outlives_its_pod() {
     }
     assert_eq!(api_server.machine.pods_by_reporter.len(), 0);
 }
+
+#[test]
+fn a_pod_is_ready_only_with_the_readiness_gates_that_a_webhook_injected() {
+    for is_reported in [false, true] {
+        let mut api_server = FakeApiServer::new();
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+        api_server.decide("hello-00001", 1);
+        let (pod, uid) = pods(&api_server).remove(0);
+        let set_conditions = |api_server: &mut FakeApiServer, ready: &str, gate: &str| {
+            change_pod(api_server, &pod, |it| {
+                it["spec"]["readinessGates"] = json!([{"conditionType": "example.com/target"}]);
+                it["status"]["conditions"] = json!([
+                    {"type": "Ready", "status": ready},
+                    {"type": "ContainersReady", "status": "True"},
+                    {"type": "example.com/target", "status": gate},
+                ]);
+            });
+        };
+        set_conditions(&mut api_server, "False", "False");
+        if is_reported {
+            api_server.step(ControllerEvent::PodReported {
+                reporter: agent(),
+                stream: 1,
+                observation: PodObservation { uid, ..ready_observation() },
+            });
+        }
+        assert_eq!(phases(&api_server), [Starting], "reported: {is_reported}");
+        set_conditions(&mut api_server, "True", "True");
+        assert_eq!(phases(&api_server), [Ready], "reported: {is_reported}");
+        // The node controller withdraws only the condition `Ready`.
+        set_conditions(&mut api_server, "False", "True");
+        assert_eq!(phases(&api_server), [Ready], "reported: {is_reported}");
+        set_conditions(&mut api_server, "False", "False");
+        assert_eq!(phases(&api_server), [Starting], "reported: {is_reported}");
+    }
+}
