@@ -559,3 +559,34 @@ fn a_pod_is_ready_only_with_the_readiness_gates_that_a_webhook_injected() {
         assert_eq!(phases(&api_server), [Starting], "reported: {is_reported}");
     }
 }
+
+/// Stores the Service without an admission webhook.
+fn put_service(api_server: &mut FakeApiServer, object: Value) {
+    api_server.objects.insert((ResourceKind::KnativeService, name("hello")), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::KnativeService,
+        name: name("hello"),
+        object: Some(Box::new(object)),
+    });
+}
+
+#[test]
+fn a_refused_service_keeps_its_labels_and_annotations_after_a_restart() {
+    let mut api_server = service_with_pods(0);
+    let mut object = api_server.object(ResourceKind::KnativeService, "hello").clone();
+    object["metadata"]["labels"] = json!({"networking.knative.dev/visibility": "cluster-local"});
+    object["metadata"]["annotations"] = json!({"rouse.dev/path": "activator"});
+    put_service(&mut api_server, object.clone());
+    object["spec"]["template"]["spec"]["containers"] = json!([]);
+    put_service(&mut api_server, object);
+    let app = |api_server: &FakeApiServer| {
+        let app = &api_server.machine.cluster().apps[&name("hello")];
+        (app.route_labels(), app.route_annotations())
+    };
+    let old_app = app(&api_server);
+    assert!(!old_app.0.is_empty() && !old_app.1.is_empty());
+    start_new_leader(&mut api_server, None);
+    let service = api_server.machine.cluster().apps[&name("hello")].service.as_ref();
+    assert!(service.is_some_and(|it| it.manifest_error.is_some()));
+    assert_eq!(app(&api_server), old_app);
+}
