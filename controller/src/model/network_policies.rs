@@ -15,16 +15,15 @@ use std::{
 
 use common::wire::{AllowedSources, IpBlock, NamespacedName};
 use k8s_openapi::{
-    api::networking::v1::{
-        NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
-    },
+    api::networking::v1::{NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort},
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 use kube::core::{Selector, SelectorExt as _};
+use serde::Deserialize as _;
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use crate::model::knative::user_container::USER_PORT_NAME;
+use crate::model::{knative::user_container::USER_PORT_NAME, object::json::array_items};
 
 type LabelMap = BTreeMap<String, String>;
 
@@ -238,16 +237,25 @@ impl PolicyClientPod {
 }
 
 impl IngressPolicy {
-    /// Reads a policy, if it restricts ingress traffic.
+    /// Reads a policy, if it restricts ingress traffic. Parts that cannot be read admit no source. With
+    /// an unreadable selector the policy may protect any pod of its namespace, so none gets a request by it.
     fn from_object(object: &Value) -> Option<Self> {
-        let spec: NetworkPolicySpec = serde_json::from_value(object["spec"].clone()).ok()?;
+        let spec = &object["spec"];
         // Without `policyTypes` a policy is about ingress (API reference of NetworkPolicySpec).
-        let types = spec.policy_types.unwrap_or_default();
+        let types = spec["policyTypes"].as_array().map_or(&[][..], Vec::as_slice);
         if !types.is_empty() && !types.iter().any(|it| it == "Ingress") {
             return None;
         }
-        let rules = spec.ingress.unwrap_or_default().into_iter().map(IngressRule::from).collect();
-        Some(Self { pod_selector: parse_selector(spec.pod_selector.unwrap_or_default())?, rules })
+        // Each part is read alone, so that the rules for egress do not matter.
+        let selector = Option::<LabelSelector>::deserialize(&spec["podSelector"]).ok();
+        Some(match selector.and_then(|it| parse_selector(it.unwrap_or_default())) {
+            Some(pod_selector) => {
+                let rules = array_items(&spec["ingress"]);
+                let rules = rules.filter_map(|it| NetworkPolicyIngressRule::deserialize(it).ok());
+                Self { pod_selector, rules: rules.map(IngressRule::from).collect() }
+            }
+            None => Self { pod_selector: Selector::default(), rules: Vec::new() },
+        })
     }
 }
 
@@ -306,6 +314,10 @@ fn parse_peer(peer: NetworkPolicyPeer) -> Option<AdmittedPeer> {
             network: block.cidr.parse().ok()?,
             exceptions,
         }));
+    }
+    // A peer without a known field is of a kind that this release does not know.
+    if peer.namespace_selector.is_none() && peer.pod_selector.is_none() {
+        return None;
     }
     let namespaces = match peer.namespace_selector {
         None => None,

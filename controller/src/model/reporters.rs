@@ -53,13 +53,18 @@ fn hash_name(name: &NamespacedName) -> u64 {
 }
 
 impl ReporterStates {
-    /// Records a new stream of `reporter`, which sends its acknowledgements again.
-    pub fn begin_stream(&mut self, reporter: &str, stream: u64) {
+    /// Records a new stream of `reporter`, which sends its acknowledgements again. Returns false, and changes nothing,
+    /// if a newer stream is open: two streams of one reporter may begin in either order.
+    pub fn begin_stream(&mut self, reporter: &str, stream: u64) -> bool {
         let state = self.reporters.entry(reporter.to_owned()).or_default();
+        if stream < state.stream {
+            return false;
+        }
         // Acknowledgements of the old stream stay until `handle_synced`: a reconnect must not delay a drain.
         state.stream = stream;
         state.unconfirmed_pods = state.acked_pods.clone();
         state.routed_services = None;
+        true
     }
 
     /// Records that `reporter` reports each service that it routes to a Revision.
@@ -135,6 +140,11 @@ impl ReporterStates {
     pub fn remove_reporter_pod(&mut self, pod: &str) -> Vec<String> {
         let lost = self.expected_reporters.extract_if(.., |_, runs| runs == pod);
         lost.map(|(reporter, _)| reporter).collect()
+    }
+
+    /// Returns true if `reporter` runs according to the API server.
+    pub fn is_expected(&self, reporter: &str) -> bool {
+        self.expected_reporters.contains_key(reporter)
     }
 
     /// Returns true if `reporter` has an open stream of reports.
@@ -232,6 +242,19 @@ mod tests {
         all.handle_synced("a", 2);
         assert!(all.is_acknowledged_by_all("p"));
         assert!(!all.is_acknowledged_by_all("q"));
+    }
+
+    #[test]
+    fn an_older_stream_that_begins_late_changes_nothing() {
+        let mut all = ReporterStates::default();
+        assert!(all.begin_stream("a", 2));
+        all.acknowledge("a", 2, "p");
+        assert!(!all.begin_stream("a", 1));
+        all.withdraw("a", 1, "p");
+        all.end_stream("a", 1);
+        assert!(all.is_reporting("a"), "its newer stream is open");
+        all.handle_synced("a", 2);
+        assert!(all.is_acknowledged_by_all("p"));
     }
 
     #[test]

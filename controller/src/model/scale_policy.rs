@@ -125,23 +125,26 @@ impl ScalePolicyConfig {
 
     /// Reads minimum, maximum and activation scale, and checks them against each other.
     fn read_scale_bounds(&self, reader: &mut AnnotationReader<'_>, policy: &mut ScalePolicy) {
-        let (mut min, mut max) = (0, 0);
-        reader.read_count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
-        reader.read_count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
+        let min_annotation = reader.read_count(&["min-scale", "minScale"], 0..=MAX_SCALE);
+        let max_annotation = reader.read_count(&["max-scale", "maxScale"], 0..=MAX_SCALE);
+        let (min, max) = (min_annotation.unwrap_or(0), max_annotation.unwrap_or(0));
         // 0 means unlimited.
-        if max > 0 && max < min {
+        let is_contradictory = max > 0 && max < min;
+        if is_contradictory {
             let path =
                 format!("{}, {}", reader.field_path("max-scale"), reader.field_path("min-scale"));
             let message = format!("max-scale={max} is less than min-scale={min}");
             reader.problems.push(Problem::new(path, message));
         }
-        if let Some((name, _)) = reader.get(&["max-scale", "maxScale"])
-            && reader.check_max_scale_limit(name, max, self.max_scale_limit)
-        {
+        let is_within_limit = match reader.get(&["max-scale", "maxScale"]) {
+            Some((name, _)) => reader.check_max_scale_limit(name, max, self.max_scale_limit),
+            None => true,
+        };
+        if let Some(max) = max_annotation.filter(|_| is_within_limit && !is_contradictory) {
             policy.max_scale = max;
         }
         // A default minimum of the installation overrides a smaller maximum of the service, as in Knative.
-        if reader.get(&["min-scale", "minScale"]).is_some() {
+        if let Some(min) = min_annotation.filter(|_| !is_contradictory) {
             policy.min_scale = min;
         }
         reader.read_activation_scale(&mut policy.activation_scale, min, max);
@@ -192,48 +195,6 @@ impl ScalePolicyConfig {
         if let Some(percent) = reader.read_number(&share, 1.0..=100.0) {
             policy.target_utilization = percent / 100.0;
         }
-    }
-}
-
-/// Parses a duration as Go writes it, without a sign: `6s`, `1m30s`, `1.5h`, `0`.
-pub fn parse_go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let (mut rest, mut total) = (text, 0.0);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let value: f64 = rest.get(..digits)?.parse().ok()?;
-        let unit = rest.get(digits..)?;
-        let end = unit.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(unit.len());
-        total += value
-            * match unit.get(..end)? {
-                "ns" => 1e-9,
-                "us" | "µs" => 1e-6,
-                "ms" => 1e-3,
-                "s" => 1.0,
-                "m" => 60.0,
-                "h" => 3600.0,
-                _ => return None,
-            };
-        rest = unit.get(end..)?;
-    }
-    // Empty text has no number, and is not zero.
-    let has_number = !text.is_empty();
-    Duration::try_from_secs_f64(total).ok().filter(|_| has_number)
-}
-
-/// Formats a duration as Go does: `1h0m0s`, `1m30s`, `6s`, `1ms`.
-pub fn format_go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (h, m) {
-        (0, 0) if s == 0 && duration.subsec_millis() > 0 => {
-            format!("{}ms", duration.subsec_millis())
-        }
-        (0, 0) => format!("{s}s"),
-        (0, _) => format!("{m}m{s}s"),
-        _ => format!("{h}h{m}m{s}s"),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
             AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
             ConditionType, ConfigurationState, DomainClaimState, DomainMappingState,
             ObjectMetaSummary, ObjectOwner, PlaceholderState, RevisionScaling, RouteState,
-            ServiceState, Uid, conditions,
+            ServiceManifest, ServiceState, Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -43,14 +43,16 @@ fn read_pairs(object: &Value, field: &str) -> CompactStringMap {
     map.ok().as_ref().map(CompactStringMap::from).unwrap_or_default()
 }
 
-/// Reads a Service. One that breaks a rule, which the webhook would have refused, keeps the manifest in force before.
+/// Reads a Service. One that breaks a rule, which the webhook would have refused, keeps the manifest in force before,
+/// as far as it is known.
 pub fn read_service(
     object: &Value,
     config: &ScalePolicyConfig,
     previous: Option<&ServiceState>,
 ) -> ServiceState {
     let (meta, is_terminating) = (fields::read_meta(object), is_terminating(object));
-    // Only a Service that never passed admission gets defaults here, and those are the shipped ones.
+    // Only a Service that never passed admission gets defaults here. Those are the shipped ones: with the settings of
+    // the moment, a restart after a change of `config-defaults` would make another template, and so another Revision.
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let settings = RuleSettings {
         platform: AdmissionPlatform::Kubernetes,
@@ -62,7 +64,16 @@ pub fn read_service(
     match parse::observed_service(object, settings) {
         Ok((_, manifest)) => ServiceState { meta, manifest, manifest_error: None, is_terminating },
         Err(problems) => {
-            let manifest = previous.map(|it| it.manifest.clone()).unwrap_or_default();
+            // After a restart the manifest in force is not known. Nothing is written by it while this one is refused,
+            // but the Route's hosts and protocol follow from labels and annotations.
+            let manifest = previous.map_or_else(
+                || ServiceManifest {
+                    labels: read_pairs(object, "labels"),
+                    annotations: read_pairs(object, "annotations"),
+                    ..ServiceManifest::default()
+                },
+                |it| it.manifest.clone(),
+            );
             ServiceState {
                 meta,
                 manifest,

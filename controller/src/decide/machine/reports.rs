@@ -44,6 +44,22 @@ enum PodPlacement {
 }
 
 impl ReporterPods {
+    fn forget_pod(&mut self, uid: &str) {
+        self.pods.remove(uid);
+        self.unplaced_reports.remove(uid);
+        if let Some(unconfirmed_pods) = &mut self.unconfirmed_pods {
+            unconfirmed_pods.remove(uid);
+        }
+    }
+
+    fn retain_pods(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.pods.retain(|uid| is_kept(uid));
+        self.unplaced_reports.retain(|uid, _| is_kept(uid));
+        if let Some(unconfirmed_pods) = &mut self.unconfirmed_pods {
+            unconfirmed_pods.retain(|uid| is_kept(uid));
+        }
+    }
+
     /// Returns true if no pod of any stream is recorded.
     fn is_empty(&self) -> bool {
         self.pods.is_empty()
@@ -70,7 +86,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
+        if !self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream) {
+            return;
+        }
         self.handle_node_change(&reporter.node, was_lost, now);
         let record = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         record.node.clone_from(&reporter.node);
@@ -114,6 +132,7 @@ impl ControllerStateMachine {
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
         self.cluster.pods.reporters.end_stream(&reporter_key(reporter), stream);
+        self.forget_lost_record(&reporter_key(reporter));
         self.handle_node_change(&reporter.node, was_lost, now);
         self.reconcile_draining_apps(now);
     }
@@ -126,13 +145,24 @@ impl ControllerStateMachine {
         let is_not_ready =
             |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         let not_ready: Vec<String> = record.pods.iter().filter(is_not_ready).cloned().collect();
-        // The next agent of the node confirms the pods that are left. An activator has named none, and its name never
-        // returns.
-        if record.is_empty() {
-            self.pods_by_reporter.remove(reporter_key);
-        }
+        self.forget_lost_record(reporter_key);
         for uid in not_ready {
             self.remove_pod_report(&uid, now);
+        }
+    }
+
+    /// Forgets what only a stream of this reporter would correct, once it has neither a stream nor a pod. The next
+    /// agent of the node confirms the pods that are left. An activator has named none, and its name never returns.
+    fn forget_lost_record(&mut self, reporter_key: &str) {
+        let reporters = &self.cluster.pods.reporters;
+        if reporters.is_reporting(reporter_key) || reporters.is_expected(reporter_key) {
+            return;
+        }
+        let Some(record) = self.pods_by_reporter.get_mut(reporter_key) else { return };
+        // The end of any other pod may never be observed.
+        record.retain_pods(|uid| self.pod_index.apps.contains_key(uid));
+        if record.is_empty() {
+            self.pods_by_reporter.remove(reporter_key);
         }
     }
 
@@ -258,10 +288,13 @@ impl ControllerStateMachine {
     pub(super) fn forget_reports(&mut self, uid: &str) {
         self.cluster.pods.reports.remove(uid);
         self.cluster.pods.reporters.forget_pod(uid);
-        for record in self.pods_by_reporter.values_mut() {
-            record.unplaced_reports.remove(uid);
-            record.pods.remove(uid);
-        }
+        let reporters = &self.cluster.pods.reporters;
+        self.pods_by_reporter.retain(|reporter, record| {
+            record.forget_pod(uid);
+            !record.is_empty()
+                || reporters.is_reporting(reporter)
+                || reporters.is_expected(reporter)
+        });
     }
 
     fn store_pod_report(&mut self, observation: PodObservation, now: UnixMillis) {

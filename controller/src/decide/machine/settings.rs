@@ -84,7 +84,10 @@ impl ControllerStateMachine {
             if self.cluster.is_leader && self.cluster.settings.platform == PlatformKind::Kubernetes
             {
                 self.apps_to_rewrite = all.into();
-                self.rewrite_next_apps(now);
+                // With a timer, an earlier change is on its way, and the timer goes on with the new list.
+                if !self.timers.is_set(&REWRITE_TIMER_KEY) {
+                    self.rewrite_next_apps(now);
+                }
             }
         }
     }
@@ -111,7 +114,7 @@ impl ControllerStateMachine {
                 self.effects.changed_keys.extend(part_keys::app_keys(&name, app, &self.cluster));
             }
         }
-        self.timers.add(REWRITE_TIMER_KEY, now.plus_ms(REWRITE_INTERVAL_MS));
+        self.timers.set(&REWRITE_TIMER_KEY, Some(now.plus_ms(REWRITE_INTERVAL_MS)));
     }
 }
 

@@ -30,9 +30,9 @@ impl AppTimers {
         }
     }
 
-    /// Adds a timer beside those that its name has already. No app has this name.
-    pub(super) fn add(&mut self, name: NamespacedName, at: UnixMillis) {
-        self.queue.insert((at, name));
+    /// Returns true if the name has a timer.
+    pub(super) fn is_set(&self, name: &NamespacedName) -> bool {
+        self.by_app.contains_key(name)
     }
 
     /// Removes the first timer if it is due, and returns its name.
@@ -55,21 +55,12 @@ mod tests {
         timers.set(&one, Some(UnixMillis(10)));
         timers.set(&two, Some(UnixMillis(20)));
         timers.set(&one, Some(UnixMillis(30)));
+        assert!(timers.is_set(&one));
         assert_eq!(timers.next_due(), Some(UnixMillis(20)));
         assert_eq!(timers.pop_due(UnixMillis(19)), None);
         assert_eq!(timers.pop_due(UnixMillis(30)), Some(two));
         timers.set(&one, None);
+        assert!(!timers.is_set(&one));
         assert_eq!((timers.pop_due(UnixMillis(30)), timers.next_due()), (None, None));
-    }
-
-    #[test]
-    fn an_added_timer_stands_beside_others_of_its_name() {
-        let mut timers = AppTimers::default();
-        for at in [2, 1] {
-            timers.add(NamespacedName::EMPTY, UnixMillis(at));
-        }
-        let due = || Some(NamespacedName::EMPTY);
-        assert_eq!((timers.pop_due(UnixMillis(1)), timers.pop_due(UnixMillis(1))), (due(), None));
-        assert_eq!(timers.pop_due(UnixMillis(2)), due());
     }
 }

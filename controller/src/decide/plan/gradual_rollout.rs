@@ -12,9 +12,9 @@ use crate::model::{
     cluster_state::{
         AppState, AssignedTraffic, ClusterState, PlatformKind, TrafficSpec, UnixMillis,
     },
+    config_maps::go_values::parse_unsigned_duration,
     knative::key,
     rollout::{self, Rollout, UnixNanos},
-    scale_policy::parse_go_duration,
 };
 
 /// Time until the first share of a new Revision is in force everywhere, in milliseconds.
@@ -72,7 +72,7 @@ fn rollout_duration(app: &AppState, cluster: &ClusterState) -> Duration {
     }
     let annotation = key::ROLLOUT_DURATION.iter().find_map(|key| app.route_annotation(key));
     annotation
-        .and_then(parse_go_duration)
+        .and_then(parse_unsigned_duration)
         .unwrap_or(cluster.settings.config_maps.network.rollout_duration)
 }
 

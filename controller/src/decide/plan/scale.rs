@@ -211,9 +211,9 @@ fn remove_surplus_pods(
 ///
 /// The serving container's listener is known before the runtime reports the container. Of other containers the report
 /// is required, since requests may need them. If only the kubelet can run a probe, its readiness is required, too: a
-/// command that passes proves nothing about the port. Without an agent's report the kubelet's readiness alone counts.
-/// Pods of a lost node are not ready. Kubernetes withdraws readiness only from pods that were ready, so `is_lost`
-/// covers the others.
+/// command that passes proves nothing about the port. The same holds for a pod with readiness gates. Without an agent's
+/// report the kubelet's readiness alone counts. Pods of a lost node are not ready. Kubernetes withdraws readiness only
+/// from pods that were ready, so `is_lost` covers the others.
 pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
     let is_lost = pod.kube_status.as_ref().is_some_and(|it| context.cluster.is_node_lost(&it.node));
@@ -226,7 +226,9 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>)
     let ready = match context.cluster.pods.reports.get(&*pod.uid) {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
         Some(report) => {
-            report.ready && (node_reports_ready || !context.template.needs_kubelet_probes())
+            let has_gates = pod.kube_status.as_ref().is_some_and(|it| it.has_readiness_gates);
+            let needs_kubelet = has_gates || context.template.needs_kubelet_probes();
+            report.ready && (node_reports_ready || !needs_kubelet)
         }
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };

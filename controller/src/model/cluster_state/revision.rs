@@ -160,6 +160,8 @@ pub struct KubePodStatus {
     pub node: Box<str>,
     /// Readiness of the pod as the kubelet reports it.
     pub kubelet_readiness: KubeletReadiness,
+    /// True if readiness also depends on conditions of other controllers. A template has none; a webhook may add some.
+    pub has_readiness_gates: bool,
     /// True once the pod has a deletion timestamp.
     pub is_terminating: bool,
     /// Start of draining, as the leader noted it on the pod.

@@ -12,9 +12,10 @@ use common::wire::{AppProtocol, ScalePolicy};
 
 use super::{AppRevision, ClusterState};
 use crate::model::{
+    config_maps::go_values::parse_unsigned_duration,
     knative::{RevisionTemplate, key, user_container},
     problem,
-    scale_policy::{AutoscalerClass, parse_go_duration},
+    scale_policy::AutoscalerClass,
 };
 
 /// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
@@ -102,8 +103,9 @@ impl ParsedTemplate {
             (!problems.is_empty()).then(|| problem::problems_line(&problems).into());
         // This annotation belongs to the group `serving.knative.dev`, so `lenient_policy` has not read it.
         let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
-        policy.progress_deadline =
-            deadline.and_then(|text| parse_go_duration(text)).unwrap_or(policy.progress_deadline);
+        policy.progress_deadline = deadline
+            .and_then(|text| parse_unsigned_duration(text))
+            .unwrap_or(policy.progress_deadline);
         let containers = &raw.spec.pod.containers;
         let serving_index = user_container::serving_index(containers);
         let port = containers.get(serving_index).and_then(|it| it.ports.as_ref()?.first());

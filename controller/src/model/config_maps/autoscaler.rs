@@ -44,7 +44,10 @@ fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
         ("tick-interval", "load is evaluated every 2 s, and at once where it cannot wait"),
         ("enable-graceful-scaledown", "pods with the least in flight always leave first"),
         ("enable-vertical-pod-autoscaling", "use a VerticalPodAutoscaler"),
-        ("scale-to-zero-threshold", "use \"stable-window\" and \"scale-to-zero-grace-period\""),
+        (
+            "scale-to-zero-threshold",
+            "use \"stable-window\" and \"scale-to-zero-pod-retention-period\"",
+        ),
     ]);
 }
 
@@ -282,6 +285,19 @@ mod tests {
             let warnings =
                 format!("key {key:?} is of an older release and has no effect: use {successor:?}");
             assert_eq!(read.warnings, [warnings]);
+        }
+    }
+
+    /// Idle time before zero, in Knative's first release.
+    #[test]
+    fn a_warning_recommends_only_keys_that_have_an_effect() {
+        let data = [("scale-to-zero-threshold".to_owned(), "5m".to_owned())].into();
+        let warnings = read::<ScalePolicyConfig>(&data).unwrap().warnings.join("");
+        let (_, advice) = warnings.split_once("use ").unwrap();
+        let keys: Vec<&str> = advice.split('"').skip(1).step_by(2).collect();
+        assert_eq!(keys, ["stable-window", "scale-to-zero-pod-retention-period"]);
+        for key in keys {
+            assert_ne!(map(&[(key, "2m")]), map(&[]), "{key}");
         }
     }
 

@@ -144,6 +144,11 @@ pub fn parse_duration(text: &str) -> Result<GoDuration, String> {
     i64::try_from(total).map(GoDuration).map_err(|_too_long| invalid())
 }
 
+/// Parses a duration as [`parse_duration`] does; `None` if it is negative or invalid.
+pub fn parse_unsigned_duration(text: &str) -> Option<Duration> {
+    parse_duration(text).ok().filter(|it| it.0 >= 0).map(GoDuration::to_duration)
+}
+
 /// Multiplies a decimal number by `scale`, exactly where the result is whole.
 fn multiply_decimal(number: &str, scale: i128) -> Option<i128> {
     let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
@@ -202,6 +207,8 @@ mod tests {
             ("20ms", 20_000_000, "20ms"),
             (".5us", 500, "500ns"),
             ("48h", 172_800 * NANOS_PER_SECOND, "48h0m0s"),
+            ("+30s", 30 * NANOS_PER_SECOND, "30s"),
+            ("7\u{3bc}s", 7000, "7\u{b5}s"),
         ] {
             let span = parse_duration(text).unwrap();
             assert_eq!((span.0, span.to_string()), (nanos, written.into()), "{text}");
@@ -216,6 +223,13 @@ mod tests {
         ] {
             assert_eq!(parse_duration(text), Err(error.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_negative_duration_is_no_unsigned_one() {
+        let parse = parse_unsigned_duration;
+        assert_eq!(parse("+1m30s"), Some(Duration::from_secs(90)));
+        assert_eq!((parse("-0s"), parse("-1s"), parse("x")), (Some(Duration::ZERO), None, None));
     }
 
     #[test]

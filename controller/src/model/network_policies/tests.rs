@@ -184,3 +184,27 @@ fn unreadable_rules_admit_no_client() {
         {"ipBlock": {"cidr": "everything"}}]}]});
     assert_eq!(under(unreadable), Some(vec![]));
 }
+
+#[test]
+fn an_unreadable_policy_admits_no_client() {
+    let selector = json!({"matchExpressions": [{"key": "app", "operator": "Likes"}]});
+    for spec in [
+        Value::Null,
+        json!("all"),
+        // Its rules may be meant for other pods than these.
+        json!({"podSelector": selector, "ingress": [{}]}),
+        json!({"podSelector": "all", "policyTypes": "Ingress"}),
+        json!({"podSelector": {}, "ingress": {"from": []}}),
+        json!({"podSelector": {}, "ingress": [{"from": "all"}, "all", null]}),
+        json!({"podSelector": {}, "ingress": [{"from": [{}]}]}),
+        json!({"podSelector": {}, "ingress": [{"from": [{"newSelector": {}}]}]}),
+        json!({"podSelector": {}, "policyTypes": ["Ingress"], "egress": "none"}),
+    ] {
+        assert_eq!(under(spec.clone()), Some(vec![]), "{spec}");
+    }
+    // Parts of other traffic are not read, so they cannot be unreadable.
+    assert_eq!(under(json!({"podSelector": [], "policyTypes": ["Egress"]})), None);
+    let web = json!({"from": [{"podSelector": {"matchLabels": {"role": "web"}}}]});
+    let rules = json!({"podSelector": {}, "ingress": [{"ports": 1}, web], "egress": "none"});
+    assert_eq!(under(rules), Some(vec![1]), "the other rules hold");
+}

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::WindowAggregation;
 
-use super::{
-    AUTOSCALING_GROUP, AUTOSCALING_PREFIX, CLASSES, KPA_CLASS, format_go_duration,
-    parse_go_duration,
+use super::{AUTOSCALING_GROUP, AUTOSCALING_PREFIX, CLASSES, KPA_CLASS};
+use crate::model::{
+    config_maps::go_values::{self, GoDuration},
+    problem::Problem,
 };
-use crate::model::problem::Problem;
 
 /// Reader of autoscaling annotations by name, which collects broken rules.
 ///
@@ -83,17 +83,15 @@ impl<'a> AnnotationReader<'a> {
         }
     }
 
+    /// Reads a count within bounds; `None` if there is none or it is invalid.
     pub(super) fn read_count(
         &mut self,
-        target: &mut u32,
         names: &[&'static str],
         bounds: std::ops::RangeInclusive<i64>,
-    ) {
-        let Some((name, text)) = self.get(names) else { return };
+    ) -> Option<u32> {
+        let (name, text) = self.get(names)?;
         match text.parse::<i64>() {
-            Ok(value) if bounds.contains(&value) => {
-                *target = u32::try_from(value).unwrap_or(*target)
-            }
+            Ok(value) if bounds.contains(&value) => return u32::try_from(value).ok(),
             // Too large for an i64 is out of bounds, not malformed.
             Err(_) if !is_integer(text) => {
                 self.problems.push(Problem::invalid(self.field_path(name), text))
@@ -108,6 +106,7 @@ impl<'a> AnnotationReader<'a> {
                 self.problems.push(problem);
             }
         }
+        None
     }
 
     /// Reads `activation-scale`: at least 2, between minimum and maximum.
@@ -185,21 +184,15 @@ impl<'a> AnnotationReader<'a> {
         (low, high): (Duration, Duration),
     ) {
         let Some((name, text)) = self.get(names) else { return };
-        // Negative durations are well-formed in Go, so they are out of bounds rather than malformed.
-        let negative = text.strip_prefix('-').and_then(parse_go_duration);
-        let problem = match parse_go_duration(text) {
-            Some(value) if value >= low && value <= high => {
-                *target = value;
+        let (low, high) = (GoDuration::from(low), GoDuration::from(high));
+        let problem = match go_values::parse_duration(text) {
+            Ok(value) if value >= low && value <= high => {
+                *target = value.to_duration();
                 return;
             }
-            None if negative.is_none() => Problem::invalid(self.field_path(name), text)
+            Ok(_) => Problem::out_of_bounds(self.field_path(name), low, text, high),
+            Err(_) => Problem::invalid(self.field_path(name), text)
                 .with_advice("write it as 30s or 1m30s"),
-            Some(_) | None => Problem::out_of_bounds(
-                self.field_path(name),
-                format_go_duration(low),
-                text,
-                format_go_duration(high),
-            ),
         };
         self.problems.push(problem);
     }

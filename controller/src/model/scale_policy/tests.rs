@@ -155,6 +155,24 @@ fn an_annotation_that_a_config_map_forbids_is_ignored_alone() {
     assert_eq!((read.initial_scale, read.min_scale, problems.len()), (1, 2, 1));
 }
 
+#[test]
+fn an_invalid_scale_leaves_the_default_in_force() {
+    let mut config = ScalePolicyConfig::default();
+    (config.policy.min_scale, config.policy.max_scale) = (1, 7);
+    for (pairs, expected) in [
+        (&[("max-scale", "x")][..], (1, 7)),
+        (&[("max-scale", "-1"), ("min-scale", "2")], (2, 7)),
+        (&[("min-scale", "x"), ("max-scale", "3")], (1, 3)),
+        (&[("min-scale", "99999999999999999999")], (1, 7)),
+        // Each is valid alone, so neither is known to be the wrong one.
+        (&[("min-scale", "3"), ("max-scale", "2")], (1, 7)),
+        (&[("min-scale", "0"), ("max-scale", "0")], (0, 0)),
+    ] {
+        let (read, _) = config.lenient_policy(&annotated(pairs), 0, "a");
+        assert_eq!((read.min_scale, read.max_scale), expected, "{pairs:?}");
+    }
+}
+
 /// Rule of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
 fn the_metric_rps_has_its_own_utilization() {
@@ -183,13 +201,15 @@ fn the_target_follows_metric_annotation_and_hard_limit() {
 }
 
 #[test]
-fn durations_are_read_as_go_reads_them() {
-    for (text, ms) in
-        [("0", 0), ("6s", 6000), ("1m30s", 90_000), ("1.5h", 5_400_000), ("250ms", 250)]
+fn durations_are_those_of_go() {
+    let delay = |text: &str| policy(&[("scale-down-delay", text)], 0).map(|it| it.scale_down_delay);
+    for (text, seconds) in
+        [("+30s", 30), ("30000000\u{3bc}s", 30), ("1000000\u{b5}s", 1), ("-0s", 0), (".5m", 30)]
     {
-        assert_eq!(parse_go_duration(text), Some(Duration::from_millis(ms)), "{text}");
+        assert_eq!(delay(text), Ok(Duration::from_secs(seconds)), "{text}");
     }
-    for text in ["", "6", "s", "-1s", "1 s", "1d", "1.2.3s"] {
-        assert_eq!(parse_go_duration(text), None, "{text:?}");
+    for text in ["", "6", "s", "--1s", "+-1s", "1 s", "1d", "1.2.3s"] {
+        let error = delay(text).unwrap_err();
+        assert!(error.starts_with("invalid value: "), "{text}: {error}");
     }
 }

@@ -44,7 +44,8 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         restored_address: None,
         kube_status: Some(Box::new(KubePodStatus {
             node: non_empty_text(&object["spec"]["nodeName"]).unwrap_or_default(),
-            kubelet_readiness: kubelet_readiness(status),
+            kubelet_readiness: kubelet_readiness(object),
+            has_readiness_gates: array_items(&object["spec"]["readinessGates"]).next().is_some(),
             is_terminating,
             draining_since,
             unschedulable: unschedulable_reason(status),
@@ -72,16 +73,21 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
     Some((pod, status))
 }
 
-/// Returns the kubelet's view of readiness. [`KubeletReadiness::NoLongerReady`] depends on the earlier state, which the
-/// caller knows.
+/// Returns the kubelet's view of a pod's readiness. [`KubeletReadiness::NoLongerReady`] depends on the earlier state,
+/// which the caller knows.
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
-/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
+/// `MarkPodsNotReady`). It leaves `ContainersReady` and the readiness gates, from which the kubelet computes `Ready`
+/// (Kubernetes' `pkg/kubelet/status/generate.go`, `GeneratePodReadyCondition`).
 /// [`ClusterState`](crate::model::cluster_state::ClusterState) decides about such a node.
-fn kubelet_readiness(status: &Value) -> KubeletReadiness {
-    let mut conditions = array_items(&status["conditions"]);
-    let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
-    match conditions.any(|it| is_ready(it) && it["status"] == "True") {
+fn kubelet_readiness(object: &Value) -> KubeletReadiness {
+    let conditions = || array_items(&object["status"]["conditions"]);
+    let is_true =
+        |name: &Value| conditions().any(|it| it["type"] == *name && it["status"] == "True");
+    let mut gates = array_items(&object["spec"]["readinessGates"]);
+    let is_computed_ready =
+        is_true(&"ContainersReady".into()) && gates.all(|gate| is_true(&gate["conditionType"]));
+    match is_computed_ready || is_true(&"Ready".into()) {
         true => KubeletReadiness::Ready,
         false => KubeletReadiness::NotYetReady,
     }
@@ -203,15 +209,14 @@ pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
 }
 
 fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
-    let status = &object["status"];
     let entry = ActivatorEntry {
         name: object_name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
-        addresses: pod_addresses(status),
+        addresses: pod_addresses(&object["status"]),
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
-    let readiness = match kubelet_readiness(status) {
+    let readiness = match kubelet_readiness(object) {
         _ if is_terminating(object) => ActivatorReadiness::Terminating,
         KubeletReadiness::Ready => ActivatorReadiness::Ready,
         KubeletReadiness::NotYetReady | KubeletReadiness::NoLongerReady => {

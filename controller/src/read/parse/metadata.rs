@@ -1,7 +1,7 @@
 //! Pure: rules of names, labels and annotations (knative/serving `pkg/apis/serving/metadata_validation.go` and
 //! `pkg/apis/serving/v1/*_validation.go` at 98e5ef9).
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -10,9 +10,7 @@ use serde_json::json;
 
 use super::{dns_names, settings::TemplateParent};
 use crate::model::{
-    knative::key,
-    problem::Problem,
-    scale_policy::{self, parse_go_duration},
+    config_maps::go_values::parse_duration, knative::key, problem::Problem, scale_policy,
 };
 
 type AnnotationMap = BTreeMap<String, String>;
@@ -145,26 +143,15 @@ fn check_duration(
     problems: &mut Vec<Problem>,
 ) {
     let path = format!("{at}.{name}");
-    // `parse_go_duration` knows no sign, but Knative's message shows it.
-    let (text, negative) = match text.strip_prefix('-') {
-        Some(rest) => (rest, true),
-        None => (text, false),
-    };
-    let sign = if negative { "-" } else { "" };
-    problems.push(match parse_go_duration(text) {
-        None => {
-            Problem::invalid(path, format!("{sign}{text}")).with_advice("write it as 30s or 1m30s")
+    problems.push(match parse_duration(text) {
+        Err(_) => Problem::invalid(path, text).with_advice("write it as 30s or 1m30s"),
+        Ok(it) if !it.is_whole_seconds() => {
+            Problem::new(path, format!("{what}={text} is not at second precision"))
         }
-        Some(it) if it.subsec_nanos() != 0 => {
-            Problem::new(path, format!("{what}={sign}{text} is not at second precision"))
+        Ok(it) if it.0 < 0 || (it.0 == 0 && zero == ZeroDuration::Refused) => {
+            Problem::new(path, format!("{what}={text} must be positive"))
         }
-        Some(it)
-            if (negative && it > Duration::ZERO)
-                || (it == Duration::ZERO && zero == ZeroDuration::Refused) =>
-        {
-            Problem::new(path, format!("{what}={sign}{text} must be positive"))
-        }
-        Some(_) => return,
+        Ok(_) => return,
     });
 }
 

@@ -137,7 +137,10 @@ pub type TrimmedParts = &'static [(&'static str, &'static [&'static str])];
 pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
     match resource {
         ResourceKind::Pod => &[
-            ("spec", &["nodeName", "terminationGracePeriodSeconds", "hostNetwork"]),
+            (
+                "spec",
+                &["nodeName", "terminationGracePeriodSeconds", "hostNetwork", "readinessGates"],
+            ),
             (
                 "status",
                 &[
@@ -200,19 +203,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_keeps_only_its_node_and_status() {
+    fn a_pod_keeps_only_its_node_readiness_gates_and_status() {
         let mut pod = json!({
             "metadata": {
                 "name": "a", "managedFields": [1],
                 "annotations": {"a": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
             },
-            "spec": {"nodeName": "n", "containers": [1], "volumes": [2]},
+            "spec": {"nodeName": "n", "containers": [1], "volumes": [2], "readinessGates": [3]},
             "status": {"phase": "Running", "qosClass": "Burstable"},
         });
         trim_object(&WatchScope::all_of(ResourceKind::Pod), &mut pod);
         let expected = json!({
             "metadata": {"name": "a", "annotations": {"a": "b"}},
-            "spec": {"nodeName": "n"},
+            "spec": {"nodeName": "n", "readinessGates": [3]},
             "status": {"phase": "Running"},
         });
         assert_eq!(pod, expected);

@@ -16,9 +16,9 @@ use serde_json::json;
 use super::{ChildObject, RevisionView, meta, pod};
 use crate::model::{
     cluster_state::DeploymentSettings,
+    config_maps::go_values::parse_unsigned_duration,
     knative::{key, user_container},
     object::{ResourceKind, names::deployment_name},
-    scale_policy::parse_go_duration,
 };
 
 /// Annotation that names the default container of `kubectl logs` and `kubectl exec`.
@@ -57,7 +57,7 @@ pub fn deployment(
 /// Deadline of the Deployment in seconds: the Revision's annotation, or else the operator's setting.
 fn progress_deadline(revision: &RevisionView<'_>, config: &DeploymentSettings) -> i32 {
     let annotation = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
-    let seconds = annotation.and_then(|text| parse_go_duration(text)).map(|it| it.as_secs());
+    let seconds = annotation.and_then(|text| parse_unsigned_duration(text)).map(|it| it.as_secs());
     let seconds = seconds.and_then(|it| i32::try_from(it).ok()).filter(|it| *it > 0);
     seconds.unwrap_or(config.progress_deadline_seconds)
 }

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::{ChildObject, OwnerObject, RevisionView, meta};
 use crate::model::{
+    config_maps::go_values::parse_unsigned_duration,
     object::{ResourceKind, names},
-    scale_policy::{AUTOSCALING_PREFIX, parse_go_duration},
+    scale_policy::AUTOSCALING_PREFIX,
 };
 
 /// Bounds of a HorizontalPodAutoscaler, and its owner.
@@ -51,7 +52,9 @@ pub fn horizontal_pod_autoscaler(
         spec["metrics"] = json!([metric]);
     }
     // Kubernetes has no averaging window; both stabilization windows come nearest to Knative's.
-    if let Some(window) = autoscaling_annotation(revision, "window").and_then(parse_go_duration) {
+    if let Some(window) =
+        autoscaling_annotation(revision, "window").and_then(parse_unsigned_duration)
+    {
         let window = json!({"stabilizationWindowSeconds": window.as_secs()});
         spec["behavior"] = json!({"scaleDown": window, "scaleUp": window});
     }

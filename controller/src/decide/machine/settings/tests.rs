@@ -96,14 +96,13 @@ fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
     );
 }
 
-#[test]
-fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
+/// Builds the leader of a cluster with this number of apps.
+fn machine_with_apps(app_count: u32) -> ControllerStateMachine {
     let settings =
         ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
     let cluster = ClusterState { settings: Arc::new(settings), ..ClusterState::default() };
     let mut machine = ControllerStateMachine::new(cluster, Outbox::new());
-    let namespace = system_namespace(&machine);
-    for app in 0..25 {
+    for app in 0..app_count {
         let name = NamespacedName::new("default", format!("hello-{app}"));
         let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
         let uid = format!("00000000-0000-4000-8000-{app:012}");
@@ -119,21 +118,48 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
             },
         );
     }
-    let deployments_in = |effects: &ControllerEffects| {
-        let deployments =
-            effects.changed_keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
-        deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
-    };
+    machine
+}
+
+/// Number of apps whose objects are to be checked.
+fn checked_apps(effects: &ControllerEffects) -> usize {
+    let deployments =
+        effects.changed_keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
+    deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
+    let mut machine = machine_with_apps(25);
+    let namespace = system_namespace(&machine);
     let data = json!({ "default-affinity-type": "none" });
     let effects = observe(&mut machine, &namespace, "config-deployment", Some(data));
-    let mut counts = vec![deployments_in(&effects)];
+    let mut counts = vec![checked_apps(&effects)];
     for turn in 1..=3 {
         let early = machine.step(NOW.plus_ms(turn * 100 - 1), ControllerEvent::Tick);
-        assert_eq!(deployments_in(&early), 0);
+        assert_eq!(checked_apps(&early), 0);
         let effects = machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick);
-        counts.push(deployments_in(&effects));
+        counts.push(checked_apps(&effects));
     }
     assert_eq!(counts, [10, 10, 5, 0]);
+}
+
+#[test]
+fn changes_of_settings_while_objects_are_checked_do_not_check_them_faster() {
+    let mut machine = machine_with_apps(25);
+    let namespace = system_namespace(&machine);
+    let mut counts = Vec::new();
+    for affinity in ["none", "prefer-spread-revision-over-nodes", "none"] {
+        let data = json!({ "default-affinity-type": affinity });
+        let effects = observe(&mut machine, &namespace, "config-deployment", Some(data));
+        counts.push(checked_apps(&effects));
+    }
+    for turn in 1..=4 {
+        let effects = machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick);
+        counts.push(checked_apps(&effects));
+    }
+    // The last change concerns all apps again, also those that were checked for the first.
+    assert_eq!(counts, [10, 0, 0, 10, 10, 5, 0]);
 }
 
 #[test]

@@ -70,6 +70,20 @@ fn agent() -> ComponentReplica {
     ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() }
 }
 
+/// Event of the pod of the agent, which exists or is deleted.
+fn agent_pod_observed(exists: bool) -> ControllerEvent {
+    let object = json!({
+        "metadata": {"name": "rouse-agent-1", "namespace": "knative-serving", "labels": {"app": "rouse-agent"}},
+        "spec": {"nodeName": agent().node},
+        "status": {"phase": "Running"},
+    });
+    ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: NamespacedName::new("knative-serving", "rouse-agent-1"),
+        object: exists.then(|| Box::new(object)),
+    }
+}
+
 #[test]
 fn running_pods_are_kept_without_a_decision_while_kubernetes_replaces_them() {
     let mut api_server = service_with_pods(1);
@@ -408,18 +422,7 @@ fn late_messages_of_an_older_report_stream_change_nothing() {
 fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends_first() {
     let mut api_server = service_with_pods(1);
     let (_, uid) = pods(&api_server).remove(0);
-    let agent_pod = NamespacedName::new("knative-serving", "rouse-agent-1");
-    let observed = |object| ControllerEvent::ObjectObserved {
-        resource: ResourceKind::Pod,
-        name: agent_pod.clone(),
-        object,
-    };
-    let object = json!({
-        "metadata": {"name": "rouse-agent-1", "namespace": "knative-serving", "labels": {"app": "rouse-agent"}},
-        "spec": {"nodeName": agent().node},
-        "status": {"phase": "Running"},
-    });
-    api_server.step(observed(Some(Box::new(object))));
+    api_server.step(agent_pod_observed(true));
     let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
     api_server.step(begin(1));
     api_server.step(ControllerEvent::PodReported {
@@ -429,9 +432,161 @@ fn pods_that_a_new_agent_does_not_name_are_forgotten_although_the_old_agent_ends
     });
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     api_server.step(begin(2));
-    api_server.step(observed(None));
+    api_server.step(agent_pod_observed(false));
     let is_reported = |it: &FakeApiServer| it.machine.cluster().pods.reports.contains_key(&uid);
     assert!(is_reported(&api_server), "the new stream has not named all pods yet");
     api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 });
     assert!(!is_reported(&api_server));
+}
+
+/// Two streams of one agent may begin in either order, since each has a task of its own.
+#[test]
+fn a_report_stream_that_begins_after_a_newer_one_has_no_effect() {
+    let mut api_server = service_with_pods(1);
+    let (_, uid) = pods(&api_server).remove(0);
+    let reported = |stream, ready| ControllerEvent::PodReported {
+        reporter: agent(),
+        stream,
+        observation: PodObservation { uid: uid.clone(), ready, ..ready_observation() },
+    };
+    for event in [
+        ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 },
+        reported(2, true),
+        ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 },
+        reported(1, false),
+        ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 },
+        ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 },
+        ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 2 },
+    ] {
+        api_server.step(event);
+    }
+    let pods = &api_server.machine.cluster().pods;
+    assert_eq!(pods.reporters.len(), 1, "stream 2 is open");
+    assert!(pods.reports[&uid].ready);
+}
+
+#[test]
+fn nothing_is_left_of_an_agent_whose_node_was_removed() {
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
+    let end = |stream| ControllerEvent::ReportStreamEnd { reporter: agent(), stream };
+    let deleted = || agent_pod_observed(false);
+    for last_events in [[end(2), deleted()], [deleted(), end(2)]] {
+        let mut api_server = service_with_pods(1);
+        let (pod, uid) = pods(&api_server).remove(0);
+        api_server.step(agent_pod_observed(true));
+        api_server.step(begin(1));
+        for uid in [uid.as_str(), "never-observed"] {
+            api_server.step(ControllerEvent::PodReported {
+                reporter: agent(),
+                stream: 1,
+                observation: PodObservation { uid: uid.into(), ..ready_observation() },
+            });
+        }
+        // Its second stream breaks before it has named the pods again.
+        api_server.step(begin(2));
+        api_server.step(end(1));
+        last_events.into_iter().for_each(|event| api_server.step(event));
+        assert!(
+            api_server.machine.cluster().pods.reports.contains_key(&uid),
+            "the kubelet decides about the pod"
+        );
+        terminate_pod(&mut api_server, &pod);
+        let object = None;
+        let resource = ResourceKind::Pod;
+        api_server.step(ControllerEvent::ObjectObserved { resource, name: pod, object });
+        assert_eq!(api_server.machine.pods_by_reporter.len(), 0);
+    }
+}
+
+#[test]
+fn nothing_is_left_of_an_activator_whose_stream_outlives_its_pod() {
+    let mut api_server = service_with_pods(0);
+    let pod = NamespacedName::new("knative-serving", "activator-1");
+    let reporter = || ComponentReplica {
+        role: ClientComponent::Activator,
+        name: pod.name.to_string(),
+        node: String::new(),
+    };
+    let uid = || "p".to_owned();
+    for event in [
+        ControllerEvent::ReportStreamBegin { reporter: reporter(), stream: 7 },
+        ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: pod.clone(),
+            object: None,
+        },
+        ControllerEvent::PodReportWithdrawn { reporter: reporter(), stream: 7, pod_uid: uid() },
+        ControllerEvent::ReportStreamSynced { reporter: reporter(), stream: 7 },
+        ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 7 },
+    ] {
+        api_server.step(event);
+    }
+    assert_eq!(api_server.machine.pods_by_reporter.len(), 0);
+}
+
+#[test]
+fn a_pod_is_ready_only_with_the_readiness_gates_that_a_webhook_injected() {
+    for is_reported in [false, true] {
+        let mut api_server = FakeApiServer::new();
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+        api_server.decide("hello-00001", 1);
+        let (pod, uid) = pods(&api_server).remove(0);
+        let set_conditions = |api_server: &mut FakeApiServer, ready: &str, gate: &str| {
+            change_pod(api_server, &pod, |it| {
+                it["spec"]["readinessGates"] = json!([{"conditionType": "example.com/target"}]);
+                it["status"]["conditions"] = json!([
+                    {"type": "Ready", "status": ready},
+                    {"type": "ContainersReady", "status": "True"},
+                    {"type": "example.com/target", "status": gate},
+                ]);
+            });
+        };
+        set_conditions(&mut api_server, "False", "False");
+        if is_reported {
+            api_server.step(ControllerEvent::PodReported {
+                reporter: agent(),
+                stream: 1,
+                observation: PodObservation { uid, ..ready_observation() },
+            });
+        }
+        assert_eq!(phases(&api_server), [Starting], "reported: {is_reported}");
+        set_conditions(&mut api_server, "True", "True");
+        assert_eq!(phases(&api_server), [Ready], "reported: {is_reported}");
+        // The node controller withdraws only the condition `Ready`.
+        set_conditions(&mut api_server, "False", "True");
+        assert_eq!(phases(&api_server), [Ready], "reported: {is_reported}");
+        set_conditions(&mut api_server, "False", "False");
+        assert_eq!(phases(&api_server), [Starting], "reported: {is_reported}");
+    }
+}
+
+/// Stores the Service without an admission webhook.
+fn put_service(api_server: &mut FakeApiServer, object: Value) {
+    api_server.objects.insert((ResourceKind::KnativeService, name("hello")), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::KnativeService,
+        name: name("hello"),
+        object: Some(Box::new(object)),
+    });
+}
+
+#[test]
+fn a_refused_service_keeps_its_labels_and_annotations_after_a_restart() {
+    let mut api_server = service_with_pods(0);
+    let mut object = api_server.object(ResourceKind::KnativeService, "hello").clone();
+    object["metadata"]["labels"] = json!({"networking.knative.dev/visibility": "cluster-local"});
+    object["metadata"]["annotations"] = json!({"rouse.dev/path": "activator"});
+    put_service(&mut api_server, object.clone());
+    object["spec"]["template"]["spec"]["containers"] = json!([]);
+    put_service(&mut api_server, object);
+    let app = |api_server: &FakeApiServer| {
+        let app = &api_server.machine.cluster().apps[&name("hello")];
+        (app.route_labels(), app.route_annotations())
+    };
+    let old_app = app(&api_server);
+    assert!(!old_app.0.is_empty() && !old_app.1.is_empty());
+    start_new_leader(&mut api_server, None);
+    let service = api_server.machine.cluster().apps[&name("hello")].service.as_ref();
+    assert!(service.is_some_and(|it| it.manifest_error.is_some()));
+    assert_eq!(app(&api_server), old_app);
 }
