@@ -189,9 +189,18 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Path of the file that holds the digest of a tag.
+/// Path of the file that holds the digest of a tag. Each tag has another one: the name is percent-encoded.
 fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
-    store.join("refs").join(reference.whole().replace(['/', ':', '@'], "_"))
+    let mut name = String::new();
+    for letter in reference.whole().chars() {
+        match letter {
+            '/' => name.push_str("%2F"),
+            ':' => name.push_str("%3A"),
+            '%' => name.push_str("%25"),
+            other => name.push(other),
+        }
+    }
+    store.join("refs").join(name)
 }
 
 /// Writes a file of the store atomically.
@@ -202,4 +211,19 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
     }
     let half = path.with_extension("half");
     fs::write(&half, bytes).and_then(|()| fs::rename(&half, path)).map_err(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_with_similar_names_have_files_of_their_own() {
+        let names = ["h.io/a/b_c:d", "h.io/a/b:c_d", "h.io/a_b:c_d", "h.io/a/b/c:d"];
+        let files: std::collections::BTreeSet<_> = names
+            .iter()
+            .map(|name| tag_file(Path::new("/store"), &name.parse().unwrap()))
+            .collect();
+        assert_eq!(files.len(), names.len(), "{files:?}");
+    }
 }
