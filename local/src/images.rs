@@ -13,6 +13,7 @@ use tracing::info;
 mod layers;
 mod oci_layout;
 mod puller;
+mod temporary_files;
 
 pub use oci_layout::ImageLayoutError;
 pub use puller::{ImagePullError, ImagePuller, credential_files};
