@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
 use super::{EventResource, KubeletResources, PodEventReport, logs, open_process};
 use crate::pods::{ContainerExit, PodEvent};
-use crate::process::exit_code;
+use crate::process::{child_pids, exit_code};
 use crate::sys;
 
 /// Pauses, in milliseconds, before asking again for the exit code of a process that is still the runtime's child.
@@ -46,19 +47,15 @@ pub(super) fn has_pid_file(resources: &KubeletResources, uid: &str, container: &
 /// namespace, and its exit code belongs to the task that waits for it.
 pub(super) fn reap_helpers(resources: &KubeletResources) {
     let pods = resources.layout.pods_cgroup(Path::new("/"));
-    let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
-    for thread in threads.flatten() {
-        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            let child = || Id::Pid(nix::unistd::Pid::from_raw(pid));
-            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
-            // Nearly all children are running containers, which should not cost two files each. A helper that still
-            // runs is found by the next round.
-            let runs =
-                matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-            if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
-                let _ = waitid(child(), flags);
-            }
+    for pid in child_pids(Pid::this().as_raw()) {
+        let child = || Id::Pid(Pid::from_raw(pid));
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+        // Nearly all children are running containers, which should not cost two files each. A helper that still runs
+        // is found by the next round.
+        let runs =
+            matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
+        if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
+            let _ = waitid(child(), flags);
         }
     }
 }
