@@ -188,6 +188,8 @@ impl CgroupMounts {
     }
 
     /// Returns the number of processes that the kernel killed in this container for lack of memory.
+    ///
+    /// On a hybrid machine the number includes those of earlier runs: the v1 cgroup stays until the pod is removed.
     pub fn oom_kills(&self, layout: &NodeLayout, uid: &str, container: &str) -> u64 {
         let v2 = layout.container_cgroup(&self.v2, uid, container).join("memory.events");
         let v1 = self
