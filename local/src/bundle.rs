@@ -163,8 +163,8 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
             .map(|text| read(&text.0).ok_or_else(|| BundleError::InvalidQuantity(text.0.clone())))
             .transpose()
     };
-    let cpu_shares =
-        parse(&resources.requests, "cpu", quantity::parse_milli)?.map(|milli| milli * 1024 / 1000);
+    let cpu_shares = parse(&resources.requests, "cpu", quantity::parse_milli)?
+        .map(|milli| milli.saturating_mul(1024) / 1000);
     Ok(ContainerLimits {
         memory: parse(&resources.limits, "memory", quantity::parse_units)?,
         cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,
