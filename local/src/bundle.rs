@@ -13,6 +13,8 @@ use thiserror::Error;
 use crate::cgroups::ContainerLimits;
 use crate::quantity;
 
+/// Annotation with the signal that stops a container, as OCI's image spec names it (`conversion.md`).
+pub const STOP_SIGNAL_ANNOTATION: &str = "org.opencontainers.image.stopSignal";
 /// Default capabilities of a container: docker's and containerd's, without two. `MKNOD` is missing, because no device
 /// cgroup keeps a container from the machine's devices here. `AUDIT_WRITE` is missing, too.
 const DEFAULT_CAPABILITIES: [&str; 12] = [
@@ -125,7 +127,7 @@ pub fn build_spec(
         image.and_then(|image| image.working_dir().clone()).filter(|dir| !dir.is_empty());
     let cwd = container.working_dir.clone().or(from_image).unwrap_or_else(|| "/".to_owned());
     let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let value = json!({
+    let mut value = json!({
         "ociVersion": "1.0.2",
         "hostname": hostname(bundle_context.pod),
         "root": { "path": bundle_context.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
@@ -145,6 +147,9 @@ pub fn build_spec(
             "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
     });
+    if let Some(signal) = image.and_then(|image| image.stop_signal().as_ref()) {
+        value["annotations"] = json!({ STOP_SIGNAL_ANNOTATION: signal });
+    }
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
@@ -158,8 +163,8 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
             .map(|text| read(&text.0).ok_or_else(|| BundleError::InvalidQuantity(text.0.clone())))
             .transpose()
     };
-    let cpu_shares =
-        parse(&resources.requests, "cpu", quantity::parse_milli)?.map(|milli| milli * 1024 / 1000);
+    let cpu_shares = parse(&resources.requests, "cpu", quantity::parse_milli)?
+        .map(|milli| milli.saturating_mul(1024) / 1000);
     Ok(ContainerLimits {
         memory: parse(&resources.limits, "memory", quantity::parse_units)?,
         cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,

@@ -188,6 +188,8 @@ impl CgroupMounts {
     }
 
     /// Returns the number of processes that the kernel killed in this container for lack of memory.
+    ///
+    /// On a hybrid machine the number includes those of earlier runs: the v1 cgroup stays until the pod is removed.
     pub fn oom_kills(&self, layout: &NodeLayout, uid: &str, container: &str) -> u64 {
         let v2 = layout.container_cgroup(&self.v2, uid, container).join("memory.events");
         let v1 = self
@@ -243,7 +245,7 @@ fn controller_settings(limits: ContainerLimits) -> [(&'static str, Option<Cgroup
         v2: vec![("memory.max", bytes.to_string())],
     });
     // The period is 100 ms, the kubelet's default. The quota is at least 1 ms, the kernel's minimum.
-    let quota = limits.cpu_milli.map(|milli| (milli * 100).max(1000));
+    let quota = limits.cpu_milli.map(|milli| milli.saturating_mul(100).max(1000));
     let mut cpu = CgroupSettings { v1: Vec::new(), v2: Vec::new() };
     if let Some(quota) = quota {
         cpu.v1.push(("cpu.cfs_period_us", "100000".to_owned()));

@@ -13,6 +13,7 @@ use tracing::info;
 mod layers;
 mod oci_layout;
 mod puller;
+mod temporary_files;
 
 pub use oci_layout::ImageLayoutError;
 pub use puller::{ImagePullError, ImagePuller, credential_files};
@@ -123,7 +124,10 @@ pub struct ImageStore {
 
 impl ImageStore {
     /// Returns images kept in `store`; layouts below `folder` are found by their names.
+    ///
+    /// Incomplete files that crashed processes left in the store are removed.
     pub fn new(store: PathBuf, layouts_folder: Option<PathBuf>, puller: ImagePuller) -> Self {
+        temporary_files::remove_leftovers(&store);
         Self {
             store,
             layouts_folder,
@@ -221,16 +225,22 @@ impl ImageStore {
         manifest: &oci_spec::image::ImageManifest,
         rootfs: &Path,
     ) -> io::Result<()> {
-        // A name of this process only: what a crashed one left half-made must not be mistaken for this work.
-        let half = rootfs.with_extension(format!("half-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&half);
+        let half = temporary_files::temporary_path(rootfs)?;
         fs::create_dir_all(&half)?;
-        for layer in manifest.layers() {
-            let digest = layer.digest().to_string();
-            layers::unpack_layer(File::open(found.blob_path(&digest))?, &digest, &half)?;
+        let unpack_layers = || {
+            for layer in manifest.layers() {
+                let digest = layer.digest().to_string();
+                layers::unpack_layer(File::open(found.blob_path(&digest))?, &digest, &half)?;
+            }
+            // The final name appears only once the image is complete.
+            fs::rename(&half, rootfs)
+        };
+        let unpacked = unpack_layers();
+        if unpacked.is_err() {
+            // The next attempt uses another name.
+            let _ = fs::remove_dir_all(&half);
         }
-        // The final name appears only once the image is complete.
-        fs::rename(&half, rootfs)
+        unpacked
     }
 }
 
@@ -262,6 +272,39 @@ mod tests {
         let hint = unreachable_hint(Some(Path::new("/images")));
         assert_eq!(hint, " (it is not below /images either; check its name and tag)");
         assert!(unreachable_hint(None).contains("--images"));
+    }
+
+    #[test]
+    fn what_a_crashed_process_left_is_removed_at_the_start() {
+        let store = std::env::temp_dir().join(format!("rouse-images-{}", std::process::id()));
+        let own = temporary_files::temporary_path(Path::new("")).unwrap();
+        let own = own.display().to_string();
+        let kept = [
+            "blobs/sha256/00".to_owned(),
+            "refs/h.io%2Fa%3Av1.half".to_owned(),
+            "rootfs/sha256-00/a".to_owned(),
+            format!("rootfs/{own}/a"),
+        ];
+        let left = [
+            "blobs/sha256/.half-1-1-0",
+            "blobs/sha256/00.half",
+            "refs/.half-1-1-1",
+            "rootfs/.half-1-1-2/a",
+            "rootfs/sha256-00.half-1/a",
+        ];
+        let write = |file: &str| {
+            let path = store.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+        };
+        kept.iter().map(String::as_str).chain(left).for_each(write);
+        let host = Arc::new(File::open("/").unwrap().into());
+        let _store = ImageStore::new(store.clone(), None, ImagePuller::new(host, Vec::new()));
+        let is_there = |file: &&str| store.join(file).exists();
+        let found: Vec<_> = kept.iter().map(String::as_str).filter(is_there).collect();
+        assert_eq!(found, kept);
+        assert_eq!(left.into_iter().filter(is_there).collect::<Vec<_>>(), [""; 0]);
+        fs::remove_dir_all(&store).unwrap();
     }
 
     #[test]

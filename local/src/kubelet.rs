@@ -29,6 +29,7 @@ mod managed_pod;
 mod probe_spec;
 mod prober;
 mod saved_state;
+mod stop_signal;
 mod work_queue;
 
 use managed_pod::ManagedPod;

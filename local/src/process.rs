@@ -50,6 +50,17 @@ impl ProcessId {
     }
 }
 
+/// Returns the pids of the children of a process.
+pub fn child_pids(pid: i32) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads
+        .map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    let pids = |text: String| -> Vec<i32> {
+        text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    children.flat_map(pids).collect()
+}
+
 /// Waits up to `limit` for the process of a pidfd to end; returns true if it has.
 pub fn wait_until_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
     let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];

@@ -1,41 +1,60 @@
-//! Pure: Kubernetes quantities (`500m`, `1.5`, `64Mi`).
+//! Pure: Kubernetes quantities (`500m`, `1.5`, `64Mi`, `1e3`).
 
-/// Parses a quantity into thousandths, rounded up; `None` if it is not a quantity or too large.
+/// Largest amount of a quantity in Kubernetes; a larger one is cut to it.
+const MAX: u64 = i64::MAX as u64;
+/// Number of decimals that are read; further ones are dropped.
+const MAX_DECIMALS: usize = 18;
+
+/// Parses a quantity into thousandths, rounded up; `None` if it is not a quantity, or negative.
 pub fn parse_milli(text: &str) -> Option<u64> {
+    parse_scaled(text, 3)
+}
+
+/// Parses a quantity into whole units, rounded up; `None` if it is not a quantity, or negative.
+pub fn parse_units(text: &str) -> Option<u64> {
+    parse_scaled(text, 0)
+}
+
+/// Parses a quantity and multiplies it by `10^scale`.
+fn parse_scaled(text: &str, scale: i64) -> Option<u64> {
+    let text = text.strip_prefix('+').unwrap_or(text);
     let split =
         text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(split);
-    let (numerator, denominator): (u128, u128) = match suffix {
-        "" => (1000, 1),
-        "n" => (1, 1_000_000),
-        "u" => (1, 1000),
-        "m" => (1, 1),
-        "k" => (1_000_000, 1),
-        "M" => (1_000_000_000, 1),
-        "G" => (1_000_000_000_000, 1),
-        "T" => (1_000_000_000_000_000, 1),
-        "Ki" => (1000 << 10, 1),
-        "Mi" => (1000 << 20, 1),
-        "Gi" => (1000 << 30, 1),
-        "Ti" => (1000 << 40, 1),
-        _ => {
-            let exponent: u32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            // Larger exponents are cut to 15: such an amount exceeds every node anyway.
-            (1000 * 10u128.checked_pow(exponent.min(15))?, 1)
-        }
-    };
-    let (integer, part) = number.split_once('.').unwrap_or((number, ""));
-    // Decimals below one billionth, Kubernetes' finest unit (`n`), are dropped.
-    let part = &part[..part.len().min(9)];
-    let scale = 10u128.pow(part.len() as u32);
-    let digits: u128 = format!("{integer}{part}").parse().ok()?;
-    let value = digits.checked_mul(numerator)?.div_ceil(scale * denominator);
-    u64::try_from(value).ok()
+    let (integer, decimals) = number.split_once('.').unwrap_or((number, ""));
+    let decimals = &decimals[..decimals.len().min(MAX_DECIMALS)];
+    let digits: u128 = format!("{integer}{decimals}").parse().ok()?;
+    let (shift, exponent) = parse_suffix(suffix)?;
+    let exponent = exponent.saturating_add(scale).saturating_sub(decimals.len() as i64);
+    // Without a power it is beyond any other amount: zero stays zero, and everything else becomes the limit.
+    let power = u32::try_from(exponent.unsigned_abs()).ok();
+    let power = power.and_then(|power| 10u128.checked_pow(power)).unwrap_or(u128::MAX);
+    let number = digits.checked_mul(1 << shift)?;
+    let amount = if exponent < 0 { number.div_ceil(power) } else { number.saturating_mul(power) };
+    Some(u64::try_from(amount).unwrap_or(MAX).min(MAX))
 }
 
-/// Parses a quantity into whole units, rounded up.
-pub fn parse_units(text: &str) -> Option<u64> {
-    parse_milli(text).map(|milli| milli.div_ceil(1000))
+/// Returns a suffix as powers of 2 and of 10.
+fn parse_suffix(suffix: &str) -> Option<(u32, i64)> {
+    Some(match suffix {
+        "" => (0, 0),
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (10, 0),
+        "Mi" => (20, 0),
+        "Gi" => (30, 0),
+        "Ti" => (40, 0),
+        "Pi" => (50, 0),
+        "Ei" => (60, 0),
+        _ => (0, suffix.strip_prefix(['e', 'E'])?.parse().ok()?),
+    })
 }
 
 #[cfg(test)]
@@ -49,15 +68,52 @@ mod tests {
             ("1.5", Some(1500)),
             ("0.1", Some(100)),
             ("2", Some(2000)),
+            ("+2", Some(2000)),
+            (".5", Some(500)),
+            ("5.", Some(5000)),
             ("64Mi", Some(64_000 << 20)),
             ("1e3", Some(1_000_000)),
+            ("1E3", Some(1_000_000)),
+            ("1e+3", Some(1_000_000)),
+            ("1e-3", Some(1)),
+            ("25E-1", Some(2500)),
             ("100n", Some(1)),
+            ("1500u", Some(2)),
+            ("1e-100", Some(1)),
+            ("0e100", Some(0)),
+            ("0Ei", Some(0)),
             ("abc", None),
             ("", None),
+            (".", None),
+            ("m", None),
+            ("-1", None),
+            ("1e", None),
+            ("1e1.5", None),
+            ("1.1.M", None),
+            ("1i", None),
+            ("0.1mi", None),
+            ("1 ", None),
             ("1X", None),
         ] {
             assert_eq!(parse_milli(text), expected, "{text}");
         }
-        assert_eq!(parse_units("1.5Ki"), Some(1536));
+    }
+
+    #[test]
+    fn large_quantities_are_cut_to_the_largest_of_kubernetes() {
+        for (text, expected) in [
+            ("1.5Ki", 1536),
+            ("1P", 1_000_000_000_000_000),
+            ("1E", 1_000_000_000_000_000_000),
+            ("1Pi", 1 << 50),
+            ("1Ei", 1 << 60),
+            ("1e18", 1_000_000_000_000_000_000),
+            ("8Ei", i64::MAX as u64),
+            ("100E", i64::MAX as u64),
+            ("1e100", i64::MAX as u64),
+        ] {
+            assert_eq!(parse_units(text), Some(expected), "{text}");
+        }
+        assert_eq!(parse_milli("1E"), Some(i64::MAX as u64));
     }
 }

@@ -88,17 +88,26 @@ fn run_and_kill(layout: &NodeLayout) {
     command.env("ROUSE_TEST_NODE", layout.name()).stdout(output);
     let mut child = command.spawn().expect("a process");
     let pid_file = layout.bundle("a", "web").join("pid");
-    for _ in 0..600 {
-        if pid_file.exists() {
-            break;
+    let has_started = (0..600).any(|_| {
+        let exists = pid_file.exists();
+        if !exists {
+            tests::wait::sleep(Duration::from_millis(100));
         }
-        tests::wait::sleep(Duration::from_millis(100));
-    }
-    assert!(NodeManager::register_component(layout, "up").is_err(), "two nodes of one name");
+        exists
+    });
+    let is_refused = NodeManager::register_component(layout, "up").is_err();
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
     // Removes the images of the killed process, which could not remove them itself.
     tests::leftovers::remove_leftovers();
+    // Only now: a node that still ran would disturb all later tests.
+    assert!(
+        has_started,
+        "no pod started on node {}: {} is missing",
+        layout.name(),
+        pid_file.display()
+    );
+    assert!(is_refused, "two nodes of one name");
 }
 
 #[test]

@@ -215,7 +215,7 @@ impl FloodState {
         let body = kind.has_body.then(|| format!("body of {id}"));
         let close = kind.connection_use == ConnectionUse::New;
         let bytes = encode_request(&self.host, &path, body.as_deref(), close);
-        let mut client = match client.filter(|it| !it.is_closed()).map(|it| try_reuse(it, &bytes)) {
+        let mut client = match client.map(|it| try_reuse(it, &bytes)) {
             Some(Some(client)) => client,
             // The connection was closed, and it accepted no byte of the request: any pool would use another one.
             Some(None) => {
@@ -250,9 +250,9 @@ impl FloodState {
     }
 }
 
-/// Sends a request on a persistent connection; `None` if no byte of it was accepted.
+/// Sends a request on a persistent connection; `None` if it was closed, and so no byte was accepted.
 fn try_reuse(mut client: PlainHttpClient, bytes: &[u8]) -> Option<PlainHttpClient> {
-    client.send(bytes).ok().map(|()| client)
+    (!client.is_closed() && client.send(bytes).is_ok()).then_some(client)
 }
 
 fn encode_request(host: &str, path: &str, body: Option<&str>, close: bool) -> Vec<u8> {
@@ -375,4 +375,47 @@ pub fn not_served_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u3
     }
     let counts_by_id = (outcome.first_id..).zip(counts);
     counts_by_id.filter(|(_, count)| *count != 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::wait::wait_for;
+
+    #[test]
+    fn a_kept_connection_that_was_closed_meanwhile_is_counted_as_stale() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let flood = FloodState {
+            to: listener.local_addr().unwrap(),
+            host: "h".to_owned(),
+            base: 0,
+            long_s: LONG_S,
+            started: Instant::now(),
+            stop: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            direct: AtomicU64::new(0),
+            stale_connections: AtomicU64::new(0),
+            lost: Mutex::new(Vec::new()),
+        };
+        let kind = FloodKind::parse("idle-get").unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for stream in listener.incoming().take(2) {
+                    let mut stream = stream.unwrap();
+                    let mut lines = BufReader::new(&stream).lines();
+                    while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+                }
+            });
+            let client = flood.send_request(kind, 0, None).unwrap().unwrap();
+            assert_eq!(flood.stale_connections.load(Ordering::Relaxed), 0);
+            wait_for("the close of the connection", || client.is_closed().then_some(()));
+            flood.send_request(kind, 1, Some(client)).unwrap();
+        });
+        assert_eq!(flood.stale_connections.load(Ordering::Relaxed), 1);
+    }
 }

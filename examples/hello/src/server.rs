@@ -41,6 +41,7 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     let listener = listen(&config)?;
     let listening_us = unix_us();
     let HelloConfig { ignore_term, exit_on_term, exit_after, .. } = config;
+    let exit_at = exit_after.map(|wait| started + wait);
     let counts = HelloCounts::default();
     let app = Rc::new(HelloApp { config, counts, ids, started, started_us, listening_us });
     let (shutdown_tx, shutdown_rx) = watch::channel(false);
@@ -58,7 +59,7 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
                         Err(error) => println!("hello: cannot accept: {error}"),
                     },
                     _ = term.recv(), if !ignore_term => break,
-                    () = sleep_or_never(exit_after) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
+                    () = sleep_until_or_never(exit_at) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
                 }
             }
             Ok(())
@@ -82,9 +83,9 @@ fn unix_us() -> u128 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros())
 }
 
-async fn sleep_or_never(wait: Option<Duration>) {
-    match wait {
-        Some(wait) => tokio::time::sleep(wait).await,
+async fn sleep_until_or_never(end: Option<Instant>) {
+    match end {
+        Some(end) => tokio::time::sleep_until(end.into()).await,
         None => std::future::pending().await,
     }
 }
@@ -144,4 +145,36 @@ async fn serve_connection(
     }
     // An error here is the client's reset, and there is no connection to report it on.
     let _ = connection.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_do_not_delay_the_exit() {
+        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let variables = |name: &str| match name {
+            "PORT" => Some(address.port().to_string()),
+            "HELLO_LISTEN" => Some("loopback".to_owned()),
+            "HELLO_EXIT_AFTER_MS" => Some("100".to_owned()),
+            _ => None,
+        };
+        let config = HelloConfig::from_lookup(variables).unwrap();
+        let connect = async {
+            for _ in 0..200 {
+                drop(TcpStream::connect(address).await);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let exit = tokio::select! {
+            exit = run(config) => exit.unwrap_err().to_string(),
+            () = connect => "none after 200 connections".to_owned(),
+        };
+        assert_eq!(exit, "HELLO_EXIT_AFTER_MS has passed");
+    }
 }

@@ -54,6 +54,14 @@ fn spec_json(container_json: Value, from: Value) -> Result<Value, BundleError> {
 }
 
 #[test]
+fn the_image_s_stop_signal_is_recorded() {
+    let command = json!({ "name": "a", "command": ["/a"] });
+    let spec = spec_json(command.clone(), json!({ "StopSignal": "SIGQUIT" })).unwrap();
+    assert_eq!(spec["annotations"], json!({ STOP_SIGNAL_ANNOTATION: "SIGQUIT" }));
+    assert_eq!(spec_json(command, json!({})).unwrap()["annotations"], json!(null));
+}
+
+#[test]
 fn command_and_args_replace_the_image_s_as_in_kubernetes() {
     for (command, args, expected) in [
         (json!(null), json!(null), json!(["/ep", "cmd"])),

@@ -18,6 +18,7 @@ use thiserror::Error;
 use tracing::info;
 
 use super::oci_layout::LayoutImage;
+use super::temporary_files::temporary_path;
 use crate::net::{self, NetError};
 
 /// Reason that a registry delivered no image.
@@ -189,17 +190,69 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Path of the file that holds the digest of a tag.
+/// Path of the file that holds the digest of a tag. Each tag has another one: the name is percent-encoded.
 fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
-    store.join("refs").join(reference.whole().replace(['/', ':', '@'], "_"))
+    let mut name = String::new();
+    for letter in reference.whole().chars() {
+        match letter {
+            '/' => name.push_str("%2F"),
+            ':' => name.push_str("%3A"),
+            '%' => name.push_str("%25"),
+            other => name.push(other),
+        }
+    }
+    store.join("refs").join(name)
 }
 
-/// Writes a file of the store atomically.
+/// Writes a file of the store atomically, also if other pods write the same one.
 fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
     let store = |source| ImagePullError::Store { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(store)?;
     }
-    let half = path.with_extension("half");
-    fs::write(&half, bytes).and_then(|()| fs::rename(&half, path)).map_err(store)
+    let half = temporary_path(path).map_err(store)?;
+    let written = fs::write(&half, bytes).and_then(|()| fs::rename(&half, path));
+    if written.is_err() {
+        // A full disk would otherwise get one more such file at each attempt.
+        let _ = fs::remove_file(&half);
+    }
+    written.map_err(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_that_pull_the_same_blob_all_get_it_whole() {
+        let store = tests_folder("blob");
+        let path = blob_path(&store, "sha256:00");
+        let bytes = vec![7; 1 << 20];
+        for _ in 0..20 {
+            let pull = || {
+                write_atomically(&path, &bytes).map_err(|error| format!("{error:?}"))?;
+                Ok::<_, String>(fs::read(&path).is_ok_and(|found| found == bytes))
+            };
+            let results: Vec<_> = thread::scope(|scope| {
+                let pulls: Vec<_> = (0..8).map(|_| scope.spawn(pull)).collect();
+                pulls.into_iter().map(|pull| pull.join().unwrap()).collect()
+            });
+            assert_eq!(results, vec![Ok(true); 8]);
+        }
+        fs::remove_dir_all(&store).unwrap();
+    }
+
+    #[test]
+    fn images_with_similar_names_have_files_of_their_own() {
+        let names = ["h.io/a/b_c:d", "h.io/a/b:c_d", "h.io/a_b:c_d", "h.io/a/b/c:d"];
+        let files: std::collections::BTreeSet<_> = names
+            .iter()
+            .map(|name| tag_file(Path::new("/store"), &name.parse().unwrap()))
+            .collect();
+        assert_eq!(files.len(), names.len(), "{files:?}");
+    }
+
+    fn tests_folder(test: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("rouse-puller-{test}-{}", std::process::id()))
+    }
 }

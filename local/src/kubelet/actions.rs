@@ -7,11 +7,10 @@ use tracing::warn;
 
 use super::{
     EventResource, KubeletResources, LocalKubelet, PodEventReport, PreparedPod, exits, lifecycle,
-    prober,
+    prober, stop_signal,
 };
 use crate::images::ImagePullPolicy;
 use crate::pods::{PodAction, PodEvent, ProbeResults};
-use crate::sys;
 
 impl LocalKubelet {
     /// Carries out one action of a pod, in a task of its own where it takes time.
@@ -38,10 +37,10 @@ impl LocalKubelet {
                 self.spawn_container(uid.to_owned(), prepared, request);
             }
             PodAction::Terminate(index) => {
-                let signal = managed_pod.stop_signal(index);
                 if let Some(fd) = &managed_pod.pidfds[index] {
-                    // An error means that the process has ended; its exit is reported by its own task.
-                    let _ = sys::pidfd_signal(fd.as_fd(), signal);
+                    let name = &prepared.containers[index].name;
+                    let bundle = resources.layout.bundle(uid, name);
+                    stop_signal::send_stop_signal(&bundle, fd.as_fd());
                 }
             }
             PodAction::Kill(index) => {

@@ -2,16 +2,17 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
 use super::{EventResource, KubeletResources, PodEventReport, logs, open_process};
 use crate::pods::{ContainerExit, PodEvent};
-use crate::process::exit_code;
+use crate::process::{child_pids, exit_code};
 use crate::sys;
 
 /// Pauses, in milliseconds, before asking again for the exit code of a process that is still the runtime's child.
@@ -46,19 +47,15 @@ pub(super) fn has_pid_file(resources: &KubeletResources, uid: &str, container: &
 /// namespace, and its exit code belongs to the task that waits for it.
 pub(super) fn reap_helpers(resources: &KubeletResources) {
     let pods = resources.layout.pods_cgroup(Path::new("/"));
-    let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
-    for thread in threads.flatten() {
-        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            let child = || Id::Pid(nix::unistd::Pid::from_raw(pid));
-            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
-            // Nearly all children are running containers, which should not cost two files each. A helper that still
-            // runs is found by the next round.
-            let runs =
-                matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-            if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
-                let _ = waitid(child(), flags);
-            }
+    for pid in child_pids(Pid::this().as_raw()) {
+        let child = || Id::Pid(Pid::from_raw(pid));
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+        // Nearly all children are running containers, which should not cost two files each. A helper that still runs
+        // is found by the next round.
+        let runs =
+            matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
+        if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
+            let _ = waitid(child(), flags);
         }
     }
 }
@@ -92,18 +89,14 @@ pub(super) async fn report_exit(
         None => None,
     };
     let code = code.unwrap_or(-1);
-    // 137 alone is any SIGKILL; only with a kill counted in the cgroup was it the kernel, for lack of memory.
-    let oom = code == 137 && resources.mounts.oom_kills(&resources.layout, &uid, &name) > 0;
-    let reason = match code {
-        _ if oom => "OOMKilled",
-        0 => "Completed",
-        _ => "Error",
-    };
+    let bundle = resources.layout.bundle(&uid, &name);
+    let oom_kills = resources.mounts.oom_kills(&resources.layout, &uid, &name);
+    let reason = exit_reason(code, oom_kills_of_run(&bundle, oom_kills));
     let message = logs::exit_message(&resources.layout, &uid, &name);
     let _ = resources.runtime.delete(id).await;
     // Without this file no later node process takes another process with the same pid for the container. It goes last:
     // while it exists, a later node process deletes the runtime's state.
-    let _ = fs::remove_file(resources.layout.bundle(&uid, &name).join("pid"));
+    let _ = fs::remove_file(bundle.join("pid"));
     let exit = ContainerExit { code, reason: reason.to_owned(), message };
     let _ = reports
         .send(PodEventReport {
@@ -112,6 +105,29 @@ pub(super) async fn report_exit(
             resource: EventResource::None,
         })
         .await;
+}
+
+/// Returns the file of a bundle with the number of kills for lack of memory before the present run.
+///
+/// On a hybrid machine the cgroup that counts them, and its count, outlive each run of the container.
+pub(super) fn oom_kills_file(bundle: &Path) -> PathBuf {
+    bundle.join("oom-kills")
+}
+
+/// Returns the number of kills for lack of memory in the present run, of `all` that the cgroup counts.
+fn oom_kills_of_run(bundle: &Path, all: u64) -> u64 {
+    // Without the file an earlier version started the container; then every kill counts, as it did there.
+    let before = fs::read_to_string(oom_kills_file(bundle)).ok();
+    all.saturating_sub(before.and_then(|text| text.parse().ok()).unwrap_or(0))
+}
+
+/// Returns Kubernetes' reason for an exit. 137 alone is any SIGKILL; with a counted kill it was the kernel.
+fn exit_reason(code: i32, oom_kills: u64) -> &'static str {
+    match code {
+        137 if oom_kills > 0 => "OOMKilled",
+        0 => "Completed",
+        _ => "Error",
+    }
 }
 
 /// Waits for a process; `None` if it was another process's child and the kernel does not report the code.
@@ -126,4 +142,23 @@ async fn wait_exit_code(fd: &Arc<OwnedFd>) -> Option<i32> {
         tokio::time::sleep(Duration::from_millis(pause)).await;
     }
     exit_code(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_of_an_earlier_run_gives_no_later_exit_its_reason() {
+        let bundle = std::env::temp_dir().join(format!("rouse-exits-{}", std::process::id()));
+        fs::create_dir_all(&bundle).unwrap();
+        let reason = |code, all| exit_reason(code, oom_kills_of_run(&bundle, all));
+        fs::write(oom_kills_file(&bundle), "1").unwrap();
+        assert_eq!(reason(137, 1), "Error");
+        assert_eq!(reason(137, 2), "OOMKilled");
+        assert_eq!(reason(0, 2), "Completed");
+        // An earlier version started this container and recorded nothing.
+        fs::remove_dir_all(&bundle).unwrap();
+        assert_eq!(reason(137, 1), "OOMKilled");
+    }
 }

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
-use super::{EventResource, KubeletResources, PreparedPod};
+use super::{EventResource, KubeletResources, PreparedPod, exits};
 use crate::addresses::PodAddress;
 use crate::bundle::{self, BundleContext, BundleError};
 use crate::cgroups::{CgroupError, ContainerCgroup};
@@ -168,21 +168,21 @@ fn log_start(
     );
 }
 
-/// Creates a container's cgroup with its limits.
+/// Creates a container's cgroup with its limits, and records the kills that it has counted before this run.
 fn create_cgroup(
     resources: &KubeletResources,
     prepared: &PreparedPod,
     index: usize,
 ) -> Result<ContainerCgroup, ContainerStartError> {
     let container = &prepared.containers[index];
+    let (layout, uid) = (&resources.layout, &prepared.pod_spec.uid);
     let limits = bundle::parse_limits(container)?;
-    let result = resources.mounts.create_container(
-        &resources.layout,
-        &prepared.pod_spec.uid,
-        &container.name,
-        limits,
-    );
-    Ok(result?)
+    let cgroup = resources.mounts.create_container(layout, uid, &container.name, limits)?;
+    let bundle = layout.bundle(uid, &container.name);
+    fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
+    let oom_kills = resources.mounts.oom_kills(layout, uid, &container.name);
+    write_file(&exits::oom_kills_file(&bundle), &oom_kills.to_string())?;
+    Ok(cgroup)
 }
 
 /// Writes all files that a container needs; runs on a thread of the runtime.
@@ -196,7 +196,6 @@ fn prepare_bundle(
     let (layout, uid) = (&resources.layout, pod_spec.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
     let etc = layout.pod(uid);
-    fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
     let namespace = &pod_spec.revision.namespace;
     write_file(&etc.join("hosts"), &bundle::hosts_file(&pod_spec.name, &request.addresses))?;
     write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;

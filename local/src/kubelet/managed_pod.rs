@@ -13,7 +13,6 @@ use crate::images::UnpackedImage;
 use crate::pods::{
     ContainerPlan, ContainerRole, PodEvent, PodStateMachine, ProbeResults, RestartPolicy,
 };
-use crate::sys;
 
 /// One pod: its state machine, and the resources that the machine does not know.
 pub(super) struct ManagedPod {
@@ -115,14 +114,5 @@ impl ManagedPod {
             containers: self.pod.container_statuses(),
             ready: self.pod.is_ready(),
         }
-    }
-
-    /// Returns the signal that asks a container to end: the image's `STOPSIGNAL`, else SIGTERM.
-    ///
-    /// The image of an adopted container is known only once it has been looked up again. Until then it is SIGTERM.
-    pub(super) fn stop_signal(&self, index: usize) -> i32 {
-        let config = self.images[index].as_ref().and_then(|image| image.config.config().as_ref());
-        let name = config.and_then(|config| config.stop_signal().as_deref());
-        name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
     }
 }

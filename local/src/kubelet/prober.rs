@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::probe_spec::{ContainerProbes, ProbeAction, ProbeSpec, ProbeStreak};
-use super::{EventResource, KubeletResources, PodEventReport, PreparedPod, lifecycle};
+use super::{EventResource, KubeletResources, PodEventReport, PreparedPod, lifecycle, stop_signal};
 use crate::pods::{PodEvent, ProbeResults};
 use crate::runtime::ExecRequest;
 use crate::{net, sys};
@@ -80,7 +80,7 @@ pub(super) async fn probe_container(
         _ended = watched.readable() => return,
         failed = prober.run_probes(&probes) => failed,
     };
-    // Not ready before SIGTERM: requests go elsewhere while the container stops.
+    // Not ready before the stop signal: requests go elsewhere while the container stops.
     prober.report_results(ProbeResults::default()).await;
     let grace = prober.terminate_container(&failed);
     if timeout(grace, watched.readable()).await.is_err() {
@@ -172,16 +172,17 @@ impl ContainerProber<'_> {
             self.reports.send(PodEventReport { uid, event, resource: EventResource::None }).await;
     }
 
-    /// Sends SIGTERM to the container and returns the time that it has to end.
+    /// Sends the container its stop signal and returns the time that it has to end.
     fn terminate_container(&self, failed: &ProbeFailure<'_>) -> Duration {
         let ProbeFailure { kind, spec, error } = failed;
         let (pod, uid, name) =
             (&self.prepared.pod_spec.name, &self.prepared.pod_spec.uid, self.container_name());
         info!(pod, uid, container = name, kind, trouble = error, "container restarted");
-        let message_file = self.shared.layout.bundle(uid, name).join("termination-log");
+        let bundle = self.shared.layout.bundle(uid, name);
+        let message_file = bundle.join("termination-log");
         // The status shows this file as the termination message; without it, only the detail is missing.
         let _ = std::fs::write(message_file, format!("{kind} probe failed: {error}"));
-        let _gone = sys::pidfd_signal(self.run.pidfd.as_fd(), libc::SIGTERM);
+        stop_signal::send_stop_signal(&bundle, self.run.pidfd.as_fd());
         let pod_grace = self.prepared.pod_spec.spec.termination_grace_period_seconds;
         let grace = spec.grace_period_s.or(pod_grace).unwrap_or(DEFAULT_GRACE_PERIOD_S);
         Duration::from_secs(u64::try_from(grace).unwrap_or(0))

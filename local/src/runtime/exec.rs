@@ -10,17 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
 use super::{OciRuntime, OciRuntimeError, file_error};
 use crate::cgroups::ContainerCgroup;
-use crate::process::{ProcessId, exit_code};
-use crate::sys;
+use crate::process::{ProcessId, child_pids, exit_code};
+use crate::sys::{self, SharedFd};
 
 /// Bytes of a command's output that are kept, enough to name the cause of a failure.
 const MAX_OUTPUT_BYTES: u64 = 1024;
-/// Time that the runtime has to end by itself after its command was killed.
-const RUNTIME_EXIT_GRACE: Duration = Duration::from_secs(1);
+/// Number of times that a command is killed before its runtime is: the command may begin only after the first.
+const STOP_ROUNDS: u32 = 10;
+/// Time that the runtime has to end by itself after each.
+const STOP_ROUND: Duration = Duration::from_millis(100);
 
 /// A command to be run inside a container.
 #[derive(Debug)]
@@ -142,12 +145,7 @@ impl OciRuntime {
         })?;
         let in_time = timeout(time_limit, watched.readable()).await.is_ok();
         if !in_time {
-            // The command is killed first: its runtime then reaps it and ends by itself.
-            kill_command(&pid_file);
-            if timeout(RUNTIME_EXIT_GRACE, watched.readable()).await.is_err() {
-                let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
-                let _ = watched.readable().await;
-            }
+            stop_command(&child, &pid_file, &watched).await;
         }
         let code = exit_code(&child.pidfd).unwrap_or(-1);
         self.running_execs.remove(&child);
@@ -160,10 +158,66 @@ impl OciRuntime {
     }
 }
 
+/// Kills a command and waits for the end of its runtime, which is killed if it does not end by itself.
+async fn stop_command(child: &ExecProcess, pid_file: &Path, watched: &AsyncFd<SharedFd>) {
+    for _ in 0..STOP_ROUNDS {
+        // The command is killed first: its runtime then reaps it and ends by itself. Before the pid file exists, the
+        // command is known only as a descendant of the runtime, and the runtime may start it only now.
+        kill_command(pid_file);
+        kill_descendants(child.pid);
+        if timeout(STOP_ROUND, watched.readable()).await.is_ok() {
+            return;
+        }
+    }
+    let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
+    let _ = watched.readable().await;
+}
+
+/// Kills all processes that a process has started, directly or not.
+fn kill_descendants(pid: i32) {
+    let mut pids = child_pids(pid);
+    let mut processes = Vec::new();
+    // Listed before any is killed: afterwards the children of a killed process belong to another one.
+    while let Some(pid) = pids.pop() {
+        processes.extend(ProcessId::from_pid(pid).and_then(ProcessId::open));
+        pids.extend(child_pids(pid));
+    }
+    for process in processes {
+        let _gone = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
+    }
+}
+
 /// Kills the command of a pid file, if it still runs.
 fn kill_command(pid_file: &Path) {
     let pid = fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
     if let Some(process) = pid.and_then(ProcessId::from_pid).and_then(|process| process.open()) {
         let _gone = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_without_a_pid_file_is_killed_with_its_runtime() {
+        // As a runtime that has started the command, and has not yet written its pid.
+        let mut runtime = Command::new("sh");
+        runtime.args(["-c", "sleep 60 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut runtime = runtime.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(runtime.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let command = ProcessId::from_pid(line.trim().parse().unwrap()).unwrap();
+        let pid = i32::try_from(runtime.id()).unwrap();
+        let pidfd = Arc::new(sys::pidfd_open(Pid::from_raw(pid)).unwrap());
+        let watched = sys::watch_readable(Arc::clone(&pidfd)).unwrap();
+        stop_command(&ExecProcess { pid, pidfd }, Path::new("/none"), &watched).await;
+        assert!(!command.is_alive());
+        runtime.wait().unwrap();
     }
 }

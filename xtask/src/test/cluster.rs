@@ -1,8 +1,8 @@
 //! Shell: the cluster tier: starts a Kubernetes cluster if there is none, and removes only what it has started.
 
-use std::{ffi::OsStr, path::Path, process::Command};
+use std::{ffi::OsStr, fs, path::Path, process::Command};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::{
     TestArgs, TierOutcome,
@@ -42,6 +42,8 @@ const PARALLEL_TESTS: [&str; 14] = [
     "service_lifecycle::",
     "error_conditions::",
 ];
+/// Module of the tests that run on any cluster.
+const ANY_CLUSTER_MODULE: &str = "baseline";
 /// Number of these tests that run at a time. They wait for pods and time windows, and use little processor time.
 const PARALLELISM: u8 = 3;
 
@@ -205,7 +207,7 @@ fn run_tests(
     Ok(outcome)
 }
 
-/// Runs the tests against the user's cluster. Tests with faults and packet traces need a cluster that xtask made.
+/// Runs the baseline against the user's cluster. All other tests need a cluster that xtask made.
 fn run_on_existing_cluster(
     file: &Path,
     args: &TestArgs,
@@ -216,31 +218,36 @@ fn run_on_existing_cluster(
     }
     let file = file.canonicalize()?;
     let variables = [("ROUSE_KUBECONFIG", file.as_os_str())];
-    let reason = "xtask did not make this cluster";
-    run_tests(
-        args,
-        builder,
-        &variables,
-        &[
-            ("installation_rounds::", reason),
-            ("runtime_contract::", reason),
-            ("deletion::", reason),
-            ("examples::", reason),
-            ("ip_families::", reason),
-            ("faults::", reason),
-            ("install::", reason),
-            ("concurrency_limit::", reason),
-            ("network_policies::", reason),
-            ("xtask_cluster::", reason),
-            ("probes::", reason),
-            ("third_party_manifests::", reason),
-            ("sidecars::", reason),
-            ("pod_termination::", reason),
-            ("service_lifecycle::", reason),
-            ("error_conditions::", reason),
-            ("upgrade::", reason),
-            ("kn::", reason),
-            ("network_paths::", "its nodes cannot be entered"),
-        ],
-    )
+    let main_file = builder.workspace.root.join("tests/cluster/main.rs");
+    let main = fs::read_to_string(&main_file)
+        .with_context(|| format!("cannot read {}", main_file.display()))?;
+    let modules = modules_for_own_clusters(&main);
+    let skipped_modules: Vec<_> =
+        modules.iter().map(|module| (module.as_str(), "xtask did not make this cluster")).collect();
+    run_tests(args, builder, &variables, &skipped_modules)
+}
+
+/// Returns the modules whose tests need a cluster that xtask made, from the text of the tier's `main.rs`.
+fn modules_for_own_clusters(main: &str) -> Vec<String> {
+    let modules = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    // Every module but one, so that a new one is never forgotten.
+    modules
+        .filter(|module| *module != ANY_CLUSTER_MODULE)
+        .map(|module| format!("{module}::"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_baseline_runs_on_a_cluster_of_the_user() {
+        let modules = modules_for_own_clusters(include_str!("../../../tests/cluster/main.rs"));
+        for module in ["faults::", "kn::", "pod_binding::", "revision_gc::"] {
+            assert!(modules.iter().any(|one| one == module), "{module} is not in {modules:?}");
+        }
+        let skips_baseline = |module: &String| "baseline::a_test".contains(module.as_str());
+        assert!(!modules.iter().any(skips_baseline), "{modules:?}");
+    }
 }
