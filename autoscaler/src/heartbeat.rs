@@ -42,8 +42,10 @@ impl HeartbeatState {
         reporters: usize,
     ) -> AutoscalerHeartbeat {
         if now.saturating_sub(self.last_sent_at) > STALL_THRESHOLD {
-            // Controllers may have chosen another autoscaler during the stall, and usage of that time may be missing.
-            (self.usage_since, self.active_autoscaler) = (now, None);
+            // Usage of that time may be missing. The name stays, although controllers may have chosen another autoscaler:
+            // that one has fuller windows, and comes first whatever is named. The table says the name again only when
+            // it changes, so that a stall of all autoscalers would otherwise leave none that is named.
+            self.usage_since = now;
         }
         self.last_sent_at = now;
         let observed = now.saturating_sub(self.usage_since);
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_process_starts_its_record_again() {
+    fn a_stalled_process_starts_its_record_again_and_keeps_the_name() {
         let mut state = HeartbeatState::new(at(0), 7);
         state.set_active(Some("a"));
         let heartbeats = [at(900), at(1900), at(3000), at(3200)].map(|now| {
@@ -94,7 +96,11 @@ mod tests {
         let active = || Some("a".to_owned());
         assert_eq!(
             heartbeats,
-            [(900, true, active()), (1900, true, active()), (0, false, None), (200, true, None)]
+            [(900, true), (1900, true), (0, false), (200, true)].map(|(ms, full)| (
+                ms,
+                full,
+                active()
+            ))
         );
     }
 
