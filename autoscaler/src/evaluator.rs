@@ -49,7 +49,7 @@ impl ScaleEvaluator {
     /// An empty state; load is evaluated every `tick`. `since_ms` is the current time in milliseconds since 1970.
     pub fn new(tick: Duration, since_ms: u64) -> Self {
         let mut heartbeat_state = HeartbeatState::new(Duration::ZERO, since_ms);
-        let first = heartbeat_state.next_heartbeat(Duration::ZERO, Duration::MAX, 0);
+        let first = heartbeat_state.next_heartbeat(Duration::ZERO, Duration::ZERO, 0);
         Self {
             revisions: Mutex::new(ScaledRevisions::new(tick)),
             outbox: Outbox::new(),
@@ -79,12 +79,9 @@ impl ScaleEvaluator {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while shutdown.run_until_cancelled(beats.tick()).await.is_some() {
             let (longest_lookback, reporters) = self.read(|revisions| {
-                let policies = revisions.revisions().map(|(_, revision)| &revision.policy);
-                let longest_lookback =
-                    policies.map(|policy| policy.stable_window + policy.scale_down_delay).max();
                 let reporters = revisions.online_senders(ClientComponent::Agent)
                     + revisions.online_senders(ClientComponent::Activator);
-                (longest_lookback.unwrap_or_default(), reporters)
+                (revisions.longest_lookback(), reporters)
             });
             let now = self.started_at.elapsed();
             self.latest_heartbeat.send_replace(self.lock_heartbeat_state().next_heartbeat(
@@ -200,6 +197,8 @@ pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluato
             let updates = revisions.apply_routes(now, &view.table, &changed);
             updates.into_iter().for_each(|update| evaluator.send_update(update));
         });
+        // After the update: the longest lookback is that of the Revisions of this table.
+        evaluator.lock_heartbeat_state().record_table();
     })
     .await;
 }

@@ -16,13 +16,21 @@ pub struct HeartbeatState {
     since_ms: u64,
     usage_since: Duration,
     last_sent_at: Duration,
+    /// True once a RouteTable has named the Revisions.
+    has_table: bool,
     active_autoscaler: Option<String>,
 }
 
 impl HeartbeatState {
     /// A heartbeat state whose record of usage begins at `now`.
     pub fn new(now: Duration, since_ms: u64) -> Self {
-        Self { since_ms, usage_since: now, last_sent_at: now, active_autoscaler: None }
+        let (usage_since, last_sent_at) = (now, now);
+        Self { since_ms, usage_since, last_sent_at, has_table: false, active_autoscaler: None }
+    }
+
+    /// Records that a whole RouteTable was applied: from now on `longest_lookback` is that of all Revisions.
+    pub fn record_table(&mut self) {
+        self.has_table = true;
     }
 
     /// Records the active autoscaler as the RouteTable names it.
@@ -34,7 +42,7 @@ impl HeartbeatState {
         }
     }
 
-    /// Heartbeat to send at `now`. `longest_lookback` is the longest time over which load of any Revision matters.
+    /// Heartbeat to send at `now`. `longest_lookback` is the longest time on which a decision may depend.
     pub fn next_heartbeat(
         &mut self,
         now: Duration,
@@ -42,15 +50,17 @@ impl HeartbeatState {
         reporters: usize,
     ) -> AutoscalerHeartbeat {
         if now.saturating_sub(self.last_sent_at) > STALL_THRESHOLD {
-            // Controllers may have chosen another autoscaler during the stall, and usage of that time may be missing.
-            (self.usage_since, self.active_autoscaler) = (now, None);
+            // Usage of that time may be missing. The name stays, although controllers may have chosen another autoscaler:
+            // that one has fuller windows, and comes first whatever is named. The table says the name again only when
+            // it changes, so that a stall of all autoscalers would otherwise leave none that is named.
+            self.usage_since = now;
         }
         self.last_sent_at = now;
         let observed = now.saturating_sub(self.usage_since);
         AutoscalerHeartbeat {
             since_ms: self.since_ms,
             observed_ms: u64::try_from(observed.as_millis()).unwrap_or(u64::MAX),
-            covers_all_windows: observed >= longest_lookback,
+            covers_all_windows: self.has_table && observed >= longest_lookback,
             reporters: u32::try_from(reporters).unwrap_or(u32::MAX),
             active_autoscaler: self.active_autoscaler.clone(),
         }
@@ -70,6 +80,7 @@ mod tests {
     #[test]
     fn windows_are_full_when_usage_was_heard_for_the_longest_of_them() {
         let mut state = HeartbeatState::new(at(500), 7);
+        state.record_table();
         let heartbeats: Vec<_> =
             (0..=300).map(|it| state.next_heartbeat(at(500 + it * 200), MINUTE, 3)).collect();
         assert_eq!(heartbeats.iter().position(|it| it.covers_all_windows), Some(300));
@@ -84,8 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_process_starts_its_record_again() {
+    fn windows_are_not_full_before_a_table_names_them() {
         let mut state = HeartbeatState::new(at(0), 7);
+        assert!(!state.next_heartbeat(at(200), Duration::ZERO, 0).covers_all_windows);
+        state.record_table();
+        assert!(state.next_heartbeat(at(400), Duration::ZERO, 0).covers_all_windows, "no Revision");
+    }
+
+    #[test]
+    fn a_stalled_process_starts_its_record_again_and_keeps_the_name() {
+        let mut state = HeartbeatState::new(at(0), 7);
+        state.record_table();
         state.set_active(Some("a"));
         let heartbeats = [at(900), at(1900), at(3000), at(3200)].map(|now| {
             let heartbeat = state.next_heartbeat(now, at(100), 3);
@@ -94,7 +114,11 @@ mod tests {
         let active = || Some("a".to_owned());
         assert_eq!(
             heartbeats,
-            [(900, true, active()), (1900, true, active()), (0, false, None), (200, true, None)]
+            [(900, true), (1900, true), (0, false), (200, true)].map(|(ms, full)| (
+                ms,
+                full,
+                active()
+            ))
         );
     }
 

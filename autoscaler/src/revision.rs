@@ -458,6 +458,11 @@ impl ScaledRevision {
         })
     }
 
+    /// Returns the time on which a decision may depend. `tick` is the time between two evaluations.
+    pub fn lookback(&self, tick: Duration) -> Duration {
+        decision_lookback(&self.policy, tick)
+    }
+
     /// Metric whose averages the policy uses.
     pub fn metric(&self) -> ScaleMetric {
         self.policy.metric

@@ -362,6 +362,11 @@ impl ScaledRevisions {
         self.due.first().map(|(at, _)| *at)
     }
 
+    /// Returns the longest time on which a decision for any Revision may depend.
+    pub fn longest_lookback(&self) -> Duration {
+        self.revisions.values().map(|it| it.lookback(self.tick)).max().unwrap_or_default()
+    }
+
     /// All Revisions of the RouteTable, for metrics.
     pub fn revisions(&self) -> impl Iterator<Item = (&NamespacedName, &ScaledRevision)> {
         self.revisions.iter().map(|(name, it)| (name, &**it))

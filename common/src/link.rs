@@ -10,7 +10,7 @@ use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -51,7 +51,7 @@ pub use slot_stream::{SlotStreamEvent, grant_stream};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
 const MAX_USAGE_SILENCE: Duration = Duration::from_secs(1);
-/// Duration of an attempt from which its stream counts as established: its server did not refuse it.
+/// Duration of an open stream from which it counts as established: its server did not refuse it.
 const ESTABLISHED_AFTER: Duration = Duration::from_secs(1);
 
 /// Error of a stream that could not be opened or broke, or of a server.
@@ -211,7 +211,7 @@ impl ComponentLink {
     /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
     /// a key of their own: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
-        self.keep_streams_to_all(|endpoint| async move {
+        self.keep_streams_to_all(|endpoint, attempt| async move {
             let removal = |key| match key {
                 PodReportKey::Pod(uid) => PodReportItem::Removed(uid),
                 PodReportKey::Applied => PodReportItem::Applied(0),
@@ -231,6 +231,7 @@ impl ComponentLink {
                 serve::UNLIMITED_SILENCE,
             );
             let _up = self.record_stream_opened(&endpoint, "pods");
+            attempt.record_open();
             let ended = PodsClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
@@ -239,7 +240,7 @@ impl ComponentLink {
 
     /// Sends usage samples to every replica.
     pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSample>) {
-        self.keep_streams_to_all(|endpoint| async move {
+        self.keep_streams_to_all(|endpoint, attempt| async move {
             let first = vec![UsageItem::Sender(self.local_replica.clone())];
             let sample = |_, it| UsageItem::Sample(it);
             let (removed, synced) = (UsageItem::Removed, UsageItem::Synced);
@@ -248,6 +249,7 @@ impl ComponentLink {
             let items =
                 serve::item_stream(first, outbox.subscribe(), sample, removed, synced, max_silence);
             let _up = self.record_stream_opened(&endpoint, "usage");
+            attempt.record_open();
             let ended = UsageClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
@@ -260,7 +262,7 @@ impl ComponentLink {
         outbox: &Outbox<NamespacedName, ScaleDecision>,
         heartbeats: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
     ) {
-        self.keep_streams_to_all(|endpoint| async move {
+        self.keep_streams_to_all(|endpoint, attempt| async move {
             let channel = self.resolver.dial(&endpoint).await?;
             let mut heartbeats = heartbeats.clone();
             // The heartbeat precedes the decisions, since a controller elects the active autoscaler by it.
@@ -281,6 +283,7 @@ impl ComponentLink {
             let next = serve::watch_stream(heartbeats).map(|it| ScaleItem::Heartbeat(it).into());
             let items = stream::iter(first).chain(stream::select(decisions, next));
             let _up = self.record_stream_opened(&endpoint, "decisions");
+            attempt.record_open();
             let ended = ScaleClient::new(channel).decide(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
@@ -291,7 +294,7 @@ impl ComponentLink {
     ///
     /// A stream that is open stays open when its replica is no longer known. A replica that ends closes the stream
     /// itself, and a failure of DNS must not.
-    async fn keep_streams_to_all<F>(&self, once: impl Fn(ReplicaEndpoint) -> F)
+    async fn keep_streams_to_all<F>(&self, once: impl Fn(ReplicaEndpoint, StreamAttempt) -> F)
     where
         F: Future<Output = Result<(), LinkError>>,
     {
@@ -323,7 +326,7 @@ impl ComponentLink {
     async fn keep_stream<F>(
         &self,
         endpoint: ReplicaEndpoint,
-        once: &impl Fn(ReplicaEndpoint) -> F,
+        once: &impl Fn(ReplicaEndpoint, StreamAttempt) -> F,
     ) -> ReplicaEndpoint
     where
         F: Future<Output = Result<(), LinkError>>,
@@ -331,9 +334,9 @@ impl ComponentLink {
         let (mut selector, begin) = (ReplicaSelector::default(), Instant::now());
         let mut known = self.resolver.subscribe_known();
         while self.resolver.is_known(&endpoint) {
-            let attempt_begin = Instant::now();
-            let ended = once(endpoint.clone()).await;
-            let was_established = attempt_begin.elapsed() >= ESTABLISHED_AFTER;
+            let attempt = StreamAttempt::default();
+            let ended = once(endpoint.clone(), attempt.clone()).await;
+            let was_established = attempt.was_established();
             let wait =
                 selector.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
             self.record_stream_ended(&endpoint, ended, wait);
@@ -371,6 +374,23 @@ impl ComponentLink {
         }
         // The replica may have moved: a lookup now is sooner than the next regular one.
         self.resolver.request_lookup();
+    }
+}
+
+/// One attempt to open and keep a stream, with the time since which the stream is open. Clones are the same attempt.
+#[derive(Clone, Debug, Default)]
+struct StreamAttempt(Arc<OnceLock<Instant>>);
+
+impl StreamAttempt {
+    /// Records that the stream is open now; later calls change nothing.
+    fn record_open(&self) {
+        self.0.get_or_init(Instant::now);
+    }
+
+    /// Returns true if the stream has been open for long enough. A dial that takes long does not count: a machine that
+    /// is down ends it by a timeout.
+    fn was_established(&self) -> bool {
+        self.0.get().is_some_and(|open_since| open_since.elapsed() >= ESTABLISHED_AFTER)
     }
 }
 

@@ -84,8 +84,8 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
 
     /// Returns an empty outbox whose versions begin at `version`, at least 1.
     ///
-    /// Where receivers report versions back, a sender that restarts has to begin above every version of its
-    /// predecessor. Microseconds since 1970 satisfy that.
+    /// Versions are comparable within one stream only. A sender that begins each start at another version, such as
+    /// microseconds since 1970, keeps its versions distinguishable from those of its predecessor.
     pub fn starting_at(version: u64) -> Self {
         let inner = OutboxState {
             version,

@@ -219,8 +219,8 @@ impl ReplicaSelector {
         soonest.map_or(NextReplica::NoneKnown, NextReplica::Wait)
     }
 
-    /// Records that a try failed or a stream broke; `was_established` is true if the stream had lasted long enough to
-    /// count as established. Returns the wait.
+    /// Records that a try failed or a stream broke; `was_established` is true if the stream had been open for long
+    /// enough to count as established; the time of the dial does not count. Returns the wait.
     ///
     /// The wait lies between half and the whole of 10 ms, 20 ms, … 1 s. After an established stream it starts again at
     /// 10 ms.

@@ -242,8 +242,9 @@ fn boot_id() -> String {
     id.trim().to_owned()
 }
 
-/// Returns a table version above all versions of earlier starts: microseconds since 1970. Otherwise a report about an
-/// earlier table could be taken for one about the present table.
+/// Returns the version of the first table: microseconds since 1970. It tells the tables of different starts apart in
+/// logs and metrics, but a clock that is set back may repeat versions. Versions are comparable within one stream only,
+/// and nothing compares those of different streams.
 fn first_route_version() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     u64::try_from(now.unwrap_or_default().as_micros()).unwrap_or(1).max(1)

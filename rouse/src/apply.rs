@@ -34,7 +34,7 @@ pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, Com
     let (mut code, mut manifests) = (ExitCode::SUCCESS, store.manifests());
     for file in &args.files {
         for (source, text) in read_sources(file, args.recursive)? {
-            for result in parse_services(&source, &text, args.namespace.as_deref()) {
+            for result in parse_services(&source, &text, args.namespace.as_deref(), "apply") {
                 let result = result.and_then(|(name, object)| {
                     Ok((store_manifest(&mut manifests, &name, &object)?, name, object))
                 });
@@ -78,21 +78,24 @@ pub(crate) fn read_sources(
     paths.into_iter().map(read).collect()
 }
 
-/// Services of a text, each with its name, or the reason why a document is invalid.
+/// Services of a text, each with its name, or the reason why a document is invalid. Reasons name `command`, which is
+/// `apply` or `delete`.
 pub(crate) fn parse_services(
     source: &str,
     text: &str,
     namespace: Option<&str>,
+    command: &str,
 ) -> Vec<Result<(NamespacedName, Value), CommandError>> {
     let to_error = |reason: String| CommandError::Manifest { file: source.to_owned(), reason };
     match documents::parse_documents(text) {
         Err(reason) => vec![Err(to_error(format!("not readable as YAML: {reason}")))],
         Ok(objects) if objects.is_empty() => {
-            vec![Err(to_error("no objects passed to apply".to_owned()))]
+            vec![Err(to_error(format!("no objects passed to {command}")))]
         }
-        Ok(objects) => {
-            objects.into_iter().map(|it| check_manifest(it, namespace).map_err(to_error)).collect()
-        }
+        Ok(objects) => objects
+            .into_iter()
+            .map(|it| check_manifest(it, namespace, command).map_err(to_error))
+            .collect(),
     }
 }
 
@@ -100,14 +103,16 @@ pub(crate) fn parse_services(
 fn check_manifest(
     mut object: Value,
     namespace: Option<&str>,
+    command: &str,
 ) -> Result<(NamespacedName, Value), String> {
     let field = |path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
-    let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
+    let kind = field("/kind")
+        .ok_or_else(|| format!("kind is not set: {command} a serving.knative.dev/v1 Service"))?;
     // Only Services are stored: the local node derives all other kinds from them.
     if version != controller::model::knative::API_VERSION || kind != "Service" {
         return Err(format!(
-            "no matches for kind {kind:?} in version {version:?}: apply a serving.knative.dev/v1 Service; \
+            "no matches for kind {kind:?} in version {version:?}: {command} a serving.knative.dev/v1 Service; \
              its Configuration, Revisions and Route follow from it"
         ));
     }
@@ -202,7 +207,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 ";
 
     fn parse_error(text: &str, namespace: Option<&str>) -> String {
-        let mut result = parse_services("x.yaml", text, namespace);
+        let mut result = parse_services("x.yaml", text, namespace, "apply");
         assert_eq!(result.len(), 1);
         result.remove(0).unwrap_err().to_string()
     }
@@ -211,7 +216,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     fn an_object_is_created_then_unchanged_then_configured() {
         let (temp, store) = NodeStoreFixture::new("apply");
         let apply = |text: &str| {
-            let (name, object) = parse_services("x.yaml", text, None).remove(0).unwrap();
+            let (name, object) = parse_services("x.yaml", text, None, "apply").remove(0).unwrap();
             store_manifest(&mut store.manifests(), &name, &object).unwrap()
         };
         assert_eq!(apply(HELLO), ApplyOutcome::Created);
@@ -228,7 +233,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     fn several_documents_become_several_files() {
         let (temp, store) = NodeStoreFixture::new("several");
         let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
-        for result in parse_services("x.yaml", &text, None) {
+        for result in parse_services("x.yaml", &text, None, "apply") {
             let (name, object) = result.unwrap();
             store_manifest(&mut store.manifests(), &name, &object).unwrap();
         }
@@ -262,7 +267,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     #[test]
     fn fields_without_effect_are_warned_of() {
         let warnings_of = |text: &str| {
-            let (name, object) = parse_services("x.yaml", text, None).remove(0).unwrap();
+            let (name, object) = parse_services("x.yaml", text, None, "apply").remove(0).unwrap();
             warnings(&name, &object)
         };
         assert!(warnings_of(HELLO).is_empty(), "{:?}", warnings_of(HELLO));
@@ -288,7 +293,8 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 
     #[test]
     fn the_flag_names_the_namespace_of_objects_without_one() {
-        let (name, object) = parse_services("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
+        let (name, object) =
+            parse_services("x.yaml", HELLO, Some("demo"), "apply").remove(0).unwrap();
         assert_eq!(
             (name.to_string().as_str(), &object["metadata"]["namespace"]),
             ("demo/hello", &json!("demo"))

@@ -57,7 +57,7 @@ fn service_names(
     let mut out = Vec::new();
     for file in &args.files {
         for (source, text) in apply::read_sources(file, false)? {
-            for result in apply::parse_services(&source, &text, None) {
+            for result in apply::parse_services(&source, &text, None, "delete") {
                 out.push(result?.0);
             }
         }
@@ -145,6 +145,24 @@ mod tests {
         assert_eq!(second, ExitCode::FAILURE);
         let ignoring_args = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
         assert_eq!(delete(&layout, &store, &ignoring_args).unwrap(), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn errors_of_manifests_name_the_command() {
+        let (_temp, store) = NodeStoreFixture::new("delete-file");
+        let layout = NodeLayout::new("delete-test").unwrap();
+        let file = std::env::temp_dir().join(format!("rouse-delete-{}.yaml", std::process::id()));
+        for (text, reason) in [
+            ("", "no objects passed to delete"),
+            ("metadata: {name: x}", "kind is not set: delete a serving.knative.dev/v1 Service"),
+            ("kind: Pod", "in version \"\": delete a serving.knative.dev/v1 Service"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let args = DeleteArgs { files: vec![file.clone()], ..args(&[]) };
+            let error = delete(&layout, &store, &args).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        std::fs::remove_file(file).unwrap();
     }
 
     #[test]

@@ -110,11 +110,20 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     let result = create_node(layout, args.component);
     drop(lock);
     let result = result.and_then(|()| enter_and_run(layout, args, &components));
-    if args.component.is_none() {
-        NodeManager::destroy(layout)
-            .context("the node is left half removed; `rouse down` tries again")?;
+    if args.component.is_some() {
+        return result;
     }
-    result
+    let removal = NodeManager::destroy(layout)
+        .context("the node is left half removed; `rouse down` tries again");
+    join_errors(result, removal)
+}
+
+/// Returns the errors of both the run of a node and its removal.
+fn join_errors(run: Result<()>, removal: Result<()>) -> Result<()> {
+    match (run, removal) {
+        (Err(run), Err(removal)) => bail!("{run:#}; {removal:#}"),
+        (run, removal) => run.and(removal),
+    }
 }
 
 /// Returns an error if this process has no root rights.
@@ -434,4 +443,23 @@ async fn is_component_ready(admin: SocketAddr) -> bool {
         std::io::Result::Ok(response.ends_with(b" 200"))
     };
     request.await.unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_removal_does_not_hide_why_the_node_ended() {
+        let run = || Err(anyhow!("no port").context("no gateway"));
+        let removal = || Err(anyhow!("busy").context("half removed"));
+        let text = |result: Result<()>| result.err().map(|error| format!("{error:#}"));
+        assert_eq!(text(join_errors(Ok(()), Ok(()))), None);
+        assert_eq!(text(join_errors(run(), Ok(()))).as_deref(), Some("no gateway: no port"));
+        assert_eq!(text(join_errors(Ok(()), removal())).as_deref(), Some("half removed: busy"));
+        let both = text(join_errors(run(), removal()));
+        assert_eq!(both.as_deref(), Some("no gateway: no port; half removed: busy"));
+    }
 }

@@ -442,6 +442,36 @@ fn a_restart_loses_no_pod() {
     assert_eq!(requested, [(0, None), (4, Some(4)), (12, Some(2))]);
 }
 
+/// Controllers prefer an autoscaler whose windows are full. So it must not claim that before its decisions know the load.
+#[test]
+fn windows_are_not_full_before_the_scale_may_fall() {
+    let (name, mut table) = (NamespacedName::new("default", "hello-00001"), RouteTable::default());
+    let policy = ScalePolicy {
+        scale_down_delay: Duration::from_secs(4),
+        scale_to_zero_retention_period: Duration::from_secs(30),
+        ..short_window_policy()
+    };
+    let entry = RouteRevision { initial_scale_reached: true, ..revision(&name, policy) };
+    table.revisions.insert(name.clone(), entry);
+    for uid in ["pod-0", "pod-1", "pod-2", "pod-3"] {
+        table.pods.insert(uid.into(), pod(uid, &name, RoutingPhase::Ready));
+    }
+    let mut revisions = ScaledRevisions::new(TICK);
+    let mut agent = revisions.open_stream(Duration::ZERO, replica(ClientComponent::Agent));
+    agent = revisions.complete_batch(Duration::ZERO, agent);
+    revisions.apply_routes(Duration::ZERO, &table, &table.keys());
+    let first_fall = (0..99).map(Duration::from_secs).find(|&now| {
+        agent = revisions.complete_batch(now, agent);
+        revisions.evaluate_due(now).iter().any(|update| match update {
+            DecisionUpdate::Decided(it) => it.requested_scale.is_some_and(|pods| pods < 4),
+            DecisionUpdate::Withdrawn(_) => false,
+        })
+    });
+    // The scale falls at ticks only.
+    let earliest_fall = first_fall.map(|at| at.saturating_sub(TICK));
+    assert!(earliest_fall.is_some_and(|at| revisions.longest_lookback() >= at), "{first_fall:?}");
+}
+
 /// Two services with four pods each, on nodes of their own. One node's agent reports only every third second, so the
 /// load of the service there is not known.
 #[test]

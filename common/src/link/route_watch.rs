@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    ComponentLink, ESTABLISHED_AFTER, LinkError, RouteBatch, random_u64,
+    ComponentLink, LinkError, RouteBatch, StreamAttempt, random_u64,
     route_batches::RouteStreamState, serve, stream_error,
 };
 use crate::{
@@ -54,14 +54,12 @@ impl ComponentLink {
         let begin = Instant::now();
         loop {
             let endpoint = self.wait_for_replica(&mut selector, begin).await;
-            let attempt_begin = Instant::now();
-            let ended = self.run_route_stream(&endpoint, &mut stream_state, &mut each).await;
-            let wait = selector.record_failure(
-                begin.elapsed(),
-                &endpoint,
-                attempt_begin.elapsed() >= ESTABLISHED_AFTER,
-                random_u64(),
-            );
+            let attempt = StreamAttempt::default();
+            let ended =
+                self.run_route_stream(&endpoint, &attempt, &mut stream_state, &mut each).await;
+            let was_established = attempt.was_established();
+            let wait =
+                selector.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
             self.record_stream_ended(&endpoint, ended, wait);
         }
     }
@@ -98,6 +96,7 @@ impl ComponentLink {
     async fn run_route_stream(
         &self,
         endpoint: &ReplicaEndpoint,
+        attempt: &StreamAttempt,
         stream_state: &mut RouteStreamState,
         each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
@@ -127,6 +126,8 @@ impl ComponentLink {
             let Some(item) = item else { return Ok(()) };
             let Some(item) = serve::parse_item::<_, RouteItem>(item) else { continue };
             if let Some(batch) = stream_state.apply_item(item) {
+                // Only the first whole table proves the replica: one that sends none must not count as established.
+                attempt.record_open();
                 // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
                 self.apply_to_process(&batch);
                 each(batch);

@@ -4,7 +4,7 @@ use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{ComponentLink, LinkError, serve, stream_error};
+use super::{ComponentLink, LinkError, StreamAttempt, serve, stream_error};
 use crate::{
     once_signal::OnceSignal,
     outbox::{Outbox, OutboxCursor},
@@ -39,12 +39,12 @@ impl ComponentLink {
         each: impl Fn(SlotStreamEvent),
     ) {
         let (each, finished) = (&each, &OnceSignal::new());
-        let streams = self.keep_streams_to_all(|endpoint| async move {
+        let streams = self.keep_streams_to_all(|endpoint, attempt| async move {
             // `unlisted` may have been set between two streams: then none is opened any more.
             if unlisted.is_set() {
                 finished.set();
             }
-            let ended = self.run_slot_stream(&endpoint, claims, goodbye, each).await;
+            let ended = self.run_slot_stream(&endpoint, &attempt, claims, goodbye, each).await;
             if unlisted.is_set() || (ended.is_ok() && goodbye.is_set()) {
                 finished.set();
             }
@@ -61,6 +61,7 @@ impl ComponentLink {
     async fn run_slot_stream(
         &self,
         endpoint: &ReplicaEndpoint,
+        attempt: &StreamAttempt,
         claims: &Outbox<NamespacedName, SlotClaim>,
         goodbye: &OnceSignal,
         each: &impl Fn(SlotStreamEvent),
@@ -86,6 +87,7 @@ impl ComponentLink {
         let items = items.take_until(goodbye.clone().wait_owned()).chain(last_message);
         let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
         let _up = self.record_stream_opened(endpoint, "slots");
+        attempt.record_open();
         each(SlotStreamEvent::Opened);
         while let Some(item) = grants.message().await.map_err(broke)? {
             if let Some(item) = serve::parse_item::<_, SlotGrantItem>(item) {

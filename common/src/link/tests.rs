@@ -19,6 +19,7 @@ use crate::{
     },
 };
 
+mod attempts;
 mod replicas;
 
 struct FakeRouteServer {

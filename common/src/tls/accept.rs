@@ -15,7 +15,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::mpsc,
-    time::{Sleep, sleep, timeout},
+    time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -52,6 +52,8 @@ impl Default for AcceptLimits {
 const MAX_PENDING: usize = 64;
 /// Pause after a failed accept: most likely there are too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// Least time between two warnings of failed handshakes: a port scan must not flood the log.
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Accepts connections until `shutdown`. `allows_anonymous`: also from clients that have no certificate yet.
 pub fn accept_connections(
@@ -71,6 +73,7 @@ pub fn accept_connections(
             acceptor,
             limits,
             anonymous: AnonymousConnections::default(),
+            failure_log: Arc::default(),
             accepted: send,
         }
         .run(listener)
@@ -87,6 +90,7 @@ struct TlsAcceptLoop {
     acceptor: TlsAcceptor,
     limits: AcceptLimits,
     anonymous: AnonymousConnections,
+    failure_log: Arc<Mutex<FailureLogThrottle>>,
     accepted: mpsc::Sender<TlsServerConnection>,
 }
 
@@ -111,6 +115,7 @@ impl TlsAcceptLoop {
             // In a task of its own: a slow handshake must not delay the next accept.
             let (acceptor, limits, send) =
                 (self.acceptor.clone(), self.limits, self.accepted.clone());
+            let failure_log = Arc::clone(&self.failure_log);
             handshakes.spawn(async move {
                 match timeout(
                     limits.handshake_timeout,
@@ -119,11 +124,51 @@ impl TlsAcceptLoop {
                 .await
                 {
                     Ok(Ok(connection)) => drop(send.send(connection).await),
-                    Ok(Err(error)) => warn!(%from, %error, "handshake refused"),
-                    Err(_elapsed) => warn!(%from, "handshake took too long"),
+                    Ok(Err(error)) => {
+                        log_failure(&failure_log, from, Some(&error), "handshake refused");
+                    }
+                    Err(_elapsed) => {
+                        log_failure(&failure_log, from, None, "handshake took too long")
+                    }
                 }
             });
         }
+    }
+}
+
+/// Logs a failed handshake: as a warning, or at the level `debug` if there was a warning a moment ago.
+fn log_failure(
+    log: &Mutex<FailureLogThrottle>,
+    from: SocketAddr,
+    error: Option<&io::Error>,
+    message: &str,
+) {
+    let error = error.map(tracing::field::display);
+    let unlogged =
+        log.lock().unwrap_or_else(PoisonError::into_inner).record_failure(Instant::now());
+    match unlogged {
+        Some(0) => warn!(%from, error, "{message}"),
+        Some(unlogged) => warn!(%from, error, unlogged, "{message}"),
+        None => debug!(%from, error, "{message}"),
+    }
+}
+
+/// Throttle of the warnings of failed handshakes, with the number of failures that had none.
+#[derive(Debug, Default)]
+struct FailureLogThrottle {
+    last_logged_at: Option<Instant>,
+    unlogged: u64,
+}
+
+impl FailureLogThrottle {
+    /// Counts a failure at `now`. Returns the number of failures without a warning before it, if it is to have one.
+    fn record_failure(&mut self, now: Instant) -> Option<u64> {
+        if self.last_logged_at.is_some_and(|at| now < at + FAILURE_LOG_INTERVAL) {
+            self.unlogged += 1;
+            return None;
+        }
+        self.last_logged_at = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -240,5 +285,20 @@ impl AsyncWrite for TlsServerConnection {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_scan_is_one_warning_a_second_with_a_count() {
+        let (mut throttle, begin) = (FailureLogThrottle::default(), Instant::now());
+        let warnings: Vec<_> = (0..50)
+            .filter_map(|index| throttle.record_failure(begin + Duration::from_millis(index * 50)))
+            .collect();
+        assert_eq!(warnings, [0, 19, 19]);
+        assert_eq!(throttle.unlogged, 9, "for the next warning");
     }
 }

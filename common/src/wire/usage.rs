@@ -118,7 +118,7 @@ pub struct AutoscalerHeartbeat {
     pub since_ms: u64,
     /// Time for which the autoscaler has received usage without a pause of its own, in ms.
     pub observed_ms: u64,
-    /// True if `observed_ms` is longer than every window that the autoscaler evaluates.
+    /// True if `observed_ms` covers the time on which any decision of the autoscaler may depend.
     pub covers_all_windows: bool,
     /// Number of agents and activators whose usage it receives now.
     pub reporters: u32,

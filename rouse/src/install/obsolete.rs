@@ -1,4 +1,7 @@
 //! Pure: objects that an earlier version installed and this one does not have any more.
+//!
+//! Only kinds that this version installs are searched. No version so far has dropped a kind. One that does has to name
+//! it in [`checked_kinds`], or its objects stay.
 
 use std::collections::BTreeSet;
 

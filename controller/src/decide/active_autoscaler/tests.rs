@@ -144,6 +144,19 @@ fn without_any_heartbeat_nothing_changes() {
     assert_eq!((ticks(&mut all, 5 * SILENT_TICKS), all.active_name()), (Vec::new(), Some("a")));
 }
 
+/// After the stall both have empty windows. Only the name in their heartbeats keeps the choice, since no table changes.
+#[test]
+fn the_active_autoscaler_stays_after_all_have_stalled() {
+    let mut all = AutoscalerElection::default();
+    open_stream(&mut all, 1, "a", heartbeat_naming(500, "b"), 1);
+    open_stream(&mut all, 2, "b", heartbeat_naming(500, "b"), 2);
+    ticks(&mut all, 2 * SILENT_TICKS);
+    for stream in [1, 2] {
+        all.handle_heartbeat(stream, heartbeat_naming(0, "b"));
+    }
+    assert_eq!(all.active_name(), Some("b"));
+}
+
 #[test]
 fn an_autoscaler_that_lost_agents_is_no_longer_active() {
     let short = || AutoscalerHeartbeat { reporters: 2, ..heartbeat_naming(500, "a") };

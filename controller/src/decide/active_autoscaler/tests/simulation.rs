@@ -139,7 +139,7 @@ impl SimElectionHosts {
             }
             // Windows survive a pause of less than a second.
             if it.was_frozen_at + 1 == now && now - it.frozen_since > 10 {
-                (it.receives_usage_since, it.active) = (now, None);
+                it.receives_usage_since = now;
             }
             let table = &self.controllers[it.follows];
             if now >= table.frozen_until
