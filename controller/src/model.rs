@@ -5,6 +5,7 @@
 
 pub mod cluster_state;
 pub mod config_maps;
+pub mod go_values;
 pub mod knative;
 pub mod network_policies;
 pub mod object;

@@ -25,7 +25,6 @@ pub mod example;
 pub mod features;
 pub mod gc;
 pub mod go_template;
-pub mod go_values;
 pub mod keys;
 pub mod leader_election;
 pub mod logging;

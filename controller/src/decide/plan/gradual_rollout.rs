@@ -12,7 +12,7 @@ use crate::model::{
     cluster_state::{
         AppState, AssignedTraffic, ClusterState, PlatformKind, TrafficSpec, UnixMillis,
     },
-    config_maps::go_values::parse_unsigned_duration,
+    go_values::parse_unsigned_duration,
     knative::key,
     rollout::{self, Rollout, UnixNanos},
 };

@@ -12,7 +12,7 @@ use common::wire::{AppProtocol, ScalePolicy};
 
 use super::{AppRevision, ClusterState};
 use crate::model::{
-    config_maps::go_values::parse_unsigned_duration,
+    go_values::parse_unsigned_duration,
     knative::{RevisionTemplate, key, user_container},
     problem,
     scale_policy::AutoscalerClass,

@@ -3,7 +3,8 @@
 //! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
 //! defaults differ, see [`scale_policy`](crate::model::scale_policy).
 
-use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
+use crate::model::go_values::GoDuration;
 use crate::model::scale_policy::{KPA_CLASS, ScalePolicyConfig, TARGET_MIN};
 
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).

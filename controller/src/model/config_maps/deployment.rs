@@ -12,7 +12,8 @@ use std::{
 use common::wire::is_dns_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
+use crate::model::go_values::GoDuration;
 
 /// Preference of a Revision's pods for nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,8 @@
 
 use std::time::Duration;
 
-use super::{
-    ConfigMapSettings,
-    go_values::{GoDuration, parse_duration},
-    keys::ConfigMapReader,
-};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
+use crate::model::go_values::{GoDuration, parse_duration};
 
 /// `config-gc`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]

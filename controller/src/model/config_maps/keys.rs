@@ -7,10 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{
-    ConfigMapSettings, ParsedConfigMap,
-    go_values::{self, GoDuration},
-};
+use super::{ConfigMapSettings, ParsedConfigMap};
+use crate::model::go_values::{self, GoDuration};
 use crate::model::problem::Problem;
 
 /// Key that holds examples and is never read (knative/pkg `configmap.ExampleKey`).

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
+use crate::model::go_values::GoDuration;
 
 /// `config-leader-election`, checked. A controller reads it only when it starts, as in Knative.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use super::{
     ConfigMapSettings,
     go_template::{GoTemplate, TemplateValues},
-    go_values::parse_bool,
     keys::ConfigMapReader,
 };
+use crate::model::go_values::parse_bool;
 
 /// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";

@@ -11,9 +11,8 @@ use common::{
     wire::RequestLogSettings,
 };
 
-use super::{
-    ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader, network::FALSE_TEXTS,
-};
+use super::{ConfigMapSettings, keys::ConfigMapReader, network::FALSE_TEXTS};
+use crate::model::go_values::GoDuration;
 
 /// `config-observability`, checked against its bounds.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,7 +6,7 @@ use common::wire::WindowAggregation;
 
 use super::{AUTOSCALING_GROUP, AUTOSCALING_PREFIX, CLASSES, KPA_CLASS};
 use crate::model::{
-    config_maps::go_values::{self, GoDuration},
+    go_values::{self, GoDuration},
     problem::Problem,
 };
 

@@ -9,9 +9,7 @@ use k8s_openapi::{
 use serde_json::json;
 
 use super::{dns_names, settings::TemplateParent};
-use crate::model::{
-    config_maps::go_values::parse_duration, knative::key, problem::Problem, scale_policy,
-};
+use crate::model::{go_values::parse_duration, knative::key, problem::Problem, scale_policy};
 
 type AnnotationMap = BTreeMap<String, String>;
 

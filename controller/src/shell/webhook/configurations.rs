@@ -1,6 +1,6 @@
 //! Pure: webhook configurations: the objects that the API server must submit, and the address that it calls.
 
-use hyper::Uri;
+use http::Uri;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 

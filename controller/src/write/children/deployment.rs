@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{ChildObject, RevisionView, meta, pod};
 use crate::model::{
     cluster_state::DeploymentSettings,
-    config_maps::go_values::parse_unsigned_duration,
+    go_values::parse_unsigned_duration,
     knative::{key, user_container},
     object::{ResourceKind, names::deployment_name},
 };

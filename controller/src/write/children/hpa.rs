@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{ChildObject, OwnerObject, RevisionView, meta};
 use crate::model::{
-    config_maps::go_values::parse_unsigned_duration,
+    go_values::parse_unsigned_duration,
     object::{ResourceKind, names},
     scale_policy::AUTOSCALING_PREFIX,
 };

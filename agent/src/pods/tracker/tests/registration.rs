@@ -1,4 +1,4 @@
-//! Pure: failed registrations and their retries.
+//! Failed registrations and their retries.
 
 use super::*;
 
