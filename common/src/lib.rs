@@ -11,6 +11,7 @@
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
 //! | [`request_log`] | controller, activator | the line of a finished request |
+//! | [`service_routing`] | agent, controller | endpoints of a Kubernetes Service for one node |
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |
@@ -34,5 +35,6 @@ pub mod outbox;
 pub mod probe;
 pub mod replicas;
 pub mod request_log;
+pub mod service_routing;
 pub mod tls;
 pub mod wire;

@@ -1,0 +1,296 @@
+//! Pure: the endpoints to which a node leads connections to the ClusterIP of a Kubernetes Service.
+//!
+//! The rules are those of kube-proxy 1.36, which are in `pkg/proxy/topology.go` and `pkg/proxy/endpointslicecache.go` of
+//! Kubernetes. One rule differs: where kube-proxy drops the packets of a Service with `internalTrafficPolicy: Local`
+//! because no endpoint is on the node, the result is [`NoEndpointReason::NoneOnNode`], and connects are refused.
+
+mod kubernetes;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    time::Duration,
+};
+
+use smol_str::SmolStr;
+
+pub use self::kubernetes::ServiceDecodeError;
+
+/// Transport protocol of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TransportProtocol {
+    /// TCP, the default of Kubernetes.
+    #[default]
+    Tcp,
+    /// UDP, connectionless.
+    Udp,
+    /// SCTP, which a service proxy may lack.
+    Sctp,
+}
+
+/// Family of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressFamily {
+    /// Addresses of IPv4.
+    V4,
+    /// Addresses of IPv6.
+    V6,
+}
+
+impl AddressFamily {
+    /// Returns the family of an address.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// Set of nodes whose endpoints a Service may use (`internalTrafficPolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InternalTrafficPolicy {
+    /// Endpoints on all nodes.
+    #[default]
+    Cluster,
+    /// Endpoints on the client's own node only.
+    Local,
+}
+
+/// A Service, as far as its routing depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterIpService {
+    /// ClusterIPs, at most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Ports at each of the ClusterIPs.
+    pub ports: Vec<ClusterIpPort>,
+    /// Set of nodes whose endpoints the Service may use.
+    pub internal_traffic_policy: InternalTrafficPolicy,
+    /// Time for which a client keeps its endpoint after a connect, for `sessionAffinity: ClientIP`.
+    pub affinity_timeout: Option<Duration>,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterIpPort {
+    /// Name, by which EndpointSlices refer to the port. It is empty for the only port of a Service.
+    pub name: SmolStr,
+    /// Transport protocol of the connections.
+    pub protocol: TransportProtocol,
+    /// Number at the ClusterIP.
+    pub port: NonZeroU16,
+}
+
+/// An EndpointSlice, as far as routing depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceSlice {
+    /// Family of all addresses of the slice.
+    pub family: AddressFamily,
+    /// Ports of all endpoints of the slice. Ports without a name or number are left out, as in kube-proxy.
+    pub ports: Box<[ServiceSlicePort]>,
+    /// Endpoints with an address.
+    pub endpoints: Box<[ServiceEndpoint]>,
+}
+
+/// One port of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceSlicePort {
+    /// Name of the Service's port.
+    pub name: SmolStr,
+    /// Transport protocol of the connections.
+    pub protocol: TransportProtocol,
+    /// Number at the endpoints.
+    pub port: NonZeroU16,
+}
+
+/// One endpoint of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceEndpoint {
+    /// First address. Kubernetes ignores all others.
+    pub address: IpAddr,
+    /// True if the endpoint is ready, or its readiness is not stated.
+    pub is_ready: bool,
+    /// True if the endpoint answers, or this is not stated. It may be terminating.
+    pub is_serving: bool,
+    /// True if the pod of the endpoint is being deleted.
+    pub is_terminating: bool,
+    /// Node of the endpoint; empty if it is not stated.
+    pub node: SmolStr,
+    /// Zones whose clients should use the endpoint; empty without such a hint.
+    pub zone_hints: Box<[SmolStr]>,
+    /// Nodes whose clients should use the endpoint; empty without such a hint.
+    pub node_hints: Box<[SmolStr]>,
+}
+
+/// Place of a node in the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeTopology {
+    /// Name of the node.
+    pub name: SmolStr,
+    /// Zone of the node (label `topology.kubernetes.io/zone`); empty without that label.
+    pub zone: SmolStr,
+}
+
+/// Routing of one port of one ClusterIP on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortRouting {
+    /// One ClusterIP of the Service.
+    pub address: IpAddr,
+    /// Port of the Service.
+    pub port: NonZeroU16,
+    /// Transport protocol of the connections.
+    pub protocol: TransportProtocol,
+    /// Endpoints for new connections.
+    pub target: PortTarget,
+}
+
+/// Endpoints to which new connections to a port go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortTarget {
+    /// To one of these endpoints. The list is sorted, without duplicates, and not empty.
+    Endpoints {
+        /// Addresses of the endpoints.
+        addresses: Vec<SocketAddr>,
+        /// Rule that has chosen these endpoints.
+        rule: SelectionRule,
+    },
+    /// To none: connects are refused.
+    None(NoEndpointReason),
+}
+
+/// Rule that has chosen the endpoints of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelectionRule {
+    /// All ready endpoints.
+    Ready,
+    /// The ready endpoints with a hint for this node.
+    SameNode,
+    /// The ready endpoints with a hint for this node's zone.
+    SameZone,
+    /// The ready endpoints on this node (`internalTrafficPolicy: Local`).
+    ReadyOnNode,
+    /// The endpoints that terminate and still serve, because none is ready.
+    Terminating,
+    /// The endpoints on this node that terminate and still serve, because none there is ready.
+    TerminatingOnNode,
+}
+
+/// Reason that a port has no usable endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoEndpointReason {
+    /// No endpoint of the cluster is usable.
+    NoneInCluster,
+    /// The Service has `internalTrafficPolicy: Local`, and the only usable endpoints are on other nodes.
+    NoneOnNode,
+}
+
+/// Returns the routing of each port of each ClusterIP on `node`. `slices` are all EndpointSlices of the Service.
+///
+/// If an endpoint is in two slices, one that does not terminate wins, then that of the later slice. So the result
+/// depends on the order of `slices` only while slices contradict each other.
+pub fn route_service<'a>(
+    service: &ClusterIpService,
+    slices: impl Iterator<Item = &'a ServiceSlice> + Clone,
+    node: &NodeTopology,
+) -> Vec<PortRouting> {
+    let mut routings = Vec::with_capacity(service.cluster_ips.len() * service.ports.len());
+    for &address in &service.cluster_ips {
+        for port in &service.ports {
+            let endpoints = endpoints_of_port(port, AddressFamily::of(address), slices.clone());
+            let target = select_endpoints(&endpoints, service.internal_traffic_policy, node);
+            routings.push(PortRouting {
+                address,
+                port: port.port,
+                protocol: port.protocol,
+                target,
+            });
+        }
+    }
+    routings
+}
+
+/// Endpoints of one port, by address.
+type EndpointsByAddress<'a> = BTreeMap<SocketAddr, &'a ServiceEndpoint>;
+
+/// Joins the endpoints that all slices of one family have for a port.
+fn endpoints_of_port<'a>(
+    port: &ClusterIpPort,
+    family: AddressFamily,
+    slices: impl Iterator<Item = &'a ServiceSlice>,
+) -> EndpointsByAddress<'a> {
+    let mut endpoints = EndpointsByAddress::new();
+    for slice in slices.filter(|slice| slice.family == family) {
+        // A slice may have several numbers for one name: its endpoints then listen at each of them.
+        let is_same = |it: &&ServiceSlicePort| it.name == port.name && it.protocol == port.protocol;
+        for slice_port in slice.ports.iter().filter(is_same) {
+            for endpoint in &slice.endpoints {
+                let address = SocketAddr::new(endpoint.address, slice_port.port.get());
+                // Two pods can have one address: a new pod gets that of a pod whose object still exists.
+                if !endpoint.is_terminating || !endpoints.contains_key(&address) {
+                    endpoints.insert(address, endpoint);
+                }
+            }
+        }
+    }
+    endpoints
+}
+
+/// Selects the endpoints of one port that clients on `node` use.
+fn select_endpoints(
+    endpoints: &EndpointsByAddress<'_>,
+    policy: InternalTrafficPolicy,
+    node: &NodeTopology,
+) -> PortTarget {
+    let is_on_node = |it: &ServiceEndpoint| !node.name.is_empty() && it.node == node.name;
+    let is_draining = |it: &ServiceEndpoint| it.is_serving && it.is_terminating;
+    let select = |rule, is_usable: &dyn Fn(&ServiceEndpoint) -> bool| {
+        let usable = endpoints.iter().filter(|(_, endpoint)| is_usable(endpoint));
+        let addresses: Vec<_> = usable.map(|(&address, _)| address).collect();
+        (!addresses.is_empty()).then_some(PortTarget::Endpoints { addresses, rule })
+    };
+    let is_usable_somewhere = endpoints.values().any(|it| it.is_ready || is_draining(it));
+    let selected = match policy {
+        InternalTrafficPolicy::Local => {
+            select(SelectionRule::ReadyOnNode, &|it| it.is_ready && is_on_node(it)).or_else(|| {
+                let rule = SelectionRule::TerminatingOnNode;
+                select(rule, &|it| is_draining(it) && is_on_node(it))
+            })
+        }
+        InternalTrafficPolicy::Cluster => {
+            let rule = topology_rule(endpoints, node);
+            select(rule, &|it| {
+                it.is_ready
+                    && match rule {
+                        SelectionRule::SameNode => it.node_hints.contains(&node.name),
+                        SelectionRule::SameZone => it.zone_hints.contains(&node.zone),
+                        _ => true,
+                    }
+            })
+            // Hints are ignored here: the rule above has fallen back to all ready endpoints, and there are none.
+            .or_else(|| select(SelectionRule::Terminating, &is_draining))
+        }
+    };
+    selected.unwrap_or(PortTarget::None(if is_usable_somewhere {
+        NoEndpointReason::NoneOnNode
+    } else {
+        NoEndpointReason::NoneInCluster
+    }))
+}
+
+/// Chooses the rule for the ready endpoints of a port with `internalTrafficPolicy: Cluster`.
+///
+/// Hints count only if each ready endpoint has one and one of them names this node or its zone. Otherwise some clients
+/// would have no endpoint, or some endpoints no client.
+fn topology_rule(endpoints: &EndpointsByAddress<'_>, node: &NodeTopology) -> SelectionRule {
+    let ready = || endpoints.values().filter(|it| it.is_ready);
+    let is_hinted = |hints: fn(&ServiceEndpoint) -> &[SmolStr], name: &SmolStr| {
+        ready().all(|it| !hints(it).is_empty()) && ready().any(|it| hints(it).contains(name))
+    };
+    if is_hinted(|it| &it.node_hints, &node.name) {
+        SelectionRule::SameNode
+    } else if is_hinted(|it| &it.zone_hints, &node.zone) {
+        SelectionRule::SameZone
+    } else {
+        SelectionRule::Ready
+    }
+}
