@@ -24,7 +24,7 @@ use common::{
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -329,6 +329,20 @@ pub async fn start_pod(response: &'static str, pause: Duration) -> FakeHttp1Pod 
         }
     });
     server
+}
+
+/// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1
+/// holds two, and SYNs beyond it are dropped.
+pub async fn start_silent_pod() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let plugs = [
+        TcpStream::connect(address).await.unwrap(),
+        TcpStream::connect(address).await.unwrap(),
+    ];
+    (listener, address, plugs)
 }
 
 async fn next_head(stream: &mut TcpStream) -> String {

@@ -27,7 +27,7 @@ use crate::{
     },
     harness::{
         self, ActivatorFixture, GET, LONG, OK, read_head, read_rest, revision, start_pod,
-        start_pod_with, wait_until,
+        start_pod_with, start_silent_pod, wait_until,
     },
 };
 
@@ -185,6 +185,22 @@ async fn heads_that_do_not_end_count_as_well() {
     wait_until(|| connections.request_bytes() <= connections.budget.client_request_bytes).await;
     fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     assert_eq!(status_for_others(&fixture).await, 200);
+}
+
+#[tokio::test]
+async fn a_request_is_refused_while_its_pod_is_dialled() {
+    let mut fixture =
+        ActivatorFixture::with(|config| config.max_client_bytes = Some(50_000)).await;
+    let (_silent, address, _plugs) = start_silent_pod().await;
+    fixture.add_ready_pod("silent", address);
+    let client = Http2TestClient::connect(fixture.port).await;
+    let mut call = client.start_call(h2c::get("/").method("POST")).await;
+    call.send_piece("hello").await;
+    wait_until(|| fixture.metric("rouse_activator_dials_total") > 0.0).await;
+    call.send_piece(&"x".repeat(100_000)).await;
+    assert_eq!(call.status_code().await, 503);
+    let ended = ["rouse_activator_dial_failures_total", "rouse_activator_retries_total"];
+    assert_eq!(ended.map(|name| fixture.metric(name)), [0.0; 2], "the dial goes on");
 }
 
 #[tokio::test]

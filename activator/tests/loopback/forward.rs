@@ -7,12 +7,12 @@ use common::wire::{ConnectionPath, NamespacedName, RouteTarget, RoutingPhase};
 use futures::future::join_all;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
 };
 
 use crate::harness::{
     self, ActivatorFixture, GET, LONG, OK, PausedClock, hello_revision, read_head, read_rest,
-    read_until, revision, service, start_pod, start_pod_with, wait_until,
+    read_until, revision, service, start_pod, start_pod_with, start_silent_pod, wait_until,
 };
 
 fn status(response: &str) -> &str {
@@ -226,12 +226,7 @@ async fn a_hard_limit_lets_one_request_in_at_a_time() {
 #[tokio::test]
 async fn a_full_accept_queue_does_not_cost_a_second() {
     let mut fixture = ActivatorFixture::new().await;
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let listener = socket.listen(1).unwrap();
-    let at = listener.local_addr().unwrap();
-    // A backlog of 1 holds two connections; SYNs beyond it are dropped.
-    let plugs = [connect_to(at).await, connect_to(at).await];
+    let (listener, at, plugs) = start_silent_pod().await;
     fixture.add_ready_pod("p", at);
     let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -259,10 +254,6 @@ fn unanswered_dials(port: u16) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     rows.filter(|row| row[2].ends_with(&remote) && row[3] == syn_sent).count()
-}
-
-async fn connect_to(at: SocketAddr) -> TcpStream {
-    TcpStream::connect(at).await.unwrap()
 }
 
 #[tokio::test]
@@ -382,15 +373,6 @@ async fn a_request_for_a_revision_that_comes_back_is_served() {
     fixture.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
     fixture.add_ready_pod("p", pod.address);
     assert_eq!(status(&read_rest(&mut stream).await), "200");
-}
-
-/// Starts a listener whose queue is full for as long as the connections in it are kept, so that it sends no SYN-ACK.
-async fn start_silent_pod() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let listener = socket.listen(1).unwrap();
-    let at = listener.local_addr().unwrap();
-    (listener, at, [connect_to(at).await, connect_to(at).await])
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use crate::{
         pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
         response_body::ClientResponseBody, upgraded_connection::relay_upgraded_connection,
     },
-    revisions::revision::PodPermit,
+    revisions::revision::{PodPermit, QueueEntry},
 };
 
 /// Number of failed dials of one request after which its client gets an error. If the Revision has one ready pod and
@@ -49,36 +49,19 @@ impl RequestForwarder {
         &self,
         pending: &mut PendingRequest,
     ) -> Result<PodResponse, ProxyRequestError> {
-        let revision = Arc::clone(&pending.revision);
-        let mut queue_entry = revision.queue_entry(pending.charged_bytes());
+        let client = Arc::clone(&pending.connection);
+        let mut queue_entry = pending.revision.queue_entry(pending.charged_bytes());
         let (mut failed_dials, mut closed_connections) = (0, 0);
         loop {
-            // If a permit and the refusal of the client connection come together, the permit is used.
-            let permit = tokio::select! {
+            // The bytes of a refused connection do not count any more. So its request ends at once, whatever it waits
+            // for, and takes no capacity of a pod.
+            let connected = tokio::select! {
                 biased;
-                permit = queue_entry.acquire_permit() => permit?,
-                () = pending.connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
+                () = client.wait_refused() => Err(ProxyRequestError::TooManyRequestBytes),
+                connected = self.connect(pending, &mut queue_entry, &mut failed_dials) => connected,
             };
+            let (permit, connection) = connected?;
             let address = permit.pod.key.address;
-            // Only with a permit: waiting heads are charged by their size, and this adds headers.
-            pending.prepare(&self.edge_policy.current())?;
-            let connection = match connect_to_pod(&permit, pending.settings.protocol).await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    failed_dials += 1;
-                    // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall
-                    // behind others.
-                    revision.on_dial_failed(permit);
-                    if failed_dials == MAX_DIAL_ATTEMPTS {
-                        return Err(ProxyRequestError::DialFailed {
-                            address,
-                            reason: error.to_string(),
-                        });
-                    }
-                    self.metrics.retries.inc();
-                    continue;
-                }
-            };
             // From here on the eBPF programs count the request at the pod: it must not count as waiting as well.
             queue_entry.finish_waiting();
             let mut request = pending.take_prepared();
@@ -97,7 +80,7 @@ impl RequestForwarder {
                 Some((idle_timer, is_grpc)) => tokio::select! {
                     biased;
                     result = result => result,
-                    failure = wait_body_failure(&pending.connection, &idle_timer, is_grpc) => return Err(failure),
+                    failure = wait_body_failure(&client, &idle_timer, is_grpc) => return Err(failure),
                 },
             };
             let error = match result {
@@ -117,6 +100,34 @@ impl RequestForwarder {
                 _ => return Err(exchange_error(address, &error.cause)),
             }
             closed_connections += 1;
+            self.metrics.retries.inc();
+        }
+    }
+
+    /// Waits for capacity at a pod and for a connection to it. After a failed dial it waits again, until too many have
+    /// failed.
+    async fn connect(
+        &self,
+        pending: &mut PendingRequest,
+        queue_entry: &mut QueueEntry,
+        failed_dials: &mut u32,
+    ) -> Result<(PodPermit, PodConnection), ProxyRequestError> {
+        loop {
+            let permit = queue_entry.acquire_permit().await?;
+            // Only with a permit: waiting heads are charged by their size, and this adds headers.
+            pending.prepare(&self.edge_policy.current())?;
+            let error = match connect_to_pod(&permit, pending.settings.protocol).await {
+                Ok(connection) => return Ok((permit, connection)),
+                Err(error) => error,
+            };
+            *failed_dials += 1;
+            let address = permit.pod.key.address;
+            // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall behind
+            // others.
+            pending.revision.on_dial_failed(permit);
+            if *failed_dials == MAX_DIAL_ATTEMPTS {
+                return Err(ProxyRequestError::DialFailed { address, reason: error.to_string() });
+            }
             self.metrics.retries.inc();
         }
     }
