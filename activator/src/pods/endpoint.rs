@@ -1,7 +1,6 @@
 //! Shell: connections to one pod.
 
 use std::{
-    collections::VecDeque,
     io,
     net::SocketAddr,
     sync::{
@@ -102,27 +101,35 @@ impl PodEndpoint {
     }
 
     /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For
-    /// HTTP/1.1 to a pod that speaks HTTP/2 it is a new one, because no other request would use it.
-    pub async fn connect(self: &Arc<Self>, protocol: AppProtocol) -> PodConnectionResult {
+    /// HTTP/1.1 to a pod that speaks HTTP/2 it is a new one, because no other request would use it. While a dial is
+    /// late, `prefers_other` is asked; if another pod is better, the result is [`PodDialError::Unanswered`].
+    pub async fn connect(
+        self: &Arc<Self>,
+        protocol: AppProtocol,
+        prefers_other: impl Fn() -> bool,
+    ) -> PodConnectionResult {
         if protocol != self.protocol {
-            self.settings.metrics.dials.inc();
             // Boxed, because it is rare and would enlarge the future of every waiting request.
-            let opened = Box::pin(self.open_connection(protocol)).await;
-            return opened.map_err(PodDialError::from);
+            return Box::pin(self.dial_for_one(protocol, prefers_other)).await;
         }
-        let dialled = {
-            let mut pool = self.lock_pool();
-            if let Some(connection) = pool.take_usable() {
-                return Ok(connection);
+        loop {
+            let dialled = {
+                let mut pool = self.lock_pool();
+                if let Some(connection) = pool.take_usable() {
+                    return Ok(connection);
+                }
+                let (waiter, dialled) = oneshot::channel();
+                let dials = pool.add_waiter(waiter);
+                drop(pool);
+                self.start_dials(dials);
+                dialled
+            };
+            let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
+            match dialled.await.map_err(dropped)? {
+                Err(PodDialError::Unanswered) if !prefers_other() => {}
+                result => return result,
             }
-            let (waiter, dialled) = oneshot::channel();
-            let dials = pool.add_waiter(waiter);
-            drop(pool);
-            self.start_dials(dials);
-            dialled
-        };
-        let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
-        dialled.await.map_err(dropped)?
+        }
     }
 
     /// Gives a connection back whose exchange has ended gracefully.
@@ -209,25 +216,16 @@ impl PodEndpoint {
         }
     }
 
+    /// Dials for the requests that wait.
     async fn dial_once(self: Arc<Self>) {
-        // A late dial goes on, since the pod may only be slow to accept. The first request that waits tries another
-        // pod, if there is one.
-        let opened = {
-            let open = self.open_connection(self.protocol);
-            tokio::pin!(open);
-            match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
-                Ok(opened) => opened,
-                Err(_late) => {
-                    let first = self.lock_pool().on_late_dial();
-                    fail_waiters(first, &PodDialError::Unanswered);
-                    open.await
-                }
-            }
+        // The first request that waits tries another pod, if there is one.
+        let notify_first = || {
+            let first = self.lock_pool().on_late_dial();
+            fail_waiters(first, &PodDialError::Unanswered);
+            false
         };
-        match opened {
+        match self.dial(self.protocol, notify_first).await {
             Ok(connection) => {
-                // The pod accepts again: the pause after its next failed dial is the shortest one.
-                self.failed_dials.store(0, Ordering::Relaxed);
                 self.put_connection(connection, PodConnectionPool::on_connected);
                 // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
                 // as a dial a moment longer, so that the queue does not overflow.
@@ -238,13 +236,50 @@ impl PodEndpoint {
                 self.start_dials(dials);
             }
             Err(error) => {
-                self.settings.metrics.dial_failures.inc();
-                let waiters: VecDeque<_> = self.lock_pool().on_dial_failed();
-                let waiters_failed = waiters.len();
-                info!(pod = %self.uid, address = %self.key.address, %error, told = waiters_failed, "dial failed");
-                fail_waiters(waiters, &error.into());
+                let waiters = self.lock_pool().on_dial_failed();
+                self.report_failed_dial(&error, waiters.len());
+                fail_waiters(waiters, &error);
             }
         }
+    }
+
+    /// Dials for one request, which alone uses the connection.
+    async fn dial_for_one(
+        &self,
+        protocol: AppProtocol,
+        prefers_other: impl Fn() -> bool,
+    ) -> PodConnectionResult {
+        self.settings.metrics.dials.inc();
+        let dialled = self.dial(protocol, prefers_other).await;
+        if let Err(error) = &dialled {
+            self.report_failed_dial(error, 1);
+        }
+        dialled
+    }
+
+    /// Dials the pod. A late dial goes on, since the pod may only be slow to accept, unless `gives_up` returns true.
+    async fn dial(
+        &self,
+        protocol: AppProtocol,
+        gives_up: impl Fn() -> bool,
+    ) -> PodConnectionResult {
+        let open = self.open_connection(protocol);
+        tokio::pin!(open);
+        let opened = match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
+            Ok(opened) => opened,
+            Err(_late) if gives_up() => return Err(PodDialError::Unanswered),
+            Err(_late) => open.await,
+        };
+        let connection = opened?;
+        // The pod accepts again: the pause after its next failed dial is the shortest one.
+        self.failed_dials.store(0, Ordering::Relaxed);
+        Ok(connection)
+    }
+
+    /// Counts and logs a dial that brought no connection, of which `told` requests are told.
+    fn report_failed_dial(&self, error: &PodDialError, told: usize) {
+        self.settings.metrics.dial_failures.inc();
+        info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");
     }
 
     async fn open_connection(&self, protocol: AppProtocol) -> io::Result<PodConnection> {
@@ -310,3 +345,6 @@ fn dial_failure_event(error: &io::Error) -> DialEvent {
         _ => DialEvent::Failed,
     }
 }
+
+#[cfg(test)]
+mod tests;

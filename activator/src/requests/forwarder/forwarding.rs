@@ -6,7 +6,6 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 
 use super::RequestForwarder;
@@ -17,7 +16,6 @@ use crate::{
     h1,
     pods::{
         connection::{PodConnection, PodResponseBody},
-        endpoint::PodDialError,
         exchange_error::ExchangeError,
         http1_connection::InterimResponseSink,
         request_body::BodyIdleTimer,
@@ -116,7 +114,10 @@ impl RequestForwarder {
             let permit = queue_entry.acquire_permit().await?;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
             pending.prepare(&self.edge_policy.current())?;
-            let error = match connect_to_pod(&permit, pending.settings.protocol).await {
+            // While the pod leaves the dial unanswered, another pod is better, if there is one.
+            let prefers_other = || permit.report_unanswered_dial();
+            let connected = permit.pod.connect(pending.settings.protocol, prefers_other).await;
+            let error = match connected {
                 Ok(connection) => return Ok((permit, connection)),
                 Err(error) => error,
             };
@@ -168,21 +169,6 @@ impl RequestForwarder {
             drop((entry, request_guard));
         });
         Ok(response.map(|_empty| ClientResponseBody::from_text("")))
-    }
-}
-
-/// Opens a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if there is
-/// one.
-async fn connect_to_pod(
-    permit: &PodPermit,
-    protocol: AppProtocol,
-) -> Result<PodConnection, PodDialError> {
-    // Each round waits for one late dial. It ends when another pod is preferred, or when the dial ends.
-    loop {
-        match permit.pod.connect(protocol).await {
-            Err(PodDialError::Unanswered) if !permit.report_unanswered_dial() => {}
-            result => return result,
-        }
     }
 }
 

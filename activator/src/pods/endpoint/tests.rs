@@ -1,0 +1,66 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use prometheus_client::registry::Registry;
+use tokio::net::{TcpListener, TcpSocket};
+
+use super::*;
+
+const PROTOCOLS: [AppProtocol; 2] = [AppProtocol::Http1, AppProtocol::H2c];
+
+fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
+    let settings = PodConnectionSettings {
+        listen_backlog: 128,
+        max_idle: Duration::from_secs(1),
+        metrics: ActivatorMetrics::register(&mut Registry::default()),
+    };
+    let identity = PodIdentity { uid: "uid".into(), name: "name".into() };
+    Arc::new(PodEndpoint::new(PodEndpointKey { address, id: 1 }, identity, protocol, settings))
+}
+
+/// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1
+/// holds two, and SYNs beyond it are dropped.
+async fn start_silent_listener() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let plugs = [
+        TcpStream::connect(address).await.unwrap(),
+        TcpStream::connect(address).await.unwrap(),
+    ];
+    (listener, address, plugs)
+}
+
+/// A WebSocket to a pod that speaks HTTP/2 has a dial of its own, in HTTP/1.1.
+#[tokio::test]
+async fn dials_for_one_and_for_all_count_alike() {
+    for protocol in PROTOCOLS {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let pod = create_pod(address, AppProtocol::H2c);
+        let metrics = &pod.settings.metrics;
+        let pauses = [pod.record_failed_dial(), pod.record_failed_dial()];
+        assert_eq!(pauses, [FIRST_DIAL_FAILURE_PAUSE, FIRST_DIAL_FAILURE_PAUSE * 2]);
+        pod.connect(protocol, || false).await.unwrap();
+        assert_eq!(pod.record_failed_dial(), FIRST_DIAL_FAILURE_PAUSE, "it accepts again");
+        assert_eq!((metrics.dials.get(), metrics.dial_failures.get()), (1, 0));
+
+        drop(listener);
+        let gone = create_pod(address, AppProtocol::H2c);
+        let metrics = &gone.settings.metrics;
+        assert!(gone.connect(protocol, || false).await.is_err());
+        assert_eq!((metrics.dials.get(), metrics.dial_failures.get()), (1, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_dial_ends_for_a_request_that_prefers_another_pod() {
+    for protocol in PROTOCOLS {
+        let (_silent, address, _plugs) = start_silent_listener().await;
+        let pod = create_pod(address, AppProtocol::H2c);
+        let error = pod.connect(protocol, || true).await.unwrap_err();
+        assert!(matches!(error, PodDialError::Unanswered), "{error}");
+        let error = pod.connect(protocol, || false).await.unwrap_err();
+        assert!(matches!(error, PodDialError::Failed(_)), "{error}");
+    }
+}
