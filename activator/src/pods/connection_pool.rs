@@ -102,6 +102,14 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
+    /// Queues a request again that [`on_late_dial`](Self::on_late_dial) returned: in front, since it has waited for
+    /// longest. Returns the number of dials to start.
+    #[must_use]
+    pub fn requeue_waiter(&mut self, waiter: W) -> u32 {
+        self.waiters.push_front(waiter);
+        self.allocate_dials()
+    }
+
     /// Registers the connection of a dial. Returns the next actions.
     pub fn on_connected(&mut self, connection: C) -> PoolAction<C, W> {
         self.dials_in_progress = self.dials_in_progress.saturating_sub(1);
@@ -137,7 +145,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         std::mem::take(&mut self.waiters)
     }
 
-    /// Registers a dial that is late. Returns the first waiter, which tries another pod if there is one.
+    /// Registers a dial that is late. Returns the first waiter, which tries another pod if there is one, and otherwise
+    /// comes back by [`requeue_waiter`](Self::requeue_waiter).
     #[must_use]
     pub fn on_late_dial(&mut self) -> Option<W> {
         self.waiters.pop_front()
@@ -313,6 +322,17 @@ mod tests {
         assert_eq!(pool.add_waiter("a") + pool.add_waiter("b"), 1);
         assert_eq!(pool.on_dial_failed(), ["a", "b"]);
         assert_eq!(pool.add_waiter("c"), 1);
+    }
+
+    #[test]
+    fn a_waiter_of_a_late_dial_keeps_its_place() {
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
+        assert_eq!(pool.add_waiter("a") + pool.add_waiter("b"), 1);
+        for _ in 0..2 {
+            let first = pool.on_late_dial().expect("two wait");
+            assert_eq!((first, pool.requeue_waiter(first)), ("a", 0));
+        }
+        assert_eq!(pool.on_connected(1).handoff, Some(("a", 1)));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl PodEndpoint {
 
     /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For
     /// HTTP/1.1 to a pod that speaks HTTP/2 it is a new one, because no other request would use it. While a dial is
-    /// late, `prefers_other` is asked; if another pod is better, the result is [`PodDialError::Unanswered`].
+    /// late, `prefers_other` is called every second; once it returns true, the result is [`PodDialError::Unanswered`].
     pub async fn connect(
         self: &Arc<Self>,
         protocol: AppProtocol,
@@ -112,6 +112,7 @@ impl PodEndpoint {
             // Boxed, because it is rare and would enlarge the future of every waiting request.
             return Box::pin(self.dial_for_one(protocol, prefers_other)).await;
         }
+        let mut has_waited = false;
         loop {
             let dialled = {
                 let mut pool = self.lock_pool();
@@ -119,14 +120,18 @@ impl PodEndpoint {
                     return Ok(connection);
                 }
                 let (waiter, dialled) = oneshot::channel();
-                let dials = pool.add_waiter(waiter);
+                let dials = if has_waited {
+                    pool.requeue_waiter(waiter)
+                } else {
+                    pool.add_waiter(waiter)
+                };
                 drop(pool);
                 self.start_dials(dials);
                 dialled
             };
             let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
             match dialled.await.map_err(dropped)? {
-                Err(PodDialError::Unanswered) if !prefers_other() => {}
+                Err(PodDialError::Unanswered) if !prefers_other() => has_waited = true,
                 result => return result,
             }
         }
@@ -257,7 +262,8 @@ impl PodEndpoint {
         dialled
     }
 
-    /// Dials the pod. A late dial goes on, since the pod may only be slow to accept, unless `gives_up` returns true.
+    /// Dials the pod. A late dial goes on, since the pod may only be slow to accept. `gives_up` is called after each
+    /// [`LATE_DIAL_TIMEOUT`], and ends the dial if it returns true.
     async fn dial(
         &self,
         protocol: AppProtocol,
@@ -265,12 +271,14 @@ impl PodEndpoint {
     ) -> PodConnectionResult {
         let open = self.open_connection(protocol);
         tokio::pin!(open);
-        let opened = match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
-            Ok(opened) => opened,
-            Err(_late) if gives_up() => return Err(PodDialError::Unanswered),
-            Err(_late) => open.await,
+        let connection = loop {
+            match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
+                Ok(opened) => break opened?,
+                Err(_late) if gives_up() => return Err(PodDialError::Unanswered),
+                // Another pod may open later, so the question comes again.
+                Err(_late) => {}
+            }
         };
-        let connection = opened?;
         // The pod accepts again: the pause after its next failed dial is the shortest one.
         self.failed_dials.store(0, Ordering::Relaxed);
         Ok(connection)

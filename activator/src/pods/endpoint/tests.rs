@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::cell::Cell;
+
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -53,12 +55,18 @@ async fn dials_for_one_and_for_all_count_alike() {
     }
 }
 
+/// No pod is better at first; one opens in the third second of the dial.
 #[tokio::test(start_paused = true)]
-async fn a_late_dial_ends_for_a_request_that_prefers_another_pod() {
+async fn a_late_dial_ends_for_a_request_once_another_pod_is_better() {
     for protocol in PROTOCOLS {
         let (_silent, address, _plugs) = start_silent_listener().await;
         let pod = create_pod(address, AppProtocol::H2c);
-        let error = pod.connect(protocol, || true).await.unwrap_err();
+        let asked = Cell::new(0);
+        let prefers_other = || {
+            asked.set(asked.get() + 1);
+            asked.get() == 3
+        };
+        let error = pod.connect(protocol, prefers_other).await.unwrap_err();
         assert!(matches!(error, PodDialError::Unanswered), "{error}");
         let error = pod.connect(protocol, || false).await.unwrap_err();
         assert!(matches!(error, PodDialError::Failed(_)), "{error}");
