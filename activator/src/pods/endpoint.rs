@@ -32,7 +32,7 @@ const FIRST_DIAL_FAILURE_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE_DOUBLINGS: u32 = 7;
 
 /// Time after which a pod with an unanswered dial may be gone with its node: TCP's first retransmission timeout.
-const LATE_DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+pub const LATE_DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a dial. Cheap to clone, since all requests that waited for the dial get it.
 #[derive(Clone, Debug, thiserror::Error)]

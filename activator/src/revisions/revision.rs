@@ -437,12 +437,9 @@ fn send_permits(permits: GrantedPermits) {
 }
 
 impl ActivatorRevision {
-    fn on_waiting_started(self: &Arc<Self>, waiting: usize) {
+    fn on_waiting_started(self: &Arc<Self>) {
         self.context.pod_settings.metrics.waiting_requests.inc();
         self.context.usage_reporter.report_waiting(self);
-        if waiting == 1 {
-            info!(revision = %self.name, ready = self.ready_since().is_some(), "request waits");
-        }
     }
 }
 

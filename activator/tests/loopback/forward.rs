@@ -55,6 +55,24 @@ async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
 }
 
 #[tokio::test]
+async fn a_request_counts_as_waiting_once_its_dial_is_late() {
+    let mut fixture = ActivatorFixture::new().await;
+    let (_silent, address, _plugs) = start_silent_pod().await;
+    fixture.add_ready_pod("silent", address);
+    let clock = PausedClock::start_paused();
+    let mut stream = fixture.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    clock.until(|| unanswered_dials(address.port()) > 0).await;
+    assert_eq!(fixture.waiting_totals(), (0, 0));
+    clock.advance(Duration::from_millis(1_001)).await;
+    clock.until(|| fixture.waiting_totals() == (1, 0)).await;
+    assert_eq!(fixture.metric("rouse_activator_waiting_requests"), 1.0);
+    drop((clock, stream));
+    wait_until(|| fixture.waiting_totals() == (1, 1)).await;
+    assert_eq!(fixture.abandoned_requests(), 1);
+}
+
+#[tokio::test]
 async fn a_client_that_goes_while_it_waits_leaves_the_queue() {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;

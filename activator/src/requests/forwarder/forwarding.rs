@@ -6,6 +6,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 
 use super::RequestForwarder;
@@ -16,6 +17,7 @@ use crate::{
     h1,
     pods::{
         connection::{PodConnection, PodResponseBody},
+        endpoint::{LATE_DIAL_TIMEOUT, PodDialError},
         exchange_error::ExchangeError,
         http1_connection::InterimResponseSink,
         request_body::BodyIdleTimer,
@@ -114,9 +116,7 @@ impl RequestForwarder {
             let permit = queue_entry.acquire_permit().await?;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
             pending.prepare(&self.edge_policy.current())?;
-            // While the pod leaves the dial unanswered, another pod is better, if there is one.
-            let prefers_other = || permit.report_unanswered_dial();
-            let connected = permit.pod.connect(pending.settings.protocol, prefers_other).await;
+            let connected = connect_to_pod(&permit, pending.settings.protocol, queue_entry).await;
             let error = match connected {
                 Ok(connection) => return Ok((permit, connection)),
                 Err(error) => error,
@@ -169,6 +169,24 @@ impl RequestForwarder {
             drop((entry, request_guard));
         });
         Ok(response.map(|_empty| ClientResponseBody::from_text("")))
+    }
+}
+
+/// Waits for a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if one
+/// is open.
+async fn connect_to_pod(
+    permit: &PodPermit,
+    protocol: AppProtocol,
+    queue_entry: &mut QueueEntry,
+) -> Result<PodConnection, PodDialError> {
+    let connect = permit.pod.connect(protocol, || permit.report_unanswered_dial());
+    tokio::pin!(connect);
+    match tokio::time::timeout(LATE_DIAL_TIMEOUT, connect.as_mut()).await {
+        Ok(connected) => connected,
+        Err(_late) => {
+            queue_entry.start_waiting();
+            connect.await
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Instant};
 
+use common::wire::RequestTotals;
 use tokio::sync::oneshot;
+use tracing::info;
 
 use super::{ActivatorRevision, PodPermit, send_permits};
 use crate::{
@@ -19,7 +21,8 @@ pub struct QueueEntry {
     /// Place in the order of arrival, from the first time that it asks for a pod.
     arrival: Option<ArrivalNumber>,
     bytes: usize,
-    /// Start of the time for which it counts as waiting; `None`: it does not count as waiting.
+    /// Start of the time for which it counts as waiting; `None`: it does not count as waiting. A request that gets a
+    /// permit at once counts only once its dial is late, so that one with a fast pod costs no more than its permit.
     waiting_since: Option<Instant>,
 }
 
@@ -53,11 +56,7 @@ impl QueueEntry {
             let waiting = active.wait_queue.waiting_count();
             // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
             // as a new wait.
-            let starts_waiting = self.waiting_since.is_none();
-            if starts_waiting {
-                self.waiting_since = Some(Instant::now());
-                state.totals.record_start(now_ns());
-            }
+            let starts_waiting = count_wait(&mut self.waiting_since, &mut state.totals);
             // The further waiting request may make this activator claim or grant slots, by which others can be
             // dispatched.
             let dispatched = self.revision.reconcile_waiting(&mut state);
@@ -65,7 +64,11 @@ impl QueueEntry {
             drop(state);
             if starts_waiting {
                 // After the lock is released, since the reporter has a lock of its own.
-                self.revision.on_waiting_started(waiting);
+                self.revision.on_waiting_started();
+                if waiting == 1 {
+                    let ready = self.revision.ready_since().is_some();
+                    info!(revision = %self.revision.name, ready, "request waits");
+                }
             }
             send_permits(permits);
             permit_rx
@@ -74,6 +77,18 @@ impl QueueEntry {
         permit_rx
             .await
             .map_err(|_dropped| ProxyRequestError::UnknownRevision(self.revision.name.to_string()))
+    }
+
+    /// Counts the request as waiting, although it has a permit, because the dial to its pod takes long. Without effect
+    /// if it counts already.
+    pub fn start_waiting(&mut self) {
+        let starts_waiting = {
+            let mut state = self.revision.lock_state();
+            count_wait(&mut self.waiting_since, &mut state.totals)
+        };
+        if starts_waiting {
+            self.revision.on_waiting_started();
+        }
     }
 
     /// Registers that the request is sent to its pod, where the eBPF programs count it from now on.
@@ -95,6 +110,16 @@ impl QueueEntry {
         metrics.wait_seconds.observe(since.elapsed().as_secs_f64());
         self.revision.context.usage_reporter.mark_changed(&self.revision);
     }
+}
+
+/// Begins a request's time of waiting, and counts it. Returns false if the time had begun before.
+fn count_wait(waiting_since: &mut Option<Instant>, totals: &mut RequestTotals) -> bool {
+    let starts_waiting = waiting_since.is_none();
+    if starts_waiting {
+        *waiting_since = Some(Instant::now());
+        totals.record_start(now_ns());
+    }
+    starts_waiting
 }
 
 impl Drop for QueueEntry {
