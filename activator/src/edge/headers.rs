@@ -22,12 +22,13 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
-/// Header by which a client chooses a tag of a route, and by which the pod learns the chosen one
+/// Header by which a client requests a tag of a route, and by which the pod learns the chosen one
 /// (`networking/pkg/http/header/header.go`).
 pub const TAG_HEADER: HeaderName = HeaderName::from_static("knative-serving-tag");
 const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
 
-/// Headers between components of Knative. The values that a client wrote there never reach the app.
+/// Headers between components of Knative. The values that a client wrote there never reach the app, except a tag that
+/// the Route does not have (see [`write_tag_headers`]).
 const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
     HeaderName::from_static("knative-serving-revision"),
     HeaderName::from_static("knative-serving-namespace"),
@@ -227,7 +228,8 @@ fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: 
     }
 }
 
-/// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers).
+/// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers). A
+/// requested tag that the Route does not have reaches the pod beside the mark of the default route, as in Knative.
 fn write_tag_headers(
     headers: &mut HeaderMap,
     requested_tag: Option<HeaderValue>,
