@@ -8,12 +8,12 @@ use crate::{
     entrypoint::Entrypoint,
 };
 
-/// Addresses of the client that a request came from, and of its proxy.
+/// Client of a connection: the one that a trusted proxy's PROXY header names, otherwise the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientInfo {
-    /// IP address of the client, or of the proxy in front.
+    /// IP address of that client. It is a proxy's if the peer is a proxy and no PROXY header names its client.
     pub address: IpAddr,
-    /// TCP port of the client's end.
+    /// TCP port beside the address, from the same source.
     pub port: u16,
     /// Information of the connection about the client behind it.
     pub proxied_client: ProxiedClient,
@@ -22,7 +22,7 @@ pub struct ClientInfo {
 }
 
 impl ClientInfo {
-    /// Address and port of the client's end of the connection.
+    /// Address and port of the client.
     pub fn socket_addr(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }

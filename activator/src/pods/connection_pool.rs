@@ -45,8 +45,8 @@ pub struct PodConnectionPool<C, W> {
     max_dials: u32,
     /// True once the pod has sent a response.
     has_responded: bool,
-    /// True while the pod takes no new requests, so that no connection is kept idle.
-    is_closed: bool,
+    /// True while the RouteTable lists the pod as ready, also while it is paused. Otherwise no connection is kept idle.
+    is_ready: bool,
 }
 
 /// Next actions for the shell.
@@ -78,7 +78,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
             recently_connected: 0,
             max_dials,
             has_responded: false,
-            is_closed: false,
+            is_ready: true,
         }
     }
 
@@ -174,7 +174,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.waiters.is_empty() { None } else { self.take_usable() };
         let handoff = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
-        if self.is_closed && self.waiters.is_empty() {
+        if !self.is_ready && self.waiters.is_empty() {
             self.pooled.clear();
         }
         PoolAction { handoff, dials: self.allocate_dials() }
@@ -196,7 +196,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     fn keep_pooled(&mut self, connection: C) {
-        if !self.is_closed {
+        if self.is_ready {
             self.pooled.push(connection);
         }
     }
@@ -206,15 +206,15 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.pooled.retain(keep);
     }
 
-    /// Registers that the pod takes requests.
-    pub fn open(&mut self) {
-        self.is_closed = false;
+    /// Registers that the pod is ready.
+    pub fn on_ready(&mut self) {
+        self.is_ready = true;
     }
 
-    /// Registers that the pod takes no new requests, so that no connection is kept idle. Returns all waiters, which try
-    /// another pod.
-    pub fn close(&mut self) -> VecDeque<W> {
-        self.is_closed = true;
+    /// Registers that the pod is not ready, so that no connection is kept idle. Returns all waiters, which try another
+    /// pod.
+    pub fn on_not_ready(&mut self) -> VecDeque<W> {
+        self.is_ready = false;
         self.pooled.clear();
         std::mem::take(&mut self.waiters)
     }
@@ -336,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pool_keeps_nothing_idle() {
+    fn the_pool_of_a_pod_that_is_not_ready_keeps_nothing_idle() {
         let mut pool = PodConnectionPool::<u32, _>::new(2);
         assert_eq!(pool.on_idle_connection(1).handoff, None);
         assert_eq!(pool.add_waiter("a"), 1);
-        assert_eq!(pool.close(), ["a"]);
+        assert_eq!(pool.on_not_ready(), ["a"]);
         assert_eq!(pool.on_connected(2).handoff, None);
         assert_eq!(pool.pooled_count(), 0);
     }

@@ -159,13 +159,13 @@ impl PodEndpoint {
         FIRST_DIAL_FAILURE_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
 
-    /// Opens the pod for requests, or closes it. A closed pod keeps no idle connection, so that it can drain, and
-    /// requests that wait for one try another pod.
-    pub fn set_accepting(&self, open: bool) {
-        if open {
-            return self.lock_pool().open();
+    /// Registers if the RouteTable lists the pod as ready. A paused pod still is. One that is not ready keeps no idle
+    /// connection, so that it can drain, and requests that wait for one try another pod.
+    pub fn set_ready(&self, is_ready: bool) {
+        if is_ready {
+            return self.lock_pool().on_ready();
         }
-        let waiters = self.lock_pool().close();
+        let waiters = self.lock_pool().on_not_ready();
         fail_waiters(waiters, &io::Error::other("pod is leaving").into());
     }
 

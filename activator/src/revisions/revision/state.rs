@@ -169,14 +169,14 @@ impl ActiveRevisionState {
                 let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
                 Arc::new(PodEndpoint::new(key, identity, protocol, context.pod_settings.clone()))
             });
-            pod.set_accepting(it.is_ready);
+            pod.set_ready(it.is_ready);
             if it.is_ready {
                 ready.push(pod.key);
             }
             self.pods.insert(pod.key, pod);
         }
         // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
-        before.values().for_each(|pod| pod.set_accepting(false));
+        before.values().for_each(|pod| pod.set_ready(false));
         ready.sort_unstable();
         ready
     }
