@@ -398,14 +398,15 @@ impl RoutePlanner {
                 continue;
             }
             plan.refused.extend(self.table.service_name(service_number).map(|name| (name, error)));
-            let mut fallbacks = Vec::new();
             for (target, info) in targets {
                 let fallback =
                     DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
-                self.push_update(target, fallback, &mut fallbacks);
+                let mut updates = Vec::new();
+                self.push_update(target, fallback, &mut updates);
+                // List by list: one in force always fits, and must not keep its old pods because a new one does not.
+                // A new address that does not fit gets no frontend: its connects pass unchanged.
+                let _no_frontend = self.switch_lists(updates, &mut ops, &mut freed);
             }
-            // If these lists do not fit either, its connects pass unchanged.
-            let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
         for &key in &draft.unwanted_frontends {
             freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
