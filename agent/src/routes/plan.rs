@@ -282,13 +282,16 @@ impl RoutePlanner {
     /// Releases a frontend that a service no longer wants: another service that wants it may own it.
     fn release_frontend(&mut self, service_number: u32, key: FrontendKey) {
         self.frontend_claims.remove(&(key, service_number));
-        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        if list.owner == service_number {
+        // Without a list the frontend did not fit, and this service may be the one that it did not fit for.
+        if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
+            if list.owner != service_number {
+                return;
+            }
             list.owner = NO_SERVICE;
             self.ownerless_frontends.insert(key);
-            let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
-            self.due_services.extend(next.map(|&(_, service_number)| service_number));
         }
+        let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
+        self.due_services.extend(next.map(|&(_, service_number)| service_number));
     }
 
     /// Returns the plan that puts the table in force on this node, given its registered pods by uid.

@@ -113,6 +113,24 @@ fn an_address_in_force_loses_its_pods_although_a_new_one_does_not_fit() {
     }
 }
 
+#[test]
+fn an_address_that_did_not_fit_goes_to_the_next_service_that_names_it() {
+    let mut fixture = PlannerFixture::new();
+    let first = service(1, ConnectionPath::Direct);
+    let second =
+        ServiceEntry { addresses: first.addresses.clone(), ..service(2, ConnectionPath::Direct) };
+    fixture.planner.service_id_pool = KernelIdPool::new(1, 1);
+    fixture.set_table(&table(&[first, second.clone()], &[], &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(1)]);
+    assert_eq!(fixture.kernel.all(), BTreeMap::new());
+    fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
+    fixture.plan(&table(&[second], &[], &[]));
+    let port = fixture.kernel.find(&key([10, 96, 0, 1])).map(|(.., port)| port);
+    assert_eq!(port, Some(20_002u16.to_be()));
+    assert!(!fixture.planner.has_due_work());
+}
+
 /// A big service that changes often: the extents that it gave up are in quarantine for a second.
 #[test]
 fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
