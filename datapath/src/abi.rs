@@ -407,7 +407,7 @@ pub struct ConnectRecord {
     pub backend_address: [u8; 16],
     /// Generation of the backend at the connect; 0 once the socket no longer counts in its gauge.
     pub generation: u64,
-    /// Cookie of the socket. It stays when the row is free again.
+    /// Cookie of the socket; 0 once it has released its row. In storage it stays.
     pub socket_cookie: u64,
     /// Number of the backend in `BACKENDS`.
     pub backend: u32,

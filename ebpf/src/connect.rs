@@ -137,6 +137,10 @@ pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     let cookie = unsafe { bpf_get_socket_cookie(socket.cast()) };
     if let Some((row, claims)) = claimed_record(cookie) {
         leave_gauge(row);
+        // Before the claim falls: the TCP connection closes later, on any CPU, and must not take the next socket's row
+        // for its own.
+        // SAFETY: a live map value; a single word, which only the socket that claimed the row writes.
+        unsafe { ptr::write_volatile(&raw mut row.socket_cookie, 0) };
         atomic_add(claims, MINUS_ONE);
     } else if let Some(client) = find_overflow_record(socket.cast()) {
         leave_gauge(client);
@@ -485,7 +489,8 @@ fn find_record(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectR
 
 /// Returns the row that a socket has claimed, and its claim count.
 ///
-/// A row keeps the cookie of the socket that had it last, and cookies are never used twice.
+/// Cookies are never used twice, and a row is released without one. So a row between its claim and the store of its
+/// cookie is no socket's.
 #[inline(always)]
 fn claimed_record(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
     let claims = claim_count(cookie)?;
