@@ -297,8 +297,9 @@ impl RoutePlanner {
     /// Returns the plan that puts the table in force on this node, given its registered pods by uid.
     ///
     /// A second plan without a change is empty. A service that does not fit stays due, and delays no other service. Its
-    /// old lists stay while waiting helps; after that its connects go to the activators. Only the activators' lists
-    /// cause an error, after which everything stays due.
+    /// old lists stay while waiting helps; after that its connects go to the activators. A new address that finds no
+    /// free service id or frontend has no list, and its connects pass unchanged. Only the activators' lists cause an
+    /// error, after which everything stays due.
     pub fn plan(
         &mut self,
         now_ns: u64,
