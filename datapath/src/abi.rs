@@ -144,7 +144,8 @@ pub const SELF_TEST_FRONTEND: FrontendKey = FrontendKey {
 pub const CONTROL_DROPPED: u32 = 0;
 /// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
 pub const CONTROL_SELF_TEST: u32 = 1;
-/// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
+/// Index in `CONTROL`: redirected connects without a [`ConnectRecord`]: memory was short, or they are subflows of
+/// Multipath TCP.
 pub const CONTROL_UNTRACKED: u32 = 2;
 /// Index in `CONTROL`: connects sent to the activator because no local pick was listening.
 pub const CONTROL_FALLBACK: u32 = 3;

@@ -41,7 +41,8 @@ enum NoRewriteReason {
     Changed,
 }
 
-/// Backend for a connect, as a copy: the backend's row may be used for another one as soon as no list names it.
+/// Backend for a connect, as a copy: the backend's row may be used for another one once it has been out of all lists
+/// for the quarantine.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
 struct ChosenBackend {
@@ -78,7 +79,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_other_connect(ctx);
+            handle_unchanged_connect(ctx);
             ALLOW
         }
         Err(NoRewriteReason::Refuse) => refuse_connect(),
@@ -101,7 +102,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_other_connect(ctx);
+            handle_unchanged_connect(ctx);
             ALLOW
         }
         Err(NoRewriteReason::Refuse) => refuse_connect(),
@@ -422,9 +423,11 @@ fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
     }
 }
 
-/// Handles a connect to an address that is no frontend. A recorded earlier connect has failed or was disconnected.
+/// Handles a connect that goes on unchanged: its address is no frontend or has mode `Pass`, or there is doubt.
+///
+/// A recorded earlier connect of the socket has failed or was disconnected.
 #[inline(always)]
-fn handle_other_connect(ctx: BpfSockAddr) {
+fn handle_unchanged_connect(ctx: BpfSockAddr) {
     handle_disconnect(ctx.socket(), ctx.socket_cookie());
 }
 
