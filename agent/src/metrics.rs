@@ -36,6 +36,9 @@ impl NotReadyReasons {
 }
 
 /// Metrics of the agent. Names get their unit as a suffix, counters `_total`.
+///
+/// Six values only grow and are a `Gauge` all the same (`events_dropped`, `untracked`, `fallbacks`, `unanswered`,
+/// `listeners_unseen` and `listeners_beyond`): each is set to a counter of the kernel, which outlives the agent.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentMetrics {
     /// Pods of this node by state.
@@ -54,7 +57,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) version: Gauge<u64, AtomicU64>,
     /// Attempts of readiness probes by result.
     probes: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connects without accounting: there was no memory for it, or they are subflows of Multipath TCP.
+    /// Redirected connects without a connect record: there was no memory for it, or they are subflows of Multipath
+    /// TCP. Their requests are counted.
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,
@@ -150,7 +154,7 @@ impl AgentMetrics {
         registry.register("apply_failures", help, self.apply_failures.clone());
         registry.register("route_version", "Route table in force", self.version.clone());
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
-        let help = "Connects whose bookkeeping failed";
+        let help = "Redirected connects without a record in the kernel; requests are counted";
         registry.register("connects_untracked", help, self.untracked.clone());
         let help = "Connects that went to the activator because no local listener was open";
         registry.register("connects_fallback", help, self.fallbacks.clone());
@@ -205,7 +209,8 @@ impl AgentMetrics {
         }
     }
 
-    /// Counts one audit of a pod's gauges: `still`, `moved` or `failed`.
+    /// Counts one audit of a pod's gauges. `still`: no gauge changed during the scan; `moved`: one did, and only the
+    /// others were compared; `failed`: the pod could not be scanned.
     pub(crate) fn count_audit(&self, result: &'static str) {
         self.audit_scans.get_or_create(&[("result", result)]).inc();
     }

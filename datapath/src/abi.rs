@@ -144,7 +144,8 @@ pub const SELF_TEST_FRONTEND: FrontendKey = FrontendKey {
 pub const CONTROL_DROPPED: u32 = 0;
 /// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
 pub const CONTROL_SELF_TEST: u32 = 1;
-/// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
+/// Index in `CONTROL`: redirected connects without a [`ConnectRecord`]: memory was short, or they are subflows of
+/// Multipath TCP.
 pub const CONTROL_UNTRACKED: u32 = 2;
 /// Index in `CONTROL`: connects sent to the activator because no local pick was listening.
 pub const CONTROL_FALLBACK: u32 = 3;
@@ -407,7 +408,7 @@ pub struct ConnectRecord {
     pub backend_address: [u8; 16],
     /// Generation of the backend at the connect; 0 once the socket no longer counts in its gauge.
     pub generation: u64,
-    /// Cookie of the socket. It stays when the row is free again.
+    /// Cookie of the socket; 0 once it has released its row. In storage it stays.
     pub socket_cookie: u64,
     /// Number of the backend in `BACKENDS`.
     pub backend: u32,

@@ -41,7 +41,8 @@ enum NoRewriteReason {
     Changed,
 }
 
-/// Backend for a connect, as a copy: the backend's row may be used for another one as soon as no list names it.
+/// Backend for a connect, as a copy: the backend's row may be used for another one once it has been out of all lists
+/// for the quarantine.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
 struct ChosenBackend {
@@ -78,7 +79,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_other_connect(ctx);
+            handle_unchanged_connect(ctx);
             ALLOW
         }
         Err(NoRewriteReason::Refuse) => refuse_connect(),
@@ -101,7 +102,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_other_connect(ctx);
+            handle_unchanged_connect(ctx);
             ALLOW
         }
         Err(NoRewriteReason::Refuse) => refuse_connect(),
@@ -137,6 +138,10 @@ pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     let cookie = unsafe { bpf_get_socket_cookie(socket.cast()) };
     if let Some((row, claims)) = claimed_record(cookie) {
         leave_gauge(row);
+        // Before the claim falls: the TCP connection closes later, on any CPU, and must not take the next socket's row
+        // for its own.
+        // SAFETY: a live map value; a single word, which only the socket that claimed the row writes.
+        unsafe { ptr::write_volatile(&raw mut row.socket_cookie, 0) };
         atomic_add(claims, MINUS_ONE);
     } else if let Some(client) = find_overflow_record(socket.cast()) {
         leave_gauge(client);
@@ -418,9 +423,11 @@ fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
     }
 }
 
-/// Handles a connect to an address that is no frontend. A recorded earlier connect has failed or was disconnected.
+/// Handles a connect that goes on unchanged: its address is no frontend or has mode `Pass`, or there is doubt.
+///
+/// A recorded earlier connect of the socket has failed or was disconnected.
 #[inline(always)]
-fn handle_other_connect(ctx: BpfSockAddr) {
+fn handle_unchanged_connect(ctx: BpfSockAddr) {
     handle_disconnect(ctx.socket(), ctx.socket_cookie());
 }
 
@@ -485,7 +492,8 @@ fn find_record(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectR
 
 /// Returns the row that a socket has claimed, and its claim count.
 ///
-/// A row keeps the cookie of the socket that had it last, and cookies are never used twice.
+/// Cookies are never used twice, and a row is released without one. So a row between its claim and the store of its
+/// cookie is no socket's.
 #[inline(always)]
 fn claimed_record(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
     let claims = claim_count(cookie)?;

@@ -21,6 +21,7 @@ struct ClientConnectFixture {
     pods: [NetnsFixture; 2],
     _server: ScriptedProcess,
     claims: Array<MapData, u64>,
+    records: Array<MapData, abi::ConnectRecord>,
 }
 
 impl ClientConnectFixture {
@@ -34,10 +35,13 @@ impl ClientConnectFixture {
             kernel.add_ready_pod(pod, number);
         }
         kernel.apply_table();
-        let pin = kernel.paths().pins().join(maps::CLAIMS);
-        let claims = Map::Array(MapData::from_pin(pin).expect("it is pinned"));
-        let claims = Array::try_from(claims).expect("an array of words");
-        Self { client: client.start_process(), kernel, pods, _server: server, claims }
+        let pinned_map = |name| {
+            let pin = kernel.paths().pins().join(name);
+            Map::Array(MapData::from_pin(pin).expect("it is pinned"))
+        };
+        let claims = Array::try_from(pinned_map(maps::CLAIMS)).expect("an array of words");
+        let records = Array::try_from(pinned_map(maps::CLIENTS)).expect("an array of records");
+        Self { client: client.start_process(), kernel, pods, _server: server, claims, records }
     }
 
     /// Marks every row as taken, so that sockets use socket storage.
@@ -49,6 +53,12 @@ impl ClientConnectFixture {
 
     fn rows_taken(&self) -> usize {
         self.claims.iter().filter(|claims| *claims.as_ref().expect("readable") != 0).count()
+    }
+
+    /// Number of rows that have the cookie of a socket.
+    fn rows_with_cookie(&self) -> usize {
+        let records = self.records.iter().map(|record| record.expect("readable"));
+        records.filter(|record| record.socket_cookie != 0).count()
     }
 
     /// Number of sockets that use socket storage.
@@ -77,11 +87,14 @@ fn a_connected_socket_has_one_row_until_it_closes() {
         assert_eq!(fixture.open_connections(), [connected, 0]);
     }
     assert_eq!(fixture.rows_taken() as u64 + fixture.storage_entries(), 20);
+    assert_eq!(fixture.rows_with_cookie(), fixture.rows_taken());
     fixture.client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
         ([0, 0], 0, 0)
     );
+    // TCP closes later than the socket, and must not find the row that the next socket has claimed.
+    assert_eq!(fixture.rows_with_cookie(), 0);
 }
 
 #[test]

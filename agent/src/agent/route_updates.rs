@@ -121,7 +121,12 @@ impl Agent {
         // Logged and shown only when the set changes, as each sweep repeats it.
         if self.routes.record_refused(refused) {
             for (service, reason) in self.routes.refused() {
-                warn!(%service, error = %reason, "service does not fit: its connects go through the activators");
+                warn!(
+                    %service,
+                    error = %reason,
+                    "service does not fit: its connects go through the activators, \
+                     or unchanged if the address has no frontend"
+                );
             }
             self.handles.not_ready.set("services", self.routes.refused_reason());
         }

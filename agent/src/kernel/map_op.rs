@@ -65,7 +65,8 @@ pub enum MapOp {
         /// Backend numbers, one for each entry.
         backends: Vec<u32>,
     },
-    /// Sets the target of connects to one frontend of a service while the service has no pod.
+    /// Sets the target of connects to one frontend of a service that no pod takes: in mode `Activator`, and in mode
+    /// `PickBackend` when no pick succeeds.
     Info {
         /// Service id of the frontend.
         service_id: u32,

@@ -94,7 +94,9 @@ pub mod gauges;
 mod previous_version;
 pub(crate) mod stored_totals;
 
-/// Every map that the agent reads or writes. Only one process at a time may write.
+/// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
+///
+/// Only one process at a time may write.
 #[derive(Debug)]
 pub struct KernelMaps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,

@@ -4,6 +4,7 @@ use std::{fs, io, os::fd::AsFd as _};
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::debug;
 
 use crate::incompatible;
 
@@ -25,11 +26,29 @@ const HEADER: usize = 16;
 /// Length of `struct nfgenmsg` in bytes.
 const NFGENMSG: usize = 4;
 
-/// Returns true if the namespace has a table or chain of type nat. A kernel without netfilter rewrites nothing.
+/// Returns true if the namespace has a table or chain of type nat.
+///
+/// A kernel without netfilter rewrites nothing, and it refuses the question like one that does not permit it. So every
+/// failure counts as no redirection, and only the log at level debug shows it.
 pub(crate) fn has_redirection() -> bool {
-    let legacy =
-        |path: &str| fs::read_to_string(path).is_ok_and(|it| incompatible::has_nat_table(&it));
-    TABLE_NAMES_FILES.iter().any(|path| legacy(path)) || has_nat_chain().unwrap_or(false)
+    TABLE_NAMES_FILES.iter().any(|path| has_nat_table(path))
+        || has_nat_chain().unwrap_or_else(|error| {
+            debug!(%error, "cannot list netfilter chains: assumed that none redirects");
+            false
+        })
+}
+
+fn has_nat_table(path: &str) -> bool {
+    match fs::read_to_string(path) {
+        Ok(names) => incompatible::has_nat_table(&names),
+        Err(error) => {
+            // Without the module of iptables there is no such file.
+            if error.kind() != io::ErrorKind::NotFound {
+                debug!(%error, path, "cannot read iptables' tables: assumed that none redirects");
+            }
+            false
+        }
+    }
 }
 
 fn has_nat_chain() -> io::Result<bool> {
@@ -55,6 +74,8 @@ fn has_nat_chain() -> io::Result<bool> {
         match read_datagram(&buffer) {
             ChainDumpState::More => {}
             ChainDumpState::End => return Ok(false),
+            ChainDumpState::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            ChainDumpState::Malformed => return Err(io::ErrorKind::InvalidData.into()),
             ChainDumpState::Nat => return Ok(true),
         }
     }
@@ -65,8 +86,12 @@ fn has_nat_chain() -> io::Result<bool> {
 enum ChainDumpState {
     /// No chain of type nat yet: further datagrams follow.
     More,
-    /// End of the dump without such a chain, or an error.
+    /// End of the dump without such a chain.
     End,
+    /// Netfilter ended the dump with this error.
+    Failed(i32),
+    /// A message has an impossible length.
+    Malformed,
     /// A chain of type nat exists.
     Nat,
 }
@@ -74,15 +99,23 @@ enum ChainDumpState {
 fn read_datagram(mut bytes: &[u8]) -> ChainDumpState {
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
-    while let Some(kind) = u16_at(bytes, 4) {
+    while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
+        let length = length as usize;
         // A length below the header's ends the loop, so that a malformed datagram cannot run it forever.
-        let length = u16_at(bytes, 0).map_or(0, usize::from);
-        let Some(message) = bytes.get(..length).filter(|it| it.len() >= HEADER) else { break };
+        let Some(message) = bytes.get(..length).filter(|it| it.len() >= HEADER) else {
+            return ChainDumpState::Malformed;
+        };
         match kind {
             NEW_CHAIN if is_nat(message.get(HEADER + NFGENMSG..).unwrap_or_default()) => {
                 return ChainDumpState::Nat;
             }
-            ERROR | DONE => return ChainDumpState::End,
+            // Both begin with an error number, which is negative, or 0 for success.
+            ERROR | DONE => {
+                return match u32_at(message, HEADER).map_or(0, u32::cast_signed) {
+                    0 => ChainDumpState::End,
+                    error => ChainDumpState::Failed(error.saturating_neg()),
+                };
+            }
             _ => {}
         }
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -104,6 +137,10 @@ fn is_nat(mut attributes: &[u8]) -> bool {
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
 #[cfg(test)]
@@ -138,7 +175,24 @@ mod tests {
         assert_eq!(read_datagram(&[filter.clone(), nat].concat()), ChainDumpState::Nat);
         assert_eq!(read_datagram(&[filter.clone(), plain.clone()].concat()), ChainDumpState::More);
         assert_eq!(read_datagram(&[filter, plain, done].concat()), ChainDumpState::End);
-        assert_eq!(read_datagram(&message(2, &[])), ChainDumpState::End, "no netfilter here");
-        assert_eq!(read_datagram(&[9, 0, 0, 0, 1, 2]), ChainDumpState::More, "cut short");
+        assert_eq!(read_datagram(&message(2, &[])), ChainDumpState::End, "an acknowledgement");
+    }
+
+    #[test]
+    fn a_refusal_and_a_malformed_datagram_are_errors() {
+        let mut refusal = message(2, &[]);
+        refusal[HEADER..HEADER + 4].copy_from_slice(&(-libc::EPERM).to_ne_bytes());
+        assert_eq!(read_datagram(&refusal), ChainDumpState::Failed(libc::EPERM));
+        let mut short = message(NEW_CHAIN, &[]);
+        short[..4].copy_from_slice(&15_u32.to_ne_bytes());
+        assert_eq!(read_datagram(&short), ChainDumpState::Malformed, "shorter than a header");
+        assert_eq!(read_datagram(&message(NEW_CHAIN, &[])[..17]), ChainDumpState::Malformed);
+    }
+
+    #[test]
+    fn a_message_may_be_longer_than_16_bits_count() {
+        let long = attribute(3, &vec![b'x'; 40_000]);
+        let nat = message(NEW_CHAIN, &[long.clone(), long, attribute(7, b"nat\0")]);
+        assert_eq!(read_datagram(&nat), ChainDumpState::Nat);
     }
 }

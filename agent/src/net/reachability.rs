@@ -74,7 +74,7 @@ impl PodReachability {
         (!reached).then(|| ReachabilityProbe { uid: pod.uid.clone(), at })
     }
 
-    /// Removes a pod that the table does not name any more, or that is on this node.
+    /// Removes a pod that the table does not name any more.
     pub fn remove_pod(&mut self, uid: &str) {
         self.pods.remove(uid);
     }

@@ -177,7 +177,10 @@ impl NodeRoutes {
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        Some(format!("connects to {service}{more} go through the activators: {error}"))
+        Some(format!(
+            "connects to {service}{more} go through the activators, \
+             or unchanged if the address has no frontend: {error}"
+        ))
     }
 }
 
@@ -264,6 +267,7 @@ mod tests {
         assert!(!routes.record_refused(two), "the same two");
         let reason = routes.refused_reason().expect("two are refused");
         assert!(reason.starts_with("connects to default/a (and 1 more) go through"), "{reason}");
+        assert!(reason.contains("or unchanged if the address has no frontend: map"), "{reason}");
         assert!(routes.record_refused(BTreeMap::new()));
         assert_eq!(routes.refused_reason(), None);
     }

@@ -282,20 +282,24 @@ impl RoutePlanner {
     /// Releases a frontend that a service no longer wants: another service that wants it may own it.
     fn release_frontend(&mut self, service_number: u32, key: FrontendKey) {
         self.frontend_claims.remove(&(key, service_number));
-        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        if list.owner == service_number {
+        // Without a list the frontend did not fit, and this service may be the one that it did not fit for.
+        if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
+            if list.owner != service_number {
+                return;
+            }
             list.owner = NO_SERVICE;
             self.ownerless_frontends.insert(key);
-            let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
-            self.due_services.extend(next.map(|&(_, service_number)| service_number));
         }
+        let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
+        self.due_services.extend(next.map(|&(_, service_number)| service_number));
     }
 
     /// Returns the plan that puts the table in force on this node, given its registered pods by uid.
     ///
     /// A second plan without a change is empty. A service that does not fit stays due, and delays no other service. Its
-    /// old lists stay while waiting helps; after that its connects go to the activators. Only the activators' lists
-    /// cause an error, after which everything stays due.
+    /// old lists stay while waiting helps; after that its connects go to the activators. A new address that finds no
+    /// free service id or frontend has no list, and its connects pass unchanged. Only the activators' lists cause an
+    /// error, after which everything stays due.
     pub fn plan(
         &mut self,
         now_ns: u64,
@@ -398,14 +402,15 @@ impl RoutePlanner {
                 continue;
             }
             plan.refused.extend(self.table.service_name(service_number).map(|name| (name, error)));
-            let mut fallbacks = Vec::new();
             for (target, info) in targets {
                 let fallback =
                     DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
-                self.push_update(target, fallback, &mut fallbacks);
+                let mut updates = Vec::new();
+                self.push_update(target, fallback, &mut updates);
+                // List by list: one in force always fits, and must not keep its old pods because a new one does not.
+                // A new address that does not fit gets no frontend: its connects pass unchanged.
+                let _no_frontend = self.switch_lists(updates, &mut ops, &mut freed);
             }
-            // If these lists do not fit either, its connects pass unchanged.
-            let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
         for &key in &draft.unwanted_frontends {
             freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {

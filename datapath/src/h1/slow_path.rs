@@ -264,7 +264,8 @@ impl Http1Direction {
     #[inline(always)]
     fn read_digit(&mut self, byte: u8) {
         match byte {
-            // A further digit would overflow; no server accepts such a length.
+            // Beyond this bound a further digit may overflow. The bound also refuses the six highest values below
+            // 2^64, on purpose: no message has such a length.
             b'0'..=b'9' if self.state == state::DIGITS && self.value <= (u64::MAX - 9) / 10 => {
                 self.value = self.value * 10 + u64::from(byte - b'0');
             }

@@ -130,8 +130,8 @@ impl Http1Fixture {
     }
 }
 
-/// Passes a conversation (`>` request bytes, `<` response bytes) in pieces of at most `piece` bytes and returns the
-/// log.
+/// Passes a conversation (`>` request bytes, `<` response bytes) in pieces of at most `piece` bytes, and then closes
+/// the connection. Returns the log, in which `|` stands before the events of the close.
 fn play_conversation(conversation: &[(char, &str)], piece: usize) -> String {
     let mut wire = Http1Fixture::new();
     for (from, text) in conversation {

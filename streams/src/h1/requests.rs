@@ -3,7 +3,8 @@
 use super::message::{MessageWriter, mutate};
 use crate::rng::SeededRng;
 
-/// Methods, of which common ones are frequent, so that most requests are served and bytes behind an unusual one matter.
+/// Methods that servers accept. Those that stand here several times are picked more often, so that most requests are
+/// served and bytes behind an unusual one matter. `HEADS`, `CONN` and `PRIM` begin like methods with own rules.
 const METHODS: [&str; 24] = [
     "GET", "GET", "GET", "GET", "GET", "POST", "POST", "POST", "POST", "PUT", "HEAD", "HEAD",
     "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "HEADS", "CONN", "PRIM", "M-SEARCH",

@@ -28,7 +28,8 @@ const TCP: u8 = 6;
 #[derive(Debug, Default)]
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,
-    /// Revisions that a service sends connects directly to, that have pods, or whose terms are not the defaults.
+    /// Revisions that a service sends connects directly to, that have pods, whose request terms are not the defaults,
+    /// or whose pods speak HTTP/2 only.
     revisions: NamedSlab<PlannerRevision>,
     pods: BTreeMap<String, PlannerPod>,
     /// Pods that are excluded from connects, whatever the RouteTable states of them.
@@ -183,7 +184,7 @@ impl PlannerTable {
         self.remove_unused_revision(revision);
     }
 
-    /// Sets the terms of a Revision; `None` resets them to the defaults.
+    /// Sets the request terms and the protocol of a Revision; `None` resets both to the defaults.
     pub(super) fn set_revision(
         &mut self,
         name: &NamespacedName,

@@ -1,5 +1,7 @@
 //! Pure: plans against a model of the kernel that reads after every map operation.
 
+mod capacity;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
@@ -22,8 +24,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernel::map_op::{WrittenBounds, to_v6_octets};
-
-const SECOND: u64 = abi::QUARANTINE_NS;
 
 /// The maps, and the lists that a connect finds in them.
 #[derive(Clone, Default)]
@@ -169,7 +169,7 @@ impl PlannerFixture {
             planner: RoutePlanner::resume(KernelRoutes::default(), 0),
             table: RouteTable::default(),
             kernel: FakeKernelMaps::default(),
-            now: SECOND,
+            now: abi::QUARANTINE_NS,
         }
     }
 
@@ -442,149 +442,11 @@ fn work_is_proportional_to_the_change() {
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
 
-/// Returns ready pods of one Revision, one for each number.
-fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
-    numbers.map(|number| pod(number, revision, RoutingPhase::Ready)).collect()
-}
-
-#[test]
-fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
-    let mut fixture = PlannerFixture::new();
-    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
-    fixture.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
-    fixture.planner.list_entry_pool = ExtentPool::new(20);
-    // What is in force: one activator, and two pods for each family.
-    fixture.planner.list_entry_pool.reserve(0, 5);
-    let big = [pods(1, 1..=40), pods(2, 41..=41)].concat();
-    fixture.set_table(&table(&services, &big, &[activator(1), activator(2)]));
-    let plan = fixture.plan_and_write(&BTreeMap::new());
-    let (refused, why) = plan.refused.first_key_value().unwrap();
-    assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
-    let text = why.to_string();
-    assert!(
-        text.contains("map SLOTS needs 40 more entries") && text.contains("use fewer services"),
-        "{text}"
-    );
-    assert!(fixture.planner.has_due_work());
-    let found =
-        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap();
-    assert_eq!(found(&fixture, 1), (RoutingMode::Activator, vec![], 20_001u16.to_be()));
-    assert_eq!(found(&fixture, 2).1, vec![target(41)], "it holds up no other");
-    assert_eq!(fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
-
-    // It is tried again, and the result is the same.
-    fixture.now += SECOND;
-    let again = fixture.plan_and_write(&BTreeMap::new());
-    assert_eq!((again.ops, again.refused.len()), (vec![], 1));
-    let fits = [pods(1, 1..=3), pods(2, 41..=41)].concat();
-    fixture.plan(&table(&services, &fits, &[activator(1), activator(2)]));
-    assert_eq!(found(&fixture, 1).1.len(), 3);
-    assert!(!fixture.planner.has_due_work());
-}
-
-/// No service is due when only activators change, and yet the plan must be tried again.
-#[test]
-fn activators_that_do_not_fit_are_planned_again() {
-    let mut fixture = PlannerFixture::new();
-    let services = [service(1, ConnectionPath::Direct)];
-    fixture.plan(&table(&services, &[], &[activator(1)]));
-    let free_pool = std::mem::replace(&mut fixture.planner.backend_pool, KernelIdPool::new(1, 1));
-    fixture.set_table(&table(&services, &[], &[activator(1), activator(2)]));
-    assert!(fixture.planner.plan(fixture.now, &BTreeMap::new()).is_err());
-    assert!(fixture.planner.has_due_work());
-    fixture.planner.backend_pool = free_pool;
-    fixture.plan_and_write(&BTreeMap::new());
-    let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
-    assert_eq!((activators.len(), fixture.planner.has_due_work()), (2, false));
-}
-
-/// A service may lack even the service ids that its frontends need to go to the activators.
-#[test]
-fn a_new_service_without_a_free_id_passes_unchanged_and_delays_none() {
-    let mut fixture = PlannerFixture::new();
-    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
-    // Two ids are free: one for each address of one service.
-    fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
-    let mut half = service(9, ConnectionPath::Direct);
-    half.addresses.truncate(1);
-    let wide = service(2, ConnectionPath::Direct);
-    let all = [service(1, ConnectionPath::Direct), wide.clone(), half.clone()];
-    fixture.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
-    let plan = fixture.plan_and_write(&BTreeMap::new());
-    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
-    assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
-    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 9])), None);
-    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
-    // The id that it gave up is free for the next one after the quarantine.
-    fixture.plan(&table(
-        &[service(1, ConnectionPath::Direct), half],
-        &pods(1, 1..=1),
-        &[activator(1)],
-    ));
-    fixture.now += 2 * SECOND;
-    fixture.plan_and_write(&BTreeMap::new());
-    assert!(fixture.kernel.find(&key([10, 96, 0, 9])).is_some());
-    assert!(!fixture.planner.has_due_work());
-}
-
-/// A big service that changes often: the extents that it gave up are in quarantine for a second.
-#[test]
-fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
-    let mut fixture = PlannerFixture::new();
-    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
-    fixture.planner.list_entry_pool = ExtentPool::new(50);
-    fixture.plan(&table(&services, &pods(1, 1..=10), &[]));
-    fixture.plan(&table(&services, &pods(1, 2..=11), &[]));
-    fixture.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
-    let plan = fixture.plan_and_write(&BTreeMap::new());
-    assert!(plan.is_partial && plan.refused.is_empty(), "{plan:?}");
-    let found =
-        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap().1;
-    assert_eq!(found(&fixture, 1)[0], target(2));
-    assert_eq!(found(&fixture, 2), vec![target(20)]);
-    fixture.now += SECOND;
-    let plan = fixture.plan_and_write(&BTreeMap::new());
-    assert!(!plan.is_partial && plan.refused.is_empty(), "{plan:?}");
-    assert_eq!(found(&fixture, 1)[0], target(3));
-    assert!(!fixture.planner.has_due_work());
-
-    // It does not wait indefinitely while others keep entries in quarantine.
-    fixture.planner.list_entry_pool = ExtentPool::new(4);
-    fixture.planner.list_entry_pool.quarantine(100, 1_000, u64::MAX / 2);
-    fixture.set_table(&table(&services, &pods(1, 4..=13), &[]));
-    assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial);
-    fixture.now += 2 * SECOND;
-    let plan = fixture.plan_and_write(&BTreeMap::new());
-    assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
-}
-
-#[test]
-fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
-    let mut pool = ExtentPool::new(40);
-    pool.reserve(0, 40);
-    // Ten entries in two runs of five.
-    pool.quarantine(0, 5, 0);
-    pool.quarantine(10, 5, 0);
-    assert!(pool.fits_after_quarantine(&[5, 5]));
-    assert!(!pool.fits_after_quarantine(&[10]));
-    assert_eq!(pool.allocate(5), None, "the check has freed nothing");
-    // One run of fifteen.
-    pool.quarantine(5, 5, 0);
-    assert!(pool.fits_after_quarantine(&[10, 5]) && !pool.fits_after_quarantine(&[10, 6]));
-
-    // A run in quarantine that joins two free ones.
-    let mut pool = ExtentPool::new(30);
-    pool.reserve(10, 10);
-    pool.quarantine(10, 10, 0);
-    assert_eq!(pool.capacity_error(30).free, 10);
-    assert!(pool.fits_after_quarantine(&[30]));
-}
-
 /// One change of the simulation. Services, Revisions and pods have numbers.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
-    /// A service is set, with the direct path (true) or the path through the activators.
-    Path(u8, bool),
+    /// A service is set, with the direct path (true) or the path through the activators, and with one address or two.
+    Service(u8, bool, usize),
     /// A service is removed.
     NoService(u8),
     /// A pod of a Revision is set, with a phase by its index.
@@ -603,7 +465,8 @@ enum SimRouteChange {
 
 fn route_changes() -> impl Strategy<Value = Vec<SimRouteChange>> {
     let turn = prop_oneof![
-        3 => (1u8..4, any::<bool>()).prop_map(|(s, direct)| SimRouteChange::Path(s, direct)),
+        3 => (1u8..4, any::<bool>(), 1usize..3)
+            .prop_map(|(s, direct, addresses)| SimRouteChange::Service(s, direct, addresses)),
         1 => (1u8..4).prop_map(SimRouteChange::NoService),
         6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| SimRouteChange::Pod(p, s, phase)),
         2 => (1u8..7).prop_map(SimRouteChange::NoPod),
@@ -623,6 +486,10 @@ struct RouteSim {
 }
 
 impl RouteSim {
+    fn new() -> Self {
+        Self { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: abi::QUARANTINE_NS }
+    }
+
     /// Makes a change and passes it to the planner.
     fn apply(&mut self, turn: &SimRouteChange, planner: &mut RoutePlanner) {
         let before = self.table.clone();
@@ -636,9 +503,11 @@ impl RouteSim {
         let phases = [RoutingPhase::Starting, RoutingPhase::Ready, RoutingPhase::Draining];
         let uid = |number: &u8| format!("uid{number}");
         match turn {
-            SimRouteChange::Path(number, direct) => {
+            SimRouteChange::Service(number, direct, addresses) => {
                 let path = if *direct { ConnectionPath::Direct } else { ConnectionPath::Activator };
-                self.table.services.insert(name(*number), service(*number, path));
+                let mut it = service(*number, path);
+                it.addresses.truncate(*addresses);
+                self.table.services.insert(name(*number), it);
                 None
             }
             SimRouteChange::NoService(number) => {
@@ -683,7 +552,7 @@ proptest! {
     /// word up to a second ago still finds the same list behind it.
     #[test]
     fn a_connect_finds_the_old_list_or_the_new_one(turns in route_changes()) {
-        let mut sim = RouteSim { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
+        let mut sim = RouteSim::new();
         let mut kernel = FakeKernelMaps::default();
         let mut planner = RoutePlanner::resume(kernel.table(), 0);
         // Words that were in force, each with the end of that time and the list behind it.
@@ -693,7 +562,7 @@ proptest! {
             if matches!(turn, SimRouteChange::Restart) {
                 planner = resumed(&kernel, &sim.table, sim.now);
             }
-            past.retain(|(until, _, _)| sim.now - until < SECOND);
+            past.retain(|(until, _, _)| sim.now - until < abi::QUARANTINE_NS);
             let old = kernel.all();
             let before = kernel.in_force();
             let ops = planner.plan(sim.now, &sim.locals).unwrap().ops;
@@ -719,7 +588,7 @@ proptest! {
             past.extend(before.into_iter().map(|(state, list)| (sim.now, state, list)));
             // The table is in force: a planner that compares everything has nothing to do.
             let mut fresh = resumed(&kernel, &sim.table, sim.now);
-            let rest = fresh.plan(sim.now + SECOND, &sim.locals);
+            let rest = fresh.plan(sim.now + abi::QUARANTINE_NS, &sim.locals);
             prop_assert_eq!(rest, Ok(MapPlan::default()));
         }
     }

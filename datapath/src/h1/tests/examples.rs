@@ -63,7 +63,7 @@ fn a_pipelined_request_begins_when_the_one_before_ends() {
 }
 
 #[test]
-fn a_pipeline_deeper_than_the_memory_for_kinds_is_still_exact() {
+fn a_deep_pipeline_of_one_kind_is_exact() {
     let requests = GET.repeat(100);
     let responses = OK5.repeat(100);
     let log = conversation_log(&[('>', &requests), ('<', &responses)]);
@@ -417,7 +417,7 @@ fn a_transfer_encoding_without_a_word_says_nothing() {
 }
 
 #[test]
-fn lengths_are_read_to_the_end_of_64_bits() {
+fn all_lengths_of_64_bits_but_the_six_highest_are_read() {
     for (length, log) in [("18446744073709551609", "S F200 |"), ("18446744073709551610", "! M |")] {
         let post = std::format!("POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
         assert_eq!(conversation_log(&[('>', &post), ('<', OK5)]), log, "{length}");
@@ -495,7 +495,7 @@ fn packets_inside_a_body_may_be_passed_over() {
     let inside = [(0, 99), (0, 100), (99, 1), (50, 10), (20, 200), (200, 10)];
     let inside = inside.map(|(at, len)| wire.conn.tx.is_inside_body(seq.wrapping_add(at), len));
     assert_eq!(inside, [true, false, false, true, false, false]);
-    // The end of a connection passes none of the bytes before it.
+    // As at the close of a connection: an empty segment behind the last sent byte catches up with what was passed over.
     wire.conn.tx.seek(seq.wrapping_add(60), 0);
     assert_eq!((wire.conn.tx.next, wire.conn.tx.skip), (seq.wrapping_add(60), 40));
     assert!(!wire.conn.tx.is_inside_body(seq, 10), "seen again");

@@ -1,0 +1,215 @@
+//! Pure: plans for maps that are too small: refused services, quarantine, and the services that wait for a frontend.
+
+use super::*;
+
+/// Returns ready pods of one Revision, one for each number.
+fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
+    numbers.map(|number| pod(number, revision, RoutingPhase::Ready)).collect()
+}
+
+#[test]
+fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
+    let mut fixture = PlannerFixture::new();
+    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
+    fixture.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
+    fixture.planner.list_entry_pool = ExtentPool::new(20);
+    // What is in force: one activator, and two pods for each family.
+    fixture.planner.list_entry_pool.reserve(0, 5);
+    let big = [pods(1, 1..=40), pods(2, 41..=41)].concat();
+    fixture.set_table(&table(&services, &big, &[activator(1), activator(2)]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    let (refused, why) = plan.refused.first_key_value().unwrap();
+    assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
+    let text = why.to_string();
+    assert!(
+        text.contains("map SLOTS needs 40 more entries") && text.contains("use fewer services"),
+        "{text}"
+    );
+    assert!(fixture.planner.has_due_work());
+    let found =
+        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap();
+    assert_eq!(found(&fixture, 1), (RoutingMode::Activator, vec![], 20_001u16.to_be()));
+    assert_eq!(found(&fixture, 2).1, vec![target(41)], "it holds up no other");
+    assert_eq!(fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
+
+    // It is tried again, and the result is the same.
+    fixture.now += abi::QUARANTINE_NS;
+    let again = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((again.ops, again.refused.len()), (vec![], 1));
+    let fits = [pods(1, 1..=3), pods(2, 41..=41)].concat();
+    fixture.plan(&table(&services, &fits, &[activator(1), activator(2)]));
+    assert_eq!(found(&fixture, 1).1.len(), 3);
+    assert!(!fixture.planner.has_due_work());
+}
+
+/// No service is due when only activators change, and yet the plan must be tried again.
+#[test]
+fn activators_that_do_not_fit_are_planned_again() {
+    let mut fixture = PlannerFixture::new();
+    let services = [service(1, ConnectionPath::Direct)];
+    fixture.plan(&table(&services, &[], &[activator(1)]));
+    let free_pool = std::mem::replace(&mut fixture.planner.backend_pool, KernelIdPool::new(1, 1));
+    fixture.set_table(&table(&services, &[], &[activator(1), activator(2)]));
+    assert!(fixture.planner.plan(fixture.now, &BTreeMap::new()).is_err());
+    assert!(fixture.planner.has_due_work());
+    fixture.planner.backend_pool = free_pool;
+    fixture.plan_and_write(&BTreeMap::new());
+    let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
+    assert_eq!((activators.len(), fixture.planner.has_due_work()), (2, false));
+}
+
+/// A service may lack even the service ids that its frontends need to go to the activators.
+#[test]
+fn a_new_service_without_a_free_id_passes_unchanged_and_delays_none() {
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
+    // Two ids are free: one for each address of one service.
+    fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
+    let mut half = service(9, ConnectionPath::Direct);
+    half.addresses.truncate(1);
+    let wide = service(2, ConnectionPath::Direct);
+    let all = [service(1, ConnectionPath::Direct), wide.clone(), half.clone()];
+    fixture.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
+    assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 9])), None);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
+    // Service 2 is removed. The ids that it gives up are free for service 9 after the quarantine.
+    fixture.plan(&table(
+        &[service(1, ConnectionPath::Direct), half],
+        &pods(1, 1..=1),
+        &[activator(1)],
+    ));
+    fixture.now += abi::QUARANTINE_NS;
+    fixture.plan_and_write(&BTreeMap::new());
+    assert!(fixture.kernel.find(&key([10, 96, 0, 9])).is_some());
+    assert!(!fixture.planner.has_due_work());
+}
+
+/// The address in force was the service's own, or that of another one, which the same batch removes.
+#[test]
+fn an_address_in_force_loses_its_pods_although_a_new_one_does_not_fit() {
+    for earlier in [1, 3] {
+        let mut fixture = PlannerFixture::new();
+        let wide = service(1, ConnectionPath::Direct);
+        let narrow = ServiceEntry {
+            addresses: wide.addresses[..1].to_vec(),
+            ..service(earlier, ConnectionPath::Direct)
+        };
+        fixture.plan(&table(&[narrow], &pods(earlier, 1..=2), &[activator(1)]));
+        let address = key([10, 96, 0, 1]);
+        assert_eq!(fixture.kernel.find(&address).unwrap().1, vec![target(1), target(2)]);
+        fixture.planner.service_id_pool = KernelIdPool::new(1, 1);
+        let drains = [pod(1, 1, RoutingPhase::Ready), pod(2, 1, RoutingPhase::Draining)];
+        fixture.set_table(&table(&[wide], &drains, &[activator(1)]));
+        let plan = fixture.plan_and_write(&BTreeMap::new());
+        assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(1)]);
+        // The plan is whole, so the agent acknowledges that pod 2 gets no more connects.
+        assert!(!plan.is_partial);
+        let found = fixture.kernel.find(&address).unwrap();
+        assert_eq!(found, (RoutingMode::Activator, vec![], 20_001u16.to_be()));
+        assert_eq!(fixture.kernel.all().len(), 1, "the new address has no frontend");
+    }
+}
+
+#[test]
+fn an_address_that_did_not_fit_goes_to_the_next_service_that_names_it() {
+    let mut fixture = PlannerFixture::new();
+    let first = service(1, ConnectionPath::Direct);
+    let second =
+        ServiceEntry { addresses: first.addresses.clone(), ..service(2, ConnectionPath::Direct) };
+    fixture.planner.service_id_pool = KernelIdPool::new(1, 1);
+    fixture.set_table(&table(&[first, second.clone()], &[], &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(1)]);
+    assert_eq!(fixture.kernel.all(), BTreeMap::new());
+    fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
+    fixture.plan(&table(&[second], &[], &[]));
+    let port = fixture.kernel.find(&key([10, 96, 0, 1])).map(|(.., port)| port);
+    assert_eq!(port, Some(20_002u16.to_be()));
+    assert!(!fixture.planner.has_due_work());
+}
+
+/// A big service that changes often: the extents that it gave up are in quarantine for a second.
+#[test]
+fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
+    let mut fixture = PlannerFixture::new();
+    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
+    fixture.planner.list_entry_pool = ExtentPool::new(50);
+    fixture.plan(&table(&services, &pods(1, 1..=10), &[]));
+    fixture.plan(&table(&services, &pods(1, 2..=11), &[]));
+    fixture.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert!(plan.is_partial && plan.refused.is_empty(), "{plan:?}");
+    let found =
+        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap().1;
+    assert_eq!(found(&fixture, 1)[0], target(2));
+    assert_eq!(found(&fixture, 2), vec![target(20)]);
+    fixture.now += abi::QUARANTINE_NS;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert!(!plan.is_partial && plan.refused.is_empty(), "{plan:?}");
+    assert_eq!(found(&fixture, 1)[0], target(3));
+    assert!(!fixture.planner.has_due_work());
+
+    // It does not wait indefinitely while others keep entries in quarantine.
+    fixture.planner.list_entry_pool = ExtentPool::new(4);
+    fixture.planner.list_entry_pool.quarantine(100, 1_000, u64::MAX / 2);
+    fixture.set_table(&table(&services, &pods(1, 4..=13), &[]));
+    assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial);
+    fixture.now += QUARANTINE_WAIT_NS;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
+}
+
+#[test]
+fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
+    let mut pool = ExtentPool::new(40);
+    pool.reserve(0, 40);
+    // Ten entries in two runs of five.
+    pool.quarantine(0, 5, 0);
+    pool.quarantine(10, 5, 0);
+    assert!(pool.fits_after_quarantine(&[5, 5]));
+    assert!(!pool.fits_after_quarantine(&[10]));
+    assert_eq!(pool.allocate(5), None, "the check has freed nothing");
+    // One run of fifteen.
+    pool.quarantine(5, 5, 0);
+    assert!(pool.fits_after_quarantine(&[10, 5]) && !pool.fits_after_quarantine(&[10, 6]));
+
+    // A run in quarantine that joins two free ones.
+    let mut pool = ExtentPool::new(30);
+    pool.reserve(10, 10);
+    pool.quarantine(10, 10, 0);
+    assert_eq!(pool.capacity_error(30).free, 10);
+    assert!(pool.fits_after_quarantine(&[30]));
+}
+
+proptest! {
+    /// The agent acknowledges the draining pods of a version once a plan is not partial. There is room for three of up
+    /// to six addresses, and for few pods.
+    #[test]
+    fn in_full_maps_only_a_partial_plan_leaves_connects_to_a_pod_that_is_not_ready(
+        turns in route_changes(),
+    ) {
+        let (mut sim, mut kernel) = (RouteSim::new(), FakeKernelMaps::default());
+        let mut planner = RoutePlanner::resume(kernel.table(), 0);
+        planner.service_id_pool = KernelIdPool::new(abi::FIRST_SERVICE, abi::FIRST_SERVICE + 3);
+        planner.list_entry_pool = ExtentPool::new(12);
+        for turn in &turns {
+            sim.apply(turn, &mut planner);
+            // Without room for the activators no version is acknowledged.
+            let Ok(plan) = planner.plan(sim.now, &sim.locals) else { continue };
+            plan.ops.iter().for_each(|op| kernel.write(op));
+            if plan.is_partial {
+                continue;
+            }
+            let ready = sim.table.pods.values().filter(|pod| pod.phase == RoutingPhase::Ready);
+            let ready: BTreeSet<SocketAddr> = ready.filter_map(|pod| pod.address).collect();
+            for (key, (_, list, _)) in kernel.all() {
+                for at in list.iter().filter_map(BackendTarget::pod_address) {
+                    prop_assert!(ready.contains(&at), "{:?} leads to {}", key, at);
+                }
+            }
+        }
+    }
+}
