@@ -115,7 +115,10 @@ impl Drop for ApiServerFixture {
 fn apply_watch_update(writer: &ObjectWriter, update: WatchUpdate) {
     match update {
         WatchUpdate::ListBegun(scope) => writer.begin_list(&scope),
-        WatchUpdate::ListCompleted(scope) => drop(writer.end_list(&scope)),
+        WatchUpdate::ListCompleted(scope) => {
+            let missing = writer.end_list(&scope);
+            missing.iter().for_each(|name| writer.handle_deleted(scope.resource, name));
+        }
         WatchUpdate::Object { resource, name, observed, .. } => {
             writer.handle_observed(resource, &name, observed)
         }

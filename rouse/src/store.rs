@@ -45,7 +45,7 @@ impl NodeStore {
         Ok(self.manifests().find(name)?.map(|stored| stored.manifest().clone()))
     }
 
-    /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
+    /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by namespace and name.
     pub(crate) fn objects(
         &self,
         kind: LocalObjectKind,
@@ -65,10 +65,12 @@ impl NodeStore {
         if kind == LocalObjectKind::Service {
             self.add_unread_manifests(namespace, &mut out)?;
         }
+        // The paths have another order: `hello-world.yaml` comes before `hello.yaml`.
+        out.sort_by_cached_key(object_name);
         Ok(out)
     }
 
-    /// Adds services whose manifests the controller has not read yet, and sorts all by name.
+    /// Adds services whose manifests the controller has not read yet.
     fn add_unread_manifests(
         &self,
         namespace: Option<&str>,
@@ -84,7 +86,6 @@ impl NodeStore {
         for name in unread.into_iter().filter(|it| !known_names.contains(it)) {
             out.extend(manifests.find(&name)?.map(|stored| stored.manifest().clone()));
         }
-        out.sort_by_key(object_name);
         Ok(())
     }
 
@@ -163,6 +164,21 @@ pub(crate) mod tests {
         assert_eq!(names(None), ["a", "b"]);
         assert_eq!(names(Some("default")), ["a", "b"]);
         assert!(names(Some("other")).is_empty());
+    }
+
+    #[test]
+    fn objects_of_each_kind_are_sorted_by_name() {
+        let (temp, store) = NodeStoreFixture::new("sorted");
+        for kind in LocalObjectKind::ALL {
+            for name in ["hello-world", "hello"] {
+                let metadata = serde_json::json!({"name": name, "namespace": "default"});
+                temp.put_object(kind, &serde_json::json!({"metadata": metadata}));
+            }
+            let objects = store.objects(kind, None).unwrap();
+            let names: Vec<Value> =
+                objects.iter().map(|it| it["metadata"]["name"].clone()).collect();
+            assert_eq!(names, ["hello", "hello-world"]);
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ const JETTY: [&str; 8] = [
     "jetty9-http2-hpack",
     "servlet-api",
 ];
-/// Version of the build procedure; a change of it changes the cache directory.
+/// Flags of both builds, and a number to raise with any other change of the build. Part of the cache directory's name.
 const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
 
 /// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
@@ -66,23 +66,25 @@ pub(crate) fn build(workspace: &CargoWorkspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes the results table of an earlier run.
+/// Removes the table of an earlier run of `tests/kernel/servers.rs`.
 pub(crate) fn remove_results(workspace: &CargoWorkspace) {
     let _absent = fs::remove_file(results_path(workspace));
 }
 
-/// Prints the results table, if the tests that write it ran.
+/// Prints the table of `tests/kernel/servers.rs`, if these tests ran.
 pub(crate) fn print_results(workspace: &CargoWorkspace) {
     if let Ok(text) = fs::read_to_string(results_path(workspace)) {
         println!("\n{text}");
     }
 }
 
+/// Path of the table that `tests/kernel/servers.rs` writes.
 fn results_path(workspace: &CargoWorkspace) -> PathBuf {
     workspace.target.join("servers.md")
 }
 
-/// Digest of all inputs of the build, for the directory's name.
+/// Digest of the sources and of the libraries that Java's classes are compiled with, for the directory's name. Versions
+/// of Go and javac are not part of it: servers of an earlier compiler stay valid.
 fn digest(sources: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(format!("{BUILD_PROCEDURE} {}\n", std::env::consts::ARCH));
@@ -90,6 +92,11 @@ fn digest(sources: &Path) -> Result<String> {
         let text = fs::read(sources.join(file)).with_context(|| format!("no {SOURCES}/{file}"))?;
         hash.update(format!("{file} {}\n", text.len()));
         hash.update(text);
+    }
+    for jar in jetty_jars()? {
+        let bytes = fs::read(&jar).with_context(|| format!("cannot read {}", jar.display()))?;
+        hash.update(format!("{} {}\n", jar.display(), bytes.len()));
+        hash.update(bytes);
     }
     let bytes = hash.finalize();
     Ok(bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
@@ -120,12 +127,18 @@ fn build_go(sources: &Path, into: &Path) -> Result<()> {
     sh::run(&mut toolchain.command(&sources.join("go"), &args.map(str::to_owned)))
 }
 
-fn build_java(sources: &Path, into: &Path) -> Result<()> {
+/// Returns the paths of the libraries that the server in Java needs, at compilation and when it runs.
+fn jetty_jars() -> Result<Vec<PathBuf>> {
     let jars: Vec<PathBuf> =
         JETTY.iter().map(|name| Path::new(JARS).join(format!("{name}.jar"))).collect();
     if let Some(jar) = jars.iter().find(|jar| !jar.exists()) {
         bail!("{} is missing: run `apt-get install libjetty9-java`", jar.display());
     }
+    Ok(jars)
+}
+
+fn build_java(sources: &Path, into: &Path) -> Result<()> {
+    let jars = jetty_jars()?;
     let path: Vec<String> = jars.iter().map(|jar| jar.display().to_string()).collect();
     let path = path.join(":");
     let mut javac = Command::new("javac");

@@ -18,7 +18,7 @@ use crate::{
 /// Event of the stream to an owner.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SlotStreamEvent {
-    /// No process listens there: the owner has ended, or its release grants no slots.
+    /// No process listens there: the owner has ended, or its version grants no slots.
     Refused,
     /// The stream is open: Revisions that the owner does not name before the first `Synced` have no grant.
     Opened,
@@ -44,6 +44,9 @@ impl ComponentLink {
             if unlisted.is_set() {
                 finished.set();
             }
+            if finished.is_set() {
+                return std::future::pending().await;
+            }
             let ended = self.run_slot_stream(&endpoint, &attempt, claims, goodbye, each).await;
             if unlisted.is_set() || (ended.is_ok() && goodbye.is_set()) {
                 finished.set();
@@ -51,8 +54,6 @@ impl ComponentLink {
             ended
         });
         tokio::select! {
-            // `finished` is polled first: it must win against the next try of `streams`.
-            biased;
             () = finished.wait() => {}
             () = streams => {}
         }
@@ -72,19 +73,22 @@ impl ComponentLink {
                 each(SlotStreamEvent::Refused);
             }
         })?;
-        let first = vec![SlotClaimItem::Sender(self.local_replica.clone())];
         let (cursor, synced) = (claims.subscribe(), SlotClaimItem::Synced);
-        let items = serve::item_stream(
-            first,
+        let claim_items = serve::item_stream(
+            Vec::new(),
             cursor,
             SlotClaimItem::Claim,
             SlotClaimItem::Removed,
             synced,
             serve::UNLIMITED_SILENCE,
         );
-        let last_message = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Goodbye) });
-        // `Goodbye` follows the last claim on the same stream, so the owner takes back all slots in order.
-        let items = items.take_until(goodbye.clone().wait_owned()).chain(last_message);
+        let sender = SlotClaimItem::Sender(self.local_replica.clone());
+        let [sender, last_message] =
+            [sender, SlotClaimItem::Goodbye].map(|it| stream::iter([raw::ClaimItem::from(it)]));
+        // `Goodbye` follows the last claim on the same stream, so the owner takes back all slots in order. It may be
+        // due before the stream is open: then no claim is sent, but the owner still requires the sender.
+        let claim_items = claim_items.take_until(goodbye.clone().wait_owned());
+        let items = sender.chain(claim_items).chain(last_message);
         let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
         let _up = self.record_stream_opened(endpoint, "slots");
         attempt.record_open();

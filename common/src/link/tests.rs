@@ -21,6 +21,7 @@ use crate::{
 
 mod attempts;
 mod replicas;
+mod slots;
 
 struct FakeRouteServer {
     outbox: Outbox<RouteKey, RouteChange>,

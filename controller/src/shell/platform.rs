@@ -307,23 +307,28 @@ impl KubernetesPlatform {
                     _ => {}
                 }
             }
-            WatchUpdate::Deleted { resource, name } => {
-                self.writer.handle_deleted(resource, &name);
-                self.apply_deletion(resource, name);
-            }
+            WatchUpdate::Deleted { resource, name } => self.apply_deletion(resource, &name),
             WatchUpdate::ListCompleted(scope) => {
                 for name in self.writer.end_list(&scope) {
-                    self.apply_deletion(scope.resource, name);
+                    self.apply_deletion(scope.resource, &name);
                 }
                 self.lock_unlisted_scopes().remove(&scope.label());
             }
         }
     }
 
-    fn apply_deletion(&self, resource: ResourceKind, name: NamespacedName) {
+    /// Applies the deletion of an object, in the order of an observed object: the machine comes first. Otherwise the
+    /// writer, on another thread, could find the object missing and still desired, and create a user's deleted Revision
+    /// again.
+    fn apply_deletion(&self, resource: ResourceKind, name: &NamespacedName) {
         if list_position(resource).is_some() || resource == ResourceKind::PodAutoscaler {
-            self.runtime.step(ControllerEvent::ObjectObserved { resource, name, object: None });
+            self.runtime.step(ControllerEvent::ObjectObserved {
+                resource,
+                name: name.clone(),
+                object: None,
+            });
         }
+        self.writer.handle_deleted(resource, name);
         if resource == ResourceKind::ConfigMap {
             self.apply_log_level();
         }

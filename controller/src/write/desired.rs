@@ -92,7 +92,8 @@ pub fn local_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Valu
     Some(object)
 }
 
-/// Returns the desired state of a Service, Configuration or Route.
+/// Returns the desired state of a Service, Configuration or Route. On Kubernetes too, it is rendered by its
+/// [`LocalObjectKey`].
 fn knative_part(
     cluster: &ClusterState,
     key: &ObjectPartKey,

@@ -63,7 +63,8 @@ fn values_yaml(settings: &InstallSettings) -> String {
     format!(
         "{GENERATED_HEADER}# Image with all components.\nimage: {}\n\
          # How requests from outside reach the gateway: loadbalancer, nodeport or hostport.\ngateway: loadbalancer\n\
-         # standard, or fast: no account token in pods whose service names no account.\nprofile: standard\n\
+         # standard, or fast: no account token in pods whose service names no account.\n\
+         # fast also binds pods without the scheduler: bind-pods in config-deployment.\nprofile: standard\n\
          # Domain of URLs from outside.\ndomain: {}\n# The cluster's own domain.\nclusterDomain: {}\n",
         settings.image, settings.domain, settings.cluster_domain
     )

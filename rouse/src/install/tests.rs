@@ -1,10 +1,15 @@
 //! Properties that all objects of an installation share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use common::request_log;
 use controller::model::{
     cluster_state::ControllerSettings,
-    config_maps::{Configs, RevisionDefaults},
+    config_maps::{
+        Configs, NetworkConfig, RevisionDefaults,
+        go_template::GoTemplate,
+        network::{DOMAIN_TEMPLATE, TAG_TEMPLATE},
+    },
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
@@ -22,7 +27,7 @@ use serde_json::Value;
 
 use super::{
     configs, objects, rbac,
-    settings::{GatewayExposure, InstallProfile, InstallSettings},
+    settings::{GatewayExposure, InstallProfile, InstallSettings, NAMESPACE},
     workloads,
 };
 
@@ -32,6 +37,22 @@ fn all() -> Vec<Value> {
 
 fn objects_of_kind(kind: &str) -> Vec<Value> {
     all().into_iter().filter(|it| it["kind"] == kind).collect()
+}
+
+/// Returns all containers of a workload, with its init containers.
+fn containers(workload: &Value) -> Vec<&Value> {
+    let pod = &workload["spec"]["template"]["spec"];
+    let fields = ["initContainers", "containers"];
+    fields.into_iter().filter_map(|field| pod[field].as_array()).flatten().collect()
+}
+
+/// Returns the settings that the example of a ConfigMap shows.
+fn example_of(map: &Value) -> BTreeMap<String, String> {
+    // An example of comments only is an empty document, and no map.
+    let example: Option<BTreeMap<String, String>> =
+        serde_norway::from_str(map["data"]["_example"].as_str().unwrap())
+            .unwrap_or_else(|it| panic!("{}: {it}", objects::kind_and_name(map)));
+    example.unwrap_or_default()
 }
 
 /// Reads an object into its type and writes it again: an unknown or misspelt field is lost.
@@ -89,7 +110,8 @@ fn everything_follows_the_namespace() {
     let settings = InstallSettings { namespace: "elsewhere".into(), ..InstallSettings::default() };
     let hard_coded: Vec<String> = objects::all(&settings)
         .iter()
-        .filter(|it| it.to_string().contains("\"knative-serving\""))
+        // ClusterRoles for users have Knative's names, whatever the namespace.
+        .filter(|it| it.to_string().replace("knative-serving-namespaced-", "").contains(NAMESPACE))
         .map(objects::kind_and_name)
         .collect();
     assert!(hard_coded.is_empty(), "{hard_coded:?}");
@@ -99,8 +121,7 @@ fn everything_follows_the_namespace() {
 fn the_controller_accepts_every_shipped_setting_and_example() {
     for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
-        let example: std::collections::BTreeMap<String, String> =
-            serde_norway::from_str(map["data"]["_example"].as_str().unwrap()).unwrap_or_default();
+        let example = example_of(&map);
         let annotations = serde_json::from_value(map["metadata"]["annotations"].clone()).unwrap();
         let data = serde_json::from_value(map["data"].clone()).unwrap();
         for data in [data, example] {
@@ -115,17 +136,38 @@ fn examples_show_the_defaults() {
     let mut configs = Configs::default();
     for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
-        let example = serde_norway::from_str(map["data"]["_example"].as_str().unwrap());
-        configs.update(name, Some(&example.unwrap_or_default()));
+        configs.update(name, Some(&example_of(&map)));
     }
     let unset = Configs::default();
     assert_eq!(configs.autoscaler, unset.autoscaler);
+    assert_eq!(configs.certmanager, unset.certmanager);
     // Without the setting, Kubernetes mounts the token.
     let mut defaults = RevisionDefaults::default();
     defaults.automount_service_account_token = Some(true);
     assert_eq!(*configs.defaults, defaults);
     assert_eq!(configs.deployment, unset.deployment);
+    // The example shows a second domain, for services with its labels.
+    assert_eq!(configs.domain.domain_for(&BTreeMap::new()), Some("example.com"));
+    assert_eq!(configs.features, unset.features);
     assert_eq!(configs.gc, unset.gc);
+    assert_eq!(configs.leader_election, unset.leader_election);
+    assert_eq!(configs.logging.levels(), unset.logging.levels());
+    // Without the settings these templates hold.
+    let network = NetworkConfig::clone(&configs.network);
+    assert_eq!(network.domain_template.as_ref().map(GoTemplate::source), Some(DOMAIN_TEMPLATE));
+    assert_eq!(network.tag_template.as_ref().map(GoTemplate::source), Some(TAG_TEMPLATE));
+    let network = NetworkConfig { domain_template: None, tag_template: None, ..network };
+    assert_eq!(network, *unset.network);
+    assert_eq!(configs.observability, unset.observability);
+    assert_eq!(configs.tracing, unset.tracing);
+}
+
+#[test]
+fn the_example_shows_the_default_template_of_request_logs() {
+    let maps = objects_of_kind("ConfigMap");
+    let is_observability = |it: &&Value| it["metadata"]["name"] == "config-observability";
+    let example = example_of(maps.iter().find(is_observability).unwrap());
+    assert_eq!(example["logging.request-log-template"], request_log::DEFAULT_TEMPLATE);
 }
 
 #[test]
@@ -135,16 +177,21 @@ fn only_the_agent_has_rights_on_its_node() {
         let name = objects::kind_and_name(&deployment);
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
         assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
-        let container = &pod["containers"][0]["securityContext"];
-        assert_eq!(container["readOnlyRootFilesystem"], true, "{name}");
-        assert_eq!(container["capabilities"], serde_json::json!({"drop": ["ALL"]}), "{name}");
+        for container in containers(&deployment) {
+            let context = &container["securityContext"];
+            assert_eq!(context["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(context["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(context["capabilities"], serde_json::json!({"drop": ["ALL"]}), "{name}");
+        }
         assert_eq!(pod.get("hostNetwork"), None, "{name}");
     }
     let agent = &objects_of_kind("DaemonSet")[0];
-    let container = &agent["spec"]["template"]["spec"]["containers"][0]["securityContext"];
-    assert_eq!(container.get("privileged"), None);
     let added: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
-    assert_eq!(container["capabilities"]["add"], serde_json::json!(added));
+    for container in containers(agent) {
+        let context = &container["securityContext"];
+        assert_eq!(context.get("privileged"), None);
+        assert_eq!(context["capabilities"]["add"], serde_json::json!(added));
+    }
     for (name, _) in agent::CAPABILITIES {
         let capabilities = agent["metadata"]["annotations"]["rouse.dev/needs"].as_str().unwrap();
         assert!(capabilities.contains(name), "{name} is given without a reason");
@@ -159,17 +206,16 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
     let with_token = |object: &&Value| {
         object["spec"]["template"]["spec"]["automountServiceAccountToken"] == true
     };
-    let deployments = objects_of_kind("Deployment");
+    let workloads = [objects_of_kind("Deployment"), objects_of_kind("DaemonSet")].concat();
     let names: Vec<String> =
-        deployments.iter().filter(with_token).map(objects::kind_and_name).collect();
+        workloads.iter().filter(with_token).map(objects::kind_and_name).collect();
     assert_eq!(names, ["Deployment/controller"]);
-    let subjects = |object: &Value| object["subjects"][0]["name"].clone();
-    assert!(
-        objects_of_kind("ClusterRoleBinding")
-            .iter()
-            .chain(&objects_of_kind("RoleBinding"))
-            .all(|it| subjects(it) == "controller")
-    );
+    for binding in [objects_of_kind("ClusterRoleBinding"), objects_of_kind("RoleBinding")].concat()
+    {
+        let subjects = binding["subjects"].as_array().unwrap();
+        let names: Vec<&Value> = subjects.iter().map(|it| &it["name"]).collect();
+        assert_eq!(names, [&Value::from("controller")], "{}", objects::kind_and_name(&binding));
+    }
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub struct PullAccount {
     pub pull_secrets: Vec<String>,
 }
 
-/// Digests by container, init containers first, or the error.
+/// Names of the containers, init containers first, each with its image by digest, or the error. An empty text leaves
+/// the image as it is written.
 pub type DigestResolution = Result<Vec<(String, String)>, String>;
 
 impl ControllerStateMachine {

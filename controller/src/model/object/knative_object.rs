@@ -1,10 +1,11 @@
-//! Pure: kinds and keys of the objects that users see on the local node.
+//! Pure: kinds and keys of the objects that users see on the local node. On Kubernetes some of them are rendered by the
+//! same keys.
 
 use std::fmt;
 
 use common::wire::NamespacedName;
 
-/// Kind of an object; its plural is the name of the object's folder.
+/// Kind of an object; on the local node its plural is the name of the object's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LocalObjectKind {
     /// A Knative Service, in `services`.
@@ -52,7 +53,7 @@ impl LocalObjectKind {
 /// Kind and name of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LocalObjectKey {
-    /// Kind of the object, which is also its folder.
+    /// Kind of the object, which on the local node is also its folder.
     pub kind: LocalObjectKind,
     /// Namespace and name of the object.
     pub name: NamespacedName,

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use super::{
     lease_state::{LeaseAction, LeaseRecord, LeaseState, LeaseTiming, MonotonicTime},
-    watches::WatchBackoff,
+    watches::watch_events,
 };
 
 /// Name of the controller's Lease.
@@ -107,8 +107,7 @@ impl LeaderElector {
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
         // The watch reports a release at once; without it, the next attempt would notice.
-        let changes =
-            watcher(self.api.clone(), config).backoff(WatchBackoff::default()).touched_objects();
+        let changes = watch_events(self.api.clone(), config).touched_objects();
         let mut changes = std::pin::pin!(changes.map_ok(|it| self.is_free(&it)).fuse());
         loop {
             self.attempt_lease().await;

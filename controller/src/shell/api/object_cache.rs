@@ -109,17 +109,15 @@ impl ObjectCache {
         self.unlisted.push((scope.clone(), names));
     }
 
-    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted. Their entries stay until
+    /// [`remove`](Self::remove).
     pub fn end_list(&mut self, scope: &WatchScope) -> Vec<NamespacedName> {
         let Some(at) = self.unlisted.iter().position(|(listed_scope, _)| listed_scope == scope)
         else {
             return Vec::new();
         };
-        let (_, removed) = self.unlisted.swap_remove(at);
-        for name in &removed {
-            self.remove(scope.resource, name);
-        }
-        removed.into_iter().collect()
+        let (_, missing) = self.unlisted.swap_remove(at);
+        missing.into_iter().collect()
     }
 
     /// Stores an object from a watch. Returns true if anything is new: a watch may lag behind our own writes.
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_a_new_list_omits_are_removed() {
+    fn objects_that_a_new_list_omits_are_returned() {
         let mut cache = ObjectCache::default();
         let kind = ResourceKind::Pod;
         let pods = |it: &&WatchScope| it.resource == kind && it.excluded_namespace.is_some();
@@ -396,7 +394,7 @@ mod tests {
         cache.apply_watched(kind, &name("b"), seen("1"));
         cache.apply_watched(kind, &name("c"), seen("2"));
         assert_eq!(cache.end_list(scope), [name("a")]);
-        assert_eq!(cache.count(kind), 3);
+        assert_eq!(cache.count(kind), 4, "they stay until they are removed");
         assert_eq!(cache.end_list(scope), []);
     }
 
@@ -433,7 +431,9 @@ mod tests {
             assert!(cache.apply_response(&key, seen("2"), ObjectOrigin::OwnApply));
         }
         cache.apply_watched(kind, &name("named"), seen("2"));
-        assert_eq!(cache.end_list(scope), [name("new"), name("old")]);
+        let missing = cache.end_list(scope);
+        assert_eq!(missing, [name("new"), name("old")]);
+        missing.iter().for_each(|it| cache.remove(kind, it));
         assert_eq!((cache.get(kind, &name("named")), cache.count(kind)), (Some(&seen("2")), 1));
     }
 

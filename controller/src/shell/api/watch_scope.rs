@@ -12,7 +12,8 @@ pub struct WatchScope {
     pub resource: ResourceKind,
     /// Namespace to watch; `None`: all namespaces.
     pub namespace: Option<String>,
-    /// Namespace to leave out, since another watch of the same kind covers it.
+    /// Namespace that another watch of the same kind [covers](Self::covers). The lists of this watch may name its
+    /// objects too.
     pub excluded_namespace: Option<String>,
     /// Label selector, if the watch has one.
     pub label_selector: Option<&'static str>,

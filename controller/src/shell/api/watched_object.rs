@@ -65,7 +65,7 @@ impl ObjectShape for WriteOnlyShape {
     const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::PodAutoscaler);
 }
 
-/// Kinds of which every part is kept whole.
+/// Kinds that are read whole. [`trim_object`](watch_scope::trim_object) removes the parts that are not kept.
 #[derive(Debug)]
 pub(super) struct FullShape;
 

@@ -155,15 +155,11 @@ impl ObjectWriter {
         self.with_state(|state| state.cache.begin_list(scope));
     }
 
-    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted. Each must be passed to
+    /// [`handle_deleted`](Self::handle_deleted), after its deletion has changed the desired state.
+    #[must_use]
     pub fn end_list(&self, scope: &WatchScope) -> Vec<NamespacedName> {
-        let removed = self.with_state(|state| {
-            let removed = state.cache.end_list(scope);
-            removed.iter().for_each(|name| state.handle_deleted(scope.resource, name));
-            removed
-        });
-        self.wake.notify_one();
-        removed
+        self.with_state(|state| state.cache.end_list(scope))
     }
 
     /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
@@ -177,12 +173,9 @@ impl ObjectWriter {
         self.wake.notify_one();
     }
 
-    /// Handles the deletion of an object.
+    /// Handles the deletion of an object. If the desired state still contains the object, it is created again.
     pub fn handle_deleted(&self, resource: ResourceKind, name: &NamespacedName) {
-        self.with_state(|state| {
-            state.cache.remove(resource, name);
-            state.handle_deleted(resource, name);
-        });
+        self.with_state(|state| state.handle_deleted(resource, name));
         self.wake.notify_one();
     }
 
@@ -401,6 +394,7 @@ impl WriterState {
 
     /// Handles a deleted object: it may have to be created again, or may have blocked another one.
     fn handle_deleted(&mut self, resource: ResourceKind, name: &NamespacedName) {
+        self.cache.remove(resource, name);
         self.applied_statuses.remove(&ObjectPartKey::new(
             resource,
             ObjectPart::Status,
@@ -711,6 +705,24 @@ mod tests {
         assert_eq!(drain_queue(&mut state), [], "nothing has changed");
         state.handle_observed(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(drain_queue(&mut state), [], "without the annotation it is not ours any more");
+    }
+
+    /// An entry that was removed sooner would let the writer create an object again that is desired only until the
+    /// state machine knows of its deletion.
+    #[tokio::test]
+    async fn the_end_of_a_list_keeps_missing_objects_until_their_deletion_is_handled() {
+        let (client, _calls) = api_server();
+        let writer = ObjectWriter::new(client, WriteLimits::default(), Arc::default());
+        let (resource, name) = (ResourceKind::Revision, NamespacedName::new("default", "a"));
+        let scopes = crate::shell::api::watch_scope::watch_scopes("default-system");
+        let scope = scopes.iter().find(|it| it.resource == resource).expect("it is watched");
+        writer.handle_observed(resource, &name, seen(&json!({}), "7"));
+        writer.begin_list(scope);
+        assert_eq!(writer.end_list(scope), [name.clone()]);
+        assert!(writer.observed(resource, &name).is_some());
+        assert_eq!(writer.queue_lengths().0, 0, "nothing is checked before the machine's step");
+        writer.handle_deleted(resource, &name);
+        assert_eq!((writer.observed(resource, &name), writer.queue_lengths().0), (None, 1));
     }
 
     /// The response to a scale does not contain changes of other clients.

@@ -7,10 +7,7 @@ use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
     api::DynamicObject,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{Config, Event, watcher},
-    },
+    runtime::watcher::{Config, Event},
 };
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -21,7 +18,7 @@ use crate::{
     shell::{
         api::{
             client::api_resource,
-            watches::{WatchBackoff, error_chain},
+            watches::{error_chain, proves_recovery, watch_events},
         },
         runtime::ControllerRuntime,
     },
@@ -41,15 +38,17 @@ pub(super) async fn watch_client_pods(
     }
     info!("a network policy names pods: all are followed");
     let api: Api<DynamicObject> = Api::all_with(client, &api_resource(ResourceKind::Pod));
-    let mut events = std::pin::pin!(
-        watcher(api, Config::default().fields(LIVING_PODS)).backoff(WatchBackoff::default())
-    );
+    let mut events = std::pin::pin!(watch_events(api, Config::default().fields(LIVING_PODS)));
+    let mut broken = false;
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known_pods, mut listed) = (BTreeSet::new(), BTreeSet::new());
     let report = |name: NamespacedName, client| {
         shared.step(ControllerEvent::ClientPodObserved { name, pod: client })
     };
     while let Some(event) = events.next().await {
+        if event.as_ref().is_ok_and(proves_recovery) {
+            broken = false;
+        }
         match event {
             Ok(Event::Init) => listed.clear(),
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
@@ -70,9 +69,11 @@ pub(super) async fn watch_client_pods(
                 known_pods.retain(|it| listed.contains(it));
                 gone.into_iter().for_each(|name| report(name, None));
             }
-            Err(error) => {
-                warn!(error = %error_chain(&error), "watch of clients broke and is begun again")
+            // One warning per outage, as of the other watches.
+            Err(error) if !std::mem::replace(&mut broken, true) => {
+                warn!(error = %error_chain(&error), "watch of clients broke and is begun again");
             }
+            Err(_) => {}
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Pure: objects for other controllers: Images for image caches, ClusterDomainClaims for domains.
+//! Pure: Images, for the controllers of image caches.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::{ChildObject, RevisionView, meta};
@@ -25,12 +24,4 @@ pub fn image_objects(revision: &RevisionView<'_>) -> Vec<ChildObject> {
         ChildObject::new(ResourceKind::Image, meta, json!({ "spec": spec }))
     };
     containers.map(one).collect()
-}
-
-/// Builds the ClusterDomainClaim that reserves a domain for a namespace. It is cluster-scoped, so no namespaced object
-/// can own it: the DomainMapping's finalizer removes it.
-pub fn domain_claim(domain: &str, namespace: &str) -> ChildObject {
-    let meta = ObjectMeta { name: Some(domain.into()), ..ObjectMeta::default() };
-    let spec = json!({"spec": {"namespace": namespace}});
-    ChildObject::new(ResourceKind::ClusterDomainClaim, meta, spec)
 }

@@ -22,6 +22,7 @@ pub(super) fn mapping_status(cluster: &ClusterState, key: &ObjectPartKey) -> Des
 }
 
 /// Returns the claim of a domain, if the controller makes claims. It is removed with the last mapping of its namespace.
+/// It is cluster-scoped, so no namespaced object can own it.
 pub(super) fn desired_claim(cluster: &ClusterState, domain: &str) -> DesiredState {
     let wanting = cluster.domains.mappings.iter().filter(|(name, _)| name.name == domain);
     let first =

@@ -1033,7 +1033,7 @@ fn plain_http_is_redirected_if_config_network_says_so() {
 #[test]
 fn no_deployment_is_created_before_digests_are_resolved() {
     let mut api_server = FakeApiServer::new();
-    api_server.resolves_digests = false;
+    api_server.completes_digests = false;
     api_server.apply_service("hello", "registry.test/hello:v1", 1, Value::Null);
     let made = |api_server: &FakeApiServer| {
         let name = name("hello-00001-deployment");
@@ -1087,7 +1087,7 @@ fn no_deployment_is_created_before_digests_are_resolved() {
 #[test]
 fn digests_of_deleted_revisions_are_no_longer_requested() {
     let mut api_server = FakeApiServer::new();
-    api_server.resolves_digests = false;
+    api_server.completes_digests = false;
     api_server.apply_service("hello", "registry.test/hello:v1", 1, Value::Null);
     let events = api_server.delete(ResourceKind::KnativeService, &name("hello"));
     let mut named = Vec::new();

@@ -44,10 +44,12 @@ pub(super) struct FakeApiServer {
     /// Time of the API server's clock; `None`: same as the controller's.
     pub(super) api_server_clock: Option<UnixMillis>,
     pub(super) objects: BTreeMap<(ResourceKind, NamespacedName), Value>,
-    pub(super) objects_created: u64,
+    /// Number given out last: of an object's UID, a pod's name or an address. Each apply takes one, also of an object
+    /// that exists.
+    pub(super) last_number: u64,
     pub(super) writes: usize,
-    /// True if registries answer queries for digests.
-    pub(super) resolves_digests: bool,
+    /// True if each request for digests is completed at once, with the result for registries that are skipped.
+    pub(super) completes_digests: bool,
     /// Parts of objects whose last write failed.
     pub(super) failed_writes: BTreeSet<ObjectPartKey>,
     /// Labels that were applied last, by object.
@@ -80,9 +82,9 @@ impl FakeApiServer {
             now: UnixMillis(1_000_000_000),
             api_server_clock: None,
             objects: BTreeMap::new(),
-            objects_created: 0,
+            last_number: 0,
             writes: 0,
-            resolves_digests: true,
+            completes_digests: true,
             failed_writes: BTreeSet::new(),
             labels: BTreeMap::new(),
         };
@@ -120,7 +122,7 @@ impl FakeApiServer {
             }
             let effects = self.machine.step(self.now, event);
             for revision in
-                effects.revisions_to_resolve.into_iter().filter(|_| self.resolves_digests)
+                effects.revisions_to_resolve.into_iter().filter(|_| self.completes_digests)
             {
                 events.extend(empty_digests(&self.machine, &revision));
             }
@@ -208,10 +210,10 @@ impl FakeApiServer {
         }
         let mut object = body;
         let before = self.objects.get(&at).cloned();
-        self.objects_created += 1;
+        self.last_number += 1;
         let meta = |field: &str| before.as_ref().map(|it| it["metadata"][field].clone());
         object["metadata"]["uid"] = meta("uid").unwrap_or_else(|| {
-            json!(format!("00000000-0000-4000-8000-{:012x}", self.objects_created))
+            json!(format!("00000000-0000-4000-8000-{:012x}", self.last_number))
         });
         object["metadata"]["creationTimestamp"] =
             meta("creationTimestamp").unwrap_or_else(|| json!(self.api_server_time().rfc3339()));
@@ -222,8 +224,8 @@ impl FakeApiServer {
             let given = before.as_ref().map(|it| it["spec"]["clusterIPs"].clone());
             let fresh = || {
                 json!([
-                    format!("10.96.0.{}", self.objects_created % 250 + 1),
-                    format!("fd00::{:x}", self.objects_created)
+                    format!("10.96.0.{}", self.last_number % 250 + 1),
+                    format!("fd00::{:x}", self.last_number)
                 ])
             };
             object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
@@ -273,7 +275,7 @@ impl FakeApiServer {
         other
     }
 
-    /// Merges annotations into a pod, whose other fields belong to other managers.
+    /// Replaces the annotations of a pod, all of which are the controller's. Its other fields have other managers.
     fn annotate(&mut self, name: &NamespacedName, body: &Value) -> Vec<ControllerEvent> {
         let Some(object) = self.objects.get_mut(&(ResourceKind::Pod, name.clone())) else {
             return Vec::new();
@@ -338,32 +340,27 @@ impl FakeApiServer {
         let object = self.objects[&(ResourceKind::Deployment, deployment.clone())].clone();
         let replicas =
             usize::try_from(object["spec"]["replicas"].as_i64().unwrap_or(1)).expect("a count");
-        let prefix = format!("{}-", deployment.name);
-        let is_of_deployment = |(resource, it): &&(ResourceKind, NamespacedName)| {
-            *resource == ResourceKind::Pod && it.name.starts_with(&prefix)
-        };
-        let mut present: Vec<NamespacedName> =
-            self.objects.keys().filter(is_of_deployment).map(|(_, it)| it.clone()).collect();
+        let mut present = self.pods_of_deployment(deployment);
         present.sort_by_key(|it| leaving_pods.contains(it));
         let mut events = Vec::new();
         for surplus in present.iter().skip(replicas) {
             events.extend(self.delete(ResourceKind::Pod, surplus));
         }
         for _ in present.len()..replicas {
-            self.objects_created += 1;
+            self.last_number += 1;
             let name = NamespacedName::new(
                 &*deployment.namespace,
-                format!("{prefix}{}", self.objects_created),
+                format!("{}-{}", deployment.name, self.last_number),
             );
             let pod = json!({
                 "metadata": {
                     "name": name.name.as_str(), "namespace": name.namespace.as_str(),
-                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.objects_created),
+                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.last_number),
                     "creationTimestamp": self.api_server_time().rfc3339(),
                     "labels": object["spec"]["template"]["metadata"]["labels"],
                 },
                 "spec": {"nodeName": "n1"},
-                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.objects_created % 250)},
+                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.last_number % 250)},
             });
             self.objects.insert((ResourceKind::Pod, name.clone()), pod.clone());
             events.push(ControllerEvent::ObjectObserved {
@@ -389,7 +386,7 @@ impl FakeApiServer {
             vec![ControllerEvent::ObjectObserved { resource, name: name.clone(), object: None }];
         let uid = removed["metadata"]["uid"].clone();
         let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
-            it["metadata"]["ownerReferences"][0]["uid"] == uid
+            uid.is_string() && it["metadata"]["ownerReferences"][0]["uid"] == uid
         };
         let children: Vec<_> =
             self.objects.iter().filter(owned).map(|(at, _)| at.clone()).collect();
@@ -397,17 +394,19 @@ impl FakeApiServer {
             events.extend(self.delete(resource, &name));
         }
         if resource == ResourceKind::Deployment {
-            let prefix = format!("{}-", name.name);
-            let pods: Vec<NamespacedName> = self
-                .names(ResourceKind::Pod)
-                .into_iter()
-                .filter(|it| it.name.starts_with(&prefix))
-                .collect();
-            for pod in pods {
+            for pod in self.pods_of_deployment(name) {
                 events.extend(self.delete(ResourceKind::Pod, &pod));
             }
         }
         events
+    }
+
+    /// Returns the pods of a Deployment, which are named after it.
+    fn pods_of_deployment(&self, deployment: &NamespacedName) -> Vec<NamespacedName> {
+        let prefix = format!("{}-", deployment.name);
+        let mut pods = self.names(ResourceKind::Pod);
+        pods.retain(|it| it.namespace == deployment.namespace && it.name.starts_with(&prefix));
+        pods
     }
 
     pub(super) fn names(&self, resource: ResourceKind) -> Vec<NamespacedName> {
@@ -557,7 +556,7 @@ fn hosts_with_two_services(table: &RouteTable) -> Vec<String> {
     all.filter(|it| !seen.insert(it.clone())).collect()
 }
 
-/// Returns the lines in which two tables differ.
+/// Returns the services, Revisions and pods in which two tables differ.
 pub(super) fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
     let lines = |table: &RouteTable| -> BTreeSet<String> {
         let services = table.services.values().map(|it| format!("{it:?}"));

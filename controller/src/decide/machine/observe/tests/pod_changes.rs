@@ -368,7 +368,7 @@ fn all_replicas_have_the_same_table_if_an_image_is_missing() {
     let mut api_server = FakeApiServer::new();
     api_server.apply_service("hello", "hello:v1", 1, Value::Null);
     api_server.report_all_ready();
-    api_server.resolves_digests = false;
+    api_server.completes_digests = false;
     api_server.apply_service("hello", "hello:v2", 1, Value::Null);
     api_server.step(ControllerEvent::DigestsResolved {
         revision: name("hello-00002"),

@@ -117,7 +117,7 @@ fn verdicts_and_digest_request(maps: &ConfigMapData<'_>) -> String {
     let mut api_server = api_server_with_configs(maps);
     let configs = api_server.machine.cluster().settings.config_maps.clone();
     let verdicts: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
-    api_server.resolves_digests = false;
+    api_server.completes_digests = false;
     try_to_make(&mut api_server, service());
     format!("{verdicts:?}\n{:?}", api_server.machine.digest_request(&name("hello-00001")))
 }
