@@ -120,11 +120,8 @@ impl PodEndpoint {
                     return Ok(connection);
                 }
                 let (waiter, dialled) = oneshot::channel();
-                let dials = if has_waited {
-                    pool.requeue_waiter(waiter)
-                } else {
-                    pool.add_waiter(waiter)
-                };
+                let dials =
+                    if has_waited { pool.requeue_waiter(waiter) } else { pool.add_waiter(waiter) };
                 drop(pool);
                 self.start_dials(dials);
                 dialled

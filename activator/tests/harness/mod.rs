@@ -338,10 +338,8 @@ pub async fn start_silent_pod() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let address = listener.local_addr().unwrap();
-    let plugs = [
-        TcpStream::connect(address).await.unwrap(),
-        TcpStream::connect(address).await.unwrap(),
-    ];
+    let plugs =
+        [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
     (listener, address, plugs)
 }
 

@@ -189,8 +189,7 @@ async fn heads_that_do_not_end_count_as_well() {
 
 #[tokio::test]
 async fn a_request_is_refused_while_its_pod_is_dialled() {
-    let mut fixture =
-        ActivatorFixture::with(|config| config.max_client_bytes = Some(50_000)).await;
+    let mut fixture = ActivatorFixture::with(|config| config.max_client_bytes = Some(50_000)).await;
     let (_silent, address, _plugs) = start_silent_pod().await;
     fixture.add_ready_pod("silent", address);
     let client = Http2TestClient::connect(fixture.port).await;

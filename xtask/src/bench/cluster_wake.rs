@@ -217,9 +217,9 @@ fn first_byte_rows(
         println!("cluster-wake: {unknown} cold starts without an observed node are left out");
     }
     let times = |is_same_node: bool| -> Vec<f64> {
-        let some = cold_starts.iter().filter(|(from, wake)| {
-            !wake.node.is_empty() && (*from == wake.node) == is_same_node
-        });
+        let some = cold_starts
+            .iter()
+            .filter(|(from, wake)| !wake.node.is_empty() && (*from == wake.node) == is_same_node);
         some.filter_map(|(_, wake)| wake.listen_to_first_byte()).collect()
     };
     let row = |name: &str, is_same_node, goal| {

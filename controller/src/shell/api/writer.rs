@@ -718,7 +718,7 @@ mod tests {
         let scope = scopes.iter().find(|it| it.resource == resource).expect("it is watched");
         writer.handle_observed(resource, &name, seen(&json!({}), "7"));
         writer.begin_list(scope);
-        assert_eq!(writer.end_list(scope), [name.clone()]);
+        assert_eq!(writer.end_list(scope), std::slice::from_ref(&name));
         assert!(writer.observed(resource, &name).is_some());
         assert_eq!(writer.queue_lengths().0, 0, "nothing is checked before the machine's step");
         writer.handle_deleted(resource, &name);

@@ -212,9 +212,8 @@ impl FakeApiServer {
         let before = self.objects.get(&at).cloned();
         self.last_number += 1;
         let meta = |field: &str| before.as_ref().map(|it| it["metadata"][field].clone());
-        object["metadata"]["uid"] = meta("uid").unwrap_or_else(|| {
-            json!(format!("00000000-0000-4000-8000-{:012x}", self.last_number))
-        });
+        object["metadata"]["uid"] = meta("uid")
+            .unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.last_number)));
         object["metadata"]["creationTimestamp"] =
             meta("creationTimestamp").unwrap_or_else(|| json!(self.api_server_time().rfc3339()));
         if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
