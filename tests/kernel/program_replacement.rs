@@ -76,10 +76,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     fixture.apply_table();
     let mut client = client.start_process();
     client.send_step("hammer 10.96.0.1:80 2000");
-    let version = fixture.paths().version + 1;
-    let paths = AgentPaths { version, ..fixture.paths().clone() };
-    let mut programs = EbpfPrograms::load(paths.clone()).unwrap();
-    drop(fixture.programs.take());
+    let (paths, mut programs) = load_next_abi(&mut fixture);
     assert_eq!(
         client.read_reply(),
         Ok("one=2000".into()),

@@ -81,29 +81,24 @@ fn add_refusing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
 
 /// Adds a pod that closes when it has read a request.
 fn add_closing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
-    Box::pin(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        fixture.add_ready_pod("p", listener.local_addr().unwrap());
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                harness::read_head(&mut stream).await;
-            }
-        });
-    })
+    Box::pin(add_pod_that_sends(fixture, b""))
 }
 
 /// Adds a pod that switches protocols although no request asks for it.
 fn add_switching_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
-    Box::pin(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        fixture.add_ready_pod("p", listener.local_addr().unwrap());
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                harness::read_head(&mut stream).await;
-                stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").await.unwrap();
-            }
-        });
-    })
+    Box::pin(add_pod_that_sends(fixture, b"HTTP/1.1 101 Switching Protocols\r\n\r\n"))
+}
+
+/// Adds a pod that sends `response` when it has read a request, and closes.
+async fn add_pod_that_sends(fixture: &mut ActivatorFixture, response: &'static [u8]) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fixture.add_ready_pod("p", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            harness::read_head(&mut stream).await;
+            stream.write_all(response).await.unwrap();
+        }
+    });
 }
 
 const SOON: Duration = Duration::from_millis(50);

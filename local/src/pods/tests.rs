@@ -141,16 +141,7 @@ fn a_pod_stopped_while_it_starts_leaves_nothing_behind() {
 #[test]
 fn init_containers_run_one_after_another_and_sidecars_stay() {
     let now = Instant::now();
-    let plans = vec![
-        plan("first", ContainerRole::Init),
-        plan("side", ContainerRole::Sidecar),
-        plan("web", ContainerRole::Main),
-    ];
-    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
-    pod.step(now, PodEvent::Begin);
-    for index in 0..3 {
-        pod.step(now, PodEvent::ImageReady { index, digest: "sha256:1".to_owned() });
-    }
+    let mut pod = pod_of_each_role(now);
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), []);
     assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(0) }), [PodAction::Start(1)]);
@@ -165,8 +156,8 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
     assert_eq!(pod.step(now, PodEvent::Exited { index: 1, exit: exit(0) }), [PodAction::Remove]);
 }
 
-/// Returns a pod with an init container that has ended, and a running sidecar and main container.
-fn pod_with_init_container_and_sidecar(now: Instant) -> PodStateMachine {
+/// Returns a pod with an init container, a sidecar and a main container. Their images are ready, and its network is not.
+fn pod_of_each_role(now: Instant) -> PodStateMachine {
     let plans = vec![
         plan("first", ContainerRole::Init),
         plan("side", ContainerRole::Sidecar),
@@ -174,9 +165,17 @@ fn pod_with_init_container_and_sidecar(now: Instant) -> PodStateMachine {
     ];
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
     pod.step(now, PodEvent::Begin);
-    pod.step(now, PodEvent::NetworkReady(Vec::new()));
     for index in 0..3 {
         pod.step(now, PodEvent::ImageReady { index, digest: "sha256:1".to_owned() });
+    }
+    pod
+}
+
+/// Returns a pod with an init container that has ended, and a running sidecar and main container.
+fn pod_with_init_container_and_sidecar(now: Instant) -> PodStateMachine {
+    let mut pod = pod_of_each_role(now);
+    pod.step(now, PodEvent::NetworkReady(Vec::new()));
+    for index in 0..3 {
         pod.step(now, PodEvent::Started { index });
         if index == 0 {
             pod.step(now, PodEvent::Exited { index, exit: exit(0) });

@@ -34,6 +34,25 @@ pub(super) struct MachineSim {
     pub(super) objects: BTreeSet<LocalObjectKey>,
 }
 
+/// Returns the RouteTable that a new stream gets; `None` before the first batch.
+pub(super) fn route_table(machine: &ControllerStateMachine) -> Option<RouteTable> {
+    let mut table = RouteTable::default();
+    let mut cursor = machine.routes.subscribe();
+    let first = cursor.try_next()?;
+    for (_, change) in machine.route_messages(first, &mut cursor).changes {
+        match change.expect("a state") {
+            RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
+            RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
+            RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
+            RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
+            RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
+            RouteChange::Settings(it) => table.settings = it,
+            RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
+        }
+    }
+    Some(table)
+}
+
 impl MachineSim {
     pub(super) fn new() -> Self {
         let cluster = ClusterState { uid_seed: 7, ..ClusterState::default() };
@@ -99,21 +118,7 @@ impl MachineSim {
     }
 
     pub(super) fn table(&self) -> RouteTable {
-        let mut table = RouteTable::default();
-        let mut cursor = self.machine.routes.subscribe();
-        let first = cursor.try_next().expect("a first batch");
-        for (_, change) in self.machine.route_messages(first, &mut cursor).changes {
-            match change.expect("a state") {
-                RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
-                RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
-                RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
-                RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-                RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
-                RouteChange::Settings(it) => table.settings = it,
-                RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
-            }
-        }
-        table
+        route_table(&self.machine).expect("a first batch")
     }
 
     pub(super) fn decide(&mut self, requested_scale: u32) {

@@ -1,6 +1,6 @@
 //! Pure: reader of the annotations `autoscaling.knative.dev/*`, with Knative's bounds and messages.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
 
 use common::wire::WindowAggregation;
 
@@ -47,18 +47,20 @@ impl<'a> AnnotationReader<'a> {
         let (name, text) = self.get(names)?;
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() && bounds.contains(&value) => return Some(value),
-            Ok(_) => {
-                let problem = Problem::out_of_bounds(
-                    self.field_path(name),
-                    bounds.start(),
-                    text,
-                    bounds.end(),
-                );
-                self.problems.push(problem);
-            }
+            Ok(_) => self.report_out_of_bounds(name, text, &bounds),
             Err(_) => self.problems.push(Problem::invalid(self.field_path(name), text)),
         }
         None
+    }
+
+    fn report_out_of_bounds<T: Display>(
+        &mut self,
+        name: &str,
+        text: &str,
+        bounds: &std::ops::RangeInclusive<T>,
+    ) {
+        let (path, low, high) = (self.field_path(name), bounds.start(), bounds.end());
+        self.problems.push(Problem::out_of_bounds(path, low, text, high));
     }
 
     pub(super) fn read_number_into(
@@ -96,15 +98,7 @@ impl<'a> AnnotationReader<'a> {
             Err(_) if !is_integer(text) => {
                 self.problems.push(Problem::invalid(self.field_path(name), text))
             }
-            Ok(_) | Err(_) => {
-                let problem = Problem::out_of_bounds(
-                    self.field_path(name),
-                    bounds.start(),
-                    text,
-                    bounds.end(),
-                );
-                self.problems.push(problem);
-            }
+            Ok(_) | Err(_) => self.report_out_of_bounds(name, text, &bounds),
         }
         None
     }

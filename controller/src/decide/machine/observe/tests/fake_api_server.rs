@@ -9,7 +9,7 @@ use common::{
     outbox::Outbox,
     wire::{
         ClientComponent, ComponentReplica, ConnectionPath, NamespacedName, PodObservation,
-        RevisionActivity, RouteChange, RouteTable, ScaleDecision,
+        RevisionActivity, RouteTable, ScaleDecision,
     },
 };
 use serde_json::{Value, json};
@@ -526,21 +526,7 @@ pub(super) fn ready_observation() -> PodObservation {
 }
 
 pub(super) fn table(machine: &ControllerStateMachine) -> RouteTable {
-    let mut table = RouteTable::default();
-    let mut cursor = machine.routes().subscribe();
-    let Some(first) = cursor.try_next() else { return table };
-    for (_, change) in machine.route_messages(first, &mut cursor).changes {
-        match change.expect("a state") {
-            RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
-            RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
-            RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
-            RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
-            RouteChange::Settings(it) => table.settings = it,
-            RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
-        }
-    }
-    table
+    crate::decide::machine::tests::route_table(machine).unwrap_or_default()
 }
 
 /// Returns the hosts that more than one service has.
