@@ -2,9 +2,12 @@
 //! `…/config/domain.go` at 98e5ef9).
 //!
 //! ```text
-//! tag ──tag-template──▶ object name ──domain-template, config-domain──▶ public host
-//!                            └──────── namespace, cluster domain ─────▶ local hosts
+//! tag ──tag-template──▶ public name ──domain-template, config-domain──▶ public host
+//! tag ──TAG-ROUTE─────▶ placeholder ──namespace, cluster domain───────▶ local hosts
 //! ```
+//!
+//! In Knative the placeholder has the name that `tag-template` yields. Here its name never changes, so a change of the
+//! template renames no Service and withdraws no address.
 
 use std::collections::BTreeMap;
 
@@ -102,23 +105,20 @@ impl HostNameRules<'_> {
         tag: Option<&str>,
         hidden: impl Fn(&str) -> bool,
     ) -> Result<RouteHost, HostNameError> {
-        let name = self.placeholder_name(route.name, tag)?;
-        let is_local = self.is_local(route) || hidden(&name);
+        let public_name = self.public_name(route.name, tag)?;
+        let placeholder_name = tagged_name(tag.filter(|tag| !tag.is_empty()), route.name);
+        let is_local = self.is_local(route) || hidden(&placeholder_name);
         let host = if is_local {
-            self.local_host(&name, route.namespace)
+            self.local_host(&placeholder_name, route.namespace)
         } else {
-            self.public_host(route, &name)?
+            self.public_host(route, &public_name)?
         };
         let url = format!("{}://{host}", self.url_scheme(is_local));
-        Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name: name, is_local, host, url })
+        Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name, is_local, host, url })
     }
 
-    /// Returns the name of the placeholder of a Route, or of one of its tags.
-    pub fn placeholder_name(
-        &self,
-        route: &str,
-        tag: Option<&str>,
-    ) -> Result<String, HostNameError> {
+    /// Returns the name from which the domain template makes the public host of a Route, or of one of its tags.
+    fn public_name(&self, route: &str, tag: Option<&str>) -> Result<String, HostNameError> {
         let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
         let name = match &self.network.tag_template {
             None => tagged_name(Some(tag), route),
@@ -332,6 +332,23 @@ mod tests {
         assert_eq!(url(&labels), "http://shop.team.localhost");
         assert_eq!(url(&prod), "http://shop.team.prod.com");
         assert_eq!(url(&hidden), "http://shop.team.svc.c1.local");
+    }
+
+    #[test]
+    fn a_tag_template_changes_the_public_host_and_no_placeholder() {
+        let network = &[("tag-template", "{{.Name}}-{{.Tag}}")][..];
+        let case = HostNameCase::new(network, PUBLIC, &[]);
+        let public = case.route_host(Some("v1"), "none").unwrap();
+        assert_eq!(
+            (&*public.host, &*public.placeholder_name),
+            ("shop-v1.team.example.com", "v1-shop")
+        );
+        // The label is on the placeholder, and the URL of the private tag names it.
+        let private = case.route_host(Some("v1"), "v1-shop").unwrap();
+        assert_eq!(
+            (private.is_local, &*private.url),
+            (true, "http://v1-shop.team.svc.c1.local")
+        );
     }
 
     #[test]
