@@ -274,8 +274,7 @@ impl PodFinder {
                 }
             }
             FinderCommand::RetryMissing => {
-                let missing: Vec<String> = self.missing_pods(|_| true);
-                for uid in missing {
+                for uid in self.pods_where(|wanted| !wanted.is_found) {
                     self.search(&uid).await;
                 }
             }
@@ -301,8 +300,8 @@ impl PodFinder {
         }
     }
 
-    fn missing_pods(&self, filter: impl Fn(&SearchedPod) -> bool) -> Vec<String> {
-        let wanted = self.wanted.iter().filter(|(_, wanted)| !wanted.is_found && filter(wanted));
+    fn pods_where(&self, filter: impl Fn(&SearchedPod) -> bool) -> Vec<String> {
+        let wanted = self.wanted.iter().filter(|(_, wanted)| filter(wanted));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -312,7 +311,7 @@ impl PodFinder {
 
     async fn search_due(&mut self) {
         let now = Instant::now();
-        for uid in self.missing_pods(|wanted| wanted.next_search.is_some_and(|at| at <= now)) {
+        for uid in self.pods_where(|wanted| wanted.is_due(now)) {
             self.search_after(&uid, true).await;
         }
     }
@@ -410,6 +409,8 @@ impl PodFinder {
             },
         };
         let Some(wanted) = self.wanted.get_mut(uid) else { return };
+        // Only the search for a pod that was not found, or a report of inotify, is worth a log entry.
+        let is_server_retry = waited && wanted.is_found;
         let wait = wanted.next_wait(result.as_ref().map_err(|missing| *missing), waited);
         wanted.next_search = wait.map(|wait| Instant::now() + wait);
         wanted.is_found = wait.is_none();
@@ -434,8 +435,9 @@ impl PodFinder {
         if let (Ok(facts), Ok(namespace)) = (result, namespace) {
             if let Some(servers) = &self.pod_servers {
                 wanted.open_pod_server(servers, uid, facts.cookie, &namespace);
+                wanted.plan_server_retry(Instant::now());
             }
-            if wanted.is_found {
+            if wanted.is_found && !is_server_retry {
                 info!(uid, cookie = facts.cookie, addresses = ?facts.addresses, "pod found");
             }
             self.send_event(PodTrackerEvent::NamespaceFound(uid.to_owned(), facts)).await;

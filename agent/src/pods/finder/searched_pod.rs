@@ -1,6 +1,9 @@
 //! Shell: one pod that the finder searches: waits between its searches, and its pod server.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use nix::sys::inotify::WatchDescriptor;
 use tracing::warn;
@@ -18,7 +21,8 @@ pub(super) const SEARCH_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Number of searches, each after a wait, that find a pod's processes in the node's namespace only. A runtime moves
 /// them to their own namespace within milliseconds; so many searches take about two seconds.
 pub(super) const HOST_NAMESPACE_SEARCHES_MAX: u32 = 40;
-/// Wait before another search where inotify should report the change anyway.
+/// Wait before another search where inotify reports the change, or where a change is unlikely; also the period in which
+/// the root is checked.
 pub(super) const SLOW_SEARCH_WAIT: Duration = Duration::from_secs(1);
 
 /// A pod that the finder searches: the times of its searches, and its pod server.
@@ -27,6 +31,8 @@ pub(super) struct SearchedPod {
     pub(super) is_found: bool,
     /// Open pod server in the pod's namespace.
     pub(super) pod_server: Option<PodServer>,
+    /// True if the newest attempt to open the pod server failed. Only the first of successive failures is logged.
+    has_server_error: bool,
     /// Watch of its `cgroup.events`.
     pub(super) watch: Option<WatchDescriptor>,
     /// Time of the next search; `None`: no search is planned.
@@ -43,6 +49,7 @@ impl SearchedPod {
         Self {
             is_found: false,
             pod_server: None,
+            has_server_error: false,
             watch: None,
             next_search: None,
             backoff: SEARCH_WAIT_MIN,
@@ -78,6 +85,18 @@ impl SearchedPod {
         }
     }
 
+    /// Plans another search of a found pod whose pod server did not open: its port may become free.
+    pub(super) fn plan_server_retry(&mut self, now: Instant) {
+        if self.pod_server.is_none() && self.next_search.is_none() {
+            self.next_search = Some(now + SLOW_SEARCH_WAIT);
+        }
+    }
+
+    /// Returns true if a search is planned for this time or an earlier one.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next_search.is_some_and(|at| at <= now)
+    }
+
     /// Opens the pod server in the pod's namespace, if it is not open yet.
     pub(super) fn open_pod_server(
         &mut self,
@@ -89,15 +108,19 @@ impl SearchedPod {
         if self.pod_server.as_ref().is_some_and(|server| server.cookie == cookie) {
             return;
         }
-        self.pod_server = match servers.open(uid, cookie, namespace) {
+        let result = servers.open(uid, cookie, namespace);
+        let had_error = mem::replace(&mut self.has_server_error, result.is_err());
+        self.pod_server = match result {
             Ok(server) => Some(server),
             Err(error) => {
-                let error = common::link::error_chain(&error);
-                warn!(
-                    uid,
-                    error,
-                    "no server in the pod's namespace: preStop hooks and in-use requests get no response"
-                );
+                if !had_error {
+                    let error = common::link::error_chain(&error);
+                    warn!(
+                        uid,
+                        error,
+                        "no server in the pod's namespace: preStop hooks and in-use requests get no response"
+                    );
+                }
                 None
             }
         };
@@ -109,7 +132,7 @@ impl SearchedPod {
 pub(super) enum MissingNamespace {
     /// The pod has no directory or no process; inotify reports a change.
     NoProcess,
-    /// The processes have not moved yet, or the namespace has no address: searched again soon.
+    /// The namespace cannot be opened or read yet: not mounted, or its process has just ended. Searched again soon.
     NotReady,
     /// All processes are in the node's namespace: they move soon, or never.
     HostNamespace,
@@ -131,5 +154,27 @@ mod tests {
         assert_eq!(wanted.next_wait(host, true), Some(SLOW_SEARCH_WAIT));
         assert_eq!(wanted.next_wait(Err(MissingNamespace::NotReady), true), Some(SEARCH_WAIT_MIN));
         assert_eq!(wanted.host_namespace_searches, 0);
+    }
+
+    #[test]
+    fn a_found_pod_without_a_pod_server_is_searched_again_after_the_slow_wait() {
+        let mut wanted = SearchedPod::new();
+        let address = std::net::Ipv4Addr::new(10, 0, 0, 1).into();
+        let facts = NamespaceFacts { cookie: 7, addresses: vec![address], incompatibility: None };
+        let now = Instant::now();
+        assert_eq!(wanted.next_wait(Ok(&facts), false), None);
+        assert!(!wanted.is_due(now + SLOW_SEARCH_WAIT), "no search is planned");
+        wanted.plan_server_retry(now);
+        assert!(!wanted.is_due(now));
+        assert!(wanted.is_due(now + SLOW_SEARCH_WAIT));
+    }
+
+    #[test]
+    fn an_earlier_search_is_not_delayed_by_the_retry_of_the_pod_server() {
+        let mut wanted = SearchedPod::new();
+        let now = Instant::now();
+        wanted.next_search = Some(now);
+        wanted.plan_server_retry(now);
+        assert_eq!(wanted.next_search, Some(now));
     }
 }
