@@ -10,12 +10,13 @@ use std::{
     env,
     hash::BuildHasher as _,
     io::Write as _,
+    iter,
     panic::{self, AssertUnwindSafe},
 };
 
 use crate::{rng::SeededRng, shrink::shrink_failing, totals::ConformanceTotals};
 
-/// Number of ways in which a stream of the corpus is cut when it is played again.
+/// Number of seeds by which a stream of the corpus is cut when it is played again.
 pub const REPLAY_CUTS: u64 = 100;
 
 /// Generates and plays streams, and prints totals to standard error, because the output of a passing test is hidden.
@@ -49,12 +50,14 @@ pub fn run_streams(
     all
 }
 
-/// Plays one stream with [`REPLAY_CUTS`] different cuts.
+/// Plays one stream as the fuzz targets cut it, and then with [`REPLAY_CUTS`] other cuts.
 pub fn replay(
     stream: &[u8],
     play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> Result<(), String> {
-    (0..REPLAY_CUTS).try_for_each(|seed| run_caught(stream, &SeededRng::new(seed), &play).map(drop))
+    let fuzzer = iter::once(SeededRng::from_hash_of(stream));
+    let mut ways = fuzzer.chain((0..REPLAY_CUTS).map(SeededRng::new));
+    ways.try_for_each(|rng| run_caught(stream, &rng, &play).map(drop))
 }
 
 /// Plays one stream; a panic becomes an error.

@@ -20,15 +20,15 @@ type EventCounts = [usize; 3];
 /// Incremental comparison of the model's events with the reference; each event is read once.
 #[derive(Clone, Debug, Default)]
 pub struct EventComparison {
-    /// Numbers of events and of reference records that are included in the totals.
+    /// Numbers of events of the model and of the reference that the counts below include.
     read: [usize; 2],
     model_counts: EventCounts,
     reference_counts: EventCounts,
     /// True once bytes have arrived behind missing ones.
     pub has_had_gap: bool,
     is_crowded: bool,
-    /// True once a request had no place in the table of streams. Then its events may belong to an earlier request, or a
-    /// GOAWAY may not have ended it, and nothing is compared any more.
+    /// True once model and reference differed in a way that a request without a place in the table of streams explains:
+    /// its end was taken for that of an earlier request, or a GOAWAY did not end it. From then on nothing is compared.
     is_ambiguous: bool,
 }
 

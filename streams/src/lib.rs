@@ -12,7 +12,7 @@
 //! | [`memory_io`] | one end of a connection over memory |
 //! | [`h1`] | HTTP/1.1: streams, hyper's server and client, a reference written from RFC 9112 |
 //! | [`h2`] | HTTP/2: frames, crate h2's server and client, a reference written from RFC 9113 |
-//! | [`totals`] | numbers of streams on which all implementations agreed |
+//! | [`totals`] | counts over the streams played: responses, refused, not compared, crowded |
 //! | [`targets`] | functions that `fuzz/` and the tests call |
 //! | [`bulk_runs`], [`shrink`] | a hundred thousand streams, and the shortest form of one that fails |
 #![warn(missing_docs)]

@@ -1,11 +1,11 @@
-//! Pure: totals of compared streams.
+//! Pure: totals of played streams.
 
-/// Totals of streams on which all implementations agreed.
+/// Totals of played streams, none of which showed a difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceTotals {
-    /// Number of requests that got a response.
+    /// Number of requests that got a response, or, with a simulated HTTP/2 server, that it was given.
     pub requests: u64,
-    /// Number of streams that the other side broke off.
+    /// Number of streams that the other implementation refused or broke off.
     pub refused: u64,
     /// Number of streams that were not compared, because implementations are known to read them differently.
     pub not_compared: u64,
@@ -13,7 +13,7 @@ pub struct ConformanceTotals {
     pub crowded: u64,
 }
 
-/// Requests in flight at once from which a connection is crowded: nearly as many as `datapath::h2` has places for.
+/// A connection with more requests in flight at once is crowded: nearly as many as `datapath::h2` has places for.
 pub const CROWD: u32 = 200;
 
 impl std::ops::AddAssign for ConformanceTotals {
