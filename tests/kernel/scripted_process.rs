@@ -124,11 +124,13 @@ impl ScriptedProcess {
         loop {
             let mut line = String::new();
             assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the process ended");
-            let Some((_, reply)) = line.trim_end().split_once("> ") else { continue };
+            let Some(reply) = line.trim_end().strip_prefix("> ") else { continue };
             return match reply.split_once(' ') {
+                // The blank of a reply without a result was trimmed.
+                None if reply == "ok" => Ok(String::new()),
                 Some(("ok", rest)) => Ok(rest.to_owned()),
                 Some(("err", errno)) => Err(errno.parse().expect("a number")),
-                _ => Ok(String::new()),
+                _ => panic!("`{reply}` is no reply"),
             };
         }
     }

@@ -82,7 +82,7 @@ impl LoggingServer {
         loop {
             let mut line = String::new();
             assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server ended");
-            if let Some((_, reply)) = line.trim_end().split_once("> ") {
+            if let Some(reply) = line.trim_end().strip_prefix("> ") {
                 return reply.parse().expect("a number");
             }
         }
