@@ -1,9 +1,9 @@
 //! Shell: loads the eBPF programs into each supported kernel, and runs the kernel tier there, in virtual machines.
 
-mod console;
 mod cpio;
 mod debian;
 mod initramfs;
+mod job_output;
 mod modules;
 mod packages;
 mod report;
@@ -19,9 +19,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use self::{
-    console::ConsoleResults,
     debian::DebianMirrors,
     initramfs::shell_quote,
+    job_output::JobResults,
     report::{KernelOutcome, KernelRunOutput, KernelTables, LOAD_RUN, TESTS_RUN},
     supported::{KERNELS, SupportedKernel, TestSelection},
     vm::{VirtualMachine, VmAccelerator},
@@ -172,7 +172,7 @@ impl KernelRunner<'_> {
             timeout: if self.args.only_load { LOAD_TIMEOUT } else { TESTS_TIMEOUT },
         };
         println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
-        let (started, mut results) = (Instant::now(), ConsoleResults::default());
+        let (started, mut results) = (Instant::now(), JobResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
             results.parse_line(line);
@@ -220,7 +220,7 @@ impl KernelRunner<'_> {
     }
 }
 
-/// Script lines that run the tests that `words` choose, between lines that mark begin and end for the console log.
+/// Script lines that run the tests that `words` choose, between lines that mark begin and end in the output.
 fn marked_run_lines(run: &str, words: &str, to: &str) -> String {
     format!(
         "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {words} {to}\ncode=$?\n\

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::console::{ConsoleResults, VerifierVerdict};
+use super::job_output::{JobResults, VerifierVerdict};
 use crate::test::TestCounts;
 
 /// Highest number of instructions for a program: half of the verifier's limit of one million.
@@ -37,7 +37,7 @@ pub(crate) struct KernelOutcome {
 #[derive(Debug)]
 pub(crate) struct KernelRunOutput<'a> {
     pub(crate) version: &'a str,
-    pub(crate) results: ConsoleResults,
+    pub(crate) results: JobResults,
     /// Number of tests to run, without those of the verifier.
     pub(crate) requested_tests: usize,
     pub(crate) skipped_tests: Vec<(String, &'static str)>,
@@ -66,7 +66,7 @@ impl KernelOutcome {
 
     /// Result of a machine that has ended.
     pub(crate) fn from_run(kernel: &'static str, run_output: KernelRunOutput<'_>) -> Self {
-        let ConsoleResults { programs, exit_codes, test_counts, .. } = run_output.results;
+        let JobResults { programs, exit_codes, test_counts, .. } = run_output.results;
         let mut errors = Vec::new();
         for (run, requested) in [(LOAD_RUN, 1), (TESTS_RUN, run_output.requested_tests)] {
             let test_count = test_counts.get(run).map_or(0, |counts| counts.passed + counts.failed);
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     fn outcome(lines: &[&str], requested_tests: usize) -> KernelOutcome {
-        let mut results = ConsoleResults::default();
+        let mut results = JobResults::default();
         lines.iter().for_each(|line| results.parse_line(line));
         let console_tail = "panic".to_owned();
         KernelOutcome::from_run(

@@ -1,4 +1,5 @@
-//! Pure: parser of a machine's console: results of the verifier and of tests, and exit codes of the runs.
+//! Pure: parser of the job's output, which is a machine's second serial line: results of the verifier and of tests, and
+//! exit codes of the runs.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,7 +9,7 @@ use crate::test::TestCounts;
 
 /// Prefix of the job's own lines among those of the tests: `rouse: begin load`, `rouse: end load 0`.
 const JOB_PREFIX: &str = "rouse: ";
-/// Prefix of verifier results: `verifier: connect4 5690`, `verifier: egress refused`, `verifier: end is for …`.
+/// Prefix of verifier results, followed by the program's name: `connect4 5690`, `egress refused` (`end` is a program).
 const VERIFIER_PREFIX: &str = "verifier: ";
 /// Prefix of the summary line of a test program.
 const SUMMARY_PREFIX: &str = "test result: ";
@@ -36,9 +37,9 @@ impl fmt::Display for VerifierVerdict {
     }
 }
 
-/// Results parsed from the lines so far.
+/// Results of a job, parsed from the lines so far.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct ConsoleResults {
+pub(crate) struct JobResults {
     /// Result of the verifier for each program.
     pub(crate) programs: BTreeMap<String, VerifierVerdict>,
     /// Exit code of each completed run, by the run's name.
@@ -49,8 +50,8 @@ pub(crate) struct ConsoleResults {
     current_run: Option<(String, TestCounts)>,
 }
 
-impl ConsoleResults {
-    /// Parses one more line of the serial output.
+impl JobResults {
+    /// Parses one more line of the job's output.
     pub(crate) fn parse_line(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(message) = line.strip_prefix(JOB_PREFIX) {
@@ -102,8 +103,8 @@ impl ConsoleResults {
 mod tests {
     use super::*;
 
-    fn parse_lines(lines: &[&str]) -> ConsoleResults {
-        let mut results = ConsoleResults::default();
+    fn parse_lines(lines: &[&str]) -> JobResults {
+        let mut results = JobResults::default();
         lines.iter().for_each(|line| results.parse_line(line));
         results
     }
