@@ -12,8 +12,8 @@ const DECIDED: &str = "scale decided";
 pub(crate) struct NodeColdStart {
     /// Time from the request to the scale decision; `None` if the log has no decision.
     pub(crate) decide: Option<f64>,
-    /// Time from the decision until the pod's `listen` returned.
-    pub(crate) start: f64,
+    /// Time from the decision until the pod's `listen` returned; `None` if the log has no decision.
+    pub(crate) start: Option<f64>,
     /// Time from `listen` to the first byte at the client.
     pub(crate) listen_to_first_byte: f64,
     /// Time from the request to the first byte.
@@ -29,7 +29,7 @@ impl NodeColdStart {
         let decided = decided_at(log, &record.pod, record.at_us, listening);
         Self {
             decide: decided.map(|decided| ms(record.at_us, decided)),
-            start: ms(decided.unwrap_or(record.at_us), listening),
+            start: decided.map(|decided| ms(decided, listening)),
             listen_to_first_byte: ms(listening, first_byte),
             total: ms(record.at_us, first_byte),
         }

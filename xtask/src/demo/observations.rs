@@ -183,12 +183,14 @@ impl fmt::Display for DemoFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "cold start        decide      start   listen → first byte      total")?;
         for (index, cold) in self.cold_starts.iter().enumerate() {
-            let decide = cold.decide.map_or_else(|| "      ?".into(), |ms| format!("{ms:7.2}"));
+            let text = |step: Option<f64>| {
+                step.map_or_else(|| "      ?".to_owned(), |ms| format!("{ms:7.2}"))
+            };
+            let (decide, start) = (text(cold.decide), text(cold.start));
             writeln!(
                 out,
-                "{:>10} {decide} ms {:7.2} ms          {:9.2} ms {:7.2} ms",
+                "{:>10} {decide} ms {start} ms          {:9.2} ms {:7.2} ms",
                 index + 1,
-                cold.start,
                 cold.listen_to_first_byte,
                 cold.total
             )?;
@@ -243,10 +245,24 @@ mod tests {
     fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
         let figures = DemoFigures::from_run(&run(), LOG);
         assert_eq!(figures.failures(), [""; 0]);
-        let split =
-            NodeColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
+        let split = NodeColdStart {
+            decide: Some(0.4),
+            start: Some(1.1),
+            listen_to_first_byte: 0.4,
+            total: 1.9,
+        };
         assert_eq!(figures.cold_starts, [split]);
         assert_eq!(figures.pods, [(0, 0), (2, 3)]);
+    }
+
+    #[test]
+    fn a_cold_start_without_a_logged_decision_is_not_split_before_listen() {
+        let figures = DemoFigures::from_run(&run(), "");
+        let split =
+            NodeColdStart { decide: None, start: None, listen_to_first_byte: 0.4, total: 1.9 };
+        assert_eq!(figures.cold_starts, [split]);
+        let shown = figures.to_string();
+        assert!(shown.contains("         1       ? ms       ? ms               0.40 ms"), "{shown}");
     }
 
     #[test]
