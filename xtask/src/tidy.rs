@@ -33,7 +33,8 @@ const LAST_UNCHECKED_COMMIT: &str = "192e42eee57c";
 /// Crates that name metrics without exporting any.
 const CRATES_WITHOUT_METRICS: [&str; 3] = ["xtask", "tests", "hello"];
 
-/// Runs `cargo xtask tidy`: checks all sources and documents.
+/// Runs `cargo xtask tidy`: checks the sources of the workspace's packages, and the documents at the root and in
+/// `docs/`. The folder `fuzz/`, a workspace of its own, and documents elsewhere are not read.
 pub(crate) fn run() -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let mut findings = check_crate_imports(&workspace);
@@ -60,7 +61,7 @@ pub(crate) fn run() -> Result<()> {
     for file in documents(&workspace.root)? {
         let path = relative(&file, &workspace.root);
         let text = read(&file)?;
-        // Documents name files by paths from the root or from their own directory.
+        // `check_document` passes paths from the root, also for links that start at the document's directory.
         let exists = |name: &str| workspace.root.join(name).exists();
         findings.extend(rules::check_document(&path, &text, exists));
         findings.extend(metrics::check_document(&path, &text, &exported));
@@ -151,7 +152,7 @@ fn rust_files(folder: &Path, workspace: &CargoWorkspace) -> Result<Vec<PathBuf>>
     Ok(files)
 }
 
-/// Paths of the documents at the root and below `docs/`.
+/// Paths of the documents at the root and in `docs/`.
 fn documents(root: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for folder in [root.to_owned(), root.join("docs")] {

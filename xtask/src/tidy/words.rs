@@ -7,7 +7,7 @@ use super::rules::{SourceFile, TidyFinding, before_tests, error, strip};
 /// Words with which a doc must not begin, because they begin a question.
 const QUESTION_WORDS: [&str; 10] =
     ["what", "whether", "how", "who", "whom", "whose", "where", "which", "why", "when"];
-/// Phrases that comments must not contain, each with its replacement.
+/// Phrases that lines of comments must not contain, each with its replacement.
 const RETIRED_PHRASES: [(&str, &str); 7] = [
     ("anew", "again"),
     ("for ever", "forever, or without limit"),
@@ -156,6 +156,7 @@ fn docs(text: &str) -> Vec<DocComment> {
     docs
 }
 
+/// Returns the retired phrases in lines of comments. A phrase across two lines and a comment behind code are not found.
 fn find_retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFinding> + 'a {
     let comments =
         file.text.lines().enumerate().filter(|(_, it)| it.trim_start().starts_with("//"));
@@ -198,13 +199,13 @@ fn inner_comments(text: &str) -> (usize, usize) {
     let mut function: Option<usize> = None;
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let indentation = line.len() - line.trim_start().len();
-        let stripped = strip(line).trim();
-        if stripped.is_empty() {
+        if line.trim_start().starts_with("//") {
             let is_doc = line.trim_start().starts_with("///");
             inner += usize::from(!is_doc && function.is_some());
             continue;
         }
         code += 1;
+        let stripped = strip(line).trim();
         match function {
             Some(at) if at == indentation && stripped.starts_with('}') => function = None,
             // A signature of several lines without a body.
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn comments_inside_functions_are_counted_and_others_are_not() {
-        let text = "// Outside.\nconst A: u8 = 1;\nfn a(\n    b: u8,\n) {\n    // Inside.\n    b();\n}\ntrait T {\n    fn c();\n    d: fn(u8),\n    // Outside.\n}\n";
-        assert_eq!(inner_comments(text), (10, 1));
+        let text = "// Outside.\nconst A: u8 = 1;\nfn a(\n    b: u8,\n) {\n    // Inside.\n    b(\n        \"// Text.\",\n    );\n}\ntrait T {\n    fn c();\n    d: fn(u8),\n    // Outside.\n}\n";
+        assert_eq!(inner_comments(text), (12, 1));
     }
 }
