@@ -25,7 +25,8 @@ pub(crate) struct LocalNode {
     rouse: PathBuf,
     log: PathBuf,
     process: RefCell<Child>,
-    is_stopped: Cell<bool>,
+    /// True once dropping it stops nothing: the node was stopped or has ended, or was left running.
+    is_released: Cell<bool>,
 }
 
 impl LocalNode {
@@ -60,7 +61,7 @@ impl LocalNode {
             rouse: rouse.to_owned(),
             log: log.to_owned(),
             process: process.into(),
-            is_stopped: Cell::new(false),
+            is_released: Cell::new(false),
         };
         node.wait_until_ready(&ready)?;
         Ok(node)
@@ -71,7 +72,7 @@ impl LocalNode {
         while !ready.exists() {
             // A node that has ended never writes the file, so waiting on would only cost time.
             if let Some(status) = self.process.borrow_mut().try_wait()? {
-                self.is_stopped.set(true);
+                self.is_released.set(true);
                 bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
             }
             if started.elapsed() > START_TIMEOUT {
@@ -99,13 +100,9 @@ impl LocalNode {
         Path::new("/run/rouse").join(&self.name).join("netns").join(role)
     }
 
-    /// Process id of `rouse up`; behind sudo, of sudo's child.
+    /// Process id of `rouse up`, if xtask runs as root, as the benches do. Otherwise it is that of sudo.
     pub(crate) fn pid(&self) -> u32 {
-        let pid = self.process.borrow().id();
-        let child = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        // sudo stays as the parent of the command that it runs.
-        let child = child.ok().filter(|_| !sh::is_root());
-        child.and_then(|list| list.split_whitespace().next()?.parse().ok()).unwrap_or(pid)
+        self.process.borrow().id()
     }
 
     /// Log of the node so far.
@@ -119,12 +116,13 @@ impl LocalNode {
 
     /// Stops the node and removes its files, namespaces and cgroups.
     pub(crate) fn stop(&self) -> Result<()> {
-        if self.is_stopped.replace(true) {
+        if self.is_released.replace(true) {
             return Ok(());
         }
-        let result = sh::capture(&mut command(&self.rouse, &self.name, &["down", "--purge"]));
+        // After a failure `rouse up` may run on, so waiting for it could take forever.
+        sh::capture(&mut command(&self.rouse, &self.name, &["down", "--purge"]))
+            .context("cannot stop the node")?;
         let status = self.process.borrow_mut().wait().context("cannot wait for `rouse up`")?;
-        result.context("cannot stop the node")?;
         if !status.success() {
             bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
         }
@@ -133,7 +131,7 @@ impl LocalNode {
 
     /// Prints commands to try, and keeps the node running.
     pub(crate) fn leave_running(&self, gateway: SocketAddr) {
-        self.is_stopped.set(true);
+        self.is_released.set(true);
         let (rouse, name) = (self.rouse.display(), &self.name);
         let sudo = if sh::is_root() { "" } else { "sudo " };
         println!("\nThe node is still running. Try:");
