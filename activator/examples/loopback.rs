@@ -3,7 +3,11 @@
 //! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
 //! with the pod at 127.0.0.1:9000. The pod becomes ready AFTER_MS milliseconds after the start (default 0).
 
-use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU16,
+    time::Duration,
+};
 
 use activator::{ActivatorConfig, ActivatorInstance};
 use anyhow::Context as _;
@@ -13,6 +17,7 @@ use common::{
     wire::{ConnectionPath, NamespacedName, RouteChange, RouteTable, RoutingPhase, ServiceEntry},
 };
 use prometheus_client::registry::Registry;
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main(flavor = "current_thread")]
@@ -37,6 +42,11 @@ async fn main() -> anyhow::Result<()> {
     };
     apply(table(port).all_states().collect());
     activator.ports.apply();
+    let failures = activator.ports.not_ready_reasons();
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join(", "));
+    // Without a listener every measurement would be one of refused connections.
+    let connected = TcpStream::connect((Ipv4Addr::LOCALHOST, port.get())).await;
+    connected.with_context(|| format!("the activator does not listen on port {port}"))?;
     tokio::time::sleep(Duration::from_millis(after)).await;
     let ready = fixtures::pod_at("pod", &revision(), RoutingPhase::Ready, pod);
     apply(vec![RouteChange::Pod(ready.into())]);
