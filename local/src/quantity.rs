@@ -2,8 +2,8 @@
 
 /// Largest amount of a quantity in Kubernetes; a larger one is cut to it.
 const MAX: u64 = i64::MAX as u64;
-/// Number of decimals that are read; further ones are dropped.
-const MAX_DECIMALS: usize = 18;
+/// Number of significant digits that are read: times 2^60 they still fit in 128 bits. Further ones round up.
+const MAX_DIGITS: usize = 20;
 
 /// Parses a quantity into thousandths, rounded up; `None` if it is not a quantity, or negative.
 pub fn parse_milli(text: &str) -> Option<u64> {
@@ -22,14 +22,24 @@ fn parse_scaled(text: &str, scale: i64) -> Option<u64> {
         text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(split);
     let (integer, decimals) = number.split_once('.').unwrap_or((number, ""));
-    let decimals = &decimals[..decimals.len().min(MAX_DECIMALS)];
-    let digits: u128 = format!("{integer}{decimals}").parse().ok()?;
+    let all_digits = format!("{integer}{decimals}");
+    if all_digits.is_empty() || all_digits.contains('.') {
+        return None;
+    }
     let (shift, exponent) = parse_suffix(suffix)?;
-    let exponent = exponent.saturating_add(scale).saturating_sub(decimals.len() as i64);
-    // Without a power it is beyond any other amount: zero stays zero, and everything else becomes the limit.
+    let significant = all_digits.trim_start_matches('0');
+    let (digits, dropped) = significant.split_at(significant.len().min(MAX_DIGITS));
+    // Without a significant digit the amount is zero.
+    let digits: u128 = digits.parse().unwrap_or_default();
+    let number = (digits + u128::from(dropped.contains(|digit: char| digit != '0'))) << shift;
+    let exponent = exponent
+        .saturating_add(scale)
+        .saturating_sub(decimals.len() as i64)
+        .saturating_add(dropped.len() as i64);
+    // A power that does not fit is replaced by `u128::MAX`: zero stays zero. Any other amount becomes `MAX`, or 1 if
+    // the exponent is negative.
     let power = u32::try_from(exponent.unsigned_abs()).ok();
     let power = power.and_then(|power| 10u128.checked_pow(power)).unwrap_or(u128::MAX);
-    let number = digits.checked_mul(1 << shift)?;
     let amount = if exponent < 0 { number.div_ceil(power) } else { number.saturating_mul(power) };
     Some(u64::try_from(amount).unwrap_or(MAX).min(MAX))
 }
@@ -82,6 +92,10 @@ mod tests {
             ("1e-100", Some(1)),
             ("0e100", Some(0)),
             ("0Ei", Some(0)),
+            ("0.0000000000000000001", Some(1)),
+            ("0.0000000000000000001e19", Some(1000)),
+            ("1.0000000000000000000", Some(1000)),
+            ("0.00000000000000000000000", Some(0)),
             ("abc", None),
             ("", None),
             (".", None),
@@ -90,6 +104,8 @@ mod tests {
             ("1e", None),
             ("1e1.5", None),
             ("1.1.M", None),
+            ("1.000000000000000000.5", None),
+            ("1.00000000000000000000000.5", None),
             ("1i", None),
             ("0.1mi", None),
             ("1 ", None),
@@ -111,6 +127,13 @@ mod tests {
             ("8Ei", i64::MAX as u64),
             ("100E", i64::MAX as u64),
             ("1e100", i64::MAX as u64),
+            ("10000000000000000000000000000000000000000", i64::MAX as u64),
+            ("1000.000000000000000000Ei", i64::MAX as u64),
+            ("99999999999999999999999Ei", i64::MAX as u64),
+            ("10000000000000000000000000000000000000000e-40", 1),
+            ("1.000000000000000000Ei", 1 << 60),
+            ("1.0000000000000000001", 2),
+            ("1.000000000000000000000000001", 2),
         ] {
             assert_eq!(parse_units(text), Some(expected), "{text}");
         }
