@@ -117,10 +117,12 @@ pub fn rewrite_request_head(
     Ok(upgrade)
 }
 
-/// Location of the redirect by `http-protocol: Redirected`: the same URL over https.
+/// Location of the redirect by `http-protocol: Redirected`: the same URL over https, and `/` for `OPTIONS *`, which has
+/// no path.
 pub fn https_location(head: &request::Parts) -> Option<HeaderValue> {
     let host = host::request_host(head)?;
-    let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
+    let path = path.map_or("/", PathAndQuery::as_str);
     HeaderValue::try_from(format!("https://{host}{path}")).ok()
 }
 

@@ -180,6 +180,12 @@ fn the_same_over_https_has_neither_port_nor_another_path() {
 }
 
 #[test]
+fn options_of_the_whole_server_leads_to_the_root_over_https() {
+    let head = head("*", &[("host", "shop.example")]);
+    assert_eq!(https_location(&head).expect("a host"), "https://shop.example/");
+}
+
+#[test]
 fn an_upgrade_is_passed_on_but_not_to_http2() {
     let fields = [("host", "a"), ("connection", "Upgrade"), ("upgrade", "websocket")];
     let (head, upgrade) = rewritten_head("/", TrafficOrigin::Internal, &fields);
