@@ -25,10 +25,13 @@ impl ControllerStateMachine {
     ) {
         let previous = self.cluster.domains.mappings.remove(name);
         if let Some(previous) = &previous {
-            if let Some(all) = self.cluster.domains.mappings_by_target.get_mut(&previous.target) {
+            let by_target = &mut self.cluster.domains.mappings_by_target;
+            if let Some(all) = by_target.get_mut(&previous.target) {
                 all.remove(name);
+                if all.is_empty() {
+                    by_target.remove(&previous.target);
+                }
             }
-            self.cluster.domains.mappings_by_target.retain(|_, all| !all.is_empty());
         }
         let old_target = previous.as_ref().map(|it| it.target.clone());
         let mut new_target = None;
