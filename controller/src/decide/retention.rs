@@ -17,8 +17,8 @@ pub struct GcCandidate<'a> {
     pub created: UnixMillis,
     /// Routing state of the Revision: if a Route names it.
     pub routing: RoutingState,
-    /// Moment of the routing state's last change; `None`: it never changed.
-    pub routing_modified: Option<UnixMillis>,
+    /// Time of the last change of the routing state, at least the creation.
+    pub last_active: UnixMillis,
     /// True if it is never selected: it still has pods, is already deleted, or has the annotation
     /// `serving.knative.dev/no-gc: "true"`, in any case of letters.
     pub is_gc_exempt: bool,
@@ -27,10 +27,6 @@ pub struct GcCandidate<'a> {
 }
 
 impl GcCandidate<'_> {
-    fn last_active(&self) -> UnixMillis {
-        self.routing_modified.unwrap_or(self.created)
-    }
-
     /// Returns true if the Revision must stay. One without a routing state has not been compared with Routes and stays.
     fn must_stay(&self) -> bool {
         self.is_latest_ready || self.is_gc_exempt || self.routing != RoutingState::Reserve
@@ -43,7 +39,7 @@ impl GcCandidate<'_> {
         };
         let created = after(self.created, config.since_created);
         // `None` is less than `Some`: a limit that is off leaves the other one, as in Knative.
-        let active = after(self.last_active(), config.since_active);
+        let active = after(self.last_active, config.since_active);
         created.max(active)
     }
 }
@@ -51,7 +47,8 @@ impl GcCandidate<'_> {
 /// Revisions to delete now, and the time of the next check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GcSelection<'a> {
-    /// Names of the Revisions to delete, oldest first.
+    /// Names of the Revisions to delete: first those that are old enough, then those beyond the maximum; each part by
+    /// last use.
     pub delete: Vec<&'a str>,
     /// Moment of the next check, if nothing happens before; `None`: time alone changes nothing.
     pub next_check: Option<UnixMillis>,
@@ -73,7 +70,7 @@ pub fn select_collectable<'a>(
     if idle.len() <= min {
         return GcSelection::default();
     }
-    idle.sort_by_key(|it| (it.last_active(), it.created, it.name));
+    idle.sort_by_key(|it| (it.last_active, it.created, it.name));
     // `min` counts idle Revisions only: those in use stay in any case.
     let max_deleted = idle.len() - min;
     let aged = |it: &&&GcCandidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
@@ -106,7 +103,7 @@ mod tests {
             name,
             created: UnixMillis(NOW.0 - created * HOUR),
             routing: RoutingState::Reserve,
-            routing_modified: Some(UnixMillis(NOW.0 - active * HOUR)),
+            last_active: UnixMillis(NOW.0 - active * HOUR),
             is_gc_exempt: false,
             is_latest_ready: false,
         }
@@ -160,12 +157,6 @@ mod tests {
         assert_eq!(gone(&all, &config(Some(1), Some(1), 0, None)), ["a", "b"]);
         assert_eq!(gone(&all, &config(Some(1), Some(1), 1, None)), ["a"]);
         assert_eq!(gone(&all, &config(Some(1), Some(1), 2, None)), [] as [&str; 0]);
-    }
-
-    #[test]
-    fn one_that_was_never_routed_counts_from_its_creation() {
-        let all = [GcCandidate { routing_modified: None, ..old("a", 20, 0) }, old("b", 20, 10)];
-        assert_eq!(gone(&all, &config(None, Some(15), 0, None)), ["a"]);
     }
 
     #[test]

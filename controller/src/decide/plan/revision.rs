@@ -267,7 +267,7 @@ fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandida
         name: &revision.name,
         created: revision.meta.created,
         routing: revision.routing.state,
-        routing_modified: Some(revision.routing.changed_at.max(revision.meta.created)),
+        last_active: revision.routing.changed_at.max(revision.meta.created),
         // A Revision with pods is kept until they have drained.
         is_gc_exempt: revision.is_deleted
             || (revision.routing.state == RoutingState::Reserve
