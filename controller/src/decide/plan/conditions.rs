@@ -99,7 +99,8 @@ fn ingress_not_configured() -> ConditionStatus {
 }
 
 /// Returns true if every activator routes requests for each of the Route's names to some Revision. A client may connect
-/// to any activator as soon as the Route is ready, and activators may follow another replica than the leader.
+/// to any activator as soon as the Route is ready, and activators may follow another replica than the leader. True also
+/// while none reports: without activators, or with ones of an earlier release, the Route could never become ready.
 fn is_routed(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> bool {
     let service_name = |allocation: &RouteNameAllocation| {
         NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name))
@@ -124,7 +125,7 @@ fn not_owned_reason(
             return Some(ConditionReason::new("NotOwned", format!("{what} that we do not own.")));
         }
         let host = route_host(app, name, tag, cluster).filter(|it| !it.is_local)?.host;
-        // A host has no owner yet while the placeholder of its tag does not exist.
+        // No claim to the host is recorded yet.
         let owner = cluster.names.registry.host_owner(&host, &cluster.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
         (owner.service != placeholder).then(|| ConditionReason::new("NotOwned", message()))
@@ -143,7 +144,7 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
     let refused = refused.map(|reason| {
         ConditionStatus::False(ConditionReason::new("InvalidManifest", reason.to_owned()))
     });
-    // Child objects may be of an older Service: their conditions must not count as those of the new one.
+    // A child object may have another owner, or still reflect an older manifest: its conditions do not count then.
     let configuration =
         not_owned_status("Configuration", app.configuration.as_ref().map(|it| it.owner))
             .or(refused)

@@ -89,7 +89,8 @@ pub enum ConditionType {
     RevisionResources,
 }
 
-/// Conditions of one app or Revision, each with the moment of its last change, to the second, as objects show it.
+/// Conditions of one app, Revision or DomainMapping, each with the moment of its last change, to the second, as objects
+/// show it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConditionSet(Vec<StoredCondition>);
 
@@ -157,7 +158,7 @@ impl ConditionSet {
                 if (stored.status, &stored.reason) == (condition.status, &condition.reason) => {}
             Some(slot) => *slot = condition,
             None => {
-                // A Revision has four conditions, an app eight: growth by doubling would waste memory.
+                // A Revision usually has four conditions, an app eight: growth by doubling would waste memory.
                 if self.0.len().is_multiple_of(4) {
                     self.0.reserve_exact(4);
                 }
@@ -189,12 +190,12 @@ impl ConditionSet {
         })
     }
 
-    /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
-    /// false one, else the first unknown one. An unknown one with a message goes before those without: else `Deploying`
-    /// would hide that a container listens where no client can reach it.
+    /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else a false one,
+    /// else an unknown one. Among several, the first of `dependents` counts; Knative takes the one that changed last.
+    /// An unknown one with a message goes before those without: else `Deploying` would hide that a container listens
+    /// where no client can reach it.
     pub fn summarize(&self, dependents: &[ConditionType]) -> ConditionStatus {
         let all: Vec<ConditionStatus> = dependents.iter().map(|kind| self.get(*kind)).collect();
-        // The order of `dependents` decides among several false or unknown ones.
         let worst = all.iter().find(|status| matches!(status, ConditionStatus::False(_)));
         let has_message = |status: &&ConditionStatus| matches!(status, ConditionStatus::Unknown(Some(reason)) if !reason.message.is_empty());
         let worst = worst.or_else(|| all.iter().find(has_message));
