@@ -86,12 +86,12 @@ pub enum LinkError {
         #[source]
         source: tonic::transport::Error,
     },
-    /// The peer ended the stream with an error.
+    /// The stream ended with an error, of the peer or of the connection.
     #[error("stream with {endpoint} broke")]
     StreamBroke {
         /// Endpoint of the peer.
         endpoint: String,
-        /// gRPC status that the peer sent.
+        /// Status that the peer sent, or that tonic made of the connection's error.
         #[source]
         source: Box<Status>,
     },
@@ -123,7 +123,7 @@ pub enum LinkError {
 
 impl LinkError {
     /// Returns true if a machine answered that no process listens at the endpoint.
-    fn is_refused(&self) -> bool {
+    fn is_connection_refused(&self) -> bool {
         let Self::Connect { source, .. } = self else { return false };
         let first: &dyn std::error::Error = source;
         let is_refused = |it: &io::Error| it.kind() == io::ErrorKind::ConnectionRefused;
@@ -208,8 +208,9 @@ impl ComponentLink {
         self.open_streams.load(Ordering::Relaxed)
     }
 
-    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
-    /// a key of their own: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
+    /// Reports pods, and the state of the table in force, to every replica. Values are the [`PodReportItem`]s that
+    /// state something: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`. The items of
+    /// removal, `Sender` and `Synced` are added here.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.keep_streams_to_all(|endpoint, attempt| async move {
             let removal = |key| match key {
@@ -299,18 +300,19 @@ impl ComponentLink {
         F: Future<Output = Result<(), LinkError>>,
     {
         let all = async {
-            // An endpoint stays in `open_streams` until its stream has ended: a replica that is named again has no
-            // second stream.
-            let (mut known, mut open_streams) = (self.resolver.subscribe_known(), BTreeSet::new());
+            // Endpoints with a running `keep_stream`, also while it waits to try again: a replica that is named again
+            // has no second one.
+            let mut kept_endpoints = BTreeSet::new();
+            let mut known = self.resolver.subscribe_known();
             let mut streams = FuturesUnordered::new();
             loop {
                 for endpoint in known.borrow_and_update().all() {
-                    if open_streams.insert(endpoint.clone()) {
+                    if kept_endpoints.insert(endpoint.clone()) {
                         streams.push(self.keep_stream(endpoint, &once));
                     }
                 }
                 tokio::select! {
-                    Some(endpoint) = streams.next() => drop(open_streams.remove(&endpoint)),
+                    Some(endpoint) = streams.next() => drop(kept_endpoints.remove(&endpoint)),
                     _ = known.changed() => {}
                 }
             }
@@ -322,7 +324,8 @@ impl ComponentLink {
         }
     }
 
-    /// Keeps one stream open as long as its replica is known.
+    /// Keeps a stream to one replica: opens it again after each end, as long as the replica is known. Then it returns
+    /// the endpoint, but only once an open stream has ended.
     async fn keep_stream<F>(
         &self,
         endpoint: ReplicaEndpoint,
@@ -366,10 +369,10 @@ impl ComponentLink {
         match ended {
             Ok(()) => info!(%endpoint, "stream ended by peer"),
             Err(error) => {
-                // A refusal needs an operator; every other error may be a passing failure of the network.
-                let is_refused = matches!(&error, LinkError::StreamBroke { source, .. }
+                // A denial needs an operator; every other error may be a passing failure of the network.
+                let is_denied = matches!(&error, LinkError::StreamBroke { source, .. }
                     if matches!(source.code(), Code::PermissionDenied | Code::Unauthenticated));
-                warn!(error = %error_chain(&error), refused = is_refused, ?retry, "stream down");
+                warn!(error = %error_chain(&error), refused = is_denied, ?retry, "stream down");
             }
         }
         // The replica may have moved: a lookup now is sooner than the next regular one.
@@ -409,7 +412,8 @@ fn stream_error(endpoint: &ReplicaEndpoint, status: Status) -> LinkError {
 
 /// Returns a random number that no peer can predict.
 pub(crate) fn random_u64() -> u64 {
-    // Each `RandomState` has new random keys, so the hash of nothing is random too.
+    // The keys of a `RandomState` come from a random number of the thread, and no two of a thread are the same. So the
+    // hash of nothing is random too.
     RandomState::new().build_hasher().finish()
 }
 

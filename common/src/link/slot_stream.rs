@@ -69,7 +69,7 @@ impl ComponentLink {
     ) -> Result<(), LinkError> {
         let broke = |status| stream_error(endpoint, status);
         let channel = self.resolver.dial(endpoint).await.inspect_err(|error| {
-            if error.is_refused() {
+            if error.is_connection_refused() {
                 each(SlotStreamEvent::Refused);
             }
         })?;
