@@ -3,7 +3,7 @@
 //! Knative's metrics of a Revision (`kn.revision.*`) have the names that an OpenTelemetry exporter gives them in
 //! Prometheus, so that dashboards keep working. Source: knative/serving `pkg/autoscaler/scaling/metrics.go` and
 //! `pkg/reconciler/autoscaling/kpa/metrics.go` at 98e5ef9. They are computed on each scrape, and only for Revisions
-//! that are awake. A Revision that is asleep has no values and costs nothing.
+//! that are awake and have a decision. A Revision that is asleep has no values and costs nothing.
 
 use std::{fmt, sync::Arc};
 
@@ -109,7 +109,7 @@ fn revision_labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMet
 impl Collector for ScaleMetricsCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // One lock for all values, so that they belong to one moment; encoding happens without it.
-        let (total, awake, evaluations, agents, activators) = self.evaluator.read(|revisions| {
+        let (counts, rows, evaluations, agents, activators) = self.evaluator.read(|revisions| {
             let row = |(name, revision): (&NamespacedName, &ScaledRevision)| {
                 Some((
                     revision_labels(name, revision),
@@ -117,25 +117,29 @@ impl Collector for ScaleMetricsCollector {
                     revision.load.requests_started(),
                 ))
             };
-            let awake: Vec<(ScaleMetricLabels, ScaleMetricValues, u64)> =
+            let rows: Vec<(ScaleMetricLabels, ScaleMetricValues, u64)> =
                 revisions.revisions().filter_map(row).collect();
+            // A Revision is awake from its first load on, a moment before its first decision and its row.
+            let awake = revisions.revisions().filter(|(_, it)| it.is_awake()).count();
+            let counts = [awake, revisions.revisions().count() - awake];
             let senders_of = |role| revisions.online_senders(role);
             let (agents, activators) =
                 (senders_of(ClientComponent::Agent), senders_of(ClientComponent::Activator));
-            (revisions.revisions().count(), awake, revisions.evaluations, agents, activators)
+            (counts, rows, revisions.evaluations, agents, activators)
         });
         for (index, (name, help, _)) in SCALE_METRICS.iter().enumerate() {
             encode_gauge(
                 &mut out,
                 name,
                 help,
-                awake.iter().filter_map(|(labels, values, _)| Some((&labels[..], values[index]?))),
+                rows.iter().filter_map(|(labels, values, _)| Some((&labels[..], values[index]?))),
             )?;
         }
-        encode_requests(&mut out, &awake)?;
+        encode_requests(&mut out, &rows)?;
         let (awake_label, asleep_label) =
             ([("state", "awake".to_owned())], [("state", "asleep".to_owned())]);
-        let counts = [(&awake_label[..], awake.len()), (&asleep_label[..], total - awake.len())];
+        let [awake, asleep] = counts;
+        let counts = [(&awake_label[..], awake), (&asleep_label[..], asleep)];
         encode_gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(with_f64))?;
         let (agent_label, activator_label) =
             ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);
@@ -160,12 +164,12 @@ impl Collector for ScaleMetricsCollector {
 
 fn encode_requests(
     out: &mut DescriptorEncoder<'_>,
-    awake: &[(ScaleMetricLabels, ScaleMetricValues, u64)],
+    rows: &[(ScaleMetricLabels, ScaleMetricValues, u64)],
 ) -> fmt::Result {
     let kind = prometheus_client::metrics::MetricType::Counter;
     let help = "Requests that have begun at pods";
     let mut family = out.encode_descriptor("rouse_revision_requests", help, None, kind)?;
-    for (labels, _, started) in awake {
+    for (labels, _, started) in rows {
         ConstCounter::new(*started).encode(family.encode_family(&labels.to_vec())?)?;
     }
     Ok(())

@@ -446,7 +446,7 @@ impl ScaledRevision {
         }
     }
 
-    /// Returns the values for metrics; `None` while the Revision is asleep.
+    /// Returns the values for metrics; `None` while the Revision is asleep or before its first decision.
     pub fn scale_metrics(&self) -> Option<ScaleMetrics> {
         let awake = self.awake.as_ref()?;
         Some(ScaleMetrics {
