@@ -87,7 +87,7 @@ pub enum MapOp {
         /// Service id of the frontend.
         service_id: u32,
     },
-    /// Removes a frontend: its connects then pass unchanged to any other implementation.
+    /// Removes a frontend: its connects then go on unchanged, for example to kube-proxy's rules.
     RemoveFrontend {
         /// Address and port of the frontend.
         key: FrontendKey,
