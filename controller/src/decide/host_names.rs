@@ -345,10 +345,7 @@ mod tests {
         );
         // The label is on the placeholder, and the URL of the private tag names it.
         let private = case.route_host(Some("v1"), "v1-shop").unwrap();
-        assert_eq!(
-            (private.is_local, &*private.url),
-            (true, "http://v1-shop.team.svc.c1.local")
-        );
+        assert_eq!((private.is_local, &*private.url), (true, "http://v1-shop.team.svc.c1.local"));
     }
 
     #[test]

@@ -262,7 +262,10 @@ mod tests {
             NodeColdStart { decide: None, start: None, listen_to_first_byte: 0.4, total: 1.9 };
         assert_eq!(figures.cold_starts, [split]);
         let shown = figures.to_string();
-        assert!(shown.contains("         1       ? ms       ? ms               0.40 ms"), "{shown}");
+        assert!(
+            shown.contains("         1       ? ms       ? ms               0.40 ms"),
+            "{shown}"
+        );
     }
 
     #[test]
