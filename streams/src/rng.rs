@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub struct SeededRng {
     seed: u64,
-    /// Bytes to draw before the seed's numbers, in reverse order.
+    /// Bytes that are drawn in place of random numbers, in reverse order; zeros follow them. `None`: the seed is used.
     script: Option<Vec<u8>>,
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_tells_all_that_follows() {
+    fn the_same_seed_gives_the_same_numbers() {
         let drawn = |seed| {
             let mut rng = SeededRng::new(seed);
             [(); 4].map(|()| rng.next_below(1_000_000))
