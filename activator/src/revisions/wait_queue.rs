@@ -206,6 +206,12 @@ impl<W> WaitQueue<W> {
     }
 
     /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
+    ///
+    /// With a hard limit this adds no capacity: [`RevisionSlots`] may give the slot to another activator. If it does
+    /// not, the caller returns the slot by [`add_free_slot`](Self::add_free_slot) or
+    /// [`set_free_slots`](Self::set_free_slots).
+    ///
+    /// [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
     pub fn on_request_done(
         &mut self,
         pod: PodEndpointKey,
