@@ -68,10 +68,14 @@ pub(super) fn error_chain(error: &dyn Error) -> String {
 /// Parameters of one start, in addition to the pod spec.
 #[derive(Debug)]
 pub(super) struct ContainerStartRequest {
+    /// Index of the container in `PreparedPod::containers`.
     pub(super) index: usize,
+    /// Number of restarts of the container so far.
     pub(super) attempt: u32,
+    /// Addresses of the pod, IPv4 first.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) image: UnpackedImage,
+    /// Time at which the pod's spec was received, or the pod was adopted.
     pub(super) received_at: Instant,
 }
 
@@ -208,6 +212,7 @@ fn prepare_bundle(
     let volumes = volume_folders(resources, pod_spec)?;
     let read = |name: &str| fs::read_to_string(request.image.rootfs.join(name)).unwrap_or_default();
     let (passwd, group) = (read("etc/passwd"), read("etc/group"));
+    // Without a mount point: the runtime spec contains the path below it.
     let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
     // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
     let network = format!("/proc/{}/fd/{}", std::process::id(), network_namespace.as_raw_fd());
