@@ -17,7 +17,7 @@ use super::{
 };
 use crate::stdout;
 
-/// Time limit of each wait.
+/// Time limit of each wait, except that for users' objects.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Time limit of the wait for users' objects. Kubernetes' garbage collector first deletes their dependents. It
