@@ -1,4 +1,4 @@
-//! Pure: pools of numbers and of extents, with a quarantine before reuse.
+//! Pure: pools of ids and of extents, with a quarantine before reuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -6,44 +6,44 @@ use datapath::abi;
 
 use super::MapCapacityError;
 
-/// Pool of numbers from a range: extents of length one.
+/// Pool of the ids of backends, or of services: extents of length one.
 #[derive(Debug)]
 pub(super) struct KernelIdPool(ExtentPool);
 
 impl KernelIdPool {
-    /// Starts with all numbers from `first` to below `end` free.
+    /// Starts with all ids from `first` to below `end` free.
     pub(super) fn new(first: u32, end: u32) -> Self {
-        let mut numbers = Self(ExtentPool::new(end));
-        numbers.0.reserve(0, first);
-        numbers
+        let mut ids = Self(ExtentPool::new(end));
+        ids.0.reserve(0, first);
+        ids
     }
 
-    /// Marks a number as used already.
-    pub(super) fn reserve(&mut self, number: u32) {
-        self.0.reserve(number, 1);
+    /// Marks an id as used already.
+    pub(super) fn reserve(&mut self, id: u32) {
+        self.0.reserve(id, 1);
     }
 
-    /// Allocates a number from the shortest free run, so that a small table stays in few pages.
+    /// Allocates an id from the shortest free run, so that a small table stays in few pages.
     pub(super) fn allocate(&mut self) -> Option<u32> {
         self.0.allocate(1)
     }
 
-    /// Puts a number into quarantine from `now_ns` on: nothing refers to it any more.
-    pub(super) fn quarantine(&mut self, number: u32, now_ns: u64) {
-        self.0.quarantine(number, 1, now_ns);
+    /// Puts an id into quarantine from `now_ns` on: nothing refers to it any more.
+    pub(super) fn quarantine(&mut self, id: u32, now_ns: u64) {
+        self.0.quarantine(id, 1, now_ns);
     }
 
-    /// Puts every free number below `below` into quarantine; numbers above were never used.
+    /// Puts every free id below `below` into quarantine; ids above were never used.
     pub(super) fn quarantine_free(&mut self, below: u32, now_ns: u64) {
         self.0.quarantine_free(below, now_ns);
     }
 
-    /// Frees the numbers whose quarantine is over.
+    /// Frees the ids whose quarantine is over.
     pub(super) fn release_expired(&mut self, now_ns: u64) {
         self.0.release_expired(now_ns);
     }
 
-    /// Refuses a demand for more numbers than are free now.
+    /// Refuses a demand for more ids than are free now.
     pub(super) fn check_free(
         &self,
         map: &'static str,
