@@ -200,7 +200,8 @@ impl TlsFixture {
         credentials: &Arc<TlsCredentials>,
         sender: ComponentReplica,
     ) -> Result<(), Code> {
-        let channel = link::dial::dial_tls(self.at, credentials, Component::Controller, true).await;
+        let (server, with_certificate) = (Component::Controller, true);
+        let channel = link::dial::dial_tls(self.at, credentials, server, with_certificate).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
         let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(sender))]);
         let done = PodsClient::new(channel).report(items).await;
@@ -328,7 +329,9 @@ async fn a_client_talks_to_no_impostor() {
 async fn activators_authenticate_each_other_by_client_certificates() {
     let fixture = TlsFixture::new().await;
     let own = fixture.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
-    let dials = async |to| link::dial::dial_tls(fixture.at, &own, to, true).await.is_ok();
+    let with_certificate = true;
+    let dials =
+        async |to| link::dial::dial_tls(fixture.at, &own, to, with_certificate).await.is_ok();
     fixture.authority.issue(&fixture.server_credentials, ACTIVATOR, later());
     assert!(dials(Component::Activator).await);
     for other in [Component::Controller, Component::Autoscaler, Component::Agent] {
