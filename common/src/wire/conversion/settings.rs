@@ -68,7 +68,7 @@ impl TryFrom<raw::RequestLog> for RequestLogSettings {
     fn try_from(message: raw::RequestLog) -> WireResult<Self> {
         // A template that cannot be parsed refuses the whole item, so no setting of it applies without the others.
         let template = LogTemplate::parse(&message.template).map_err(|bad| {
-            WireError::new("request_log.template", bad, "must be one that can be carried out")
+            WireError::new("request_log.template", bad, "must be a template that can be parsed")
         })?;
         Ok(Self { template, logs_probes: message.probes })
     }
