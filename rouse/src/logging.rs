@@ -3,13 +3,13 @@
 use common::{component::Component, log, wire::LogLevel};
 use tracing_subscriber::EnvFilter;
 
-/// Logs to standard error from now on. `RUST_LOG` selects the level, or else the operator, also while the component
-/// runs.
+/// Logs to standard error from now on. `RUST_LOG` selects the level. Without a valid one, the operator's config-logging
+/// selects it, also while the component runs.
 pub(crate) fn init() {
     let chosen = EnvFilter::try_from_default_env();
     let is_chosen = chosen.is_ok();
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(chosen.unwrap_or_else(|_unset| level_filter("", LogLevel::Info)))
+        .with_env_filter(chosen.unwrap_or_else(|_unset_or_bad| level_filter("", LogLevel::Info)))
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_filter_reloading();
