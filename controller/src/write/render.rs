@@ -218,12 +218,12 @@ fn render_route(
     object_json("Route", metadata, json!({"traffic": spec_traffic(&route.traffic_spec)}), status)
 }
 
-/// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
+/// Formats the annotation with allocations: `tag=suffix:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
     let one = |allocation: &RouteNameAllocation| match &allocation.cluster_ips {
-        ClusterIpSource::LocalRange(host) => Some(format!(
-            "{}={host}:{}",
+        ClusterIpSource::LocalRange(suffix) => Some(format!(
+            "{}={suffix}:{}",
             allocation.tag.as_deref().unwrap_or_default(),
             allocation.activator_port
         )),

@@ -21,6 +21,7 @@ pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, cluster: &mut 
 
 fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut ClusterState) {
     let Some(route) = &mut app.route else { return };
+    // `None` is the Route's own name, as in an allocation.
     let mut tags: Vec<Option<Box<str>>> = vec![None];
     tags.extend(route.traffic_spec.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
     // A name with another owner gets no allocation here.
@@ -69,7 +70,7 @@ fn allocate_local(
     cluster: &ClusterState,
 ) -> Option<RouteNameAllocation> {
     let hash = hash_route_name(name, tag.as_deref());
-    let addresses = ClusterIpSource::LocalRange(free_host(hash, cluster)?);
+    let addresses = ClusterIpSource::LocalRange(free_suffix(hash, cluster)?);
     Some(RouteNameAllocation {
         tag,
         cluster_ips: addresses,
@@ -110,8 +111,8 @@ pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
 }
 
 fn reserve(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
-    if let ClusterIpSource::LocalRange(host) = allocation.cluster_ips {
-        cluster.allocated.cluster_ip_suffixes.insert(host);
+    if let ClusterIpSource::LocalRange(suffix) = allocation.cluster_ips {
+        cluster.allocated.cluster_ip_suffixes.insert(suffix);
     }
     cluster.allocated.ports.insert(allocation.activator_port);
 }
@@ -130,8 +131,8 @@ pub(super) fn release_allocations(all: &[RouteNameAllocation], cluster: &mut Clu
         return;
     }
     for it in all {
-        if let ClusterIpSource::LocalRange(host) = it.cluster_ips {
-            cluster.allocated.cluster_ip_suffixes.remove(&host);
+        if let ClusterIpSource::LocalRange(suffix) = it.cluster_ips {
+            cluster.allocated.cluster_ip_suffixes.remove(&suffix);
         }
         cluster.allocated.ports.remove(&it.activator_port);
     }
@@ -148,16 +149,17 @@ fn hash_route_name(name: &NamespacedName, tag: Option<&str>) -> u32 {
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns true for reserved addresses: network, the API server's `.1`, the DNS server's `.10`, and broadcast.
-fn is_reserved(host: u16) -> bool {
-    matches!(host, 0 | 1 | 10 | u16::MAX)
+/// Returns true for suffixes of reserved addresses: network, the API server's `.1`, the DNS server's `.10`, and
+/// broadcast.
+fn is_reserved(suffix: u16) -> bool {
+    matches!(suffix, 0 | 1 | 10 | u16::MAX)
 }
 
-fn free_host(hash: u32, cluster: &ClusterState) -> Option<u16> {
+fn free_suffix(hash: u32, cluster: &ClusterState) -> Option<u16> {
     let first = u16::try_from(hash >> 16).unwrap_or_default();
     let mut all = (0..=u16::MAX).map(|step| first.wrapping_add(step));
     let taken = &cluster.allocated.cluster_ip_suffixes;
-    all.find(|host| !is_reserved(*host) && !taken.contains(host))
+    all.find(|suffix| !is_reserved(*suffix) && !taken.contains(suffix))
 }
 
 fn free_port(hash: u32, cluster: &ClusterState) -> Option<u16> {
