@@ -48,10 +48,10 @@ pub(crate) struct KnownKey {
 
 const fn known_key(
     names: &'static [&'static str],
-    at: &'static [MetadataPlace],
-    reason: &'static str,
+    places: &'static [MetadataPlace],
+    warning_elsewhere: &'static str,
 ) -> KnownKey {
-    KnownKey { names, places: at, warning_elsewhere: reason }
+    KnownKey { names, places, warning_elsewhere }
 }
 
 /// Groups in which only the keys listed here have a meaning.
@@ -261,7 +261,7 @@ fn key_warning(
     }
     let short_name = newest.rsplit('/').next().unwrap_or_default();
     if is_autoscaling_key && class == AutoscalerClass::Hpa && !HPA_KEYS.contains(&short_name) {
-        return no_effect("a HorizontalPodAutoscaler knows no such bound");
+        return no_effect("a HorizontalPodAutoscaler has no such setting");
     }
     if name == key::VISIBILITY && !matches!(value, "" | "cluster-local") {
         return no_effect("only cluster-local hides a name");
