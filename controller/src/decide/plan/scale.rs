@@ -89,7 +89,8 @@ fn external_scale(
     if is_leaving { 0 } else { replicas.unwrap_or(first_scale) }
 }
 
-/// Scales to the requested number of pods: revives or adds pods at once, or drains the least busy ones.
+/// Scales to the requested number of pods: revives or adds pods at once, or drains the least busy ones. `is_leaving`:
+/// the app or the Revision is being deleted, so no pod is requested.
 pub(super) fn scale_pods(
     revision: &mut AppRevision,
     is_leaving: bool,
