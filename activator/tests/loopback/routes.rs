@@ -108,10 +108,10 @@ async fn pods_belong_to_the_revision_they_serve_now() {
     assert_eq!(served.ready_since(), None);
 }
 
-/// A request that waits a second time, after its Revision's queue was dropped, neither loses its place nor gets
-/// another's.
+/// All pods go between the two waits of a request. The wait queue stays, because a new one would give the request's
+/// arrival number to another request.
 #[tokio::test]
-async fn a_request_keeps_its_queue_position_while_pods_change() {
+async fn a_request_that_waits_again_displaces_no_other() {
     let fixture = ActivatorFixture::new().await;
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     let entry = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };

@@ -46,20 +46,20 @@ async fn second_response(
     });
     let request =
         || Request::builder().method(method).uri("/").body(PodRequestBody::Empty).unwrap();
-    let single = Http1PodConnection::new(TcpStream::connect(address).await.unwrap(), LONG);
-    let mut reading = single.send(request(), &mut FakeInterimSink).await.unwrap().into_body();
-    while poll_fn(|cx| reading.poll_frame(cx)).await.is_some() {}
-    let single = reading.into_reusable().unwrap();
+    let connection = Http1PodConnection::new(TcpStream::connect(address).await.unwrap(), LONG);
+    let mut body = connection.send(request(), &mut FakeInterimSink).await.unwrap().into_body();
+    while poll_fn(|cx| body.poll_frame(cx)).await.is_some() {}
+    let connection = body.into_reusable().unwrap();
     go.send(()).unwrap();
     if !reads {
         // The runtime is blocked meanwhile, so that it does not learn of the close.
         is_closed.recv().unwrap();
     }
-    single.send(request(), &mut FakeInterimSink).await
+    connection.send(request(), &mut FakeInterimSink).await
 }
 
 #[tokio::test]
-async fn what_may_be_seen_twice_is_given_back_and_only_that() {
+async fn only_a_request_that_the_pod_may_see_twice_is_resendable() {
     for (method, reads, may_repeat) in [
         (Method::GET, false, true),
         (Method::GET, true, true),
