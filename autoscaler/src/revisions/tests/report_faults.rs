@@ -61,7 +61,9 @@ enum ReportFault {
 struct TimedFault {
     sender: usize,
     fault: ReportFault,
+    /// First second of the fault.
     from: usize,
+    /// Number of its seconds.
     long: usize,
 }
 

@@ -1,4 +1,7 @@
 //! Single cases of faults in reports, each with the number of pods that must remain.
+//!
+//! Requested pods are listed by the quarter of a second, so `pods[4 * s]` belongs to second `s`. A pod carries 7
+//! requests, because `small_policy` has the target 10, of which 70 % are used.
 
 use super::*;
 
@@ -14,8 +17,8 @@ fn quiet_that_is_known_lowers() {
 fn a_late_report_is_spread_over_the_time_it_covers() {
     for fault in [ReportFault::Late, ReportFault::Lost] {
         let series = [constant_load(20, 100), constant_load(70, 10)].concat();
-        let late = |sender| TimedFault { sender, fault, from: 20, long: 9 };
-        let faults = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
+        let stall = |sender| TimedFault { sender, fault, from: 20, long: 9 };
+        let faults = FaultCase { faults: vec![stall(0), stall(1)], ..FaultCase::default() };
         let pods = requested_pods(&small_policy(), &series, &faults);
         assert_eq!(
             (min_requested(&pods, 20), pods.last()),
@@ -29,8 +32,8 @@ fn a_late_report_is_spread_over_the_time_it_covers() {
 #[test]
 fn a_stall_does_not_multiply_what_began_in_it() {
     let series = [constant_load(30, 0), constant_load(30, 10)].concat();
-    let late = |sender| TimedFault { sender, fault: ReportFault::Lost, from: 30, long: 9 };
-    let faults = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
+    let lost = |sender| TimedFault { sender, fault: ReportFault::Lost, from: 30, long: 9 };
+    let faults = FaultCase { faults: vec![lost(0), lost(1)], ..FaultCase::default() };
     let pods = requested_pods(&small_policy(), &series, &faults);
     assert_eq!(pods.iter().skip(4 * 30).max(), Some(&9), "60 at 7 a pod");
 }
@@ -297,10 +300,11 @@ fn a_takeover_does_not_shorten_the_stable_window() {
         ..small_policy()
     };
     let replaced = FaultCase { replaced_at: Some(QUIET_START_S + 8), ..FaultCase::default() };
-    let [expected, kept] = [FaultCase::default(), replaced]
+    let [expected, after_takeover] = [FaultCase::default(), replaced]
         .map(|faults| requested_pods(&policy, &load, &faults))
         .map(|pods| pods.iter().rposition(|&it| it > 0));
-    assert_eq!((expected, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
+    let last_quarter = Some(4 * 74 - 1);
+    assert_eq!([expected, after_takeover], [last_quarter; 2], "last moment with a pod");
 }
 
 /// A fault of three seconds every five seconds, at the same time in the reports of all these senders.
