@@ -74,8 +74,8 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
         keys.filter(|key| key.netns_cookie == noisy_pod.cookie).count()
     };
     assert_eq!(of_noisy(&fixture), abi::LISTEN_PER_NAMESPACE as usize);
-    let first_uncounted = 17_000 - u64::from(abi::LISTEN_PER_NAMESPACE);
-    assert_eq!(fixture.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), first_uncounted);
+    let over_quota = 17_000 - u64::from(abi::LISTEN_PER_NAMESPACE);
+    assert_eq!(fixture.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), over_quota);
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     assert_eq!(listener_count(&fixture, &quiet), 1);
     noise.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} noisy"));
@@ -136,9 +136,9 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     let mut server = pod.start_process();
     let mut families = |args: &str| {
         server.expect_step(&format!("listen {args}"));
-        let listener = fixture.maps.listener(pod.cookie, SERVING_PORT).unwrap().families;
+        let families = fixture.maps.listener(pod.cookie, SERVING_PORT).unwrap().families;
         server.expect_step("close");
-        listener
+        families
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
     // Without BTF of its sockets the program cannot read the option.
@@ -238,6 +238,7 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
         server.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} four")),
         format!("0.0.0.0:{SERVING_PORT}")
     );
+    // Not widened: `::` accepts IPv4 too, and would collide with the first listener.
     assert_eq!(
         server.expect_step(&format!("listen [::1]:{SERVING_PORT} six")),
         format!("[::1]:{SERVING_PORT}")

@@ -83,7 +83,8 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
     drop(streams);
 }
 
-/// The other end neither replies nor reports that it has gone.
+/// The other end neither replies nor reports that it has gone. After `watch/500` the server gives up on such a client:
+/// after 500 ms if data is unacknowledged, and otherwise by keepalive.
 #[test]
 fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     let fixture = RobustnessFixture::new();
@@ -93,14 +94,14 @@ fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     let mut busy = fixture.connect();
     send_and_read(&mut busy, &get_request("watch/500"), "xxxxx");
     busy.write_all(get_request("length/8000000").as_bytes()).unwrap();
-    let mut connection = fixture.connect();
-    send_and_read(&mut connection, &get_request("watch/500"), "xxxxx");
-    connection.write_all(get_request("hold").as_bytes()).unwrap();
+    let mut held = fixture.connect();
+    send_and_read(&mut held, &get_request("watch/500"), "xxxxx");
+    held.write_all(get_request("hold").as_bytes()).unwrap();
     fixture.wait_served(5);
     run_ip(&["-n", &fixture.client.netns, "link", "set", "eth0", "down"]);
     assert_eq!((fixture.totals(), fixture.pod_state().connections), ((5, 3), 3));
     fixture.wait_settled_in_sync();
-    drop((idle, busy, connection));
+    drop((idle, busy, held));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Shell: HTTP/2 frames that the eBPF programs lose and find again, and connections that both ends open at once.
+//! Shell: HTTP/2 frames that the eBPF programs lose and find again, and connections on which both ends begin HTTP/2 at
+//! once.
 
 use std::{
     hint,
