@@ -147,9 +147,9 @@ async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) 
         if started.elapsed() > WAIT_TIMEOUT {
             // A node that is permanently away must not block the rest.
             stdout::print_line(&format!(
-                "{reason} to remove the programs of its node: programs and maps stay pinned there"
+                "{reason}: programs and maps stay pinned on the nodes that are not ready"
             ))?;
-            break;
+            return Ok(());
         }
         cluster::wait_poll_interval().await;
     }
