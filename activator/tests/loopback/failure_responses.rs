@@ -61,8 +61,8 @@ fn add_ready_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     })
 }
 
-/// Puts one request at the pod and as many into the queue as it accepts: `max_waiting`, which is 2, and ten for the
-/// pod's limit of 1.
+/// Puts one request at the pod and as many into the queue as it accepts. These are `max_waiting`, which is 2, and ten
+/// for the pod's limit of 1.
 fn fill_queue(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         change_revision(fixture, |it| it.container_concurrency = 1);
