@@ -170,7 +170,8 @@ struct ScannedClient {
 impl ScannedClient {
     /// Scans a client. Returns it with all its connections, and the processor time of the scan.
     fn scan((path, connections): ClientScanTarget) -> Option<(Self, Duration)> {
-        // Without a namespace its process has just ended, and its connections with it.
+        // Without a namespace its process has just ended. If the namespace has other processes, the next scan of all
+        // clients finds them.
         let namespace = NetworkNamespace::open(&path).ok()?;
         // On a thread of its own, so that the thread's whole time is the scan's.
         let list_connections = || {
