@@ -84,11 +84,12 @@ impl StaleConnectionCloser {
             found.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
         let mut counts = run_blocking(move || self.close_due(&draining, found)).await;
         counts.spared += in_use;
+        let left = stale.saturating_sub(counts.closed);
         if counts != CloseCounts::default() {
             let CloseCounts { closed, spared } = counts;
-            debug!(ended = closed, spared, in_use, left = stale, "stale connections closed");
+            debug!(ended = closed, spared, in_use, left, "stale connections closed");
         }
-        (counts, stale.saturating_sub(counts.closed))
+        (counts, left)
     }
 
     /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
