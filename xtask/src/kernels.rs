@@ -224,7 +224,8 @@ impl KernelRunner<'_> {
 /// begin and end in the output.
 fn marked_run_lines(run: &str, test_args: &str, redirection: &str) -> String {
     format!(
-        "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {test_args} {redirection}\ncode=$?\n\
+        "echo 'rouse: begin {run}'\n\
+         /run/rouse/tests --test-threads=1 {test_args} {redirection}\ncode=$?\n\
          echo \"rouse: end {run} $code\"\n"
     )
 }
