@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::layout::NodeLayout;
 
 /// Controllers that limits of containers need.
-const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+const CONTROLLERS: [&str; 2] = ["cpu", "memory"];
 
 /// Time that killed processes of a node have to disappear.
 const NODE_EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
