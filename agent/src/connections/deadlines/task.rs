@@ -46,7 +46,7 @@ impl OverdueRequestTask {
                 let error = error_chain(&error);
                 warn!(
                     error,
-                    "timeoutSeconds is not enforced on direct requests: the kernel does not support it"
+                    "timeoutSeconds is not enforced on direct requests: the kernel lacks support"
                 );
                 None
             }
