@@ -136,12 +136,12 @@ pub async fn run_on_kubernetes(
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     // Small, since the receiver only steps the machine.
-    let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
+    let (resolved_tx, mut resolved_rx) = tokio::sync::mpsc::channel(64);
     let secrets = api::pull_secrets::ClusterPullSecrets::new(platform.client().clone());
-    let resolver = DigestResolver::new(secrets, registry::RegistryClient::default(), changed);
+    let resolver = DigestResolver::new(secrets, registry::RegistryClient::default(), resolved_tx);
     shared.set_digest_resolver(Arc::clone(&resolver));
     let resolving = async {
-        while let Some(revision) = resolved.recv().await {
+        while let Some(revision) = resolved_rx.recv().await {
             shared.resolve_digests(&revision);
         }
     };
@@ -201,8 +201,8 @@ fn loading_runtime(
     };
     let routes = Outbox::starting_at(first_route_version());
     // The receiver is dropped: on Kubernetes, pods are created through the API server.
-    let orders = tokio::sync::watch::channel(common::local_node::LocalNodeSpec::default()).0;
-    ControllerRuntime::new(ControllerStateMachine::new(state, routes).loading(), orders)
+    let node_spec = tokio::sync::watch::channel(common::local_node::LocalNodeSpec::default()).0;
+    ControllerRuntime::new(ControllerStateMachine::new(state, routes).loading(), node_spec)
 }
 
 /// Manager of the certificate authorities, and issuer of certificates.

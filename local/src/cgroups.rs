@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::layout::NodeLayout;
 
 /// Controllers that limits of containers need.
-const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+const CONTROLLERS: [&str; 2] = ["cpu", "memory"];
 
 /// Time that killed processes of a node have to disappear.
 const NODE_EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -146,8 +146,7 @@ impl CgroupMounts {
             // A controller is bound either to v1 or to v2, never to both.
             if let Some(mount) = self.v1.get(controller) {
                 let path = layout.container_cgroup(mount, uid, container);
-                fs::create_dir_all(&path)
-                    .map_err(|source| CgroupError::File { path: path.clone(), source })?;
+                create_cgroup(&path)?;
                 write_files(&path, &settings.v1)?;
                 tasks.push(open_tasks(&path.join("tasks"))?);
             } else if path.join(format!("{controller}.max")).exists() {

@@ -15,13 +15,12 @@ use crate::mixed_load::{FloodAppOptions, FloodFixture, LATEST_TRAFFIC, print_los
 const PULSE_CLIENTS: [&str; 2] = ["slow-get=200", "slow-post=200"];
 /// Default number of requests of a test.
 const REQUESTS: u64 = 20_000;
-/// First id of the pulses, apart from the other clients' ids.
-const PULSE_FIRST_ID: u64 = 1_000;
+/// Base of the request ids of the first pulse, apart from the bases of the other clients.
+const FIRST_PULSE_BASE: u64 = 1_000;
 
-fn run_scenario(test: &str, exits_on_term: bool) {
+fn run_scenario(test: &str, app: FloodAppOptions) {
     let rouse = RouseCluster::shared();
-    let mut fixture =
-        FloodFixture::new(&rouse, test, FloodAppOptions { exits_on_term, min_pods: 1 });
+    let mut fixture = FloodFixture::new(&rouse, test, app);
     let requests = std::env::var("ROUSE_STOPPING_REQUESTS").ok().and_then(|it| it.parse().ok());
     let requests: u64 = requests.unwrap_or(REQUESTS);
     let floods = fixture.start_floods();
@@ -81,7 +80,7 @@ fn shift_traffic(fixture: &FloodFixture<'_>, traffic: &str, revision: &str) {
 
 /// Scales 1 → 3 → 1 pods by additional load that comes and goes.
 fn scale_out_and_in(fixture: &FloodFixture<'_>, floods: &[FloodProcess], round: u64) {
-    let pulse = fixture.flood_from_node("node1", PULSE_FIRST_ID + round, &PULSE_CLIENTS);
+    let pulse = fixture.flood_from_node("node1", FIRST_PULSE_BASE + round, &PULSE_CLIENTS);
     let cluster = &fixture.rouse.cluster;
     cluster.wait("three pods", || (fixture.serving_pods().len() >= 3).then_some(()));
     fixture.wait_progress(floods, 500);
@@ -129,6 +128,7 @@ fn evict(fixture: &FloodFixture<'_>, pod: &str, _: &str) {
 fn drain(fixture: &FloodFixture<'_>, _: &str, node: &str) {
     let args = "--ignore-daemonsets --delete-emptydir-data --force --pod-selector app!=client";
     let args: Vec<&str> = args.split(' ').chain(["--timeout", "300s"]).collect();
+    // `kubectl drain` leaves the node cordoned; this guard uncordons it.
     let _cordon = fixture.rouse.cordon(node);
     kubectl(fixture, &[&["drain", node][..], &args].concat());
 }
@@ -140,11 +140,11 @@ fn kubectl(fixture: &FloodFixture<'_>, args: &[&str]) {
 
 #[test]
 fn an_app_that_exits_at_once_on_sigterm_loses_no_request() {
-    run_scenario("at-once", true);
+    run_scenario("at-once", FloodAppOptions { exits_on_term: true, min_pods: 1 });
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn an_app_that_shuts_down_gracefully_loses_no_request() {
-    run_scenario("gracefully", false);
+    run_scenario("gracefully", FloodAppOptions { exits_on_term: false, min_pods: 1 });
 }

@@ -22,7 +22,7 @@ const ACTIVATOR: u16 = 7103;
 /// Number of requests on new connections that must succeed while a component is dead.
 const REQUESTS_WHILE_DEAD: u64 = 100;
 
-/// Manifest of a service of one pod that never sleeps.
+/// Manifest of a service of one pod that never sleeps. The load stays below its target of 100 requests.
 fn steady_manifest() -> String {
     let hello = HELLO.replace("name: hello", "name: steady").replace("\"10\"", "\"100\"");
     hello.replace(

@@ -96,7 +96,7 @@ fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
         Some(program) => program.clone(),
         None => test::build_kernel_tier()?,
     };
-    let names = select_tests(args, &program)?;
+    let names = find_test_names(args, &program)?;
     let with_servers = names.iter().any(|name| name.starts_with(SERVER_TESTS));
     let servers = with_servers.then(|| servers::build(&workspace)).transpose()?;
     let runner = KernelRunner {
@@ -120,7 +120,7 @@ fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
 }
 
 /// Names of the tests to run on kernels that support them, without the verifier's.
-fn select_tests(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
+fn find_test_names(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
     let mut names = test::test_names(program)?;
     supported::check_table(&names).map_err(anyhow::Error::msg)?;
     let is_selected =
@@ -220,10 +220,12 @@ impl KernelRunner<'_> {
     }
 }
 
-/// Script lines that run the tests that `words` choose, between lines that mark begin and end in the output.
-fn marked_run_lines(run: &str, words: &str, to: &str) -> String {
+/// Script lines that run the test program with `test_args` and an optional shell `redirection`, between lines that mark
+/// begin and end in the output.
+fn marked_run_lines(run: &str, test_args: &str, redirection: &str) -> String {
     format!(
-        "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {words} {to}\ncode=$?\n\
+        "echo 'rouse: begin {run}'\n\
+         /run/rouse/tests --test-threads=1 {test_args} {redirection}\ncode=$?\n\
          echo \"rouse: end {run} $code\"\n"
     )
 }

@@ -51,7 +51,7 @@ fn pods() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
 }
 
-/// Starts Go's server, built for the test.
+/// Builds Go's server for the test, and returns the command that starts it.
 fn go() -> Command {
     let binary = std::env::temp_dir().join(format!("activator-paths-{}", std::process::id()));
     let known = Path::new("/usr/local/go/bin/go");
@@ -62,7 +62,7 @@ fn go() -> Command {
     Command::new(binary)
 }
 
-/// Starts nginx, whose response body names the request as that of the other servers does.
+/// Returns the command that starts nginx. The response body names the request as that of the other servers does.
 fn nginx(folder: &Path) -> Command {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -74,6 +74,7 @@ fn nginx(folder: &Path) -> Command {
         folder.display(),
     );
     std::fs::write(folder.join("nginx.conf"), config).unwrap();
+    // Like the other servers: prints the port once nginx listens, and ends it when the standard input ends.
     let script = "nginx -e stderr -p \"$1\" -c nginx.conf & \
         until (exec 3<>/dev/tcp/127.0.0.1/$2) 2>/dev/null; do sleep 0.01; done; \
         echo $2; cat; kill $!; wait";
@@ -95,9 +96,11 @@ async fn ask(at: SocketAddr, head: &[u8], body: usize) -> ComparedResponse {
     parse_response(&response)
 }
 
-async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
+/// Compares the responses to the requests for every server, and to those in `more`, in HTTP/1.1.
+async fn compare_http1(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
     for input in http1_cases().iter().chain(more) {
-        let (head, body) = (encode_head(input), input.3);
+        let &(_, _, _, body) = input;
+        let head = encode_head(input);
         let what = format!("{}", head[..head.len().min(60)].escape_ascii());
         let direct = ask(server.address, &head, body).await;
         let mut fixture = ActivatorFixture::new().await;
@@ -121,14 +124,16 @@ async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
     }
 }
 
-/// Requests that HTTP/2 can express. A pod that speaks HTTP/2 gets them in HTTP/2 directly, others in HTTP/1.1.
+/// Compares the responses to requests over HTTP/2. A pod that speaks HTTP/2 gets them in HTTP/2 directly, others in
+/// HTTP/1.1.
 async fn compare_http2(
     server: &ReferenceServerProcess,
     protocol: AppProtocol,
     inputs: &[Http2RequestCase],
 ) {
     for input in inputs {
-        let what = format!("{protocol:?} {} {} {:?}", input.0, input.1, input.3);
+        let (method, target, _, body) = input;
+        let what = format!("{protocol:?} {method} {target} {body:?}");
         let direct = match protocol {
             AppProtocol::H2c => over_http2(server.address, input.clone()).await,
             AppProtocol::Http1 => {
@@ -160,14 +165,14 @@ async fn python_responds_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(Command::new("python3").arg(pods().join("app.py")));
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
-    compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
+    compare_http1(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
     compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
 }
 
 #[tokio::test]
 async fn node_responds_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(Command::new("node").arg(pods().join("app.mjs")));
-    compare(&server, &[]).await;
+    compare_http1(&server, &[]).await;
     compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
 }
 
@@ -177,7 +182,7 @@ async fn go_responds_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(&mut app);
     // The server runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
-    compare(&server, &[]).await;
+    compare_http1(&server, &[]).await;
     compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
     let hints = ("GET", "/hints", Vec::new(), RequestBodyCase::Nothing);
     let more = [http2_cases(), vec![hints]].concat();
@@ -189,10 +194,11 @@ async fn nginx_responds_the_same_on_every_path() {
     let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let server = ReferenceServerProcess::start(&mut nginx(&folder));
-    compare(&server, &[]).await;
+    compare_http1(&server, &[]).await;
     // The server reports the length of a body in chunks differently each time.
-    let is_told = |input: &Http2RequestCase| !matches!(input.3, RequestBodyCase::Unsized(_));
-    let inputs: Vec<_> = http2_cases().into_iter().filter(is_told).collect();
+    let states_length =
+        |(_, _, _, body): &Http2RequestCase| !matches!(body, RequestBodyCase::Unsized(_));
+    let inputs: Vec<_> = http2_cases().into_iter().filter(states_length).collect();
     compare_http2(&server, AppProtocol::Http1, &inputs).await;
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();

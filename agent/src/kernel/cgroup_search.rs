@@ -8,7 +8,7 @@ use std::{
 
 use crate::kernel::cgroups::{self, PodsCgroupError};
 
-/// Depth below the mount at which a kubelet may keep its pods' directory: `cgroupRoot: /a/b` is two.
+/// Depth below the mount at which a kubelet may keep its pods' directory: with `cgroupRoot: /a/b` it is three.
 const KUBEPODS_DEPTH_MAX: usize = 4;
 /// Depth below the pods' directory at which a container may be, nested containers included.
 const CONTAINER_DEPTH_MAX: usize = 6;

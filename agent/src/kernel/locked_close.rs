@@ -45,7 +45,7 @@ pub enum LockedCloseError {
     /// The kernel's socket structures lack a field that the program reads.
     #[error("the kernel's sockets have no field {0}")]
     MissingField(&'static str),
-    /// The object has not exactly one place for the call.
+    /// The object lacks the program or its map, or has not exactly one place for the call.
     #[error("the eBPF object has no program {END} with one call of {DESTROY}")]
     Object,
     /// The kernel refuses to load the program.
@@ -184,9 +184,9 @@ impl LockedCloser {
             let result = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
             let outcomes = batch.iter().map(|connection| self.take_outcome(connection.cookie()));
-            let closed = sum_outcomes(outcomes);
+            let batch_counts = sum_outcomes(outcomes);
             result?;
-            counts += closed?;
+            counts += batch_counts?;
         }
         Ok(counts)
     }
@@ -210,7 +210,7 @@ impl LockedCloser {
         if matches!(read, Err(MapError::KeyNotFound)) {
             return Ok(CloseCounts::default());
         }
-        // Also if the entry cannot be read.
+        // Also if the entry cannot be read: one that stays would be closed at the next walk.
         self.requests.remove(&cookie).map_err(io::Error::other)?;
         let request = read.map_err(io::Error::other)?;
         let count_if = |result| u64::from(request.result == result);

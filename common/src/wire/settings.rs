@@ -98,8 +98,9 @@ pub fn parse_network(text: &str) -> Option<IpNet> {
     text.parse::<IpNet>().ok().or_else(whole).map(|net| net.trunc())
 }
 
-/// Returns true if clients may be allowed to switch to a protocol of this name: a token (RFC 9110, section 5.6.2) in
-/// lower case, but not HTTP itself. After a switch to HTTP, headers about the client would pass unchecked.
+/// Returns true if clients may be allowed to switch to a protocol of this name (RFC 9110, section 7.8). It consists of
+/// lower-case letters, digits and `-._/+`, and is neither HTTP nor TLS. After a switch to HTTP, also inside TLS, headers
+/// about the client would pass unchecked.
 pub fn is_allowed_upgrade_name(name: &str) -> bool {
     let is_letter =
         |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || b"-._/+".contains(&it);

@@ -16,7 +16,10 @@ use crate::{
             },
         },
         knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
-        object::json::{annotation, array_items, non_empty_text},
+        object::{
+            json::{annotation, array_items, non_empty_text},
+            names::child_name,
+        },
     },
     read::fields::{
         canonical_template, object_meta, read_assigned_traffic, read_conditions, read_meta,
@@ -109,7 +112,8 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
     // The generation is the Configuration's, from a label. The object's own `metadata.generation` is 1.
     let meta = object_meta(value);
     let label = |name: &str| meta.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
-    let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
+    let generation: u32 =
+        label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok()).unwrap_or_default();
     let modified = annotation(value, key::ROUTING_STATE_MODIFIED);
     let name = meta.name.clone().unwrap_or_default();
     let is_own_pod = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
@@ -117,8 +121,8 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
     let digest =
         |it: &Value| Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"])?));
     let mut revision = AppRevision {
-        meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
-        template: revision_template(value, &meta, objects),
+        meta: ObjectMetaSummary { generation, ..read_meta(value) },
+        template: revision_template(value, &meta, generation, &objects.service),
         routing: read_routing(label(key::ROUTING_STATE), modified),
         scaling: RevisionScaling {
             initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
@@ -134,17 +138,25 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
 }
 
 /// Returns the template from which a Revision was made, without the controller's additions to its metadata.
-fn revision_template(value: &Value, meta: &ObjectMeta, objects: &StoredAppObjects) -> Arc<str> {
+fn revision_template(
+    value: &Value,
+    meta: &ObjectMeta,
+    generation: u32,
+    service: &Value,
+) -> Arc<str> {
     let set_by_user = |map: &Option<std::collections::BTreeMap<String, String>>| {
         let mut map = map.clone().unwrap_or_default();
         map.retain(|name, _| key::is_set_by_user(name));
         Some(map).filter(|map| !map.is_empty())
     };
-    // A name chosen by the user is part of the template; a generated one is not.
-    let template_name = &objects.service["spec"]["template"]["metadata"]["name"];
-    let named = template_name.as_str().is_some_and(|name| meta.name.as_deref() == Some(name));
+    // A name chosen by the user is part of the template; a generated one is not. A chosen name may equal the generated
+    // one: then only the Service's present template shows that it was chosen.
+    let present_name = &service["spec"]["template"]["metadata"]["name"];
+    let service_name = service["metadata"]["name"].as_str().unwrap_or_default();
+    let generated_name = child_name(service_name, &format!("-{generation:05}"));
+    let is_chosen = |name: &String| *name != generated_name || *present_name == *name;
     let metadata = ObjectMeta {
-        name: meta.name.clone().filter(|_| named),
+        name: meta.name.clone().filter(is_chosen),
         labels: set_by_user(&meta.labels),
         annotations: set_by_user(&meta.annotations),
         ..ObjectMeta::default()
@@ -172,4 +184,36 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         restored_address: last_address,
         kube_status: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_revision_keeps_its_chosen_name_in_its_template_after_later_ones() {
+        let spec = json!({"containers": [{"image": "a"}]});
+        let revision = |name: &str, generation: &str| {
+            let labels = json!({(key::CONFIGURATION_GENERATION): generation});
+            json!({"metadata": {"name": name, "labels": labels}, "spec": spec})
+        };
+        let template = json!({"metadata": {"name": "hello-v3"}, "spec": spec});
+        let objects = StoredAppObjects {
+            service: json!({"metadata": {"name": "hello"}, "spec": {"template": template}}),
+            revisions: vec![
+                revision("hello-00001", "1"),
+                revision("hello-v2", "2"),
+                revision("hello-v3", "3"),
+            ],
+            ..StoredAppObjects::default()
+        };
+        let app = restore_app(&objects, "boot");
+        let templates: Vec<&str> = app.revisions.iter().map(|it| &*it.template).collect();
+        let metadata = [json!({}), json!({"name": "hello-v2"}), json!({"name": "hello-v3"})];
+        let expected =
+            metadata.map(|it| canonical_template(&json!({"metadata": it, "spec": spec})));
+        assert_eq!(templates, expected.each_ref().map(|it| &**it));
+    }
 }

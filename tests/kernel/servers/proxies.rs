@@ -53,6 +53,8 @@ pub(super) fn nginx(fixture: &ServerFixture, listen: &str) -> ServerRecipe {
     }
 }
 
+/// Recipe of haproxy, whose listener defers accepts. It writes its log to its standard output, which the fixture keeps in
+/// `server.out`.
 pub(super) fn haproxy(fixture: &ServerFixture) -> ServerRecipe {
     let (file, stats) = (fixture.path("haproxy.cfg"), fixture.path("haproxy.stats"));
     let [http, grpc] = BACKEND_PORTS;
@@ -133,7 +135,7 @@ ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
         words: args,
         count_source: ServerCountSource::Apache {
             log: folder.join("log"),
-            backend: fixture.path("book"),
+            backend: fixture.request_record(),
         },
     }
 }

@@ -100,6 +100,11 @@ impl ServerFixture {
         self.folder.0.join(name)
     }
 
+    /// Path of the file in which the applications record the begin and end of each request.
+    pub(super) fn request_record(&self) -> PathBuf {
+        self.path("book")
+    }
+
     /// Recipe of a server in Go.
     pub(super) fn go(&self, role: &str) -> ServerRecipe {
         self.with_request_record(vec![built_program("servers"), role.into()])
@@ -123,7 +128,7 @@ impl ServerFixture {
     }
 
     fn with_request_record(&self, args: Vec<String>) -> ServerRecipe {
-        let count_source = ServerCountSource::RequestRecord(self.path("book"));
+        let count_source = ServerCountSource::RequestRecord(self.request_record());
         ServerRecipe { words: args, count_source }
     }
 
@@ -171,7 +176,7 @@ impl ServerFixture {
     pub(super) fn netns_command(&self, netns: &NetnsFixture, args: &[&str]) -> Command {
         let mut command = command_in(&netns.cgroup, &netns.netns);
         command.args(args).current_dir(SOURCES);
-        command.env("BOOK", self.path("book")).env("GATE", self.path("gate"));
+        command.env("BOOK", self.request_record()).env("GATE", self.path("gate"));
         // Python must leave no files in the repository.
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command

@@ -52,10 +52,13 @@ pub(crate) fn build_archives(
         images.insert((*name).to_owned(), pack_archive(&layouts.join(package), name, destination)?);
     }
     let pause = build_pause(destination)?;
-    images.insert(PAUSE_IMAGE.to_owned(), build_single("pause", PAUSE_IMAGE, &pause, destination)?);
+    images.insert(
+        PAUSE_IMAGE.to_owned(),
+        build_program_archive("pause", PAUSE_IMAGE, &pause, destination)?,
+    );
     images.insert(
         COREDNS.to_owned(),
-        build_single("coredns", COREDNS, programs.file("coredns")?, destination)?,
+        build_program_archive("coredns", COREDNS, programs.file("coredns")?, destination)?,
     );
     Ok(images)
 }
@@ -97,7 +100,9 @@ fn build_pause(destination: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-fn build_single(
+/// Builds an image of one program without libraries, and packs it. `short` names the program in the image and the tar
+/// file; `name` is the image's name.
+fn build_program_archive(
     short: &str,
     name: &str,
     program: &Path,

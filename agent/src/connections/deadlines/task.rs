@@ -46,7 +46,7 @@ impl OverdueRequestTask {
                 let error = error_chain(&error);
                 warn!(
                     error,
-                    "timeoutSeconds is not kept on direct requests: the kernel does not let us"
+                    "timeoutSeconds is not enforced on direct requests: the kernel lacks support"
                 );
                 None
             }

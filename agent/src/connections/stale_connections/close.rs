@@ -84,11 +84,12 @@ impl StaleConnectionCloser {
             found.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
         let mut counts = run_blocking(move || self.close_due(&draining, found)).await;
         counts.spared += in_use;
+        let left = stale.saturating_sub(counts.closed);
         if counts != CloseCounts::default() {
             let CloseCounts { closed, spared } = counts;
-            debug!(ended = closed, spared, in_use, left = stale, "stale connections closed");
+            debug!(ended = closed, spared, in_use, left, "stale connections closed");
         }
-        (counts, stale.saturating_sub(counts.closed))
+        (counts, left)
     }
 
     /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
@@ -170,7 +171,8 @@ struct ScannedClient {
 impl ScannedClient {
     /// Scans a client. Returns it with all its connections, and the processor time of the scan.
     fn scan((path, connections): ClientScanTarget) -> Option<(Self, Duration)> {
-        // Without a namespace its process has just ended, and its connections with it.
+        // Without a namespace its process has just ended. If the namespace has other processes, the next scan of all
+        // clients finds them.
         let namespace = NetworkNamespace::open(&path).ok()?;
         // On a thread of its own, so that the thread's whole time is the scan's.
         let list_connections = || {

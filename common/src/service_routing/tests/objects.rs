@@ -41,7 +41,7 @@ fn read_slice(fields: &Value) -> (Option<ServiceSlice>, Vec<String>) {
 }
 
 #[test]
-fn services_that_other_proxies_serve_are_ignored() {
+fn services_that_kube_proxy_skips_are_ignored() {
     let ignored = [
         (json!({"clusterIP": "None", "clusterIPs": ["None"]}), json!({})),
         (json!({"clusterIP": "", "clusterIPs": null}), json!({})),
@@ -112,7 +112,7 @@ fn a_bad_address_is_ignored_alone_and_named() {
 }
 
 #[test]
-fn what_an_endpoint_does_not_state_is_ready_and_serving() {
+fn an_endpoint_is_ready_and_serving_unless_it_states_otherwise() {
     let endpoints = json!([
         {"addresses": ["10.0.0.1"]},
         {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},

@@ -74,7 +74,7 @@ fn record_of_stream<'a>(
     reporter: &ComponentReplica,
     stream: u64,
 ) -> Option<&'a mut ReporterPods> {
-    let record = pods_by_reporter.entry(reporter_key(reporter)).or_default();
+    let record = pods_by_reporter.entry(reporter_id(reporter)).or_default();
     (record.stream <= stream).then_some(record)
 }
 
@@ -86,11 +86,11 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
-        if !self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream) {
+        if !self.cluster.pods.reporters.begin_stream(&reporter_id(reporter), stream) {
             return;
         }
         self.handle_node_change(&reporter.node, was_lost, now);
-        let record = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
+        let record = self.pods_by_reporter.entry(reporter_id(reporter)).or_default();
         record.node.clone_from(&reporter.node);
         record.stream = stream;
         // Pods that earlier streams named stay unconfirmed until the new one names them or ends its list.
@@ -104,7 +104,7 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.handle_synced(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.handle_synced(&reporter_id(reporter), stream);
         let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
             return;
         };
@@ -131,8 +131,8 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.reporters.end_stream(&reporter_key(reporter), stream);
-        self.forget_lost_record(&reporter_key(reporter));
+        self.cluster.pods.reporters.end_stream(&reporter_id(reporter), stream);
+        self.forget_lost_record(&reporter_id(reporter));
         self.handle_node_change(&reporter.node, was_lost, now);
         self.reconcile_draining_apps(now);
     }
@@ -140,12 +140,12 @@ impl ControllerStateMachine {
     /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped,
     /// since it does not correct them. Its reports of ready pods stay: the kubelet reports when a pod stops being
     /// ready.
-    pub(super) fn handle_reporter_lost(&mut self, reporter_key: &str, now: UnixMillis) {
-        let Some(record) = self.pods_by_reporter.get(reporter_key) else { return };
+    pub(super) fn handle_reporter_lost(&mut self, reporter_id: &str, now: UnixMillis) {
+        let Some(record) = self.pods_by_reporter.get(reporter_id) else { return };
         let is_not_ready =
             |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         let not_ready: Vec<String> = record.pods.iter().filter(is_not_ready).cloned().collect();
-        self.forget_lost_record(reporter_key);
+        self.forget_lost_record(reporter_id);
         for uid in not_ready {
             self.remove_pod_report(&uid, now);
         }
@@ -153,16 +153,16 @@ impl ControllerStateMachine {
 
     /// Forgets what only a stream of this reporter would correct, once it has neither a stream nor a pod. The next
     /// agent of the node confirms the pods that are left. An activator has named none, and its name never returns.
-    fn forget_lost_record(&mut self, reporter_key: &str) {
+    fn forget_lost_record(&mut self, reporter_id: &str) {
         let reporters = &self.cluster.pods.reporters;
-        if reporters.is_reporting(reporter_key) || reporters.is_expected(reporter_key) {
+        if reporters.is_reporting(reporter_id) || reporters.is_expected(reporter_id) {
             return;
         }
-        let Some(record) = self.pods_by_reporter.get_mut(reporter_key) else { return };
+        let Some(record) = self.pods_by_reporter.get_mut(reporter_id) else { return };
         // The end of any other pod may never be observed.
         record.retain_pods(|uid| self.pod_index.apps.contains_key(uid));
         if record.is_empty() {
-            self.pods_by_reporter.remove(reporter_key);
+            self.pods_by_reporter.remove(reporter_id);
         }
     }
 
@@ -173,7 +173,7 @@ impl ControllerStateMachine {
         uid: &str,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.acknowledge(&reporter_key(reporter), stream, uid);
+        self.cluster.pods.reporters.acknowledge(&reporter_id(reporter), stream, uid);
         self.reconcile_app_of_draining_pod(uid, now);
     }
 
@@ -184,7 +184,7 @@ impl ControllerStateMachine {
         uid: &str,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.withdraw(&reporter_key(reporter), stream, uid);
+        self.cluster.pods.reporters.withdraw(&reporter_id(reporter), stream, uid);
         self.reconcile_app_of_draining_pod(uid, now);
     }
 
@@ -197,7 +197,7 @@ impl ControllerStateMachine {
 
     /// Records that the activator names each service that it routes to some Revision.
     pub(super) fn begin_routed_services(&mut self, reporter: &ComponentReplica, stream: u64) {
-        self.cluster.pods.reporters.begin_routed_services(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.begin_routed_services(&reporter_id(reporter), stream);
     }
 
     /// Records that the activator routes the service to some Revision.
@@ -208,7 +208,7 @@ impl ControllerStateMachine {
         name: &NamespacedName,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.add_routed_service(&reporter_key(reporter), stream, name);
+        self.cluster.pods.reporters.add_routed_service(&reporter_id(reporter), stream, name);
         let Some(app) = self.cluster.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
@@ -224,7 +224,7 @@ impl ControllerStateMachine {
         stream: u64,
         name: &NamespacedName,
     ) {
-        self.cluster.pods.reporters.remove_routed_service(&reporter_key(reporter), stream, name);
+        self.cluster.pods.reporters.remove_routed_service(&reporter_id(reporter), stream, name);
     }
 
     pub(super) fn handle_pod_report(
@@ -377,8 +377,8 @@ impl ControllerStateMachine {
     }
 }
 
-/// Returns the key of a reporter: an agent and an activator may have the same name.
-pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
+/// Returns the identifier of a reporter, with its role: an agent and an activator may have the same name.
+fn reporter_id(reporter: &ComponentReplica) -> String {
     reporters::reporter_id(reporter.role, &reporter.name)
 }
 

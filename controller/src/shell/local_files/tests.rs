@@ -124,7 +124,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
 #[tokio::test]
 async fn objects_are_written_and_removed_with_their_manifest() {
     let temp = StateFolderFixture::new();
-    let (shared, _orders) = new_runtime("b", 1);
+    let (shared, _node_spec) = new_runtime("b", 1);
     let shutdown = CancellationToken::new();
     let files = LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders");
     let watching = tokio::spawn(files.watch_manifests(shutdown.clone()));
@@ -231,10 +231,10 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
 }
 
 #[tokio::test]
-async fn no_order_is_sent_before_everything_is_restored() {
+async fn no_node_spec_is_sent_before_everything_is_restored() {
     let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
-    let (first, _orders) = open_and_write(&temp, "b", 1).await;
+    let (first, _node_spec) = open_and_write(&temp, "b", 1).await;
     decide_one_pod(&first);
     let name = NamespacedName::new("default", "hello");
     let app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
@@ -262,7 +262,7 @@ async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
     assert_eq!(pods, 0);
 
     fs::remove_file(temp.manifest()).expect("removed");
-    let (third, _orders) = open_and_write(&temp, "c", 3).await;
+    let (third, _node_spec) = open_and_write(&temp, "c", 3).await;
     assert!(third.with_machine(|machine| machine.cluster().apps.is_empty()));
     assert!(
         !temp.has("services/default/hello.yaml") && !temp.has("revisions/default/hello-00001.yaml")
@@ -273,7 +273,7 @@ async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
 async fn a_file_without_a_name_is_refused_under_its_own() {
     let temp = StateFolderFixture::new();
     fs::write(temp.0.join("manifests/broken.yaml"), "a: [").expect("written");
-    let (shared, _orders) = open_and_write(&temp, "b", 1).await;
+    let (shared, _node_spec) = open_and_write(&temp, "b", 1).await;
     let name = NamespacedName::new("default", "broken");
     let refused = shared.with_machine(|machine| {
         machine.cluster().apps[&name].service.clone().and_then(|it| it.manifest_error)
@@ -290,7 +290,7 @@ async fn a_rescan_reads_only_files_that_changed() {
         fs::write(file(at), HELLO.replace("hello,", &format!("s-{at},"))).expect("written");
     }
     tokio::time::sleep(manifest_index::RACY_WINDOW * 2).await;
-    let (shared, _orders) = new_runtime("b", 1);
+    let (shared, _node_spec) = new_runtime("b", 1);
     let mut files = LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders");
     assert_eq!((files.files_read, files.changed_files()), (20, BTreeSet::new()));
     fs::remove_file(file(3)).expect("removed");
@@ -306,7 +306,7 @@ async fn a_rescan_reads_only_files_that_changed() {
 #[tokio::test]
 async fn each_object_of_an_applied_service_is_written_once() {
     let temp = StateFolderFixture::new();
-    let (shared, _orders) = new_runtime("b", 1);
+    let (shared, _node_spec) = new_runtime("b", 1);
     for at in 0..40 {
         let text = HELLO.replace("hello,", &format!("s-{at},"));
         fs::write(temp.0.join(format!("manifests/default_s-{at}.yaml")), text).expect("written");
@@ -336,7 +336,7 @@ impl ThreeServicesFixture {
     }
 
     fn open(&self, seed: u128) -> (Arc<ControllerRuntime>, LocalFiles) {
-        let (shared, _orders) = new_runtime("b", seed);
+        let (shared, _node_spec) = new_runtime("b", seed);
         let files = LocalFiles::open(&self.temp.0, Arc::clone(&shared)).expect("folders");
         (shared, files)
     }
@@ -444,7 +444,7 @@ async fn a_half_written_file_deletes_no_service() {
 #[tokio::test(start_paused = true)]
 async fn an_object_that_cannot_be_written_is_written_later() {
     let temp = StateFolderFixture::new();
-    let (shared, _orders) = new_runtime("b", 1);
+    let (shared, _node_spec) = new_runtime("b", 1);
     fs::write(temp.manifest(), HELLO).expect("written");
     drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     let obstacle = temp.0.join("objects/services");
