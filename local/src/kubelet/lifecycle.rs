@@ -69,15 +69,16 @@ pub(super) fn error_chain(error: &dyn Error) -> String {
 #[derive(Debug)]
 pub(super) struct ContainerStartRequest {
     pub(super) index: usize,
-    pub(super) attempt: u32,
+    /// Number of restarts before the run that begins.
+    pub(super) restarts: u32,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) image: UnpackedImage,
     pub(super) received_at: Instant,
 }
 
 /// Returns the runtime's container ID for one run of a container.
-pub(super) fn container_id(uid: &str, container: &str, attempt: u32) -> String {
-    format!("{uid}-{container}-{attempt}")
+pub(super) fn container_id(uid: &str, container: &str, restarts: u32) -> String {
+    format!("{uid}-{container}-{restarts}")
 }
 
 /// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
@@ -236,7 +237,7 @@ fn prepare_bundle(
     record_log_start(&bundle, &log)?;
     let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
     Ok(ContainerLaunch {
-        id: container_id(uid, &container.name, request.attempt),
+        id: container_id(uid, &container.name, request.restarts),
         image: request.image.rootfs.clone(),
         writable_layer: layout.pod_data(uid).join("layers").join(&container.name),
         bundle,
