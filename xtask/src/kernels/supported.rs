@@ -49,12 +49,12 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
     },
     UnsupportedTests {
         since: (6, 5),
-        reason: "no bpf_sock_destroy (6.5): connections are ended without their locks",
+        reason: "no bpf_sock_destroy (6.5): connections are closed without their locks",
         tests: &[
             "locked_close::a_walk_stays_in_the_namespace_it_began_in",
-            "locked_close::connections_of_both_families_are_ended_and_others_left_alone",
-            "locked_close::no_request_that_was_written_is_lost_by_an_end",
-            "locked_close::only_a_connection_that_is_as_it_was_listed_is_ended",
+            "locked_close::connections_of_both_families_are_closed_and_others_left_alone",
+            "locked_close::no_request_that_was_written_is_lost_by_a_close",
+            "locked_close::only_a_connection_that_is_as_it_was_listed_is_closed",
         ],
     },
 ];
