@@ -146,7 +146,7 @@ impl ActivatorFixture {
         revision.totals().0.abandoned
     }
 
-    /// Value of the metric `name`, which includes its labels.
+    /// Value of a metric; `name` includes the labels, if it has any.
     pub fn metric(&self, name: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
