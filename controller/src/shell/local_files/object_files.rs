@@ -151,15 +151,13 @@ pub(super) fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesErr
             let read = fs::read_to_string(&path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
             // Objects are written as JSON, which is tried first; an edited file may be YAML.
-            let json = serde_json::from_str(&read);
-            let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
-                Ok(object) => object,
-                Err(error) => {
-                    warn!(path = %path.display(), %error, "object not readable");
-                    continue;
-                }
-            };
-            add_stored_object(&mut out, kind, object);
+            let json = serde_json::from_str::<Value>(&read);
+            match json.or_else(|_| serde_norway::from_str(&read)) {
+                Ok(object) if object.is_object() => add_stored_object(&mut out, kind, object),
+                // An empty file, which a loss of power can leave, is a YAML document: null, without a name.
+                Ok(_) => warn!(path = %path.display(), "object not readable: not a mapping"),
+                Err(error) => warn!(path = %path.display(), %error, "object not readable"),
+            }
         }
     }
     Ok(out)
