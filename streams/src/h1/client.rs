@@ -257,8 +257,8 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         self.finish()
     }
 
-    /// Sends bytes of a response to the model and the client. Some segments repeat earlier bytes, as retransmissions do;
-    /// the client gets each byte once, as TCP delivers it.
+    /// Sends bytes of a response to the model and the client. The model also gets retransmissions, which repeat earlier
+    /// bytes. The client gets each byte once, as TCP delivers it.
     fn deliver_response(&mut self, bytes: &[u8], rng: &mut SeededRng) {
         let from = self.received.len();
         self.received.extend(bytes);
