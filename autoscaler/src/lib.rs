@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! agents, activators ──UsageReport──▶ usage_service ─▶ usage ─▶ window ─▶ scaler ─▶ scale_to_zero ─┐
-//! controller ──RouteTable──▶ evaluator ── policies, pods ─────────────────────┴────────────┘           │
-//! controller ◀──ScaleDecision────────────────────────────────────────────────────────────────────────────┘
+//! controller ──RouteTable──▶ evaluator ── policies, pods ────────────────────┴────────────┘        │
+//! controller ◀──ScaleDecision──────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! | module | | what |

@@ -139,8 +139,7 @@ impl LocalKubelet {
                     let (resources, prepared) =
                         (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
                     let addresses = managed_pod.pod.addresses().to_vec();
-                    let attempt = restarts;
-                    let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
+                    let run = prober::ContainerRun { index, restarts, pidfd, addresses, results };
                     tokio::spawn(prober::probe_container(
                         resources,
                         prepared,

@@ -169,9 +169,9 @@ impl PodStateMachine {
                 self.handle_start_failure(now, index, reason, message)
             }
             // A probe may answer after its container was restarted: results of an earlier run do not count.
-            PodEvent::ProbesChanged { index, attempt, results } => {
+            PodEvent::ProbesChanged { index, restarts, results } => {
                 self.update_container(index, |container| {
-                    if container.restarts == attempt {
+                    if container.restarts == restarts {
                         container.probe_results = results;
                     }
                 })

@@ -79,6 +79,7 @@ pub(crate) fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>, CommandError
     Ok(out)
 }
 
+/// Reads an object; `None` if there is no file, or if it is empty, as a loss of power can leave it.
 pub(crate) fn read_object(path: &Path) -> Result<Option<Value>, CommandError> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -88,7 +89,8 @@ pub(crate) fn read_object(path: &Path) -> Result<Option<Value>, CommandError> {
         |error| CommandError::file_error("understand", path)(std::io::Error::other(error));
     // The controller writes JSON, which is YAML too; the JSON parser is many times faster.
     let json = serde_json::from_str(&text);
-    json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(to_error)
+    let object: Value = json.or_else(|_| serde_norway::from_str(&text)).map_err(to_error)?;
+    Ok(Some(object).filter(Value::is_object))
 }
 
 /// Replaces a file atomically: readers see either the old or the new documents.

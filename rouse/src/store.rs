@@ -167,6 +167,17 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_empty_object_file_is_no_object() {
+        let (temp, store) = NodeStoreFixture::new("empty");
+        let folder = temp.path().join("objects").join(LocalObjectKind::Service.plural());
+        fs::create_dir_all(folder.join("default")).unwrap();
+        fs::write(folder.join("default/a.yaml"), "").unwrap();
+        let name = NamespacedName::new("default", "a");
+        assert_eq!(store.object(LocalObjectKind::Service, &name).unwrap(), None);
+        assert!(store.objects(LocalObjectKind::Service, None).unwrap().is_empty());
+    }
+
+    #[test]
     fn objects_of_each_kind_are_sorted_by_name() {
         let (temp, store) = NodeStoreFixture::new("sorted");
         for kind in LocalObjectKind::ALL {

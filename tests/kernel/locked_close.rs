@@ -1,4 +1,4 @@
-//! Shell: persistent connections closed under their locks: an idle one is, a used one never.
+//! Shell: closes of persistent connections under their locks: idle ones are closed, and used ones never.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -41,7 +41,7 @@ fn closer_fixture() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
         .and_then(agent::kernel::programs::EbpfPrograms::take_locked_closer);
     let Some(closer) = closer else {
         let kernel = KernelVersion::current().expect("it has a version");
-        assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can end them");
+        assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can close them");
         return None;
     };
     Some((fixture, client_netns, closer))
@@ -74,10 +74,10 @@ fn find_acknowledged_socket(stream: &TcpStream, bytes: u64) -> DiagConnection {
 }
 
 #[test]
-fn only_a_connection_that_is_as_it_was_listed_is_ended() {
+fn only_a_connection_that_is_as_it_was_listed_is_closed() {
     let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     const SPARED: CloseCounts = CloseCounts { closed: 0, spared: 1 };
-    const ENDED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
+    const CLOSED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
     in_netns(&client_netns.netns, || {
         let (mut client, mut server) = connected_pair();
         let before = find_socket(&client);
@@ -91,7 +91,7 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
         let answered = find_socket(&client);
         assert_eq!(closer.close(&[&answered]).expect("a walk"), SPARED, "not read");
         client.read_exact(&mut [0; 8]).expect("an open connection");
-        assert_eq!(closer.close(&[&answered]).expect("a walk"), ENDED, "idle");
+        assert_eq!(closer.close(&[&answered]).expect("a walk"), CLOSED, "idle");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
         let reset = server.read(&mut [0]).expect_err("not even a byte came");
@@ -102,7 +102,7 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
 
 /// Alternative for older kernels, without locks.
 #[test]
-fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
+fn without_a_lock_a_connection_is_read_again_and_closed_by_its_address() {
     let mut fixture = KernelFixture::new();
     let client_netns = fixture.add_client();
     in_netns(&client_netns.netns, || {
@@ -120,7 +120,7 @@ fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
 }
 
 #[test]
-fn connections_of_both_families_are_ended_and_others_left_alone() {
+fn connections_of_both_families_are_closed_and_others_left_alone() {
     let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     in_netns(&client_netns.netns, || {
         let listener = TcpListener::bind("[::]:0").expect("a free port");
@@ -130,14 +130,14 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
         let sockets = [0, 1, 2].map(|client: usize| find_socket(&clients[client]));
         let stale: Vec<&DiagConnection> = sockets.iter().collect();
         assert_eq!(closer.close(&stale).expect("a walk"), CloseCounts { closed: 3, spared: 0 });
-        let ended = clients.map(|mut client| client.write(b"x").is_err());
-        assert_eq!(ended, [true, true, true, false]);
+        let closed = clients.map(|mut client| client.write(b"x").is_err());
+        assert_eq!(closed, [true, true, true, false]);
     });
 }
 
 /// The number of connections exceeds the capacity of one walk.
 #[test]
-fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
+fn more_connections_than_one_walk_takes_are_closed_by_further_walks() {
     const MORE: usize = 40;
     let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
@@ -246,7 +246,7 @@ fn close_while_clients_write(
 ) -> CloseRaceTotals {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let server = listener.local_addr().expect("bound");
-    let (totals, is_closing, mut ended) = (CloseRaceTotals::default(), AtomicBool::new(false), 0);
+    let (totals, is_closing, mut closed) = (CloseRaceTotals::default(), AtomicBool::new(false), 0);
     // New threads are in the namespace of the one that starts them.
     thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &is_closing));
@@ -256,22 +256,23 @@ fn close_while_clients_write(
         };
         let clients: Vec<_> = (1..=CLIENTS as u64).map(spawn_client).collect();
         let diag = SockDiag::open().expect("netlink");
-        while ended < CONNECTIONS_TO_CLOSE {
+        while closed < CONNECTIONS_TO_CLOSE {
             let sockets = diag.connections().expect("a dump");
             // All of them: only the eBPF program decides which may be closed.
             let server_sockets = sockets.iter().filter(|it| it.peer == server);
-            ended += close(&diag, &server_sockets.collect::<Vec<_>>());
+            closed += close(&diag, &server_sockets.collect::<Vec<_>>());
         }
         totals.is_stopped.store(true, Relaxed);
         let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
         // Only now: connections in the accept queue are reset with their listener, a loss that the test itself would
         // cause.
         is_closing.store(true, Relaxed);
+        // One more connection ends the wait of `serve`.
         let _last = TcpStream::connect(server);
         assert_eq!(failed, 0, "clients failed");
     });
     println!(
-        "ended {ended}, answered {}, refused {}, lost {}",
+        "closed {closed}, answered {}, refused {}, lost {}",
         totals.answered.load(Relaxed),
         totals.refused.load(Relaxed),
         totals.lost.load(Relaxed)
@@ -280,7 +281,7 @@ fn close_while_clients_write(
 }
 
 #[test]
-fn no_request_that_was_written_is_lost_by_an_end() {
+fn no_request_that_was_written_is_lost_by_a_close() {
     let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
     let totals = in_netns(&client_netns.netns, || {
         close_while_clients_write(|_, sockets| closer.close(sockets).expect("a walk").closed)

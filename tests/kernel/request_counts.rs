@@ -1,13 +1,13 @@
-//! Shell: requests in flight, as the eBPF programs count them, compared with the server's own log.
+//! Shell: requests in flight, as the eBPF programs count them, compared with the server's own count.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
     reason = "a test panics and waits on plain threads"
 )]
 
+pub(crate) mod counting_server;
 mod full_maps;
 mod kubelet_probes;
-pub(crate) mod logging_server;
 mod upgrade;
 
 use std::{
@@ -26,7 +26,7 @@ use nix::{
     sys::socket::{setsockopt, sockopt::Linger},
 };
 
-use self::logging_server::LoggingServer;
+use self::counting_server::CountingServer;
 use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture};
 
 /// Number of requests in the test with resets. `ROUSE_COUNT_REQUESTS=10000000` sends ten million in about ten
@@ -37,7 +37,7 @@ struct CountFixture {
     fixture: SharedKernelFixture,
     pod: NetnsFixture,
     client: NetnsFixture,
-    server: LoggingServer,
+    server: CountingServer,
 }
 
 impl CountFixture {
@@ -62,7 +62,7 @@ impl CountFixture {
     fn with_fixture(mut fixture: SharedKernelFixture) -> Self {
         let (pod, client) = (fixture.add_pod(), fixture.add_client());
         fixture.register_pod(&pod, 0);
-        let server = LoggingServer::start(&pod, SERVING_PORT);
+        let server = CountingServer::start(&pod, SERVING_PORT);
         Self { fixture, pod, client, server }
     }
 
@@ -79,7 +79,7 @@ impl CountFixture {
         self.fixture.maps.pod_state(self.slot()).in_flight as i64
     }
 
-    /// Waits until no request is in flight and no connection open, then compares the totals with the server's log.
+    /// Waits until no request is in flight and no connection open, then compares the totals with the server's count.
     #[track_caller]
     fn wait_settled(&mut self, served: u64) {
         self.wait_settled_with_open(served, |_pod| 0);
@@ -100,9 +100,9 @@ impl CountFixture {
             thread::sleep(Duration::from_millis(10));
         }
         let totals = self.fixture.maps.totals(self.slot());
-        let log = self.server.request_count();
+        let read = self.server.request_count();
         let state = self.fixture.maps.pod_state(self.slot());
-        assert_eq!((totals.started, totals.finished, log), (served, served, served), "{state:?}");
+        assert_eq!((totals.started, totals.finished, read), (served, served, served), "{state:?}");
         assert!(settled(self), "{state:?}");
     }
 

@@ -74,7 +74,7 @@ impl TestCluster {
         run_for_output(&mut command)
     }
 
-    /// An object or a list as JSON; null if there is none.
+    /// An object or a list as JSON; null if there is none, or if `kubectl` fails.
     pub fn get(&self, args: &[&str]) -> Value {
         let mut get_args = vec!["get", "--output", "json"];
         get_args.extend(args);
@@ -87,7 +87,7 @@ impl TestCluster {
         self.kubectl_with_manifest(&["apply"], yaml)
     }
 
-    /// Runs `kubectl WORDS -f` with a manifest, for example apply, create or delete.
+    /// Runs `kubectl ARGS -f -` with a manifest; the first argument is apply, create or delete, for example.
     pub fn kubectl_with_manifest(&self, args: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);

@@ -33,7 +33,8 @@ impl<B: Body> ChargedResponseBody<B> {
         charged_body
     }
 
-    /// Counts the bytes that the pod may send ahead, if `is_unread`: the body is not being polled, so its data waits.
+    /// Counts the bytes that the pod may send ahead, and the overhead of the request, if `is_unread`: the body is not
+    /// being polled, so its data waits.
     fn set_buffered_charged(&mut self, is_unread: bool) {
         match &self.buffered_guard {
             None if is_unread => {
@@ -58,7 +59,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
-        // After a frame the pod may send more before the next poll. These bytes count until then.
+        // After a frame the pod may send more before the next poll. These bytes count until then. A pending body holds
+        // none: its consumer waits for the pod.
         let is_unread = next.is_ready() && !self.body.is_end_stream();
         self.set_buffered_charged(is_unread);
         let next = ready!(next);

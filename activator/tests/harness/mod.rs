@@ -34,9 +34,13 @@ pub const LONG: Duration = Duration::from_secs(20);
 /// Activator with one service `default/hello`, served by Revision `default/hello-1`.
 pub struct ActivatorFixture {
     pub activator: ActivatorInstance,
+    /// RouteTable in force.
     pub table: RouteTable,
+    /// Port of the service's own entrypoint.
     pub port: u16,
+    /// Address of the gateway for requests from outside.
     pub outside: SocketAddr,
+    /// Address of the gateway for workloads of the cluster.
     pub inside: SocketAddr,
     pub shutdown: CancellationToken,
     pub registry: Registry,
@@ -59,6 +63,7 @@ impl ActivatorFixture {
         Self::with(|_| {}).await
     }
 
+    /// Starts an activator whose settings `change` has changed.
     pub async fn with(change: impl FnOnce(&mut ActivatorConfig)) -> Self {
         let mut config = ActivatorConfig::defaults();
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];
@@ -141,6 +146,7 @@ impl ActivatorFixture {
         revision.totals().0.abandoned
     }
 
+    /// Value of a metric; `name` includes the labels, if it has any.
     pub fn metric(&self, name: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();

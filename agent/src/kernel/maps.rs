@@ -171,8 +171,8 @@ impl KernelMaps {
         PodGauges::open(&self.pins)
     }
 
-    /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. With
-    /// `drop_unregistered`, pods of the previous version that are not registered here are dropped.
+    /// Adds the final counts of the previous version's idle rows to this version's. Returns true if none of those rows
+    /// is left. With `drop_unregistered`, pods that only the previous version knows are forgotten.
     pub fn fold_previous(&mut self, drop_unregistered: bool) -> bool {
         let is_folded = self
             .previous

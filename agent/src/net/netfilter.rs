@@ -14,9 +14,17 @@ const TABLE_NAMES_FILES: [&str; 2] =
 /// Timeout of a response of netfilter, in ms.
 const RESPONSE_TIMEOUT_MS: u16 = 500;
 
-// From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h.
-const NEW_CHAIN: u16 = 10 << 8 | 3;
-const GET_CHAIN: u16 = 10 << 8 | 4;
+// From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h and include/uapi/linux/netlink.h.
+/// Subsystem of nf_tables in the high byte of a message's type (`NFNL_SUBSYS_NFTABLES`).
+const NF_TABLES: u16 = 10 << 8;
+/// Message about one chain (`NFT_MSG_NEWCHAIN`), in a dump as well.
+const NEW_CHAIN: u16 = NF_TABLES | 3;
+/// Request for the chains (`NFT_MSG_GETCHAIN`).
+const GET_CHAIN: u16 = NF_TABLES | 4;
+/// Message with an error number, 0 for an acknowledgement (`NLMSG_ERROR`).
+const ERROR: u16 = 2;
+/// Message at the end of a dump (`NLMSG_DONE`).
+const DONE: u16 = 3;
 /// Attribute with the type of a chain (`NFTA_CHAIN_TYPE`).
 const CHAIN_TYPE: u16 = 7;
 /// Flags of a dump: `NLM_F_REQUEST | NLM_F_DUMP`.
@@ -60,7 +68,7 @@ fn has_nat_chain() -> io::Result<bool> {
     request.extend(((HEADER + NFGENMSG) as u32).to_ne_bytes());
     request.extend(GET_CHAIN.to_ne_bytes());
     request.extend(REQUEST_DUMP.to_ne_bytes());
-    // Sequence number and port; then struct nfgenmsg for any family.
+    // Sequence number and port, 4 bytes each; then struct nfgenmsg, all 0 for any family.
     request.extend([0; 8 + NFGENMSG]);
     socket.send(&request, 0)?;
     let mut buffer = Vec::with_capacity(64 * 1024);
@@ -97,8 +105,6 @@ enum ChainDumpState {
 }
 
 fn read_datagram(mut bytes: &[u8]) -> ChainDumpState {
-    const ERROR: u16 = 2;
-    const DONE: u16 = 3;
     while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
         let length = length as usize;
         // A length below the header's ends the loop, so that a malformed datagram cannot run it forever.
@@ -147,6 +153,9 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
+    /// Attribute with the name of a chain (`NFTA_CHAIN_NAME`).
+    const CHAIN_NAME: u16 = 3;
+
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend((4 + value.len() as u16).to_ne_bytes());
@@ -168,19 +177,22 @@ mod tests {
 
     #[test]
     fn a_chain_of_type_nat_is_found_among_others() {
-        let filter = message(NEW_CHAIN, &[attribute(3, b"input\0"), attribute(7, b"filter\0")]);
-        let nat = message(NEW_CHAIN, &[attribute(3, b"out\0"), attribute(7, b"nat\0")]);
-        let plain = message(NEW_CHAIN, &[attribute(3, b"nat\0")]);
-        let done = message(3, &[]);
+        let chain = |name: &[u8], chain_type: &[u8]| {
+            message(NEW_CHAIN, &[attribute(CHAIN_NAME, name), attribute(CHAIN_TYPE, chain_type)])
+        };
+        let filter = chain(b"input\0", b"filter\0");
+        let nat = chain(b"out\0", b"nat\0");
+        let plain = message(NEW_CHAIN, &[attribute(CHAIN_NAME, b"nat\0")]);
+        let done = message(DONE, &[]);
         assert_eq!(read_datagram(&[filter.clone(), nat].concat()), ChainDumpState::Nat);
         assert_eq!(read_datagram(&[filter.clone(), plain.clone()].concat()), ChainDumpState::More);
         assert_eq!(read_datagram(&[filter, plain, done].concat()), ChainDumpState::End);
-        assert_eq!(read_datagram(&message(2, &[])), ChainDumpState::End, "an acknowledgement");
+        assert_eq!(read_datagram(&message(ERROR, &[])), ChainDumpState::End, "an acknowledgement");
     }
 
     #[test]
     fn a_refusal_and_a_malformed_datagram_are_errors() {
-        let mut refusal = message(2, &[]);
+        let mut refusal = message(ERROR, &[]);
         refusal[HEADER..HEADER + 4].copy_from_slice(&(-libc::EPERM).to_ne_bytes());
         assert_eq!(read_datagram(&refusal), ChainDumpState::Failed(libc::EPERM));
         let mut short = message(NEW_CHAIN, &[]);
@@ -191,8 +203,8 @@ mod tests {
 
     #[test]
     fn a_message_may_be_longer_than_16_bits_count() {
-        let long = attribute(3, &vec![b'x'; 40_000]);
-        let nat = message(NEW_CHAIN, &[long.clone(), long, attribute(7, b"nat\0")]);
+        let long = attribute(CHAIN_NAME, &vec![b'x'; 40_000]);
+        let nat = message(NEW_CHAIN, &[long.clone(), long, attribute(CHAIN_TYPE, b"nat\0")]);
         assert_eq!(read_datagram(&nat), ChainDumpState::Nat);
     }
 }

@@ -123,10 +123,10 @@ impl PodTracker {
                 pod.handle_registration_failure(now, failure, &mut out);
             }),
             PodTrackerEvent::KernelStateRead(uid, state) => {
-                let (is_connected, drain_limit) =
+                let (is_connected, upgraded_drain_time) =
                     (self.controller_connected, self.upgraded_drain_time);
                 self.with_pod(&uid, |pod| {
-                    pod.handle_kernel_state(now, state, is_connected, drain_limit, &mut out)
+                    pod.handle_kernel_state(now, state, is_connected, upgraded_drain_time, &mut out)
                 });
                 self.forget_if_done(&uid, &mut out);
             }
@@ -365,7 +365,7 @@ impl TrackedPod {
         now: Instant,
         state: PodKernelState,
         is_connected: bool,
-        drain_limit: Duration,
+        upgraded_drain_time: Duration,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let was_listening = self.is_listening();
@@ -381,7 +381,7 @@ impl TrackedPod {
             // The newest inspection is older than the close: only another one can find other listeners.
             self.request_inspection(now, out);
         }
-        self.update_drained(now, drain_limit, out);
+        self.update_drained(now, upgraded_drain_time, out);
         self.update_restart(now, is_connected, out);
         self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }

@@ -80,8 +80,11 @@ pub struct LocalFiles {
 
 impl LocalFiles {
     /// Opens the folders, restores the objects of the last run, then reads every manifest.
-    pub fn open(state: &Path, shared: Arc<ControllerRuntime>) -> Result<Self, LocalFilesError> {
-        let (manifests, objects) = (state.join("manifests"), state.join("objects"));
+    pub fn open(
+        state_folder: &Path,
+        shared: Arc<ControllerRuntime>,
+    ) -> Result<Self, LocalFilesError> {
+        let (manifests, objects) = (state_folder.join("manifests"), state_folder.join("objects"));
         for path in [&manifests, &objects] {
             fs::create_dir_all(path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;

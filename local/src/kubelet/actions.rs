@@ -29,7 +29,7 @@ impl LocalKubelet {
                 };
                 let request = lifecycle::ContainerStartRequest {
                     index,
-                    attempt: managed_pod.pod.restarts(index),
+                    restarts: managed_pod.pod.restarts(index),
                     addresses: managed_pod.pod.addresses().to_vec(),
                     image,
                     received_at: managed_pod.received_at,
@@ -68,11 +68,11 @@ impl LocalKubelet {
         request: lifecycle::ContainerStartRequest,
     ) {
         let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        let (index, addresses, attempt) =
-            (request.index, request.addresses.clone(), request.attempt);
+        let (index, addresses, restarts) =
+            (request.index, request.addresses.clone(), request.restarts);
         tokio::spawn(async move {
             let name = prepared.containers[index].name.clone();
-            let id = lifecycle::container_id(&uid, &name, attempt);
+            let id = lifecycle::container_id(&uid, &name, restarts);
             let (event, resource) =
                 lifecycle::start_container(&resources, &prepared, request).await;
             let process = match &resource {
@@ -84,7 +84,7 @@ impl LocalKubelet {
             let Some(fd) = process else { return };
             let results = ProbeResults::default();
             let pidfd = Arc::clone(&fd);
-            let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
+            let run = prober::ContainerRun { index, restarts, pidfd, addresses, results };
             tokio::spawn(prober::probe_container(
                 Arc::clone(&resources),
                 prepared,

@@ -70,8 +70,8 @@ pub(super) fn error_chain(error: &dyn Error) -> String {
 pub(super) struct ContainerStartRequest {
     /// Index of the container in `PreparedPod::containers`.
     pub(super) index: usize,
-    /// Number of restarts of the container so far.
-    pub(super) attempt: u32,
+    /// Number of restarts before the run that begins.
+    pub(super) restarts: u32,
     /// Addresses of the pod, IPv4 first.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) image: UnpackedImage,
@@ -80,8 +80,8 @@ pub(super) struct ContainerStartRequest {
 }
 
 /// Returns the runtime's container ID for one run of a container.
-pub(super) fn container_id(uid: &str, container: &str, attempt: u32) -> String {
-    format!("{uid}-{container}-{attempt}")
+pub(super) fn container_id(uid: &str, container: &str, restarts: u32) -> String {
+    format!("{uid}-{container}-{restarts}")
 }
 
 /// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
@@ -241,7 +241,7 @@ fn prepare_bundle(
     record_log_start(&bundle, &log)?;
     let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
     Ok(ContainerLaunch {
-        id: container_id(uid, &container.name, request.attempt),
+        id: container_id(uid, &container.name, request.restarts),
         image: request.image.rootfs.clone(),
         writable_layer: layout.pod_data(uid).join("layers").join(&container.name),
         bundle,

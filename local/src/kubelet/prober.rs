@@ -34,7 +34,7 @@ const DEFAULT_GRACE_PERIOD_S: i64 = 30;
 pub(super) struct ContainerRun {
     pub(super) index: usize,
     /// Number of restarts before this run.
-    pub(super) attempt: u32,
+    pub(super) restarts: u32,
     pub(super) pidfd: Arc<OwnedFd>,
     pub(super) addresses: Vec<IpAddr>,
     /// Probe results that an earlier node process recorded for this run.
@@ -165,8 +165,8 @@ impl ContainerProber<'_> {
     /// Reports probe results to the kubelet.
     async fn report_results(&self, results: ProbeResults) {
         let uid = self.prepared.pod_spec.uid.clone();
-        let event =
-            PodEvent::ProbesChanged { index: self.run.index, attempt: self.run.attempt, results };
+        let (index, restarts) = (self.run.index, self.run.restarts);
+        let event = PodEvent::ProbesChanged { index, restarts, results };
         // The channel is closed once the kubelet has ended; the report is not needed then.
         let _ =
             self.reports.send(PodEventReport { uid, event, resource: EventResource::None }).await;
@@ -211,7 +211,7 @@ impl ContainerProber<'_> {
         let (layout, uid) = (&self.shared.layout, &self.prepared.pod_spec.uid);
         let cgroup = self.shared.mounts.open_container(layout, uid, self.container_name());
         let exec = ExecRequest {
-            id: lifecycle::container_id(uid, self.container_name(), self.run.attempt),
+            id: lifecycle::container_id(uid, self.container_name(), self.run.restarts),
             bundle: layout.bundle(uid, self.container_name()),
             command: command.to_vec(),
             cgroup: cgroup.map_err(|error| lifecycle::error_chain(&error))?,

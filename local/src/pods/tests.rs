@@ -304,8 +304,8 @@ fn an_adopted_container_is_not_started_twice() {
     assert_eq!((pod.phase(), pod.restarts(0)), (PodRunPhase::Running, 2));
 }
 
-fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
-    PodEvent::ProbesChanged { index: 0, attempt, results: ProbeResults { started, ready } }
+fn probed(restarts: u32, started: bool, ready: bool) -> PodEvent {
+    PodEvent::ProbesChanged { index: 0, restarts, results: ProbeResults { started, ready } }
 }
 
 /// Returns a pod of a probed sidecar and a main container; images and network are ready.

@@ -111,9 +111,9 @@ pub enum PodEvent {
     ProbesChanged {
         /// Index of the container that was probed.
         index: usize,
-        /// Number of [`restarts`](super::PodStateMachine::restarts) when that run began; results of an earlier run are
-        /// ignored.
-        attempt: u32,
+        /// Number of [`restarts`](super::PodStateMachine::restarts) when the probed run began. Results of an earlier
+        /// run are ignored.
+        restarts: u32,
         /// Probe results from now on.
         results: ProbeResults,
     },

@@ -24,7 +24,7 @@ use crate::{
 
 /// Byte that ends the response to a request.
 pub const END: u8 = 0xff;
-/// Number of pieces that lets a request's body pass whole: it has fewer than [`PIECES_BOUND`].
+/// Number of sendable pieces that lets a request's body pass whole: it has fewer than [`PIECES_BOUND`].
 const ALL_PIECES: usize = PIECES_BOUND;
 /// Bound of the number of pieces of a request's body.
 const PIECES_BOUND: usize = 5;
@@ -78,8 +78,13 @@ fn is_differing(letter: u8, response: &[u8]) -> bool {
         .any(|form| differs.contains(form))
 }
 
-/// Body of a request, sent in pieces, and the number of pieces that may be sent.
-struct PiecewiseBody(Vec<Bytes>, Rc<Cell<usize>>);
+/// Body of a request, sent in pieces.
+struct PiecewiseBody {
+    /// Pieces that are not sent yet; the last is sent first.
+    pieces: Vec<Bytes>,
+    /// Number of pieces that may be sent now.
+    sendable_pieces: Rc<Cell<usize>>,
+}
 
 impl Body for PiecewiseBody {
     type Data = Bytes;
@@ -89,24 +94,24 @@ impl Body for PiecewiseBody {
         mut self: std::pin::Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.0.is_empty() {
+        match self.pieces.is_empty() {
             true => Poll::Ready(None),
-            false if self.1.get() == 0 => Poll::Pending,
+            false if self.sendable_pieces.get() == 0 => Poll::Pending,
             false => {
-                self.1.set(self.1.get() - 1);
-                Poll::Ready(self.0.pop().map(|piece| Ok(Frame::data(piece))))
+                self.sendable_pieces.set(self.sendable_pieces.get() - 1);
+                Poll::Ready(self.pieces.pop().map(|piece| Ok(Frame::data(piece))))
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_empty()
+        self.pieces.is_empty()
     }
 }
 
 fn build_request(
     letter: u8,
-    steps: &Rc<Cell<usize>>,
+    sendable_pieces: &Rc<Cell<usize>>,
     rng: &mut SeededRng,
 ) -> Request<PiecewiseBody> {
     let (method, uri) = match letter {
@@ -120,7 +125,8 @@ fn build_request(
     let pieces = (0..count).map(|_| Bytes::from(vec![b'x'; 1 + rng.next_length(900)]));
     let pieces: Vec<Bytes> = if has_body { pieces.collect() } else { Vec::new() };
     let length: usize = pieces.iter().map(Bytes::len).sum();
-    let mut request = Request::new(PiecewiseBody(pieces, Rc::clone(steps)));
+    let sendable_pieces = Rc::clone(sendable_pieces);
+    let mut request = Request::new(PiecewiseBody { pieces, sendable_pieces });
     if letter == b'P' {
         request.headers_mut().insert(header::CONTENT_LENGTH, length.into());
     }
@@ -129,7 +135,7 @@ fn build_request(
     request
 }
 
-/// Progress of the response to the present request.
+/// Progress of the response to the present request, with its status once it has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientExchangeState {
     Waiting,
@@ -178,26 +184,26 @@ pub fn play(conversation: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotal
     let io = MemoryIo::default();
     let mut builder = http1::Builder::new();
     builder.allow_obsolete_multiline_headers_in_responses(rng.next_bool(50));
-    let mut shake = PolledTask::new(builder.handshake::<MemoryIo, PiecewiseBody>(io.clone()));
-    shake.poll_until_idle();
-    let Some(Ok((sender, connection))) = shake.output else {
+    let mut handshake = PolledTask::new(builder.handshake::<MemoryIo, PiecewiseBody>(io.clone()));
+    handshake.poll_until_idle();
+    let Some(Ok((sender, connection))) = handshake.output else {
         return Err("the client cannot begin".to_owned());
     };
-    let mut talk = HyperClientCase {
+    let mut case = HyperClientCase {
         connection: PolledTask::new(connection),
         io,
         model: EbpfModel::new(),
-        body_steps: Rc::default(),
+        sendable_pieces: Rc::default(),
         sent: Vec::new(),
         received: Vec::new(),
         whole_statuses: Vec::new(),
         state: ClientExchangeState::Waiting,
     };
-    let outcome = talk.run(conversation, sender, rng);
+    let outcome = case.run(conversation, sender, rng);
     outcome.map_err(|what| {
-        let (state, heard, events) = (talk.state, &talk.whole_statuses, talk.model.events());
-        let client = &talk.connection.output;
-        format!("{what}\n  client {state:?} {client:?}\n  heard {heard:?}\n  events {events:?}")
+        let (state, whole, events) = (case.state, &case.whole_statuses, case.model.events());
+        let client = &case.connection.output;
+        format!("{what}\n  client {state:?} {client:?}\n  whole {whole:?}\n  events {events:?}")
     })
 }
 
@@ -206,7 +212,7 @@ struct HyperClientCase<F: Future> {
     io: MemoryIo,
     model: EbpfModel,
     /// Number of pieces of the request's body that may be sent.
-    body_steps: Rc<Cell<usize>>,
+    sendable_pieces: Rc<Cell<usize>>,
     sent: Vec<u8>,
     received: Vec<u8>,
     /// Statuses of the responses that arrived whole.
@@ -223,8 +229,8 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
     ) -> Result<ConformanceTotals, String> {
         for (letter, response) in parse_conversation(conversation) {
             let state = Rc::new(Cell::new(ClientExchangeState::Waiting));
-            self.body_steps.set(rng.next_below(4));
-            let request = build_request(letter, &self.body_steps, rng);
+            self.sendable_pieces.set(rng.next_below(4));
+            let request = build_request(letter, &self.sendable_pieces, rng);
             let mut task = PolledTask::new(exchange(sender, request, Rc::clone(&state)));
             self.poll_and_compare(&mut task, &state, rng)?;
             for segment in segmentation::split(0, response.len(), rng) {
@@ -234,9 +240,9 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
                 }
                 self.deliver_response(&response[segment], rng);
                 self.poll_and_compare(&mut task, &state, rng)?;
-                self.body_steps.set(self.body_steps.get() + rng.next_below(2));
+                self.sendable_pieces.set(self.sendable_pieces.get() + rng.next_below(2));
             }
-            self.body_steps.set(ALL_PIECES);
+            self.sendable_pieces.set(ALL_PIECES);
             self.poll_and_compare(&mut task, &state, rng)?;
             match (self.state, task.output.take().flatten()) {
                 (ClientExchangeState::Whole(_), Some(back)) if self.connection.output.is_none() => {
@@ -251,7 +257,8 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         self.finish()
     }
 
-    /// Sends bytes of a response to the model and the client.
+    /// Sends bytes of a response to the model and the client. The model also gets retransmissions, which repeat earlier
+    /// bytes. The client gets each byte once, as TCP delivers it.
     fn deliver_response(&mut self, bytes: &[u8], rng: &mut SeededRng) {
         let from = self.received.len();
         self.received.extend(bytes);
@@ -285,16 +292,16 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
                 self.whole_statuses.push(status);
             }
         }
-        let is_open = match self.state {
+        let is_in_flight = match self.state {
             ClientExchangeState::Broken => return Ok(()),
             ClientExchangeState::Whole(_) => false,
             ClientExchangeState::Waiting
             | ClientExchangeState::Begun(_)
             | ClientExchangeState::Upgraded => true,
         };
-        match self.model.is_busy() == is_open {
+        match self.model.is_busy() == is_in_flight {
             true => Ok(()),
-            false => Err(format!("in flight for the client: {is_open}")),
+            false => Err(format!("in flight for the client: {is_in_flight}")),
         }
     }
 
@@ -323,9 +330,9 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
             }
         }
         // A response that the client broke off may have looked whole to the model.
-        let is_whole =
+        let has_same_responses =
             ended.len() <= responses + refused && ended.starts_with(&self.whole_statuses);
-        if !is_whole {
+        if !has_same_responses {
             return Err("other responses".to_owned());
         }
         Ok(ConformanceTotals {

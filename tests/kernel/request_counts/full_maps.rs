@@ -45,6 +45,7 @@ fn probes_that_never_came_leave_room_for_others() {
         let key = ProbeKey { remote: UNUSED_ADDRESS, remote_port };
         probes.insert(key, u64::MAX, 0).expect("room");
     }
+    // Ports above 65535 are not in the map yet.
     for port in 1..=50 {
         let key = ProbeKey { remote: UNUSED_ADDRESS, remote_port: 1 << 16 | port };
         probes.insert(key, u64::MAX, 0).expect("room");
@@ -55,9 +56,9 @@ fn probes_that_never_came_leave_room_for_others() {
     case.wait_settled_with_open(1, |_pod| 1);
 }
 
-/// Probes from an address without an entry count as requests; all other counts are unaffected.
+/// The error is only reported: probes from an address without an entry count as requests, and other counts are right.
 #[test]
-fn a_node_with_more_addresses_than_are_known_is_reported() {
+fn more_node_addresses_than_the_map_holds_are_an_error() {
     let mut case = CountFixture::exclusive();
     let address = |number: u32| {
         let mut octets = [0; 16];
@@ -71,5 +72,5 @@ fn a_node_with_more_addresses_than_are_known_is_reported() {
     assert!(message.contains("NODE"), "{message}");
     maps.set_node_addresses(&(0..abi::NODE_MAX).map(address).collect())
         .expect("as many as there is room for");
-    maps.set_node_addresses(&[address(0)].into()).expect("what is gone leaves room");
+    maps.set_node_addresses(&[address(0)].into()).expect("addresses that are removed leave room");
 }

@@ -18,7 +18,7 @@ use nix::{
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::{
-    request_counts::logging_server::{ConnectionInput, respond},
+    request_counts::counting_server::{ConnectionInput, respond},
     sys,
 };
 

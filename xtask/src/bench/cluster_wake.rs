@@ -1,4 +1,4 @@
-//! Shell: cold starts on a real cluster, split into steps, with and without the account's token; beside them the same
+//! Shell: cold starts on a real cluster, split into steps, in the profiles `fast` and `standard`. The peer is the same
 //! program as a Deployment behind kube-proxy.
 
 use std::time::Duration;
@@ -20,8 +20,8 @@ const WAKES: usize = 60;
 /// Cold starts before them that are dropped: the first one opens the connection to the API server, with cold caches.
 const WARM_UP: usize = 2;
 
-/// Consecutive steps: case name, start, end. A start of `None` is the request. The last, `start`, is the sum of those
-/// after `decide`.
+/// Consecutive steps from one stage to the next: case name, start, end. A start of `None` is the request. The last,
+/// `start`, is the sum of those after `decide`.
 const STEPS: [(&str, Option<ColdStartStage>, ColdStartStage); 9] = [
     ("decide", None, ColdStartStage::Decided),
     ("patch", Some(ColdStartStage::Decided), ColdStartStage::Patched),
@@ -95,7 +95,7 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
     Ok(rows)
 }
 
-/// Cold starts of Rouse and, between them, of the peer behind kube-proxy in iptables mode.
+/// Measures cold starts of Rouse and, between them, of the peer behind kube-proxy in iptables mode.
 fn measure_profile(
     cluster: &BenchCluster,
     clients: &[BenchClientPod],
@@ -112,14 +112,14 @@ fn measure_profile(
         profile.mounts_token,
     )?;
     let watched = ObjectWatch::watch_pods(cluster)?;
-    let (mut records, mut peers) = (Vec::new(), Vec::new());
-    // Peers are spread over the whole run, so that both meet the same state of the machine.
+    let (mut records, mut peer_times) = (Vec::new(), Vec::new());
+    // Starts of the peer are spread over the whole run, so that both meet the same state of the machine.
     let every = (WAKES / cluster_context.rounds as usize).max(1);
     for (index, name) in names.iter().enumerate() {
         let client = &clients[index % clients.len()];
         records.push((client.node.clone(), wake_service(cluster, client, name)?));
-        if index % every == 0 && peers.len() < cluster_context.rounds as usize {
-            peers.push(peer.measure_start(cluster, client)?);
+        if index % every == 0 && peer_times.len() < cluster_context.rounds as usize {
+            peer_times.push(peer.measure_start(cluster, client)?);
             peer.scale_to_zero(cluster)?;
         }
     }
@@ -139,13 +139,13 @@ fn measure_profile(
     let cold_starts = records
         .iter()
         .skip(WARM_UP)
-        .map(|(from, it)| (from.as_str(), ClusterColdStart::from_record(it, &traces)));
+        .map(|(node, it)| (node.as_str(), ClusterColdStart::from_record(it, &traces)));
     let cold_starts: Vec<(&str, ClusterColdStart)> = cold_starts.collect();
     cluster_context.write_result(
         &format!("cluster-wake{}.txt", profile.case_suffix),
         &format_cold_starts(&cold_starts),
     )?;
-    Ok(profile_rows(&cold_starts, &peers, profile))
+    Ok(profile_rows(&cold_starts, &peer_times, profile))
 }
 
 /// Sends one request to a sleeping service.
@@ -163,15 +163,16 @@ fn wake_service(cluster: &BenchCluster, client: &BenchClientPod, name: &str) -> 
     Ok(record)
 }
 
-/// Rows of one profile. Totals are compared with their own time until `listen`, and with the peer.
+/// Rows of one profile, from the cold starts, each with the node of its client. Totals are compared with their own time
+/// until `listen`, and with the peer.
 fn profile_rows(
     cold_starts: &[(&str, ClusterColdStart)],
-    peers: &[f64],
+    peer_times: &[f64],
     profile: BenchProfile,
 ) -> Vec<BenchRow> {
     let case = |name: &str| format!("{name}{}", profile.case_suffix);
     let values = |value: &dyn Fn(&ClusterColdStart) -> Option<f64>| -> Vec<f64> {
-        cold_starts.iter().filter_map(|(_, wake)| value(wake)).collect()
+        cold_starts.iter().filter_map(|(_, cold_start)| value(cold_start)).collect()
     };
     let mut rows: Vec<BenchRow> = STEPS
         .iter()
@@ -189,7 +190,8 @@ fn profile_rows(
     let until = values(&|cold_start| cold_start.ms_until(ColdStartStage::Listening));
     // The goal of the total: 10 % above the time until `listen`, and at most a quarter of the peer's.
     let max_ms = median(&until).value * 1.1;
-    let goal = BenchGoal::AtMost((max_ms.min(median(peers).value / 4.0) * 10.0).round() / 10.0);
+    let max_ms = max_ms.min(median(peer_times).value / 4.0);
+    let goal = BenchGoal::AtMost((max_ms * 10.0).round() / 10.0);
     rows.push(case_row(&case("until_listening"), "rouse", "ms", &until, None, BenchGoal::None));
     // Shows that requests do not wait for the kubelet's readiness report: that one arrives after the response.
     let ready = values(&ClusterColdStart::first_byte_to_ready);
@@ -202,7 +204,8 @@ fn profile_rows(
         None,
         goal,
     ));
-    rows.push(case_row(&case("total"), "kube-proxy-iptables", "ms", peers, None, BenchGoal::None));
+    let subject = "kube-proxy-iptables";
+    rows.push(case_row(&case("total"), subject, "ms", peer_times, None, BenchGoal::None));
     rows
 }
 
@@ -212,15 +215,15 @@ fn first_byte_rows(
     cold_starts: &[(&str, ClusterColdStart)],
     profile: BenchProfile,
 ) -> [BenchRow; 2] {
-    let unknown = cold_starts.iter().filter(|(_, wake)| wake.node.is_empty()).count();
+    let unknown = cold_starts.iter().filter(|(_, it)| it.node.is_empty()).count();
     if unknown > 0 {
         println!("cluster-wake: {unknown} cold starts without an observed node are left out");
     }
     let times = |is_same_node: bool| -> Vec<f64> {
-        let some = cold_starts
-            .iter()
-            .filter(|(from, wake)| !wake.node.is_empty() && (*from == wake.node) == is_same_node);
-        some.filter_map(|(_, wake)| wake.listen_to_first_byte()).collect()
+        let chosen = cold_starts.iter().filter(|(client_node, it)| {
+            !it.node.is_empty() && (*client_node == it.node) == is_same_node
+        });
+        chosen.filter_map(|(_, it)| it.listen_to_first_byte()).collect()
     };
     let row = |name: &str, is_same_node, goal| {
         let case = format!("{name}{}", profile.case_suffix);
@@ -233,16 +236,16 @@ fn first_byte_rows(
     ]
 }
 
-/// All cold starts as text, one a line, slowest last, to look for outliers.
+/// Formats all cold starts, one a line, slowest last, to look for outliers.
 fn format_cold_starts(cold_starts: &[(&str, ClusterColdStart)]) -> String {
     let mut cold_starts: Vec<&(&str, ClusterColdStart)> = cold_starts.iter().collect();
     cold_starts.sort_by(|(_, one), (_, other)| one.total().total_cmp(&other.total()));
-    let line = |(from, cold_start): &&(&str, ClusterColdStart)| {
+    let line = |(client_node, cold_start): &&(&str, ClusterColdStart)| {
         let reached = cold_start.stage_times.keys().map(|stage| {
             format!(" {stage:?} {:.1}", cold_start.ms_until(*stage).unwrap_or(f64::NAN))
         });
         let reached: String = reached.collect();
-        format!("{from} -> {}: {:.1} ms;{reached}\n", cold_start.node, cold_start.total())
+        format!("{client_node} -> {}: {:.1} ms;{reached}\n", cold_start.node, cold_start.total())
     };
     cold_starts.iter().map(line).collect()
 }

@@ -1,4 +1,4 @@
-//! Pure: one cold start on a real cluster, split into steps by the client's record, logs and a watch of pods.
+//! Pure: stages of one cold start on a real cluster, from the client's record, logs and a watch of pods.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(super) struct WatchObservation {
     pub(super) is_ready: bool,
 }
 
-/// Steps of a cold start, in order.
+/// Stages of a cold start, in order. A cold start reaches each of them at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ColdStartStage {
     /// The autoscaler decided to start a pod.
@@ -35,7 +35,7 @@ pub(super) enum ColdStartStage {
     Listening,
 }
 
-/// One cold start: time of each step, Unix time in µs. Steps without a trace are missing.
+/// One cold start: time of each stage, Unix time in µs. Stages without a trace are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ClusterColdStart {
     pub(super) requested_us: u64,
@@ -47,7 +47,7 @@ pub(super) struct ClusterColdStart {
     pub(super) ready_us: Option<u64>,
 }
 
-/// Sources of the steps of all cold starts of a run.
+/// Sources of the stages of all cold starts of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ColdStartTraces<'a> {
     pub(super) pods: &'a [WatchObservation],
@@ -60,7 +60,7 @@ pub(super) struct ColdStartTraces<'a> {
 }
 
 impl ClusterColdStart {
-    /// Splits the cold start of the request in `record` into its steps.
+    /// Finds the stages of the cold start that the request in `record` caused.
     pub(super) fn from_record(record: &LoadRecord, traces: &ColdStartTraces<'_>) -> Self {
         let (requested_us, first_byte_us) = (record.at_us, record.at_us + record.first_byte_us);
         let revision = record.pod.split("-deployment-").next().unwrap_or_default();
@@ -74,12 +74,12 @@ impl ClusterColdStart {
         let observations = || traces.pods.iter().filter(|it| it.pod == record.pod);
         let bound = observations().find(|it| !it.node.is_empty());
         let sandbox = SandboxTimes::from_log(&record.pod, traces.containerd);
-        let revision = |end: &str| format!("default/{revision}{end}");
+        let subject = |end: &str| format!("default/{revision}{end}");
         let found = [
-            (ColdStartStage::Decided, logged(traces.autoscaler, "scale decided", &revision(" "))),
+            (ColdStartStage::Decided, logged(traces.autoscaler, "scale decided", &subject(" "))),
             (
                 ColdStartStage::Patched,
-                logged(traces.controller, " scaled ", &revision("-deployment scale")),
+                logged(traces.controller, " scaled ", &subject("-deployment scale")),
             ),
             (ColdStartStage::Created, observations().next().map(|it| it.at_us)),
             (ColdStartStage::Bound, bound.map(|it| it.at_us)),
@@ -145,12 +145,14 @@ struct SandboxTimes {
 
 impl SandboxTimes {
     fn from_log(pod: &str, log: &str) -> Self {
-        let is_request = |it: &&str| it.contains("msg=\"RunPodSandbox for ") && it.contains(pod);
-        let mut lines = log.lines();
+        // The call's begin and its return are lines of this form; the first one is the begin.
+        let is_sandbox_line =
+            |it: &&str| it.contains("msg=\"RunPodSandbox for ") && it.contains(pod);
+        let requested = log.lines().find(is_sandbox_line).and_then(parse_timestamp);
+        let ready_line =
+            log.lines().find(|it| is_sandbox_line(it) && it.contains("returns sandbox id"));
         // Lines of sandbox and container share ids only: pod → sandbox id → container id.
-        let requested = lines.find(is_request).and_then(parse_timestamp);
-        let line = log.lines().find(|it| is_request(it) && it.contains("returns sandbox id"));
-        let sandbox = line.and_then(returned_id).unwrap_or("none");
+        let sandbox = ready_line.and_then(returned_id).unwrap_or("none");
         let created_line = log.lines().find(|line| {
             line.contains("CreateContainer within sandbox")
                 && line.contains(sandbox)
@@ -164,7 +166,7 @@ impl SandboxTimes {
         });
         Self {
             requested,
-            ready: line.and_then(parse_timestamp),
+            ready: ready_line.and_then(parse_timestamp),
             started: started.and_then(parse_timestamp),
         }
     }
@@ -211,7 +213,7 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
     }
 
     #[test]
-    fn a_cold_start_is_split_by_the_traces_of_each_component() {
+    fn the_stages_of_a_cold_start_come_from_the_traces_of_each_component() {
         let autoscaler = "2025-12-31T00:00:00Z  INFO a: scale decided revision=default/wake0-00001 wanted=0\n\
                           2026-01-01T00:00:00.001Z  INFO a: scale decided revision=default/wake0-00001 wanted=1\n";
         let controller = "2026-01-01T00:00:00.006Z  INFO c: scaled object=deployments/default/wake0-00001-deployment scale replicas=1\n";
@@ -252,7 +254,7 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
     }
 
     #[test]
-    fn a_step_that_left_no_trace_is_missing_and_not_zero() {
+    fn a_stage_that_left_no_trace_is_missing_and_not_zero() {
         let traces = ColdStartTraces { pods: &[], autoscaler: "", controller: "", containerd: "" };
         let cold_start = ClusterColdStart::from_record(&record(), &traces);
         assert_eq!(cold_start.ms_until(ColdStartStage::Decided), None);

@@ -14,7 +14,7 @@ use super::{config::KubeProxyMode, plan::ClusterProcess, process::ProcessIdentit
 const BASE_DIRECTORY: &str = "/var/lib/rouse-cluster";
 /// Directory of mounted namespaces, which outlive their processes, with a subdirectory for each cluster.
 const RUN_DIRECTORY: &str = "/run/rouse-cluster";
-/// Creator that a cluster's record names. Faults are refused without it.
+/// Creator that a cluster's record names. Commands other than `down` refuse a cluster whose record names another one.
 pub(crate) const CREATOR: &str = "cargo xtask cluster";
 
 /// Record of a cluster's properties, stored in `cluster.json`.

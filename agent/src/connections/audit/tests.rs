@@ -2,16 +2,18 @@ use proptest::prelude::*;
 
 use super::*;
 
+// Gauges are in the order of `PodGauge::ALL`: connections, requests in flight, fresh and estimated connections.
+
 const UID: &str = "uid-1";
 const S: u64 = 1_000_000_000;
+/// A socket with one request in flight.
 const ONE: SocketShare = SocketShare { in_flight: 1, is_fresh: false, is_estimated: false };
 
 /// Returns a scan during which nothing changes. Each socket has its requests in flight, and true if it is fresh.
 fn steady_scan(values: GaugeValues, sockets: &[(u32, bool)]) -> AuditScan {
     let reading = GaugeReading { values, totals: [7, 7] };
-    let counts = |&(in_flight, is_fresh)| SocketShare { in_flight, is_fresh, is_estimated: false };
-    let counts = sockets.iter().map(counts);
-    let all: CountedSockets = (100..).zip(counts).collect();
+    let share = |&(in_flight, is_fresh)| SocketShare { in_flight, is_fresh, is_estimated: false };
+    let all: CountedSockets = (100..).zip(sockets.iter().map(share)).collect();
     AuditScan { readings: [reading; 3], sockets: [all.clone(), all], ..AuditScan::default() }
 }
 
@@ -52,7 +54,7 @@ fn a_difference_is_corrected_once_three_scans_agree_on_it() {
 }
 
 #[test]
-fn a_difference_that_changes_or_goes_is_none() {
+fn a_difference_that_changes_or_goes_is_not_corrected() {
     let mut audit = audit([1, 0, 0, 0]);
     let readings = [
         [1, 0, 0, 0],
@@ -185,25 +187,26 @@ impl SimPodGauges {
         match step {
             SimSocketEvent::Open(cookie) if !sockets.contains_key(cookie) => {
                 let is_estimated = cookie % 2 == 1;
-                let counts = SocketShare { in_flight: 0, is_fresh: true, is_estimated };
-                sockets.insert(*cookie, counts);
-                values[3] += i64::from(is_estimated);
-                values[0] += 1;
-                values[2] += 1;
+                let share = SocketShare { in_flight: 0, is_fresh: true, is_estimated };
+                sockets.insert(*cookie, share);
+                values[PodGauge::Estimated as usize] += i64::from(is_estimated);
+                values[PodGauge::Connections as usize] += 1;
+                values[PodGauge::Fresh as usize] += 1;
             }
             SimSocketEvent::Close(cookie) => {
                 let Some(gone) = sockets.remove(cookie) else { return };
-                values[0] -= 1;
-                values[1] -= i64::from(gone.in_flight);
+                values[PodGauge::Connections as usize] -= 1;
+                values[PodGauge::InFlight as usize] -= i64::from(gone.in_flight);
                 totals[1] += u64::from(gone.in_flight);
-                values[2] -= i64::from(gone.is_fresh);
-                values[3] -= i64::from(gone.is_estimated);
+                values[PodGauge::Fresh as usize] -= i64::from(gone.is_fresh);
+                values[PodGauge::Estimated as usize] -= i64::from(gone.is_estimated);
             }
             SimSocketEvent::StartRequest(cookie) => {
                 let Some(socket) = sockets.get_mut(cookie) else { return };
-                values[2] -= i64::from(std::mem::take(&mut socket.is_fresh));
+                let was_fresh = std::mem::take(&mut socket.is_fresh);
+                values[PodGauge::Fresh as usize] -= i64::from(was_fresh);
                 socket.in_flight += 1;
-                values[1] += 1;
+                values[PodGauge::InFlight as usize] += 1;
                 totals[0] += 1;
             }
             SimSocketEvent::EndRequest(cookie) => {
@@ -211,7 +214,7 @@ impl SimPodGauges {
                     return;
                 };
                 socket.in_flight -= 1;
-                values[1] -= 1;
+                values[PodGauge::InFlight as usize] -= 1;
                 totals[1] += 1;
             }
             SimSocketEvent::Open(_) | SimSocketEvent::Scan => {}

@@ -128,7 +128,7 @@ impl PreviousCounters {
 
     /// Forgets a pod, and adds its totals to this version's row.
     pub(super) fn forget(&mut self, cookie: u64, into: &CounterRows) {
-        // The entry is gone already, or never existed there.
+        // Fails if the entry is gone already, or never existed there.
         let _none = self.pods.remove(&cookie);
         self.rows.fold(cookie, into);
     }
@@ -151,16 +151,16 @@ impl PreviousCounters {
         old.map(|old| self.rows.rows.pod_state(old)).unwrap_or_default()
     }
 
-    /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left. With
-    /// `drop_unregistered`, pods of the previous version that no agent has registered here are forgotten.
+    /// Adds the final counts of idle old rows to this version's rows. Returns true if no old row is left. With
+    /// `drop_unregistered`, pods that only the previous version knows are forgotten.
     pub(super) fn fold_idle(&mut self, into: &CounterRows, drop_unregistered: bool) -> bool {
         self.rows.idle_cookies().into_iter().for_each(|cookie| self.forget(cookie, into));
         if drop_unregistered {
-            let claimed: Vec<u64> =
+            let registered: Vec<u64> =
                 self.rows.previous_slots.values().map(|(cookie, _)| *cookie).collect();
             let cookies: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
-            let unclaimed = cookies.into_iter().filter(|it| !claimed.contains(it));
-            unclaimed.for_each(|cookie| self.forget(cookie, into));
+            let unregistered = cookies.into_iter().filter(|it| !registered.contains(it));
+            unregistered.for_each(|cookie| self.forget(cookie, into));
         }
         // A key that cannot be read shows that there is one.
         let empty = self.rows.previous_slots.is_empty() && self.pods.keys().next().is_none();
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn the_last_counts_of_a_forgotten_pod_stay_in_its_row() {
         let (new, rows) = (CounterRows::in_memory(), CounterRows::in_memory());
-        // One connection is open there still, and one request in flight.
+        // In row 9 one connection is open, and one request in flight; row 8 is idle.
         rows.write(9, [1, 0, 1, 0, 0, 2, 0, 3], 10);
         rows.write(8, [0; STATE_WORDS], 10);
         let previous_slots = BTreeMap::from([(5, (70, 9)), (6, (80, 8))]);
@@ -190,6 +190,6 @@ mod tests {
         assert_eq!((previous.previous_slot(5), previous.previous_slot(6)), (None, Some(8)));
         assert_eq!((new.totals(5).started, new.responses(5).aborted), (10, 10));
         assert_eq!(new.state_words(5), [0, 0, 0, 0, 0, 2, 0, 3]);
-        assert_eq!(new.totals(6).started, 0, "it is counted there still");
+        assert_eq!(new.totals(6).started, 0, "the old programs still count it");
     }
 }

@@ -21,8 +21,8 @@ pub(super) const SEARCH_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Number of searches, each after a wait, that find a pod's processes in the node's namespace only. A runtime moves
 /// them to their own namespace within milliseconds; so many searches take about two seconds.
 pub(super) const HOST_NAMESPACE_SEARCHES_MAX: u32 = 40;
-/// Wait before another search where inotify reports the change, or where a change is unlikely; also the period in which
-/// the root is checked.
+/// Wait before another search where inotify reports the change, or where a change is unlikely. Also the period in which
+/// the root of the pods' cgroups is checked.
 pub(super) const SLOW_SEARCH_WAIT: Duration = Duration::from_secs(1);
 
 /// A pod that the finder searches: the times of its searches, and its pod server.
@@ -71,7 +71,7 @@ impl SearchedPod {
             _ => 0,
         };
         match result {
-            // A namespace without addresses is found again later: its network is still being set up.
+            // A namespace without addresses is searched again: its network is still being set up.
             Ok(facts) if !facts.addresses.is_empty() => None,
             Err(MissingNamespace::HostNamespace)
                 if self.host_namespace_searches >= HOST_NAMESPACE_SEARCHES_MAX =>
@@ -97,7 +97,7 @@ impl SearchedPod {
         self.next_search.is_some_and(|at| at <= now)
     }
 
-    /// Opens the pod server in the pod's namespace, if it is not open yet.
+    /// Opens the pod server in the pod's namespace, if it is not open in the namespace with this `cookie` yet.
     pub(super) fn open_pod_server(
         &mut self,
         servers: &PodServers,

@@ -10,7 +10,7 @@ use common::wire::RoutingPhase;
 use super::TrackedPod;
 use crate::pods::types::{PodKernelState, PodTrackerAction};
 
-/// Time that a draining pod must have been idle before it may stop (design: stopping a pod).
+/// Time that a draining pod must have been idle before it may stop, and for which it must have been draining.
 pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(1);
 
 /// Time for which a persistent connection delays the end of a drained pod.
@@ -24,8 +24,8 @@ pub(super) const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
 /// draining by then has a container restarted: its liveness or startup probe has failed.
 pub(super) const RESTART_ASSUMED_AFTER: Duration = Duration::from_secs(5);
 
-/// Time for which such a pod gets no requests while its serving container still listens. Then another container
-/// restarts, or the application ignores SIGTERM.
+/// Time after [`RESTART_ASSUMED_AFTER`] for which a pod gets no requests while its serving container still listens.
+/// Then another container restarts, or the application ignores SIGTERM.
 pub(super) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Period in which a draining pod's upgraded connections are counted, once they alone keep it.
@@ -59,6 +59,7 @@ pub(super) struct PodPreStop {
 }
 
 impl TrackedPod {
+    /// Follows the routing phase of the RouteTable. A pod that is no longer draining is not drained either.
     pub(super) fn update_draining(&mut self, now: Instant) {
         self.drain.since = match self.pod.phase {
             RoutingPhase::Draining => self.drain.since.or(Some(now)),
@@ -68,21 +69,19 @@ impl TrackedPod {
     }
 
     /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
+    /// The pod waits for upgraded connections for `upgraded_drain_time`.
     pub(super) fn update_drained(
         &mut self,
         now: Instant,
-        drain_limit: Duration,
+        upgraded_drain_time: Duration,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let PodKernelState { connections, unused_connections, idle, .. } = self.kernel_state;
         // If the RouteTable never names it as draining, the pod counts as such a moment after the preStop request.
         let draining_since =
             self.drain.since.or_else(|| self.prestop.since.map(|at| at + DRAINING_ROUTE_TIMEOUT));
-        let in_flight = self.awaited_requests(
-            now,
-            draining_since.is_some_and(|at| now >= at + drain_limit),
-            out,
-        );
+        let is_limit_over = draining_since.is_some_and(|at| now >= at + upgraded_drain_time);
+        let in_flight = self.awaited_requests(now, is_limit_over, out);
         // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
         // arrives at the same moment.
         let required_idle =
@@ -96,16 +95,16 @@ impl TrackedPod {
         }
     }
 
-    /// Returns the requests in flight that the pod must wait for. If `is_late`, upgraded connections do not count:
-    /// the application closes them best itself, and learns from its SIGTERM that it is time.
+    /// Returns the requests in flight that the pod must wait for. Upgraded connections do not count if
+    /// `is_limit_over`: the application closes them best itself, and learns from its SIGTERM that it is time.
     fn awaited_requests(
         &mut self,
         now: Instant,
-        is_late: bool,
+        is_limit_over: bool,
         out: &mut Vec<PodTrackerAction>,
     ) -> u64 {
         let PodKernelState { in_flight, idle, .. } = self.kernel_state;
-        if !is_late || in_flight == 0 {
+        if !is_limit_over || in_flight == 0 {
             return in_flight;
         }
         if self.drain.next_upgraded_count.is_none_or(|at| now >= at) {

@@ -16,6 +16,7 @@ use crate::model::{
 };
 
 impl ControllerStateMachine {
+    /// Begins a stream of decisions: each stored decision must be named again until it is synced.
     pub(super) fn handle_decision_stream_begin(&mut self) {
         self.unconfirmed_decisions = Some(self.decided_revisions().collect());
     }
@@ -40,14 +41,13 @@ impl ControllerStateMachine {
         let is_unobserved = self.cluster.app_of_revision(&decision.revision).is_none();
         let changed = self.store_decision(&decision.revision, Some(decided));
         if is_unobserved || changed.is_some() {
-            let (line, last_line) = (
-                explain_decision(&decision),
-                self.cluster.scaling.explanations.get(&decision.revision),
-            );
+            let explanations = &mut self.cluster.scaling.explanations;
+            let line = explain_decision(&decision);
+            let last_line = explanations.get(&decision.revision);
             // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
             // of them.
             if last_line.is_none_or(|last| decision_summary(last) != decision_summary(&line)) {
-                self.cluster.scaling.explanations.insert(decision.revision.clone(), line.into());
+                explanations.insert(decision.revision.clone(), line.into());
             }
         }
         let Some((app, previous)) = changed else { return };
@@ -186,18 +186,18 @@ fn explain_inputs(inputs: &ScaleDecisionInputs) -> String {
         Some(pods) => format!("load asks for {pods}"),
         None => "load is not known".to_owned(),
     };
-    let most =
+    let max_scale =
         if inputs.max_scale == 0 { "no limit".to_owned() } else { inputs.max_scale.to_string() };
     let bound =
         if inputs.applied_bound.is_empty() { "none" } else { inputs.applied_bound.as_str() };
-    let sight = match inputs.coverage {
+    let coverage = match inputs.coverage {
         UsageCoverage::Complete => "all of it",
         UsageCoverage::Partial => "a part of it",
         UsageCoverage::Missing => "none of it",
     };
     format!(
-        "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {most}; bound that held: \
-         {bound}; load that is seen: {sight}",
+        "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {max_scale}; bound that \
+         held: {bound}; load that is seen: {coverage}",
         inputs.in_flight,
         inputs.waiting,
         inputs.stable_window.as_secs(),

@@ -35,20 +35,20 @@ const RETRY_TIME: Duration = Duration::from_secs(1);
 /// again.
 pub async fn write_objects_until_shutdown(
     shared: Arc<ControllerRuntime>,
-    state: PathBuf,
+    state_folder: PathBuf,
     shutdown: CancellationToken,
 ) {
-    let objects = state.join("objects");
+    let objects = state_folder.join("objects");
     let mut failed: BTreeSet<LocalObjectKey> = BTreeSet::new();
     let mut retry_at = Instant::now();
     loop {
-        let (is_retry, ended) = tokio::select! {
+        let (is_retry, is_shutdown) = tokio::select! {
             () = shared.wait_for_changed_objects() => (false, false),
             () = tokio::time::sleep_until(retry_at), if !failed.is_empty() => (true, false),
             () = shutdown.cancelled() => (true, true),
         };
-        // At shutdown the remaining changes are written at once.
-        if !ended {
+        // At shutdown the remaining changes are written at once, and the failed writes are tried a last time.
+        if !is_shutdown {
             tokio::time::sleep(GATHER_TIME).await;
         }
         if is_retry {
@@ -60,9 +60,10 @@ pub async fn write_objects_until_shutdown(
             Ok(still_failed) => failed = still_failed,
             Err(error) => warn!(%error, "writing objects failed"),
         }
-        if ended {
+        if is_shutdown {
             return;
         }
+        // Other changes in the meantime do not delay the retry.
         if retry_at <= Instant::now() {
             retry_at = Instant::now() + RETRY_TIME;
         }
@@ -137,7 +138,7 @@ pub(super) struct StoredObjects {
     pub(super) keys: BTreeSet<LocalObjectKey>,
 }
 
-/// Reads all objects on disk. One that cannot be parsed is left out, with a warning.
+/// Reads all objects on disk. A file that cannot be parsed is left out, with a warning.
 pub(super) fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
     let mut out = StoredObjects::default();
     for kind in LocalObjectKind::ALL {
@@ -150,15 +151,13 @@ pub(super) fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesErr
             let read = fs::read_to_string(&path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
             // Objects are written as JSON, which is tried first; an edited file may be YAML.
-            let json = serde_json::from_str(&read);
-            let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
-                Ok(object) => object,
-                Err(error) => {
-                    warn!(path = %path.display(), %error, "object not readable");
-                    continue;
-                }
-            };
-            add_stored_object(&mut out, kind, object);
+            let json = serde_json::from_str::<Value>(&read);
+            match json.or_else(|_| serde_norway::from_str(&read)) {
+                Ok(object) if object.is_object() => add_stored_object(&mut out, kind, object),
+                // An empty file, which a loss of power can leave, is a YAML document: null, without a name.
+                Ok(_) => warn!(path = %path.display(), "object not readable: not a mapping"),
+                Err(error) => warn!(path = %path.display(), %error, "object not readable"),
+            }
         }
     }
     Ok(out)

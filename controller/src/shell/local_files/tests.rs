@@ -269,6 +269,16 @@ async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
     );
 }
 
+#[test]
+fn an_empty_object_file_makes_no_service_without_a_name() {
+    let temp = StateFolderFixture::new();
+    let folder = temp.0.join("objects/services/default");
+    fs::create_dir_all(&folder).expect("a folder");
+    fs::write(folder.join("hello.yaml"), "").expect("written");
+    let stored = read_objects(&temp.0.join("objects")).expect("readable folders");
+    assert!(stored.apps.is_empty() && stored.keys.is_empty(), "{stored:?}");
+}
+
 #[tokio::test]
 async fn a_file_without_a_name_is_refused_under_its_own() {
     let temp = StateFolderFixture::new();

@@ -37,7 +37,7 @@ fn patch(response: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn filling_in_is_answered_by_the_smallest_patch() {
+fn defaulting_is_answered_by_the_smallest_patch() {
     let response = send_review(AdmissionHook::Defaulting, request(&service("a")));
     assert_eq!(response["kind"], "AdmissionReview");
     assert_eq!(response["response"]["uid"], "u");
@@ -65,7 +65,7 @@ fn filling_in_is_answered_by_the_smallest_patch() {
 }
 
 #[test]
-fn a_full_object_gets_no_patch() {
+fn an_object_with_all_defaults_gets_no_patch() {
     let filled = {
         let mut object = service("a");
         let response = send_review(AdmissionHook::Defaulting, request(&object));
@@ -94,7 +94,7 @@ fn a_refusal_is_a_status_in_knatives_words() {
 }
 
 #[test]
-fn unknown_fields_go_as_the_client_asked() {
+fn unknown_fields_are_handled_by_the_clients_field_validation() {
     let mut object = service("a");
     object["spec"]["template"]["spec"]["containers"][0]["imagge"] = "b".into();
     let with = |field_validation: Option<&str>| {
@@ -118,6 +118,7 @@ fn unknown_fields_go_as_the_client_asked() {
 
 #[test]
 fn a_warning_is_one_line() {
+    // Several fields of `securityContext` are unset and have the same warning: one line names all of them.
     let (filled, _) = admission::apply_defaults(&AdmissionRequest {
         kind: AdmittedKind::Service,
         object: &service("a"),
@@ -165,6 +166,10 @@ fn a_body_that_is_no_review_is_refused() {
             "{body}"
         );
     }
+}
+
+#[test]
+fn an_object_of_an_unknown_kind_is_refused() {
     let mut foreign = request(&service("a"));
     foreign["kind"]["kind"] = "Cat".into();
     let response = send_review(AdmissionHook::Validation, foreign)["response"].clone();

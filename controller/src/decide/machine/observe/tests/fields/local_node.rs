@@ -40,7 +40,7 @@ fn effect<'a>(row: &'a FieldRow, exceptions: &'a [Vec<FieldRow>]) -> &'a str {
     own.map_or(usual, |it| &*it.effect)
 }
 
-/// Returns the machine of a local node after a service was applied, and the pods that it ordered.
+/// Returns the machine of a local node after a service was applied, and the pods that the node is to start.
 fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
     let read = parse::service_manifest(object, &ScalePolicyConfig::default());
     let (name, manifest) = read.expect("a service that is accepted");
@@ -55,23 +55,24 @@ fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
 
 /// Returns everything that node, table and autoscaler get for a service with ready pods, and the time of its next plan.
 fn outcome(object: &Value) -> String {
-    let (mut machine, orders) = applied(object);
+    let (mut machine, pods) = applied(object);
     let agent =
         ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
-    for order in &orders {
-        let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
+    for pod in &pods {
+        let observation = PodObservation { uid: pod.uid.clone(), ..ready_observation() };
         machine.step(
             UnixMillis(1_000_100),
             ControllerEvent::PodReported { reporter: agent.clone(), stream: 1, observation },
         );
     }
     let RouteTable { services, revisions, .. } = table(&machine);
-    format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
+    format!("{pods:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
 }
 
-fn ordered_as_written(row: &FieldRow, object: &Value) -> bool {
-    let (_, orders) = applied(object);
-    let pod = serde_json::to_value(&orders.first().expect("a pod").spec).expect("JSON");
+/// Returns true if the node's pod has the row's field as it was written.
+fn local_pod_has(row: &FieldRow, object: &Value) -> bool {
+    let (_, pods) = applied(object);
+    let pod = serde_json::to_value(&pods.first().expect("a pod").spec).expect("JSON");
     let of = |spec: &Value| {
         let at = if row.on == "container" { &spec["containers"][0] } else { spec };
         follow(at, &row.field).clone()
@@ -79,22 +80,23 @@ fn ordered_as_written(row: &FieldRow, object: &Value) -> bool {
     of(&object["spec"]["template"]["spec"]) == of(&pod)
 }
 
+/// Returns true if the row's field makes any difference.
 fn works(row: &FieldRow, object: &Value) -> bool {
     static BEFORE: LazyLock<String> = LazyLock::new(|| outcome(&service()));
-    (is_of_a_pod(row) && row.field.contains('.') && ordered_as_written(row, object))
+    (is_of_a_pod(row) && row.field.contains('.') && local_pod_has(row, object))
         || outcome(object) != *BEFORE
 }
 
-/// Returns true if the Revision has a field that its pods do not have.
+/// Returns true if the Revision has the row's annotations.
 fn is_kept(row: &FieldRow, object: &Value) -> bool {
     let (machine, _) = applied(object);
     let key = LocalObjectKey { kind: LocalObjectKind::Revision, name: name("hello-00001") };
     let revision = desired::local_object(machine.cluster(), &key).expect("a Revision");
     let annotations = &revision["metadata"]["annotations"];
-    let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;
+    let is_in_revision = |(key, value): (&String, &Value)| annotations[key] == *value;
     match row.value.as_object() {
-        Some(pairs) => pairs.iter().all(is_own),
-        None => is_own((&row.field, &row.value)),
+        Some(pairs) => pairs.iter().all(is_in_revision),
+        None => is_in_revision((&row.field, &row.value)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Shell: a server with every form of HTTP/1.1 response, chosen by the path, which logs its requests.
+//! Shell: a server with every form of HTTP/1.1 response, chosen by the path, which counts its requests.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -20,22 +20,24 @@ use std::{
 use crate::fixture::{NetnsFixture, command_in};
 
 const ROLE: &str = "ROUSE_TEST_SERVER";
-static LOG: AtomicU64 = AtomicU64::new(0);
+/// Number of request heads that the server has read.
+static REQUEST_COUNT: AtomicU64 = AtomicU64::new(0);
+/// Gate of the path `/wait`: locked until the test opens it.
 static GATE: Mutex<()> = Mutex::new(());
 
 /// Process of the server, in a pod's cgroup and namespace, killed on drop.
-pub(super) struct LoggingServer {
+pub(super) struct CountingServer {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
-impl LoggingServer {
+impl CountingServer {
     pub(super) fn start(pod: &NetnsFixture, port: u16) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
         let mut child = command_in(&pod.cgroup, &pod.netns)
             .arg(program)
-            .args(["request_counts::logging_server::role", "--exact", "--ignored", "--nocapture"])
+            .args(["request_counts::counting_server::role", "--exact", "--ignored", "--nocapture"])
             .env(ROLE, port.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -44,13 +46,14 @@ impl LoggingServer {
         let stdin = child.stdin.take().expect("piped");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         let mut server = Self { child, stdin, stdout };
+        // The server replies only once it listens.
         server.request_count();
         server
     }
 
     /// Number of request heads read so far.
     pub(super) fn request_count(&mut self) -> u64 {
-        self.send_command("log")
+        self.send_command("count")
     }
 
     /// Number of request heads, once it no longer grows.
@@ -66,6 +69,7 @@ impl LoggingServer {
         }
     }
 
+    /// Waits until the server has read at least `count` request heads.
     pub(super) fn wait_request_count(&mut self, count: u64) {
         while self.request_count() < count {
             thread::sleep(Duration::from_millis(1));
@@ -74,9 +78,10 @@ impl LoggingServer {
 
     /// Lets `/wait` respond to its requests.
     pub(super) fn open_gate(&mut self) {
-        self.send_command("release");
+        self.send_command("open-gate");
     }
 
+    /// Sends a command and returns the number of request heads, with which the server replies to each.
     fn send_command(&mut self, command: &str) -> u64 {
         writeln!(self.stdin, "{command}").expect("the server runs");
         loop {
@@ -89,7 +94,7 @@ impl LoggingServer {
     }
 }
 
-impl Drop for LoggingServer {
+impl Drop for CountingServer {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _waited_already = self.child.wait();
@@ -103,7 +108,7 @@ impl Drop for LoggingServer {
 fn role() {
     let Ok(port) = std::env::var(ROLE) else { return };
     let listener = TcpListener::bind(("0.0.0.0", port.parse().expect("a number"))).expect("free");
-    let mut closed = Some(GATE.lock().expect("no panic"));
+    let mut gate_guard = Some(GATE.lock().expect("no panic"));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {
@@ -112,12 +117,12 @@ fn role() {
         }
     });
     for line in io::stdin().lock().lines().map_while(Result::ok) {
-        if line == "release" {
-            closed = None;
+        if line == "open-gate" {
+            gate_guard = None;
         }
-        println!("\n> {}", LOG.load(Ordering::SeqCst));
+        println!("\n> {}", REQUEST_COUNT.load(Ordering::SeqCst));
     }
-    drop(closed);
+    drop(gate_guard);
 }
 
 /// Bytes of a connection, with those read beyond the last message.
@@ -192,7 +197,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
     loop {
         let head = String::from_utf8(input.read_until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, after_method)) = head.split_once(" /") else { return Ok(()) };
-        LOG.fetch_add(1, Ordering::SeqCst);
+        REQUEST_COUNT.fetch_add(1, Ordering::SeqCst);
         let path = after_method.split(' ').next().unwrap_or_default().to_owned();
         input.skip_body(&head)?;
         if !respond(&mut input, &path)? {
@@ -207,6 +212,7 @@ pub(crate) fn respond(input: &mut ConnectionInput, path: &str) -> io::Result<boo
     match path.split_once('/').unwrap_or((path, "")) {
         ("length", count) => {
             let count: usize = count.parse().map_err(io::Error::other)?;
+            // A long body comes in several reads, so the client needs a last byte that differs.
             let end = if count > 1_000 { "\n" } else { "" };
             let body = "x".repeat(count) + end;
             write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
@@ -217,11 +223,13 @@ pub(crate) fn respond(input: &mut ConnectionInput, path: &str) -> io::Result<boo
             let chunks = "1;x\r\nz\r\n".repeat(count);
             write!(out, "{chunks}0\r\nTrailer: x\r\n\r\n")?;
         }
+        // For 204 and 304, whose responses have no body although this one names a length.
         ("status", code) => write!(out, "HTTP/1.1 {code} Text\r\nContent-Length: 9\r\n\r\n")?,
         ("interim", _) => {
             write!(out, "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")?;
             write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")?;
         }
+        // For HEAD, whose response has no body either.
         ("head", _) => write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")?,
         ("split", _) => {
             for byte in b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 5\r\n\r\nsplit" {
