@@ -122,12 +122,21 @@ fn delete_all(rouse: &RouseCluster, namespace: &str, kind: &str) {
     rouse.cluster.kubectl(&[&args[..], &NAMES].concat()).expect("they may be deleted");
 }
 
-/// Values of the metadata field `key` of all objects of a kind.
-fn metadata_values(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str) -> Vec<String> {
+/// Values of the metadata field `key` of all objects of a kind; `None` without a response.
+fn metadata_values(
+    rouse: &RouseCluster,
+    namespace: &str,
+    kind: &str,
+    key: &str,
+) -> Option<Vec<String>> {
     let list = rouse.cluster.get(&[kind, "--namespace", namespace]);
-    let items = list["items"].as_array().cloned().unwrap_or_default();
     let value_of = |it: &Value| it["metadata"][key].as_str().map(str::to_owned);
-    items.iter().filter_map(value_of).collect()
+    Some(list["items"].as_array()?.iter().filter_map(value_of).collect())
+}
+
+/// Uids of all pods.
+fn pod_uids(rouse: &RouseCluster, namespace: &str) -> Vec<String> {
+    metadata_values(rouse, namespace, "pods", "uid").expect("pods can be listed")
 }
 
 /// Waits until each of these pods has a deletion timestamp, because its owner has gone.
@@ -144,7 +153,7 @@ fn wait_terminating(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
 /// Waits until these pods, which have no requests left, are gone.
 fn wait_gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be gone", || {
-        let uids = metadata_values(rouse, namespace, "pods", "uid");
+        let uids = metadata_values(rouse, namespace, "pods", "uid")?;
         (!pods.iter().any(|it| uids.contains(it))).then_some(())
     });
 }
@@ -163,7 +172,7 @@ fn requests_outlive_their_service() {
     let namespace = rouse.namespace("no-service");
     let namespace = &namespace.name;
     rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
-    let pods = metadata_values(&rouse, namespace, "pods", "uid");
+    let pods = pod_uids(&rouse, namespace);
     let in_flight = open_all(&rouse, namespace, "");
     delete_all(&rouse, namespace, "ksvc");
     wait_terminating(&rouse, namespace, &pods);
@@ -179,7 +188,7 @@ fn requests_outlive_the_configuration_of_their_service() {
     let namespace = rouse.namespace("no-config");
     let namespace = &namespace.name;
     rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
-    let pods = metadata_values(&rouse, namespace, "pods", "uid");
+    let pods = pod_uids(&rouse, namespace);
     let in_flight = open_all(&rouse, namespace, "");
     delete_all(&rouse, namespace, "configuration");
     wait_terminating(&rouse, namespace, &pods);
@@ -226,7 +235,7 @@ fn old_revision(service: &str) -> String {
 pub(super) fn wait_old_revision_deleted(rouse: &RouseCluster, namespace: &str) {
     let old = NAMES.map(old_revision);
     rouse.cluster.wait("the old Revisions to be gone", || {
-        let names = metadata_values(rouse, namespace, "revisions", "name");
+        let names = metadata_values(rouse, namespace, "revisions", "name")?;
         (!old.iter().any(|it| names.contains(it))).then_some(())
     });
 }
@@ -290,7 +299,7 @@ fn requests_outlive_their_namespace() {
     let namespace = rouse.namespace("no-namespace");
     let namespace = &namespace.name;
     rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
-    let pods = metadata_values(&rouse, namespace, "pods", "uid");
+    let pods = pod_uids(&rouse, namespace);
     let in_flight = open_all(&rouse, namespace, "");
     let args = ["delete", "namespace", namespace, "--wait=false"];
     rouse.cluster.kubectl(&args).expect("it may be deleted");
@@ -311,7 +320,7 @@ fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
         PATHS.map(|(name, path)| app.service(name, &format!("{AWAKE}{path}"), "tunnel=8080"));
     app.apply(&rouse, namespace, &yaml.join("---\n"));
     NAMES.iter().for_each(|name| drop(rouse.wait_ready(namespace, "ksvc", name)));
-    let pods = metadata_values(&rouse, namespace, "pods", "uid");
+    let pods = pod_uids(&rouse, namespace);
     let client_addresses = rouse.client_on("node1").addresses();
     let open = NAMES.map(|name| {
         let description = format!("the WebSocket by {name}");

@@ -322,10 +322,9 @@ fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
     let args = ["delete", "configuration", "--namespace", namespace, "alone"];
     let args = [&args[..], &["--cascade=foreground", "--wait=false"]].concat();
     rouse.cluster.kubectl(&args).expect("it may be deleted");
-    let remaining = || {
+    rouse.cluster.wait("all of it to be gone", || {
         let kinds = "configurations,revisions,deployments,pods,podautoscalers,images.caching.internal.knative.dev";
         let list = rouse.cluster.get(&[kinds, "--namespace", namespace]);
-        list["items"].as_array().map_or(0, Vec::len)
-    };
-    rouse.cluster.wait("all of it to be gone", || (remaining() == 0).then_some(()));
+        list["items"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
 }

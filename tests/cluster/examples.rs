@@ -89,8 +89,8 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     drop(features);
     rouse.cluster.wait("everything of the examples to be gone", || {
         let kinds = "configurations,revisions,routes,deployments,services,endpointslices,pods";
-        let args = ["get", kinds, "--namespace", name, "--output", "name"];
-        rouse.cluster.kubectl(&args).ok().filter(|remaining| remaining.trim().is_empty())
+        let list = rouse.cluster.get(&[kinds, "--namespace", name]);
+        list["items"].as_array().is_some_and(Vec::is_empty).then_some(())
     });
 }
 

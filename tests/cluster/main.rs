@@ -3,6 +3,7 @@
 //! Tests in `baseline` run on any cluster, those in `kn` need Knative's client, and all others need a cluster that
 //! xtask made.
 
+mod api_client;
 mod baseline;
 mod concurrency_limit;
 mod deletion;

@@ -148,8 +148,8 @@ fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
     rouse.cluster.wait("all of the service to be gone", || {
         let kinds = "ksvc,configurations,revisions,routes,podautoscalers,sks,metrics.autoscaling.internal.knative.dev,\
                      images.caching.internal.knative.dev,deployments,replicasets,services,endpointslices,pods";
-        let args = ["get", kinds, "--namespace", namespace, "--output", "name"];
-        rouse.cluster.kubectl(&args).ok().filter(|remaining| remaining.trim().is_empty())
+        let list = rouse.cluster.get(&[kinds, "--namespace", namespace]);
+        list["items"].as_array().is_some_and(Vec::is_empty).then_some(())
     });
     let host = format!("story.{namespace}.example.com");
     assert_eq!(rouse.get_through_gateway(&host, "/", &[]).status, 404, "its name is unknown");

@@ -220,15 +220,20 @@ impl RouseCluster {
 
     /// Existing pods of a service, with terminating ones.
     pub fn pods(&self, namespace: &str, service: &str) -> Vec<Value> {
+        self.find_pods(namespace, service).unwrap_or_default()
+    }
+
+    /// Existing pods of a service; `None` without a response.
+    fn find_pods(&self, namespace: &str, service: &str) -> Option<Vec<Value>> {
         let label = format!("serving.knative.dev/service={service}");
         let list = self.cluster.get(&["pods", "--namespace", namespace, "--selector", &label]);
-        list["items"].as_array().cloned().unwrap_or_default()
+        list["items"].as_array().cloned()
     }
 
     /// Waits until a service has no pod.
     pub fn wait_asleep(&self, namespace: &str, service: &str) {
         self.cluster.wait(&format!("{service} to have no pod"), || {
-            self.pods(namespace, service).is_empty().then_some(())
+            self.find_pods(namespace, service)?.is_empty().then_some(())
         });
     }
 

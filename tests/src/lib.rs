@@ -1,5 +1,6 @@
 //! Helpers that the test tiers share: clients, load, clusters, local nodes and images.
 
+mod api_client;
 pub mod client_pod;
 pub mod fake_clock;
 pub mod flood;

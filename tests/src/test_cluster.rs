@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
+use crate::api_client;
+
 /// Name of the sample's image.
 pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
 
@@ -74,8 +76,12 @@ impl TestCluster {
         run_for_output(&mut command)
     }
 
-    /// An object or a list as JSON; null if there is none, or if `kubectl` fails.
+    /// An object or a list as JSON, chosen by the arguments of `kubectl get`; null if there is none, or no response.
     pub fn get(&self, args: &[&str]) -> Value {
+        api_client::get(&self.kubeconfig, args).unwrap_or_else(|| self.get_by_kubectl(args))
+    }
+
+    fn get_by_kubectl(&self, args: &[&str]) -> Value {
         let mut get_args = vec!["get", "--output", "json"];
         get_args.extend(args);
         let text = self.kubectl(&get_args).unwrap_or_default();

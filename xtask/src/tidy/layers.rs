@@ -118,7 +118,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "tests",
         &[
-            "wait",
+            "api_client wait",
             "fake_clock http_client images leftovers load_process shared_folder test_cluster tunnel",
             "client_pod test_node",
             "installed_cluster",
