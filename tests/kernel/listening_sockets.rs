@@ -7,7 +7,7 @@ use aya::maps::{HashMap, Map, MapData};
 use common::wire::ConnectionPath;
 use datapath::abi::{self, SocketBit};
 
-use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT};
+use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture};
 
 fn listener_count(fixture: &KernelFixture, pod: &NetnsFixture) -> u32 {
     fixture.maps.listener(pod.cookie, SERVING_PORT).expect("readable").reachable
@@ -38,7 +38,7 @@ fn a_listen_and_its_close_are_reported_at_once() {
 
 #[test]
 fn a_pod_listens_until_its_last_listener_closes() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     let (mut old, mut new) = (pod.start_process(), pod.start_process());
     old.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} old reuseport"));
@@ -52,7 +52,7 @@ fn a_pod_listens_until_its_last_listener_closes() {
 
 #[test]
 fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     let mut server = pod.start_process();
     server.expect_step(&format!("prefork 0.0.0.0:{SERVING_PORT} many 3"));
@@ -119,7 +119,7 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
 
 #[test]
 fn two_families_are_two_listeners() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     let mut server = pod.start_process();
     server.expect_step(&format!("listen {}:{SERVING_PORT} four", pod.ipv4()));
@@ -131,7 +131,7 @@ fn two_families_are_two_listeners() {
 
 #[test]
 fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     let mut server = pod.start_process();
     let mut families = |args: &str| {
@@ -196,7 +196,7 @@ fn a_full_ring_loses_events_and_nothing_else() {
 
 #[test]
 fn a_loopback_bind_of_the_serving_port_is_widened() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     fixture.register_pod(&pod, abi::POD_WIDEN_BIND);
     fixture.add_service(1, ConnectionPath::Direct);
@@ -219,7 +219,7 @@ fn a_loopback_bind_of_the_serving_port_is_widened() {
 
 #[test]
 fn workers_that_share_a_loopback_port_are_all_widened() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     fixture.register_pod(&pod, abi::POD_WIDEN_BIND);
     let (mut one, mut two) = (pod.start_process(), pod.start_process());
@@ -230,7 +230,7 @@ fn workers_that_share_a_loopback_port_are_all_widened() {
 
 #[test]
 fn both_loopbacks_one_after_the_other_do_not_collide() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();
     fixture.register_pod(&pod, abi::POD_WIDEN_BIND);
     let mut server = pod.start_process();
@@ -249,7 +249,7 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
 
 #[test]
 fn loopback_stays_loopback_where_widening_does_not_apply() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (unregistered_pod, unwidened_pod, widened_pod) =
         (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
     fixture.register_pod(&unwidened_pod, 0);

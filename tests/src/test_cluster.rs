@@ -14,14 +14,13 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::api_client;
+use crate::wait::pause_after_look;
 
 /// Name of the sample's image.
 pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
 
 /// Timeout of every wait: after this time the expected state is not going to come.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
-/// Time between two checks of a wait.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A cluster to run tests on.
 #[derive(Clone, Debug)]
@@ -159,14 +158,14 @@ impl TestCluster {
     pub fn wait<T>(&self, description: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let started = Instant::now();
         loop {
+            let looked_at = Instant::now();
             if let Some(value) = look() {
                 return value;
             }
             if started.elapsed() > WAIT_TIMEOUT {
                 panic!("waited in vain for {description}\n{}", self.pod_table());
             }
-            #[allow(clippy::disallowed_methods, reason = "a test waits for other processes")]
-            thread::sleep(POLL_INTERVAL);
+            pause_after_look(looked_at.elapsed());
         }
     }
 

@@ -6,19 +6,26 @@ use std::time::{Duration, Instant};
 /// Timeout of every wait in these tests.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time between two checks of a wait.
+/// Shortest time between two checks of a wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Calls `look` until it returns a value; panics after [`WAIT_TIMEOUT`].
 pub fn wait_for<T>(description: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
+        let looked_at = Instant::now();
         if let Some(value) = look() {
             return value;
         }
         assert!(started.elapsed() < WAIT_TIMEOUT, "waited for {description}");
-        sleep(POLL_INTERVAL);
+        pause_after_look(looked_at.elapsed());
     }
+}
+
+/// Pauses between two checks, of which the last one took `look`. A check that starts a process costs time of the
+/// processors that the thing waited for needs, so checks take a third of the time at most.
+pub(crate) fn pause_after_look(look: Duration) {
+    sleep(POLL_INTERVAL.max(look * 2));
 }
 
 /// Sleeps on a thread of a test.
