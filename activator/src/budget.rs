@@ -91,8 +91,8 @@ impl ClientBudget {
         usize::try_from(allowed).unwrap_or(usize::MAX).min(DEFAULT_MAX_CONNECTIONS)
     }
 
-    /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, hyper's
-    /// buffer over HTTP/1.1. (The number of small frames that hold these bytes is bounded by `h2`.)
+    /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, hyper's buffer over
+    /// HTTP/1.1, which is as large as the largest head. (`h2` bounds the number of small frames that hold these bytes.)
     pub fn max_buffered_body(&self, is_http2: bool) -> usize {
         if is_http2 { CLIENT_CONNECTION_WINDOW as usize } else { self.max_head_bytes }
     }

@@ -51,7 +51,7 @@ const SCALE_METRICS: [ScaleMetricSpec; 17] = [
     ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested_pods.map(f64::from)),
     ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
     ("kn_revision_pods_not_ready_count", "Pods starting", |rev, _| Some(rev.pods.starting.into())),
-    ("kn_revision_pods_pending_count", "Pods without a network yet", |rev, _| {
+    ("kn_revision_pods_pending_count", "Pods without an address yet", |rev, _| {
         Some(rev.pods.pending.into())
     }),
     ("kn_revision_pods_terminating_count", "Pods draining", |rev, _| {
@@ -147,7 +147,7 @@ impl Collector for ScaleMetricsCollector {
         encode_gauge(
             &mut out,
             "rouse_autoscaler_senders",
-            "Usage streams that stand",
+            "Open usage streams",
             senders.map(with_f64),
         )?;
         encode_counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", evaluations)?;

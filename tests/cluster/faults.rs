@@ -90,7 +90,7 @@ fn create_later_service(rouse: &RouseCluster, namespace: &str) {
 }
 
 #[test]
-fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
+fn an_api_server_that_is_suspended_for_a_minute_stops_no_traffic() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("no-api");
     let namespace = &namespace.name;
@@ -107,14 +107,14 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let wake_requests = wake.finish();
     assert_none_lost(&wake_requests, 1);
     println!(
-        "a request that came without an API server was answered after {} ms",
+        "a request that came while the API server was suspended was answered after {} ms",
         slowest_ms(&wake_requests)
     );
     create_later_service(&rouse, namespace);
 }
 
 #[test]
-fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
+fn an_etcd_that_is_suspended_delays_a_wake_and_loses_none() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("no-etcd");
     let namespace = &namespace.name;
@@ -148,7 +148,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     rouse.apply_until_ready(namespace, &manifests.join("---\n"));
     sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     let addresses = sleepers.map(|name| rouse.service_address(namespace, name));
-    let first = leader(&rouse, "");
+    let first = leader(&rouse);
     let grows = thread::scope(|scope| {
         // Returns after a minute, and always leaves etcd running.
         let fault = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
@@ -169,16 +169,16 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     assert_none_lost(&requests, 500);
     let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();
     assert!(pods.len() > 1, "{pods:?} served, so it never grew");
-    let last = leader(&rouse, "");
+    let last = leader(&rouse);
     println!("led by {first} before and {last} after; {} pods served", pods.len());
     // The present leader has written the right state in the end, whichever replica it is.
     create_later_service(&rouse, namespace);
     sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     rouse.cluster.wait("all revisions to be ready", || {
         let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
-        let pods = list["items"].as_array()?;
+        let revisions = list["items"].as_array()?;
         let is_ready = |it| find_condition(it, "Ready")["status"] == "True";
-        (pods.len() == sleepers.len() + 2 && pods.iter().all(is_ready)).then_some(())
+        (revisions.len() == sleepers.len() + 2 && revisions.iter().all(is_ready)).then_some(())
     });
 }
 
@@ -204,8 +204,13 @@ fn watches_that_break_are_taken_up_again() {
     assert_none_lost(&traffic.finish(), 100);
 }
 
+/// Name of the pod that holds the lease, once one does.
+fn leader(rouse: &RouseCluster) -> String {
+    leader_after(rouse, "")
+}
+
 /// Name of the pod that holds the lease, once it is another one than `before`.
-fn leader(rouse: &RouseCluster, before: &str) -> String {
+fn leader_after(rouse: &RouseCluster, before: &str) -> String {
     rouse.cluster.wait("a leader", || {
         let lease =
             rouse.cluster.get(&["lease", "--namespace", SYSTEM_NAMESPACE, "rouse-controller"]);
@@ -255,6 +260,7 @@ impl Drop for LeaseWatch {
 
 /// Process id of one of Rouse's own pods.
 fn pod_pid(rouse: &RouseCluster, pod: &str) -> Pid {
+    // `/proc/<process id>/ns/net`.
     let netns = rouse.cluster.netns_of(SYSTEM_NAMESPACE, pod);
     let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
     Pid::from_raw(id.expect("a process has a number"))
@@ -303,7 +309,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
         || (0..10).for_each(|number| rouse.wait_asleep(namespace, &format!("w{number}")));
     all_asleep();
 
-    let first = leader(&rouse, "");
+    let first = leader(&rouse);
     let id = pod_pid(&rouse, &first);
     let requests =
         wake_during(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
@@ -311,7 +317,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     println!("killed: slowest wake {} ms", slowest_ms(&requests));
     all_asleep();
 
-    let second = leader(&rouse, "");
+    let second = leader(&rouse);
     let leases = LeaseWatch::start(&rouse);
     let requests = wake_during(&rouse, namespace, 10, || {
         let args = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, &second, "--wait=false"];
@@ -319,7 +325,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     });
     assert_none_lost(&requests, 10);
     println!("handed over: slowest wake {} ms", slowest_ms(&requests));
-    leader(&rouse, &second);
+    leader_after(&rouse, &second);
     println!("handed over: no controller held the lease for {:?}", leases.handover_time());
 }
 
@@ -346,9 +352,9 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     let namespace = &namespace.name;
     create_services(&rouse, namespace);
     let traffic = start_traffic(&rouse, namespace, "awake", 25);
-    let first = leader(&rouse, "");
+    let first = leader(&rouse);
     let suspended = SuspendedProcess::suspend(pod_pid(&rouse, &first));
-    let second = leader(&rouse, &first);
+    let second = leader_after(&rouse, &first);
     // Every other admission request goes to the suspended replica.
     rouse.cluster.wait("admission to respond", || {
         rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok()
@@ -358,7 +364,7 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     assert_none_lost(&start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
     assert_none_lost(&traffic.finish(), 100);
-    assert_eq!(leader(&rouse, ""), second, "a replica that lost the Lease does not lead");
+    assert_eq!(leader(&rouse), second, "a replica that lost the Lease does not lead");
     let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
 }

@@ -184,13 +184,13 @@ spec: {{namespace: {}}}
         kn.rouse.cluster.apply(&claim).expect("a claim is taken");
         let output = kn.output(&["domain", "create", &domain, "--ref", "hello"]);
         assert_contains_all(&output, &[&format!("Domain mapping '{domain}' created in namespace")]);
-        let answered_by = |service: &str| {
-            kn.rouse.cluster.wait(&format!("{domain} to be {service}"), || {
+        let wait_for_pod_of = |service: &str| {
+            kn.rouse.cluster.wait(&format!("{domain} to lead to {service}"), || {
                 let response = kn.rouse.get_through_gateway(&domain, "/", &[]);
                 (response.status == 200 && response.pod().starts_with(service)).then_some(())
             });
         };
-        answered_by("hello-");
+        wait_for_pod_of("hello-");
         kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
         let row = kn.list_row(&["domain", "list"], &domain);
         assert_eq!(row, format!("{domain} http://{domain} True hello"));
@@ -199,7 +199,7 @@ spec: {{namespace: {}}}
             &[&domain, "hello", "Service", "++ Ready", "++ DomainClaimed", "++ ReferenceResolved"],
         );
         kn.output(&["domain", "update", &domain, "--ref", "other"]);
-        answered_by("other-");
+        wait_for_pod_of("other-");
         kn.output(&["domain", "delete", &domain]);
         kn.rouse.cluster.wait("the domain to be unknown", || {
             (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())

@@ -129,7 +129,8 @@ fn load_program(program: &mut Program) -> Result<(), ProgramError> {
 }
 
 /// Reads the count from the verifier's log, which the library shows only after a failure. Loading fails after the
-/// verification in a process that may open no more files, because the kernel has no descriptor for the result.
+/// verification in a process that may open no more files, because the kernel has no descriptor for the result. The
+/// limit is the whole process's, and the tests of this tier run one at a time.
 fn walked_by_log(program: &mut Program) -> WalkedInstructions {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("less is always allowed");

@@ -280,7 +280,7 @@ mod tests {
             first.into_iter().chain(buckets.iter().map(|(le, count)| bucket(le, *count))).collect()
         };
         let exported = series("kn_serving_invocation_duration_seconds");
-        let exported: Vec<String> = exported.into_iter().map(in_le_order).collect();
+        let exported: Vec<String> = exported.into_iter().map(without_comma_after_le).collect();
         let upper = [
             "0.025", "0.05", "0.075", "0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "7.5",
             "10.0",
@@ -290,15 +290,15 @@ mod tests {
         want.push(("+Inf", 6));
         assert_eq!(exported, rest(&want));
         let exported = series("rouse_agent_request_duration_seconds");
-        let exported: Vec<String> = exported.into_iter().map(in_le_order).collect();
+        let exported: Vec<String> = exported.into_iter().map(without_comma_after_le).collect();
         let mut want = vec![("0.0005", 1), ("0.001", 1), ("0.0025", 1), ("0.005", 2), ("0.01", 3)];
         want.extend(upper.map(|le| (le, 3)));
         want.extend([("60.0", 4), ("300.0", 4), ("+Inf", 6)]);
         assert_eq!(exported, rest(&want));
     }
 
-    /// Moves `le` behind the other labels: `prometheus-client` writes it before or behind them.
-    fn in_le_order(line: String) -> String {
+    /// Removes the comma that is left if `prometheus-client` has written `le` before the labels in [`OF`].
+    fn without_comma_after_le(line: String) -> String {
         line.replace("\",}", "\"}")
     }
 }

@@ -44,12 +44,13 @@ impl ControllerMetrics {
         self.reports_refused.inc_by(effects.refused_reports);
     }
 
-    /// Counts one object that was written or removed.
+    /// Counts one object that `rouse up` has written to its folder or removed from there. The writes to the API server
+    /// have metrics of their own.
     pub fn count_object_write(&self) {
         self.objects_written.inc();
     }
 
-    /// Number of objects written or removed so far.
+    /// Number of objects written to the folder or removed from there so far.
     pub fn objects_written(&self) -> u64 {
         self.objects_written.get()
     }

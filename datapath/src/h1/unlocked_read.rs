@@ -73,6 +73,7 @@ impl<const WORDS: usize> UnlockedRead<WORDS> {
         let this = black_box(self);
         this.before = DirectionPosition::of_direction(&this.direction);
         let offset = this.before.next.wrapping_sub(seq);
+        // The states from `TUNNEL` on read no message.
         (offset < len && this.direction.skip == 0 && this.before.state < state::TUNNEL)
             .then_some(offset)
     }

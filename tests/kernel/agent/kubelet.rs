@@ -55,7 +55,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         "as for the next container"
     );
     let usage = fixture.wait_usage("ended", |usage| usage.totals.finished == 1);
-    assert_eq!(usage.totals.started, 1, "questions are no requests");
+    assert_eq!(usage.totals.started, 1, "the kubelet's requests do not count");
 }
 
 #[test]
@@ -157,18 +157,18 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     fixture.start_agent();
     fixture.start_pod();
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let targets = || {
+    let backend_count = || {
         let Ok(table) = KernelMaps::open(&pins).and_then(|maps| maps.read_routes()) else {
             return None;
         };
         Some(table.backends.len()).filter(|_| !table.frontends.is_empty())
     };
-    while targets().is_none() {
+    while backend_count().is_none() {
         thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(targets(), Some(0), "this node knows no listener there");
+    assert_eq!(backend_count(), Some(0), "this node knows no listener there");
     fixture.send_to_pod("listen");
-    while targets() == Some(0) {
+    while backend_count() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }
     // A new agent continues with the known reachability, without an interruption.
@@ -176,8 +176,8 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     fixture.send_to_pod("close");
     fixture.start_agent();
     while !fixture.get_page("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
-        assert_eq!(targets(), Some(1));
+        assert_eq!(backend_count(), Some(1));
         thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(targets(), Some(1));
+    assert_eq!(backend_count(), Some(1));
 }

@@ -107,7 +107,7 @@ pub(crate) fn containerd(cni: &Path) -> String {
     let cni = cni.display();
     format!(
         r#"version = 3
-# Not allowed to those who may not raise their own importance, as root in a container.
+# A score below 0 needs CAP_SYS_RESOURCE, which root in a container may lack.
 oom_score = 0
 
 [plugins.'io.containerd.cri.v1.images']
@@ -190,7 +190,7 @@ pub(crate) fn kubelet_args(folder: &Path, node: u8) -> Vec<String> {
 }
 
 /// Content of kube-proxy's configuration file.
-pub(crate) fn proxy(folder: &Path, node: u8, mode: KubeProxyMode) -> Value {
+pub(crate) fn kube_proxy(folder: &Path, node: u8, mode: KubeProxyMode) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "clusterCIDR": PODS.join(","), "hostnameOverride": format!("node{node}"),
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_server_reaches_webhooks_without_a_proxy() {
+    fn the_api_server_reaches_webhooks_without_kube_proxy() {
         let args = api_server(Path::new("/p"), 6443);
         assert!(args.contains(&"--enable-aggregator-routing=true".to_owned()));
         assert!(args.contains(&"--secure-port=6443".to_owned()));
@@ -223,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn the_proxy_leaves_the_machines_tables_alone() {
-        let config = proxy(Path::new("/n"), 1, KubeProxyMode::Nftables);
+    fn kube_proxy_leaves_the_machines_connection_table_alone() {
+        let config = kube_proxy(Path::new("/n"), 1, KubeProxyMode::Nftables);
         assert_eq!(config["mode"], "nftables");
         assert_eq!(config["conntrack"]["maxPerCore"], 0);
     }

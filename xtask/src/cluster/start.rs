@@ -249,7 +249,7 @@ impl ClusterStarter<'_> {
             _ => KubeProxyMode::Iptables,
         };
         let file = folder.join("kube-proxy.json");
-        write_file(&file, &config::proxy(&folder, node, mode).to_string())?;
+        write_file(&file, &config::kube_proxy(&folder, node, mode).to_string())?;
         self.write_kubeconfig_for(&folder.join("kube-proxy.kubeconfig"), "kube-proxy")?;
         let args = vec![format!("--config={}", file.display())];
         self.start_on_node(ClusterProcess::Proxy(node), node, "kube-proxy", args)

@@ -50,7 +50,6 @@ pub(super) fn svg(run: &DemoRun) -> String {
         }
     }
     for (_, wake) in run.records.iter().filter(|(purpose, _)| *purpose == RequestPurpose::Wake) {
-        // As above: writing to a string cannot fail.
         let wake_x = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(
             out,
@@ -62,12 +61,12 @@ pub(super) fn svg(run: &DemoRun) -> String {
             REQUESTS_PLOT.0 + 16.0
         );
     }
-    let pods_most = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
-    draw_axis(&mut out, "ready pods", pods_most, PODS_PLOT);
+    let max_pods = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
+    draw_axis(&mut out, "ready pods", max_pods, PODS_PLOT);
     let _ = writeln!(
         out,
         r#"<path d="{}" fill="none" stroke="{POD_COLOR}" stroke-width="2"/>"#,
-        draw_pods(run, first, pods_most, |us| x(us as f64 / STEP_US as f64))
+        pods_path(run, first, max_pods, |us| x(us as f64 / STEP_US as f64))
     );
     draw_time_labels(&mut out, steps, x);
     out + "</svg>\n"
@@ -100,7 +99,8 @@ fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
     bars
 }
 
-fn draw_pods(run: &DemoRun, first: u64, max_pods: f64, x: impl Fn(u64) -> f64) -> String {
+/// Returns the data of the SVG path that shows the number of ready pods.
+fn pods_path(run: &DemoRun, first: u64, max_pods: f64, x: impl Fn(u64) -> f64) -> String {
     let mut line = String::new();
     let mut last = PODS_PLOT.1;
     for sample in &run.samples {
@@ -158,11 +158,11 @@ fn draw_time_labels(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
 mod tests {
     use super::*;
 
-    fn record(at_us: u64, first_byte_us: u64, direct: bool) -> LoadRecord {
+    fn record(at_us: u64, took_us: u64, direct: bool) -> LoadRecord {
         LoadRecord {
             at_us,
-            took_us: first_byte_us,
-            first_byte_us,
+            took_us,
+            first_byte_us: took_us,
             status: 200,
             fresh: true,
             pod: String::new(),

@@ -90,7 +90,8 @@ impl TrackedPod {
         format!("port {port} is open for {have} only, and clients come by {want}: listen on {any}")
     }
 
-    /// Returns the reason for which an inspected pod does not serve; empty before an inspection.
+    /// Returns the reason for which a pod without a reachable listener does not serve. Empty while nothing is known: no
+    /// inspection has ended, and the kernel has seen no listener on a loopback address.
     fn not_listening_reason(&self) -> String {
         let port = self.pod.port;
         let seen_on_loopback = self.kernel_state.loopback_listeners > 0;

@@ -47,7 +47,8 @@ impl WatchScope {
     }
 }
 
-/// Returns the scopes of all watches.
+/// Returns the scopes of all watches except that of pods that NetworkPolicies may admit, which begins with the first
+/// policy that selects pods.
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
@@ -103,7 +104,8 @@ const LIST_ORDER: [ResourceKind; 14] = [
     ResourceKind::ClusterDomainClaim,
 ];
 
-/// Returns the place of a kind in the order of the first lists; `None` if only the writer reads the kind.
+/// Returns the place of a kind in the order of the first lists. `None` for kinds that only the writer reads, and for
+/// PodAutoscaler: the state machine reads only those of the class HPA.
 pub fn list_position(resource: ResourceKind) -> Option<usize> {
     LIST_ORDER.iter().position(|it| *it == resource)
 }

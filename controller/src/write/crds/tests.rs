@@ -129,7 +129,7 @@ fn a_template_has_the_fields_that_users_may_write() {
 }
 
 #[test]
-fn every_field_can_be_explained() {
+fn every_field_of_a_spec_has_a_description() {
     for it in all_definitions() {
         let spec = &openapi_schema(&it)["properties"]["spec"];
         let fields = spec["properties"].as_object().expect("fields");
@@ -188,7 +188,7 @@ const MERGED: [&str; 34] = [
 ];
 
 #[test]
-fn lists_merge_as_in_knative() {
+fn lists_and_maps_merge_as_in_knative() {
     for (kind, pod) in [
         ("services", ".spec.template.spec"),
         ("configurations", ".spec.template.spec"),

@@ -82,8 +82,8 @@ struct SimCpu {
 #[derive(PartialEq, Eq)]
 enum SimCpuStep {
     Read,
-    Take,
-    Change,
+    Commit,
+    HandOff,
     Done,
 }
 
@@ -93,8 +93,8 @@ impl SimCpu {
         Self { bytes, seq, is_request, draft, have: 0, rounds: 0, next: SimCpuStep::Read }
     }
 
-    /// Takes a step and returns its events; `changed` becomes the position of HTTP/2.
-    fn step(&mut self, conn: &mut Http1Connection, changed: &mut Option<[u32; 2]>) -> Http1Events {
+    /// Takes a step and returns its events; `handoff` becomes the positions at which HTTP/2 began.
+    fn step(&mut self, conn: &mut Http1Connection, handoff: &mut Option<[u32; 2]>) -> Http1Events {
         let mut happened = 0;
         self.next = match self.next {
             SimCpuStep::Read => {
@@ -106,21 +106,21 @@ impl SimCpu {
                     self.draft.read(self.have, self.is_request, self.rounds > 0);
                 }
                 self.rounds += 1;
-                SimCpuStep::Take
+                SimCpuStep::Commit
             }
-            SimCpuStep::Take => {
+            SimCpuStep::Commit => {
                 let seek;
                 (happened, seek) = self.commit(conn);
                 match seek {
-                    _ if conn.is_http2() => SimCpuStep::Change,
+                    _ if conn.is_http2() => SimCpuStep::HandOff,
                     SeekResult::ReadAt(_) => SimCpuStep::Read,
                     SeekResult::Done => SimCpuStep::Done,
                     SeekResult::Gap => panic!("there is none"),
                 }
             }
-            SimCpuStep::Change => {
+            SimCpuStep::HandOff => {
                 let begun = conn.http2_handoff();
-                changed.get_or_insert([
+                handoff.get_or_insert([
                     begun.rx_next - begun.preface_read,
                     begun.tx_next - begun.server_frame_read,
                 ]);
@@ -151,7 +151,7 @@ impl SimCpu {
 }
 
 #[test]
-fn two_processors_agree_where_http2_begins() {
+fn two_cpus_agree_where_http2_begins() {
     const FIRST: [u32; 2] = [1_000, 2_000];
     let mut ended = 0;
     // Each bit selects the CPU that takes the next step.
@@ -159,15 +159,15 @@ fn two_processors_agree_where_http2_begins() {
         let mut conn = Http1Connection::new(FIRST[0], FIRST[1]);
         let mut client = SimCpu::new(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", FIRST[0], true);
         let mut server = SimCpu::new(b"\0\0\0\x04\0\0\0\0\0", FIRST[1], false);
-        let (mut changed, mut happened) = (None, 0);
+        let (mut handoff, mut happened) = (None, 0);
         for step in 0..28 {
             let is_client = order >> (step % 14) & 1 == 0;
             let one = if is_client { &mut client } else { &mut server };
-            happened |= one.step(&mut conn, &mut changed);
+            happened |= one.step(&mut conn, &mut handoff);
         }
         if client.next == SimCpuStep::Done && server.next == SimCpuStep::Done {
             ended += 1;
-            assert_eq!((changed, happened), (Some(FIRST), HTTP2), "{order:#b}");
+            assert_eq!((handoff, happened), (Some(FIRST), HTTP2), "{order:#b}");
         }
     }
     // Orders in which one CPU takes too few steps do not count.
