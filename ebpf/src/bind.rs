@@ -1,5 +1,5 @@
-//! Binds of pods: a bind runs in its process's context, so it shows the listener's pod. A bind to loopback may be widened
-//! to any address, so that clients outside the pod reach the server.
+//! Binds of pods: a bind runs in its process's context, so it shows the listener's pod. A bind to loopback may be
+//! widened to any address, so that clients outside the pod reach the server.
 
 use core::ptr;
 

@@ -189,8 +189,8 @@ const GRPC_STATUS_HUFFMAN: [u8; 9] = [0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 
 /// The name `grpc-status` as text, with its length in front.
 const GRPC_STATUS_LITERAL: [u8; 12] = *b"\x0bgrpc-status";
 
-/// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `is_head`: the block is also the
-/// response's head, so that no trailers follow (gRPC's Trailers-Only).
+/// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `is_head`: the block is also
+/// the response's head, so that no trailers follow (gRPC's Trailers-Only).
 #[inline(always)]
 fn grpc_outcome(block: &HeaderBlockPrefix, is_head: bool, seen: &mut u32) -> u8 {
     if !is_head {
