@@ -228,7 +228,7 @@ mod tests {
         let at = |second| UNIX_EPOCH + Duration::from_secs(second);
         assert!(!is_wait_over(began, lasts, at(1_000)));
         assert!(!is_wait_over(began, lasts, at(1_059)));
-        assert!(is_wait_over(began, lasts, at(1_060)), "or set forward");
+        assert!(is_wait_over(began, lasts, at(1_060)), "passed, or the clock was set forward");
         assert!(is_wait_over(began, lasts, at(999)), "set back");
     }
 }

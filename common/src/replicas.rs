@@ -44,10 +44,10 @@ impl fmt::Display for ReplicaEndpoint {
 /// Setting that locates the replicas of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointSetting {
-    /// Listed replicas, in addition to those in the RouteTable.
+    /// Replicas that the setting names, in addition to those that the RouteTable lists.
     Fixed(BTreeSet<ReplicaEndpoint>),
-    /// Every address of a name (a headless Service), in addition to those in the RouteTable. Uses TLS if the process
-    /// has an identity.
+    /// Every address of a name (a headless Service), in addition to those that the RouteTable lists. Uses TLS if the
+    /// process has an identity.
     Dns {
         /// DNS name to resolve, absolute or by the search list.
         name: String,
@@ -128,7 +128,9 @@ impl EndpointSetting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownReplicas {
     fixed: BTreeSet<ReplicaEndpoint>,
+    /// Addresses from DNS.
     resolved: BTreeSet<ReplicaEndpoint>,
+    /// Replicas from the RouteTable.
     listed: BTreeSet<ReplicaEndpoint>,
 }
 
@@ -178,7 +180,7 @@ pub enum NextReplica {
     /// Try this replica now.
     Try(ReplicaEndpoint),
     /// All replicas wait; the first may be tried at this time.
-    Wait(Duration),
+    WaitUntil(Duration),
     /// No source names a replica.
     NoneKnown,
 }
@@ -216,7 +218,7 @@ impl ReplicaSelector {
         }
         let soonest =
             known.iter().filter_map(|it| self.failures.get(it)).map(|it| it.retry_at).min();
-        soonest.map_or(NextReplica::NoneKnown, NextReplica::Wait)
+        soonest.map_or(NextReplica::NoneKnown, NextReplica::WaitUntil)
     }
 
     /// Records that a try failed or a stream broke; `was_established` is true if the stream had been open for long
@@ -330,7 +332,7 @@ mod tests {
             assert_eq!(selector.next(ms(0), &known, random), NextReplica::Try(at(2)));
         }
         selector.record_failure(ms(0), &at(2), false, 0);
-        assert_eq!(selector.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
+        assert_eq!(selector.next(ms(0), &known, 0), NextReplica::WaitUntil(ms(5)));
         assert_eq!(selector.next(ms(5), &[].into(), 0), NextReplica::NoneKnown);
     }
 

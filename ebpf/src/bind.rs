@@ -1,4 +1,5 @@
-//! Binds of pods: a bind runs in its process's context, so it shows the listener's pod; loopback binds may be widened.
+//! Binds of pods: a bind runs in its process's context, so it shows the listener's pod. A bind to loopback may be
+//! widened to any address, so that clients outside the pod reach the server.
 
 use core::ptr;
 
@@ -60,10 +61,10 @@ fn record_binder(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
 
 /// Returns true if a loopback bind may become one to any address.
 ///
-/// It must be for the serving port of a registered pod, which no other listener holds that the programs saw open (no
-/// agent sets `POD_LISTENER_FOUND`). Listeners widened in the same family share the port on purpose (SO_REUSEPORT), or
-/// meet the same EADDRINUSE as without widening. One family only: a program that binds 127.0.0.1 and ::1 one after the
-/// other would collide with itself, since `::` accepts IPv4 too.
+/// The port must be the serving port of a registered pod, on which the programs saw no other reachable listener open.
+/// `POD_LISTENER_FOUND` would report one that they did not see, but no agent sets it. Listeners widened in the same
+/// family share the port on purpose (SO_REUSEPORT), or meet the same EADDRINUSE as without widening. One family only: a
+/// program that binds 127.0.0.1 and ::1 one after the other would collide with itself, since `::` accepts IPv4 too.
 #[inline(always)]
 fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);

@@ -18,7 +18,8 @@ const HOP_BY_HOP: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 const IPV6_HEADER_BYTES: u32 = 40;
-/// Length of the only extension header before TCP that the kernel itself writes: the jumbo payload option.
+/// Length of the only extension header before TCP that the kernel itself writes: the jumbo payload option. The header's
+/// own length field counts units of 8 bytes beyond the first (RFC 8200 §4.3).
 const JUMBO_HEADER_BYTES: u32 = 8;
 
 const FIN: u8 = 1;
@@ -112,6 +113,7 @@ pub fn first_payload_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
 /// Returns the length of the IP header of a TCP packet; `None` for other packets.
 #[inline(always)]
 fn network_header_len(data: *const u8, end: *const u8) -> Option<u32> {
+    // The headers of IPv4 (20 bytes) and TCP (20 bytes) together have as many bytes.
     if data.wrapping_add(IPV6_HEADER_BYTES as usize) > end {
         return None;
     }
@@ -135,8 +137,8 @@ fn network_header_len(data: *const u8, end: *const u8) -> Option<u32> {
         return None;
     }
     // SAFETY: inside the linear part, checked above.
-    let (next, more) = unsafe { (ptr::read(jumbo), ptr::read(jumbo.add(1))) };
-    (next == TCP && more == 0).then_some(IPV6_HEADER_BYTES + JUMBO_HEADER_BYTES)
+    let (next, units_beyond_first) = unsafe { (ptr::read(jumbo), ptr::read(jumbo.add(1))) };
+    (next == TCP && units_beyond_first == 0).then_some(IPV6_HEADER_BYTES + JUMBO_HEADER_BYTES)
 }
 
 /// Returns the sender's address (IPv4 as a mapped one, in memory order) and port of a TCP packet.
@@ -165,9 +167,10 @@ pub fn parse_sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     }
 }
 
-/// Copies bytes of the packet from `offset`: as many of the `len` ones that are left as fit, at most `most`.
+/// Copies bytes of the packet from `offset` on into `window`: the `len` that are left, but at most `most`, which the
+/// caller bounds by the window.
 ///
-/// Returns the number of bytes; 0 means none.
+/// Returns the number of bytes; 0 if there are none, or the copy failed.
 #[inline(always)]
 pub fn load_window<const WORDS: usize>(
     skb: *mut __sk_buff,

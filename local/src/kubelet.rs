@@ -44,7 +44,7 @@ const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct KubeletResources {
     pub(crate) layout: NodeLayout,
-    pub(crate) mounts: CgroupMounts,
+    pub(crate) cgroups: CgroupMounts,
     pub(crate) images: ImageStore,
     pub(crate) networks: PodNetworkPool,
     pub(crate) runtime: OciRuntime,
@@ -149,7 +149,7 @@ impl LocalKubelet {
                 }
                 // Processes of an interrupted start must not stay in the cgroup of the next start.
                 None => {
-                    self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name);
+                    self.shared.cgroups.kill_container(&self.shared.layout, &uid, &container.name);
                     if was_running {
                         self.report_missed_exit(&uid, &container.name, index, id);
                     }

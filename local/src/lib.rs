@@ -89,9 +89,9 @@ pub async fn run(
     // and learns its exit code.
     nix::sys::prctl::set_child_subreaper(true).map_err(LocalNodeError::Subreaper)?;
     let layout = config.layout;
-    let mounts = cgroups::CgroupMounts::find()?;
+    let cgroups = cgroups::CgroupMounts::find()?;
     let runtime_cgroup =
-        std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(LocalNodeError::Node)?;
+        std::fs::File::open(layout.runtime_cgroup(&cgroups.v2)).map_err(LocalNodeError::Node)?;
     let runtime =
         runtime::OciRuntime::start(config.runtime, layout.runtime(), runtime_cgroup.into())?;
     let saved = kubelet::load_pods(&layout);
@@ -106,7 +106,7 @@ pub async fn run(
             error!(error = &error as &dyn std::error::Error, "the DNS server has ended");
         }
     });
-    let shared = kubelet::KubeletResources { layout, mounts, images, networks, runtime };
+    let shared = kubelet::KubeletResources { layout, cgroups, images, networks, runtime };
     let kubelet = kubelet::LocalKubelet::adopt_pods(Arc::new(shared), saved);
     kubelet.serve(node_spec, statuses, shutdown).await;
     let _ = dns.await;

@@ -50,14 +50,18 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
     assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
     let hello_address = node.wait_ready("hello");
     let (requests, ()) = with_load(&node, &load_plan(&node, "steady", 4), |_| {
-        for (off, name) in [(DAY_S, "ahead"), (-DAY_S, "behind"), (HOUR_S, "later"), (0, "right")] {
+        for (offset_s, name) in
+            [(DAY_S, "ahead"), (-DAY_S, "behind"), (HOUR_S, "later"), (0, "right")]
+        {
             node.wait_asleep("hello");
-            clock.set_offset(off);
+            clock.set_offset(offset_s);
             let response =
                 node.in_client_netns(|| get(hello_address, "hello.default.svc.cluster.local", "/"));
             let woken = response.expect("a response");
             assert_eq!(woken.status, 200, "{name}: {woken:?}");
-            wait_for("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));
+            wait_for("a log by this clock", || {
+                log_shows_offset(&node.log(), offset_s).then_some(())
+            });
             new_service(&node, name);
         }
         node.wait_asleep("hello");

@@ -88,8 +88,8 @@ fn is_token(text: &str) -> bool {
 }
 
 /// Writes `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar does.
-pub fn format_forwarded(path: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
-    let mut hops = path.iter();
+pub fn format_forwarded(hops: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
+    let mut hops = hops.iter();
     let mut text = format!("for={}", format_node(hops.next().copied().unwrap_or("unknown")));
     for (name, value) in [("host", host), ("proto", proto)] {
         if let Some(value) = value.filter(|value| !value.is_empty()) {

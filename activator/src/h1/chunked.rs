@@ -124,6 +124,10 @@ impl ChunkedDecoder {
                 Ok(httparse::Status::Complete((length, _))) if length > MAX_TRAILERS => {
                     return Err(Http1ParseError::TooLarge);
                 }
+                // httparse accepts LF alone, which ends no line for other readers, hyper among them.
+                Ok(httparse::Status::Complete((length, _))) if has_bare_lf(&from[..length]) => {
+                    return Err(Http1ParseError::Chunk);
+                }
                 Ok(httparse::Status::Complete((length, fields))) => {
                     let trailers = parse_fields(fields)?;
                     from.advance(length);
@@ -137,6 +141,11 @@ impl ChunkedDecoder {
             }
         }
     }
+}
+
+/// Returns true if a line ends with LF alone.
+fn has_bare_lf(lines: &[u8]) -> bool {
+    lines.starts_with(b"\n") || lines.windows(2).any(|pair| pair[0] != b'\r' && pair[1] == b'\n')
 }
 
 /// Number at a line's beginning, and the bytes behind it. `None`: there is none, or it does not fit into 64 bits.

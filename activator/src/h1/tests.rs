@@ -200,6 +200,9 @@ fn chunks_are_read_strictly() {
         b"11111111111111111\r\n",
         b"5\r;a\r\n",
         b"0\r\nno field\r\n\r\n",
+        b"0\r\n\n",
+        b"0\r\nx: y\n\r\n",
+        b"0\r\nx: y\r\n\n",
     ] {
         assert!(
             decode_chunks(bad, &[1]).is_err() && decode_chunks(bad, &[100]).is_err(),

@@ -77,7 +77,7 @@ impl ComponentLink {
             selector.retain(&all);
             let wait = match selector.next(begin.elapsed(), &all, random_u64()) {
                 NextReplica::Try(endpoint) => return endpoint,
-                NextReplica::Wait(until) => Some(begin + until),
+                NextReplica::WaitUntil(until) => Some(begin + until),
                 NextReplica::NoneKnown => None,
             };
             let timer = async {

@@ -12,6 +12,8 @@
 //! | [`write_decision`] | desired state and observed state → next write |
 //! | [`write_outcome`] | the API server's response → if and when to try again |
 //! | [`write_queue`], [`writer`] | order of the writes, and the writing |
+//! | [`repeated_writes`] | delay of writes that another client undoes each time |
+//! | [`child_checks`] | times at which an app's child objects are looked for |
 //! | [`lease_state`], [`leader_election`] | leader election: the replica that writes |
 //! | [`pull_secrets`] | credentials for registries |
 //! | [`events`] | Events that users read under `kubectl describe` |
@@ -60,7 +62,7 @@ pub trait DesiredStateSource: Send + Sync + 'static {
     /// Returns the child objects that must exist for an app, by the object they belong to.
     fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren>;
 
-    /// Reports which of an app's expected objects do not exist; empty: all exist.
+    /// Reports which of the `required_children` of an object of this app do not exist; empty: all exist.
     fn children_missing(
         &self,
         app: &NamespacedName,

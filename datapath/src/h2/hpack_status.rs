@@ -90,8 +90,8 @@ pub(super) fn update_note(
     ends: bool,
     seen: &mut u32,
 ) -> u8 {
-    let first = note & HAS_FINAL_HEAD == 0;
-    if first {
+    let is_head = note & HAS_FINAL_HEAD == 0;
+    if is_head {
         let class = status_class(block, seen);
         // An interim response (RFC 9110 §15.2) is followed by another head.
         if class != 1 {
@@ -102,7 +102,7 @@ pub(super) fn update_note(
     let mut note = note;
     let note = black_box(&mut note);
     if ends {
-        let outcome = grpc_outcome(block, first, seen);
+        let outcome = grpc_outcome(block, is_head, seen);
         // Behind an unseen head, perhaps of an interim response, a reference may be to a status.
         if *note & CLASS_MASK != 0 || block.byte(0) < DYNAMIC_TABLE {
             *note |= outcome;
@@ -116,15 +116,17 @@ pub(super) fn update_note(
 pub(super) fn record_uncounted_block(block: &HeaderBlockPrefix, ends: bool, seen: &mut u32) {
     let first = block.byte(0);
     if first < 0x80 {
-        *seen |= UNKNOWN_CLASS | UNSEEN;
+        *seen |= UNKNOWN_CLASS | UNKNOWN_OUTCOME;
     } else if ends && first < DYNAMIC_TABLE && block.len > 1 {
         // A status, and perhaps the whole outcome of a gRPC call.
-        *seen |= UNSEEN;
+        *seen |= UNKNOWN_OUTCOME;
     }
 }
 
-/// Bit of `seen`: the class of some status is unknown. The bits of the known classes are above it.
+/// Bit of `seen`: the class of some status is unknown.
 const UNKNOWN_CLASS: u32 = 1;
+/// Bits of `seen` for the classes of the statuses that came as text: bit N for class N.
+const KNOWN_CLASSES: u32 = 0b11_1110;
 
 /// Returns the class of the status with which a block begins; 0: not seen. `seen` is the connection's state.
 #[inline(always)]
@@ -139,11 +141,12 @@ fn status_class(block: &HeaderBlockPrefix, seen: &mut u32) -> u8 {
         // Text that is added to the dynamic table (§6.2.1). The next arm is text that is not (§6.2.2, §6.2.3).
         0x48..=0x4e => {
             let class = literal_status_class(block.byte(1), block.byte(2));
+            // Class 0 sets `UNKNOWN_CLASS`.
             *seen |= 1 << class;
             class
         }
         0x08..=0x0e | 0x18..=0x1e => literal_status_class(block.byte(1), block.byte(2)),
-        DYNAMIC_TABLE.. => match *seen & (UNKNOWN_CLASS | 0x3e) {
+        DYNAMIC_TABLE.. => match *seen & (UNKNOWN_CLASS | KNOWN_CLASSES) {
             0x02 => 1,
             0x04 => 2,
             0x08 => 3,
@@ -178,18 +181,19 @@ fn literal_status_class(length: u8, first: u8) -> u8 {
 /// Bits of `seen` for gRPC outcomes that came as text.
 const SEEN_GRPC_OK: u32 = 1 << 8;
 const SEEN_GRPC_FAILED: u32 = 1 << 9;
-/// Bit of `seen`: there may have been other outcomes.
-const UNSEEN: u32 = 1 << 10;
+/// Bit of `seen`: other outcomes may have come, to which a later reference may be.
+const UNKNOWN_OUTCOME: u32 = 1 << 10;
 
 /// The name `grpc-status` in Huffman code, with its length in front.
 const GRPC_STATUS_HUFFMAN: [u8; 9] = [0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f];
 /// The name `grpc-status` as text, with its length in front.
 const GRPC_STATUS_LITERAL: [u8; 12] = *b"\x0bgrpc-status";
 
-/// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `first`: it is the only block.
+/// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `is_head`: the block is also
+/// the response's head, so that no trailers follow (gRPC's Trailers-Only).
 #[inline(always)]
-fn grpc_outcome(block: &HeaderBlockPrefix, first: bool, seen: &mut u32) -> u8 {
-    if !first {
+fn grpc_outcome(block: &HeaderBlockPrefix, is_head: bool, seen: &mut u32) -> u8 {
+    if !is_head {
         return trailers_outcome(block, seen);
     }
     // Status and content type as references to the table, then the trailers.
@@ -198,14 +202,14 @@ fn grpc_outcome(block: &HeaderBlockPrefix, first: bool, seen: &mut u32) -> u8 {
     if is_short && is_grpc {
         return trailers_outcome(&block.without_two_bytes(), seen);
     }
-    *seen |= UNSEEN;
+    *seen |= UNKNOWN_OUTCOME;
     grpc::UNSEEN
 }
 
 /// Returns true if outcomes were seen, and no other header that a reference may mean.
 #[inline(always)]
 fn is_grpc(seen: u32) -> bool {
-    seen & (SEEN_GRPC_OK | SEEN_GRPC_FAILED) != 0 && seen & UNSEEN == 0
+    seen & (SEEN_GRPC_OK | SEEN_GRPC_FAILED) != 0 && seen & UNKNOWN_OUTCOME == 0
 }
 
 #[inline(always)]
@@ -222,14 +226,14 @@ fn trailers_outcome(block: &HeaderBlockPrefix, seen: &mut u32) -> u8 {
         0x7e if is_grpc => is_zero(block.byte(1), block.byte(2)),
         0x7f | 0x0f | 0x1f if is_grpc => is_zero(block.byte(2), block.byte(3)),
         DYNAMIC_TABLE.. => {
-            return match *seen & (SEEN_GRPC_OK | SEEN_GRPC_FAILED | UNSEEN) {
+            return match *seen & (SEEN_GRPC_OK | SEEN_GRPC_FAILED | UNKNOWN_OUTCOME) {
                 SEEN_GRPC_OK => grpc::OK,
                 SEEN_GRPC_FAILED => grpc::FAILED,
                 _ => grpc::UNSEEN,
             };
         }
         _ => {
-            *seen |= UNSEEN;
+            *seen |= UNKNOWN_OUTCOME;
             return grpc::UNSEEN;
         }
     };

@@ -52,7 +52,8 @@ impl PodCounterRows {
 
     /// Counts events of HTTP/1, with the status of the response.
     ///
-    /// Returns true if more requests are in flight than were reported, which is then to be [announced](Self::announce).
+    /// Returns true if the requests in flight exceed the agent's threshold. The caller then calls
+    /// [`send_growth_event`](Self::send_growth_event) without the lock.
     #[inline(always)]
     pub(super) fn count_http1(
         &self,

@@ -129,12 +129,12 @@ fn read_requests_window<const WORDS: usize>(
     let seek = encode_seek(h1.rx.seek(source.seq, source.len));
     conn.http.events |= h1.after_request_seek();
     let events = take_events(conn);
-    let is_first = rows.count_http1(conn, events, 0, now_ns);
+    let exceeds_threshold = rows.count_http1(conn, events, 0, now_ns);
     // The first byte shows if the connection is TLS, whose handshake records are no requests.
     if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, draft.window[0].to_le() as u8);
     }
-    finish_read(conn, rows, socket, events, is_first, seek)
+    finish_read(conn, rows, socket, events, exceeds_threshold, seek)
 }
 
 /// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`read_requests_window`].
@@ -172,11 +172,11 @@ fn read_responses_window(
         events = events & !h1::STRAY | h1::MISSED;
         events |= conn.http.h1.desync_requests();
     }
-    let is_first = rows.count_http1(conn, events, status, sent_ns);
+    let exceeds_threshold = rows.count_http1(conn, events, status, sent_ns);
     if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, 0);
     }
-    finish_read(conn, rows, socket(skb), events, is_first, seek)
+    finish_read(conn, rows, socket(skb), events, exceeds_threshold, seek)
 }
 
 /// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.
@@ -203,7 +203,7 @@ fn finish_read(
     rows: PodCounterRows,
     socket: *mut c_void,
     events: h1::Http1Events,
-    is_first: bool,
+    exceeds_threshold: bool,
     seek: u32,
 ) -> SegmentReadEnd {
     let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
@@ -211,7 +211,7 @@ fn finish_read(
     // Another program may have found HTTP/2, and not have switched the connection yet.
     let is_http2 = conn.http.h1.is_http2();
     unlock(conn);
-    if is_first {
+    if exceeds_threshold {
         rows.send_growth_event();
     }
     if events & h1::OPAQUE != 0 || is_http2 {

@@ -239,7 +239,7 @@ fn read_frames(
         let streams = black_box(&mut *streams);
         streams.apply_frame(ended, requests, packet_ns);
         let change = &black_box(&mut *streams).change;
-        let is_first = rows.count_http2(conn, change, packet_ns);
+        let exceeds_threshold = rows.count_http2(conn, change, packet_ns);
         let answered = change.answered;
         let is_foreign = streams.is_not_http2();
         let (received, sent) = (streams.rx.next, streams.tx.next);
@@ -250,7 +250,7 @@ fn read_frames(
             rows.add_bytes_before_wrap(conn, received, sent);
         }
         unlock(conn);
-        if is_first {
+        if exceeds_threshold {
             rows.send_growth_event();
         }
         if is_foreign {

@@ -16,7 +16,8 @@ use crate::{
     packet::{self, PacketSegment},
 };
 
-/// Switches a connection to an opaque estimate. `first` is the client's first byte. Call with the lock held.
+/// Switches a connection to an opaque estimate. `first` is the client's first byte, or 0 if it is not known. Call with
+/// the lock held, after the end of all requests in flight was counted.
 #[inline(always)]
 pub(super) fn begin_estimate(conn: &mut ServerSocket, first: u8) {
     if conn.http.protocol == abi::PROTOCOL_OPAQUE {
@@ -24,8 +25,9 @@ pub(super) fn begin_estimate(conn: &mut ServerSocket, first: u8) {
     }
     conn.http.protocol = abi::PROTOCOL_OPAQUE;
     conn.pending = [PendingSegment::default(); abi::PENDING_SEGMENTS_MAX];
-    // Heads and frames are no longer read; both directions continue at the bytes that were counted last.
-    conn.http.h1.close(true);
+    // Heads and frames are no longer read; both directions continue at the bytes that were counted last. The events of
+    // the close are counted already.
+    let _counted_by_the_caller = conn.http.h1.close(true);
     conn.http.h1.rx.next = conn.http.counted_rx_seq;
     conn.http.h1.tx.next = conn.http.counted_tx_seq;
     conn.http.opaque_estimate.open(first);
@@ -42,9 +44,10 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         if conn.http.opaque_estimate.needs_first_byte() { first_byte(skb, &segment) } else { 0 };
     let now_ns = monotonic_ns();
     lock(conn);
-    let is_first = if has_new_bytes(&mut conn.http.h1.rx, &segment)
+    let exceeds_threshold = if has_new_bytes(&mut conn.http.h1.rx, &segment)
         && conn.http.opaque_estimate.handle_client_bytes(first)
     {
+        // An estimated request counts like a stream of HTTP/2, without a status.
         let change = h2::StreamChange { started: 1, ..h2::StreamChange::default() };
         rows.count_http2(conn, &change, now_ns)
     } else {
@@ -52,7 +55,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     };
     rows.add_bytes(conn);
     unlock(conn);
-    if is_first {
+    if exceeds_threshold {
         rows.send_growth_event();
     }
     PASS

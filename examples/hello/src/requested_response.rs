@@ -25,7 +25,7 @@ pub(crate) struct RequestedResponse {
     pub(crate) page: HelloPage,
     /// `sleep=MS`: milliseconds to wait before the response.
     pub(crate) sleep: Duration,
-    /// `status=N`: status of the response.
+    /// `status=N`: final status of the response; a number below 200 means 200.
     pub(crate) status: u16,
     /// `bytes=N`: a body of this many bytes instead of the page.
     pub(crate) bytes: Option<u64>,
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_sets_each_wish_and_strangers_are_ignored() {
+    fn a_query_sets_each_property_and_unknown_parameters_are_ignored() {
         let requested = RequestedResponse::parse(
             "/echo",
             Some("sleep=20&status=503&bytes=9&close&exit=3&n=17&id=8"),

@@ -42,12 +42,12 @@ impl BundleFixture {
     }
 }
 
-fn spec_json(container_json: Value, from: Value) -> Result<Value, BundleError> {
+fn spec_json(container_json: Value, image_json: Value) -> Result<Value, BundleError> {
     let fixture = BundleFixture::new();
     let spec = build_spec(
         &PodSpec::default(),
         &container(container_json),
-        Some(&image(from)),
+        Some(&image(image_json)),
         &fixture.context(),
     )?;
     Ok(serde_json::to_value(spec).unwrap())
@@ -103,18 +103,20 @@ fn the_environment_of_the_container_wins_over_that_of_the_image() {
 
 #[test]
 fn users_are_found_by_name_or_number() {
-    for (from, uid, gid, groups) in [
+    for (image_json, uid, gid, groups) in [
         (json!({}), 0, 0, json!([])),
         (json!({ "User": "web" }), 33, 34, json!([50])),
         (json!({ "User": "33" }), 33, 34, json!([50])),
         (json!({ "User": "web:extra" }), 33, 50, json!([50])),
         (json!({ "User": "1000:2000" }), 1000, 2000, json!([])),
     ] {
-        let spec = spec_json(json!({ "name": "web", "command": ["/c"] }), from.clone()).unwrap();
+        let container = json!({ "name": "web", "command": ["/c"] });
+        let spec = spec_json(container, image_json.clone()).unwrap();
         let user = &spec["process"]["user"];
-        assert_eq!((user["uid"].as_u64(), user["gid"].as_u64()), (Some(uid), Some(gid)), "{from}");
+        let ids = (user["uid"].as_u64(), user["gid"].as_u64());
+        assert_eq!(ids, (Some(uid), Some(gid)), "{image_json}");
         let gids = user.get("additionalGids").cloned().unwrap_or(json!([]));
-        assert_eq!(gids, groups, "{from}");
+        assert_eq!(gids, groups, "{image_json}");
     }
     let unknown =
         spec_json(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));

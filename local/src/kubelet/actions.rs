@@ -51,7 +51,7 @@ impl LocalKubelet {
                     container = name,
                     "killed after its grace period"
                 );
-                resources.mounts.kill_container(&resources.layout, uid, name);
+                resources.cgroups.kill_container(&resources.layout, uid, name);
             }
             PodAction::Remove => self.spawn_task(
                 uid,

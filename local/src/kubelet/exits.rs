@@ -28,7 +28,7 @@ pub(super) fn find_process(
     let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     let fd = open_process(pid)?;
     // A process that got this pid later is not in this cgroup.
-    let path = resources.layout.container_cgroup(&resources.mounts.v2, uid, container);
+    let path = resources.layout.container_cgroup(&resources.cgroups.v2, uid, container);
     let procs = fs::read_to_string(path.join("cgroup.procs")).ok()?;
     procs.lines().any(|line| line == pid.to_string()).then_some(fd)
 }
@@ -90,7 +90,7 @@ pub(super) async fn report_exit(
     };
     let code = code.unwrap_or(-1);
     let bundle = resources.layout.bundle(&uid, &name);
-    let oom_kills = resources.mounts.oom_kills(&resources.layout, &uid, &name);
+    let oom_kills = resources.cgroups.oom_kills(&resources.layout, &uid, &name);
     let reason = exit_reason(code, oom_kills_of_run(&bundle, oom_kills));
     let message = logs::exit_message(&resources.layout, &uid, &name);
     let _ = resources.runtime.delete(id).await;

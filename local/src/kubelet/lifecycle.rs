@@ -90,7 +90,7 @@ pub(super) fn create_folders(
     pod_spec: &LocalPodSpec,
 ) -> io::Result<()> {
     let layout = &resources.layout;
-    fs::create_dir_all(layout.pod_cgroup(&resources.mounts.v2, &pod_spec.uid))?;
+    fs::create_dir_all(layout.pod_cgroup(&resources.cgroups.v2, &pod_spec.uid))?;
     fs::create_dir_all(layout.pod(&pod_spec.uid))?;
     fs::create_dir_all(layout.pod_logs(&pod_spec.revision.namespace, &pod_spec.name))
 }
@@ -181,10 +181,10 @@ fn create_cgroup(
     let container = &prepared.containers[index];
     let (layout, uid) = (&resources.layout, &prepared.pod_spec.uid);
     let limits = bundle::parse_limits(container)?;
-    let cgroup = resources.mounts.create_container(layout, uid, &container.name, limits)?;
+    let cgroup = resources.cgroups.create_container(layout, uid, &container.name, limits)?;
     let bundle = layout.bundle(uid, &container.name);
     fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
-    let oom_kills = resources.mounts.oom_kills(layout, uid, &container.name);
+    let oom_kills = resources.cgroups.oom_kills(layout, uid, &container.name);
     write_file(&exits::oom_kills_file(&bundle), &oom_kills.to_string())?;
     Ok(cgroup)
 }
@@ -304,7 +304,7 @@ pub(super) async fn remove_pod(
     let result = tokio::task::spawn_blocking(move || {
         let layout = &worker.layout;
         net::unpublish(&layout.pod_namespace(&pod));
-        worker.mounts.remove_pod(layout, &pod);
+        worker.cgroups.remove_pod(layout, &pod);
         for path in [layout.pod_data(&pod), layout.pod(&pod)] {
             match fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -86,7 +86,7 @@ pub(super) async fn probe_container(
     if timeout(grace, watched.readable()).await.is_err() {
         let (uid, container) = (&prepared.pod_spec.uid, &container.name);
         warn!(pod, uid, container, "killed after its grace period");
-        resources.mounts.kill_container(&resources.layout, uid, container);
+        resources.cgroups.kill_container(&resources.layout, uid, container);
     }
 }
 
@@ -209,7 +209,7 @@ impl ContainerProber<'_> {
     /// Runs a probe's command inside the container.
     async fn run_exec_probe(&self, command: &[String], timeout: Duration) -> Result<(), String> {
         let (layout, uid) = (&self.shared.layout, &self.prepared.pod_spec.uid);
-        let cgroup = self.shared.mounts.open_container(layout, uid, self.container_name());
+        let cgroup = self.shared.cgroups.open_container(layout, uid, self.container_name());
         let exec = ExecRequest {
             id: lifecycle::container_id(uid, self.container_name(), self.run.restarts),
             bundle: layout.bundle(uid, self.container_name()),

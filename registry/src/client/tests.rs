@@ -29,7 +29,7 @@ struct FakeRegistry {
     forced_status: Option<StatusCode>,
     is_slow: bool,
     request_count: AtomicUsize,
-    /// Gets a message for each query.
+    /// Gets a message for each request.
     request_tx: Option<mpsc::Sender<()>>,
 }
 
@@ -142,7 +142,7 @@ async fn a_slow_registry_times_out() {
     let (arrives, arrived) = mpsc::channel();
     let slow = FakeRegistry { is_slow: true, request_tx: Some(arrives), ..FakeRegistry::default() };
     let (tag, registry) = start_registry(slow).await;
-    // Paused time stands still while a blocking task runs: here until the registry has the query, at most a minute.
+    // Paused time stands still while a blocking task runs: here until the registry has a request, at most a minute.
     tokio::task::spawn_blocking(move || arrived.recv_timeout(Duration::from_mins(1)));
     let limit = Duration::from_millis(1500);
     let said =
@@ -161,7 +161,7 @@ async fn an_unreachable_registry_is_reported() {
 }
 
 #[tokio::test]
-async fn roots_are_trusted_one_by_one() {
+async fn certificates_are_parsed_from_a_text_that_contains_more() {
     let pem = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
     assert_eq!(parse_certificates(&format!("# who\n{pem}{pem}rest")).len(), 2);
     assert_eq!(parse_certificates("nothing").len(), 0);

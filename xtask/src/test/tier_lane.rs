@@ -40,7 +40,7 @@ impl TierLane {
         let list = workspace.target.join(format!("{}-programs.json", names.join("-")));
         fs::write(&list, serde_json::to_vec(built)?)
             .with_context(|| format!("cannot write {}", list.display()))?;
-        let mut rows = Vec::new();
+        let mut runs = Vec::new();
         for tier in tiers.iter().copied() {
             let mut command = Command::new(&program);
             command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
@@ -55,23 +55,23 @@ impl TierLane {
             }
             let log = workspace.target.join(format!("{}-tier.log", tier.name()));
             println!("{} runs beside the others: see {}", tier.name(), log.display());
-            rows.push((tier, command, log));
+            runs.push((tier, command, log));
         }
         let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok(Self(thread::spawn(move || rows.into_iter().map(run).collect())))
+        Ok(Self(thread::spawn(move || runs.into_iter().map(run).collect())))
     }
 
     /// Waits for the end of the tiers, prints their output, and returns their rows of the table.
     pub(super) fn finish(self) -> Result<Vec<TierRow>> {
-        let rows = self
+        let finished = self
             .0
             .join()
             .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
-        rows.into_iter().map(FinishedTier::print).collect()
+        finished.into_iter().map(FinishedTier::print).collect()
     }
 }
 

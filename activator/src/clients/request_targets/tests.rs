@@ -90,6 +90,18 @@ fn what_looks_like_a_request_inside_a_body_is_not_touched() {
     assert_eq!(read(doubtful.as_bytes(), &[9]).0, doubtful.as_bytes(), "hyper decides");
 }
 
+/// To hyper a line ends with CRLF, so what follows LF alone is still part of the trailers.
+#[test]
+fn what_looks_like_a_request_behind_a_line_feed_in_trailers_is_not_touched() {
+    let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n";
+    for end in ["\n", "a: b\n\n", "a: b\r\n\n"] {
+        let bytes = format!("{head}{end}GET /<> HTTP/1.1\r\nhost: a\r\n\r\n").into_bytes();
+        for sizes in [&[1][..], &[5, 3], &[10_000]] {
+            assert_eq!(read(&bytes, sizes), (bytes.clone(), Vec::new()));
+        }
+    }
+}
+
 /// Strategy of bytes that look like requests.
 fn requests() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![

@@ -154,6 +154,7 @@ mod tests {
             ("{{with .Labels}}{{.tier}}{{end}}", "gold"),
             ("{{range $k, $v := .Labels}}{{$k}}{{$.Name}}{{end}}", "tiershop"),
             (r#"{{define "x"}}{{.}}!{{end}}{{template "x" .Name}}"#, "shop!"),
+            (r#"{{define "x"}}{{$.tier}}{{end}}{{template "x" .Labels}}"#, "gold"),
             ("{{ .Annotations.sub }}", "<no value>"),
             ("{{- .Name -}} ", "shop"),
             ("plain", "plain"),

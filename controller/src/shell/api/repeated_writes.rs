@@ -44,12 +44,13 @@ pub struct RepeatDelay {
     pub delay_ms: u64,
     /// Number of equal writes so far.
     pub writes: u32,
-    /// True if no Event has reported these writes yet.
+    /// True if these writes were not reported yet: the caller writes an Event.
     pub is_unreported: bool,
 }
 
 impl RepeatedWrites {
-    /// Returns the delay of the next write of `key` if its content has this hash, or `None` for no delay.
+    /// Returns the delay of the next write of `key` if its content has this hash, or `None` for no delay. Marks the
+    /// equal writes as reported: the caller reports them if the result `is_unreported`.
     pub fn delay(
         &mut self,
         key: &ObjectPartKey,

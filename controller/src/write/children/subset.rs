@@ -16,7 +16,7 @@ pub fn choose_subset<'a>(
     target: &str,
 ) -> BTreeSet<&'a str> {
     let all: BTreeSet<&str> = all.into_iter().collect();
-    // Beyond the number of places some could have no place of their own, and `places` would not end.
+    // `circle_positions` searches a free place for each activator, and would not end without one.
     if count >= all.len() || all.len() as u64 >= CIRCLE_SIZE {
         return all;
     }
@@ -38,14 +38,14 @@ pub fn choose_subset<'a>(
 /// Place of each activator on the circle; a collision is hashed again with the old hash appended.
 fn circle_positions<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
     let mut places = BTreeMap::new();
-    for name in all {
-        let mut text = format!("{name}{target}");
+    for activator in all {
+        let mut text = format!("{activator}{target}");
         let mut hash = fnv1a_64(&[&text]);
         while places.contains_key(&(hash % CIRCLE_SIZE)) {
             text.push_str(&format!("{hash:x}"));
             hash = fnv1a_64(&[&text]);
         }
-        places.insert(hash % CIRCLE_SIZE, *name);
+        places.insert(hash % CIRCLE_SIZE, *activator);
     }
     places
 }

@@ -27,15 +27,15 @@ pub(super) fn check_template(name: &str, source: &str, fields: &[&str]) -> Resul
         return Err(format!("template: {name}: unexpected {{{{end}}}}, or one is missing"));
     }
     let names: Vec<&str> = defines.iter().map(|it| it.name.as_str()).collect();
-    let walk = TemplateChecker { name, fields, defines: &names };
-    walk.check_list(&body, DotValue::Start)?;
-    defines.iter().try_for_each(|it| walk.check_list(&it.body, DotValue::Unknown))
+    let checker = TemplateChecker { name, fields, defines: &names, dollar: DotValue::Start };
+    checker.check_list(&body, DotValue::Start)?;
+    defines.iter().try_for_each(|it| checker.check_define(&it.body))
 }
 
 /// Value of dot at a node of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DotValue {
-    /// The value that the template was started with.
+    /// The value with which the whole template is rendered.
     Start,
     /// Another value, whose fields are unknown.
     Unknown,
@@ -46,6 +46,8 @@ struct TemplateChecker<'a> {
     name: &'a str,
     fields: &'a [&'a str],
     defines: &'a [&'a str],
+    /// Value of `$`.
+    dollar: DotValue,
 }
 
 impl TemplateChecker<'_> {
@@ -63,7 +65,7 @@ impl TemplateChecker<'_> {
             Node::Range(branch) | Node::With(branch) => {
                 self.check_branch(branch, dot, DotValue::Unknown)
             }
-            Node::Define(define) => self.check_list(&define.body, DotValue::Unknown),
+            Node::Define(define) => self.check_define(&define.body),
             Node::Template(call) if !self.defines.contains(&call.name.as_str()) => {
                 Err(format!("template: {}: template {:?} not defined", self.name, call.name))
             }
@@ -71,6 +73,11 @@ impl TemplateChecker<'_> {
                 call.pipe.as_ref().map_or(Ok(()), |pipe| self.check_pipe(pipe, dot))
             }
         }
+    }
+
+    /// Checks a defined template, in which dot and `$` begin as the argument of its call.
+    fn check_define(&self, body: &ListNode) -> Result<(), String> {
+        TemplateChecker { dollar: DotValue::Unknown, ..*self }.check_list(body, DotValue::Unknown)
     }
 
     fn check_branch(
@@ -98,8 +105,10 @@ impl TemplateChecker<'_> {
             Expr::Field(_, names) if dot == DotValue::Start => {
                 self.check_field(names.first().map(|it| it.as_str()))
             }
-            // `$` is dot as it was at the start, at any place.
-            Expr::Variable(_, variable, names) if variable == "$" => {
+            // `$` stays what dot was at the start, also within `range` and `with`.
+            Expr::Variable(_, variable, names)
+                if variable == "$" && self.dollar == DotValue::Start =>
+            {
                 self.check_field(names.first().map(|it| it.as_str()))
             }
             Expr::Pipe(_, pipe) => self.check_pipe(pipe, dot),
