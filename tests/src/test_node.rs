@@ -213,7 +213,7 @@ pub fn pod_spec(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
     }
 }
 
-/// Leftovers of a node on this machine: mounts, cgroups, directories and processes that carry its name.
+/// Leftovers of a node on this machine: mounts, cgroups and processes that carry its name, and its run folder.
 pub fn find_leftovers(name: &str) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts.lines().filter(|line| line.contains(name)).map(str::to_owned);
