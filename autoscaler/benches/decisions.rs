@@ -23,29 +23,29 @@ const SERVICES: usize = 10_000;
 
 fn main() -> std::io::Result<()> {
     let table = route_table();
-    let empty = resident_kib()?;
+    let kib_before = resident_kib()?;
     let mut revisions = ScaledRevisions::new(Duration::from_secs(2));
     let second = Duration::from_secs(1);
     revisions.apply_routes(second, &table, &table.keys());
     revisions.evaluate_due(second);
-    let sleeping = resident_kib()?.saturating_sub(empty);
+    let sleeping_kib = resident_kib()?.saturating_sub(kib_before);
 
     let replica =
         ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "n".into() };
     let stream = revisions.open_stream(second, replica);
     let stream = revisions.complete_batch(second, stream);
-    let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();
+    let reports: Vec<UsageSample> = table.revisions.keys().map(waiting_request).collect();
     let mut each = Vec::with_capacity(SERVICES);
     let begin = Instant::now();
     for report in &reports {
         let start = Instant::now();
         revisions.apply_usage(2 * second, stream, report);
-        let woke = revisions
+        let decided = revisions
             .evaluate_due(2 * second)
             .iter()
             .filter(|update| matches!(update, DecisionUpdate::Decided(_)))
             .count();
-        assert_eq!(woke, 1, "each waiting request is one decision");
+        assert_eq!(decided, 1, "each waiting request is one decision");
         each.push(start.elapsed());
     }
     let per_second = SERVICES as f64 / begin.elapsed().as_secs_f64();
@@ -61,14 +61,15 @@ fn main() -> std::io::Result<()> {
         out,
         r#"{{"case":"report_to_decision","subject":"rouse","unit":"us","p50":{p50:.1},"p90":{p90:.1},"p99":{p99:.1},"n":{SERVICES}}}"#
     )?;
-    let bytes = sleeping * 1024 / SERVICES as u64;
+    let bytes = sleeping_kib * 1024 / SERVICES as u64;
     writeln!(
         out,
         r#"{{"case":"memory_per_revision","subject":"rouse","unit":"B","p50":{bytes},"n":{SERVICES}}}"#
     )
 }
 
-fn waiting(revision: &NamespacedName) -> UsageSample {
+/// Returns an activator's report of one waiting request, which began at the moment of the reading.
+fn waiting_request(revision: &NamespacedName) -> UsageSample {
     let key = UsageKey { revision: revision.clone(), pod: None };
     let totals = RequestTotals { started: 1, started_sum_ns: 7, ..RequestTotals::default() };
     UsageSample { key, read_at_ns: 7, totals, status: vec![], latency: vec![] }

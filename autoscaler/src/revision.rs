@@ -360,7 +360,8 @@ impl ScaledRevision {
             awake.averages = averages.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
             // Panic mode keeps its highest number while it lasts, and a higher one may have been missed. It lasts for a
             // stable window, and longer while there is no average.
-            let is_prolonged = averages.is_none() || awake.scaler.panicked_at() == Some(now);
+            let is_prolonged =
+                averages.is_none() || awake.scaler.last_over_threshold() == Some(now);
             if is_prolonged
                 && awake.scaler.is_panicking()
                 && awake.was_load_unknown(now, decision_lookback(&self.policy, tick))

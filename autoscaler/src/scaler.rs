@@ -32,6 +32,7 @@ pub struct Scaler {
 struct PanicMode {
     /// Time at which load was last over the panic threshold.
     last_over_threshold: Duration,
+    /// Highest desired scale since panic mode began.
     max_pods: u32,
 }
 
@@ -94,7 +95,7 @@ impl Scaler {
     }
 
     /// Time at which load was last over the panic threshold; `None` outside panic mode.
-    pub fn panicked_at(&self) -> Option<Duration> {
+    pub fn last_over_threshold(&self) -> Option<Duration> {
         self.panic.map(|panic| panic.last_over_threshold)
     }
 
@@ -161,7 +162,7 @@ impl Scaler {
         (panic.max_pods, ScaleReason::Panic)
     }
 
-    /// Returns the highest number within `delay`, after adding `desired_pods` at `now`.
+    /// Records `desired_pods` at `now`. Returns the highest number of desired pods within `delay`.
     fn max_within_delay(&mut self, now: Duration, delay: Duration, desired_pods: u32) -> u32 {
         let bucket = now.as_secs() / DELAY_BUCKET.as_secs();
         let bucket_count = delay.as_secs().div_ceil(DELAY_BUCKET.as_secs()).max(1);

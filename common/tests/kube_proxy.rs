@@ -1,8 +1,10 @@
 //! kube-proxy's own choice of endpoints: 1,500 random Services with its results (Kubernetes 1.36.3, package `pkg/proxy`).
 //!
-//! `data/kube_proxy/main.go` made them with `main 1500 36`; its module requires `k8s.io/kubernetes v1.36.3`, with each
-//! staged module replaced by the published one. One JSON object per line: the node's zone, the Service, its
-//! EndpointSlices, and for each port `ADDRESS PORT PROTOCOL` the endpoints that clients on node `n1` use.
+//! `data/kube_proxy/main.go` made them with `main 1500 36` (number of cases, seed). Its module requires
+//! `k8s.io/kubernetes v1.36.3`, with each staged module replaced by the published one.
+//!
+//! One JSON object per line: the node's zone, the Service, its EndpointSlices, and for each port
+//! `ADDRESS PORT PROTOCOL` the endpoints that clients on node `n1` use.
 
 use std::{
     collections::BTreeMap,
@@ -66,10 +68,11 @@ fn services_have_the_endpoints_that_kube_proxy_uses() {
                 PortTarget::None(_) => Vec::new(),
             };
             texts.sort_unstable();
-            let is_none = routing.target == PortTarget::None(NoEndpointReason::NoneInCluster);
+            let has_none_in_cluster =
+                routing.target == PortTarget::None(NoEndpointReason::NoneInCluster);
             with_endpoints += usize::from(!texts.is_empty());
-            without_local += usize::from(texts.is_empty() && !is_none);
-            exists.insert(key.clone(), !is_none);
+            without_local += usize::from(texts.is_empty() && !has_none_in_cluster);
+            exists.insert(key.clone(), !has_none_in_cluster);
             endpoints.insert(key, texts);
         }
         assert_eq!((endpoints, exists), (case.endpoints, case.exists), "{line}");

@@ -123,7 +123,7 @@ pub struct ImageStore {
 }
 
 impl ImageStore {
-    /// Returns images kept in `store`; layouts below `folder` are found by their names.
+    /// Opens the folder `store`. Layouts below `layouts_folder` are found by the names of their images.
     ///
     /// Incomplete files that crashed processes left in the store are removed.
     pub fn new(store: PathBuf, layouts_folder: Option<PathBuf>, puller: ImagePuller) -> Self {
@@ -249,7 +249,7 @@ fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Locks a mutex, poisoned or not: each guards a map or a file's making, which a panic leaves consistent.
+/// Locks a mutex, poisoned or not: each guards a map or the unpacking of one image, which a panic leaves consistent.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_a_tag_is_asked_for_each_time() {
+    fn only_an_image_without_a_fixed_tag_or_digest_is_pulled_always_by_default() {
         for (written, image, policy) in [
             (None, "reg:5000/a", ImagePullPolicy::Always),
             (None, "reg:5000/a:latest", ImagePullPolicy::Always),

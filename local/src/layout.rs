@@ -1,4 +1,4 @@
-//! Pure: paths, addresses and cgroups of one node. No other file writes these paths out.
+//! Pure: paths, addresses and cgroups of one node. The other files of the crate take them from here.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_would_leave_its_folder_is_refused() {
+    fn a_name_that_is_no_dns_label_of_up_to_32_characters_is_refused() {
         for name in ["", "..", "a/b", "Rouse", "-a", &"a".repeat(33)] {
             assert!(NodeLayout::new(name).is_err(), "{name:?}");
         }

@@ -110,7 +110,7 @@ fn check_hosts(rouse: &RouseCluster, namespace: &str) {
     assert_eq!(service["status"]["url"], url);
 }
 
-/// Sends six requests at once to at most three pods, which take one request each.
+/// Sends 40 requests, six at a time, to at most three pods, which take one request at a time each.
 fn check_hard_limit(rouse: &RouseCluster, namespace: &str) {
     let address = rouse.service_address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];

@@ -33,6 +33,7 @@ pub struct TestNode {
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
     _images: Arc<TestImages>,
+    /// Lock of a node that this test has created, and that is removed on drop; `None` for an attached node.
     _lock: Option<MutexGuard<'static, ()>>,
 }
 
@@ -144,12 +145,12 @@ impl TestNode {
         self.statuses[uid].clone()
     }
 
-    /// Log of a pod's container so far.
+    /// Log so far of the container `web` of the pod with this name.
     pub fn log(&self, pod: &str) -> String {
         fs::read_to_string(self.layout.log("default", pod, "web")).unwrap_or_default()
     }
 
-    /// Waits until a container has written `text`, and returns its log.
+    /// Waits until the container `web` of a pod has written `text`, and returns its log.
     pub fn wait_log(&self, pod: &str, text: &str) -> String {
         for _ in 0..600 {
             let log = self.log(pod);
@@ -192,7 +193,8 @@ impl Drop for TestNode {
     }
 }
 
-/// Spec of a pod with one container `web` of the image `dev.local/app:v1`, with additional fields in `extra`.
+/// Spec of a pod with one container `web` of the image `dev.local/app:v1`. `extra` may contain the objects `container`
+/// and `pod`, whose fields are added to the container and to the pod's spec, or replace theirs.
 pub fn pod_spec(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
     let mut container = json!({ "name": "web", "image": "dev.local/app:v1", "args": args });
     let extra_container =
@@ -211,7 +213,7 @@ pub fn pod_spec(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
     }
 }
 
-/// Leftovers of a node on this machine: mounts, cgroups, directories and processes that carry its name.
+/// Leftovers of a node on this machine: mounts, cgroups and processes that carry its name, and its run folder.
 pub fn find_leftovers(name: &str) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts.lines().filter(|line| line.contains(name)).map(str::to_owned);

@@ -42,8 +42,8 @@ pub(crate) fn run() -> Result<()> {
     let mut words = WordFigures::default();
     let mut layers = ModuleLayers::default();
     let page = read(&workspace.root.join(glossary::GLOSSARY))?;
-    let (mut glossary, rows) = Glossary::parse(&page);
-    findings.extend(rows);
+    let (mut glossary, malformed_rows) = Glossary::parse(&page);
+    findings.extend(malformed_rows);
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;

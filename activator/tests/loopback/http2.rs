@@ -245,10 +245,8 @@ async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
         drop(call);
         wait_until(|| pod.dropped() == count).await;
     }
-    assert_eq!(
-        (pod.connections(), fixture.waiting_totals().0, fixture.waiting_totals().1),
-        (1, fixture.waiting_totals().1, fixture.waiting_totals().0)
-    );
+    let (began, ended) = fixture.waiting_totals();
+    assert_eq!((pod.connections(), began), (1, ended), "none waits, and the connection stays");
 }
 
 #[tokio::test]
@@ -284,7 +282,7 @@ async fn a_websocket_reaches_a_pod_that_speaks_both() {
 }
 
 #[tokio::test]
-async fn requests_at_pods_are_not_counted_here() {
+async fn requests_at_pods_do_not_count_as_waiting() {
     let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
     fixture.add_ready_pod("p", pod.address);
@@ -299,7 +297,7 @@ async fn requests_at_pods_are_not_counted_here() {
 }
 
 #[tokio::test]
-async fn each_bound_of_time_ends_a_call() {
+async fn the_request_timeout_ends_a_call_and_keeps_its_connection() {
     let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
     fixture.add_ready_pod("p", pod.address);
@@ -343,7 +341,7 @@ async fn a_response_that_had_begun_ends_with_the_text_of_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_half_preface_or_none_harms_no_others() {
+async fn half_a_preface_is_refused_and_a_method_that_begins_like_one_is_served() {
     let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
     fixture.add_ready_pod("p", pod.address);
@@ -353,12 +351,13 @@ async fn a_half_preface_or_none_harms_no_others() {
     let response = read_rest(&mut early).await;
     assert!(response.is_empty() || response.starts_with("HTTP/1.1 400 "), "{response}");
     let mut slow = fixture.connect().await;
-    let get = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    for part in get.as_bytes().chunks(1).take(5) {
+    // It begins like the preface, `PRI * HTTP/2.0`.
+    let request = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    for part in request.as_bytes().chunks(1).take(5) {
         slow.write_all(part).await.unwrap();
         tokio::task::yield_now().await;
     }
-    slow.write_all(&get.as_bytes()[5..]).await.unwrap();
+    slow.write_all(&request.as_bytes()[5..]).await.unwrap();
     assert!(read_rest(&mut slow).await.starts_with("HTTP/1.1 200 "));
     assert_eq!(pod.request_heads()[0].method, "PRINT");
 }

@@ -54,6 +54,7 @@ impl Pods for FakePodReportsServer {
         &self,
         items: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
+        // Tests may leave reports unread, so items beyond the channel's capacity are dropped.
         let each = |item| drop(self.0.try_send(item));
         link::receive_items(items.into_inner(), &self.1, each).await?;
         Ok(Response::new(raw::Empty {}))
@@ -68,6 +69,7 @@ impl Usage for FakeUsageServer {
         &self,
         items: Request<Streaming<raw::UsageItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
+        // Tests may leave reports unread, so items beyond the channel's capacity are dropped.
         let each = |item| drop(self.0.try_send(item));
         link::receive_items(items.into_inner(), &self.1, each).await?;
         Ok(Response::new(raw::Empty {}))
@@ -88,6 +90,7 @@ pub struct RunningActivatorFixture {
 }
 
 impl RunningActivatorFixture {
+    /// Starts an activator with the default configuration after `change`. `name` is unique among a program's tests.
     pub async fn start(name: &str, change: impl FnOnce(&mut ActivatorConfig)) -> Self {
         let folder = std::env::temp_dir().join(format!("activator-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -118,7 +121,7 @@ impl RunningActivatorFixture {
         Self { routes, pods, usages, stop, activator, end, folder }
     }
 
-    /// Waits until all changes of the table are in force.
+    /// Waits until the activator reports that all changes of the table are in force.
     pub async fn wait_in_force(&mut self) {
         let version = self.routes.version();
         next_item(&mut self.pods, |item| applied_version(item).filter(|it| *it == version)).await;

@@ -40,7 +40,7 @@ fn desired_scale_follows_the_formula() {
     let rps = ScalePolicy { metric: ScaleMetric::Rps, target_total: 200.0, ..policy() };
     let active = ScalePolicy { activation_scale: 5, ..policy() };
     let table = [
-        // CC 0 scales at 70 in flight per pod.
+        // The default target is 70 requests in flight per pod.
         ("no load", &plain, 0, 0.0, 0.0, 0, ScaleReason::Stable),
         ("one request", &plain, 0, 0.016667, 0.166667, 1, ScaleReason::Stable),
         ("just full", &plain, 1, 70.0, 70.0, 1, ScaleReason::Stable),
@@ -142,11 +142,12 @@ fn a_delay_that_changes_holds_from_the_next_evaluation_on() {
     assert_eq!(step(42, 2, 140.0), Some(2), "shorter");
 }
 
-/// Knative's formula is `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
+/// Knative's formula for a target burst capacity TBC is
+/// `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
 #[test]
 fn burst_capacity_and_activators_follow_the_formula() {
     let table = [
-        // (TBC, ready, panic) → (EBC, activators)
+        // (target burst capacity, ready pods, panic load) → (excess burst capacity, activators)
         (211.0, 2, 0.0, -11.0, 5),
         (211.0, 3, 0.0, 89.0, 6),
         (211.0, 7, 490.0, -1.0, 10),
@@ -240,7 +241,7 @@ proptest! {
 
     /// No load ever moves the path with a burst capacity of 0.
     #[test]
-    fn a_burst_capacity_of_zero_never_flaps(ready in 0u32..100, panic in 0.0f64..1e6) {
+    fn a_target_burst_capacity_of_zero_never_moves_the_path(ready in 0u32..100, panic in 0.0f64..1e6) {
         let desired_scale = scaler_outside_panic().step(at(9), &policy(), pods(ready), load(0.0, panic));
         prop_assert_eq!((desired_scale.excess_burst_capacity, desired_scale.activators), (0.0, 2));
     }

@@ -26,7 +26,7 @@ fn with_request<T>(
     })
 }
 
-const ANSWER: LoggedResponse = LoggedResponse { code: 200, size: 5, latency: 0.25 };
+const RESPONSE: LoggedResponse = LoggedResponse { code: 200, size: 5, latency: 0.25 };
 
 fn revision() -> LoggedRevision<'static> {
     LoggedRevision {
@@ -46,7 +46,7 @@ fn fill_template(
 ) -> Result<String, LogTemplateError> {
     let template = LogTemplate::parse(source)?;
     let captured = with_request(target, headers, |request| template.capture(request));
-    let mut line = template.render_line(&captured, &ANSWER, &revision());
+    let mut line = template.render_line(&captured, &RESPONSE, &revision());
     assert_eq!(line.pop(), Some('\n'), "{source}");
     Ok(line)
 }
@@ -157,6 +157,7 @@ fn free_text_that_nothing_escapes_is_named() {
 fn a_long_value_is_cut_where_a_character_ends() {
     let target = format!("/{}", "é".repeat(3000));
     let line = fill_template("{{.Request.RequestURI}}", &target, &[]).unwrap();
+    // The next character has two bytes, and only one of them would fit; three dots follow.
     assert_eq!(line.len(), MAX_VALUE_BYTES - 1 + 3);
     assert!(line.ends_with("é..."));
 }
@@ -172,6 +173,7 @@ fn numbers_are_printed_as_go_prints_them() {
         (1e-10, "1e-10"),
         (123_456.5, "123456.5"),
         (2e21, "2e+21"),
+        // Go prints NaN, which JSON does not have.
         (f64::NAN, "0"),
     ] {
         assert_eq!(escape::format_go_float(value), expected);
@@ -215,7 +217,7 @@ proptest! {
         if let Ok(template) = LogTemplate::parse(&source) {
             let headers = [("a", value.as_str())];
             let captured = with_request(&target, &headers, |request| template.capture(request));
-            let line = template.render_line(&captured, &ANSWER, &revision());
+            let line = template.render_line(&captured, &RESPONSE, &revision());
             prop_assert!(line.ends_with('\n'));
             prop_assert!(line.matches('\n').count() <= source.matches('\n').count() + 1);
         }

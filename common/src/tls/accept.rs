@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
@@ -96,7 +96,6 @@ struct TlsAcceptLoop {
 
 impl TlsAcceptLoop {
     async fn run(self, listener: TcpListener) {
-        let handshakes = TaskTracker::new();
         loop {
             let (socket, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -116,7 +115,7 @@ impl TlsAcceptLoop {
             let (acceptor, limits, send) =
                 (self.acceptor.clone(), self.limits, self.accepted.clone());
             let failure_log = Arc::clone(&self.failure_log);
-            handshakes.spawn(async move {
+            tokio::spawn(async move {
                 match timeout(
                     limits.handshake_timeout,
                     handshake(acceptor, socket, from, permit, limits),

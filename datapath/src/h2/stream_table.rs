@@ -79,23 +79,23 @@ impl StreamTable {
 
     /// Frees the places of all streams above `last`. Returns their number.
     ///
-    /// It has no branches: the verifier would follow each.
+    /// It has no branches, because the verifier would follow each. The barriers keep the compiler from adding some.
     #[inline(always)]
     pub(super) fn remove_above(&mut self, last: u32) -> u32 {
         let (mut index, mut kept_count) = (0, 0);
-        let mut before = 0;
+        let mut open_count = 0;
         while index < SLOTS {
             let stream = &mut self.streams[index & (SLOTS - 1)];
             let id = u64::from(stream.id);
             // 1 if the stream is in flight, and 1 if its number is above `last`.
             let taken = black_box(id) >> 31;
             let above = black_box(u64::from(last).wrapping_sub(id & u64::from(!OPEN))) >> 63;
-            before += taken;
+            open_count += taken;
             kept_count += taken & (above ^ 1);
             stream.id = (id & !(above << 31)) as u32;
             index = black_box(index + 1);
         }
-        before.wrapping_sub(kept_count) as u32
+        open_count.wrapping_sub(kept_count) as u32
     }
 
     /// Returns the age of the youngest stream in flight, in ticks.
@@ -110,6 +110,7 @@ impl StreamTable {
     fn find_slot(&mut self, id: u32, mask: u32, sought: u32) -> usize {
         // Streams of clients are odd: without the lowest bit, neighbours use neighbouring places.
         let home = (id >> 1) as usize;
+        // The barriers make the compiler write `found_slot` to memory instead of keeping it in a register.
         let this = black_box(&mut *self);
         this.found_slot = SLOTS as u64;
         let mut step = 0;

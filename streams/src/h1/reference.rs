@@ -13,7 +13,7 @@ use self::reader::ReferenceReader;
 pub enum UnusualForm {
     /// A method with lower-case letters, digits or symbols after its first letter.
     Method,
-    /// A method that begins with no letter, or HTTP/2's own (RFC 9113 §11.6).
+    /// A method that begins with no letter, or `PRI`, which RFC 9113 §11.6 reserves for HTTP/2.
     Symbol,
     /// More than one space between the words of the request line, or one behind them.
     Spaces,
@@ -189,15 +189,15 @@ pub struct ReferenceRequests {
 /// Reads all requests in `bytes` as `server` does.
 pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
     let mut reader = ReferenceReader::new(bytes, server);
-    let mut complete = Vec::new();
-    let (part, stop) = loop {
+    let mut whole = Vec::new();
+    let (partial_head, stop) = loop {
         let head = match reader.read_head() {
             Ok(head) => head,
             Err(stop) => break (None, stop),
         };
         match reader.read_body(head.body) {
             Ok(()) => {
-                complete.push((head, reader.at));
+                whole.push((head, reader.at));
                 if head.says_close {
                     break (None, ReferenceStop::Closed);
                 }
@@ -206,8 +206,8 @@ pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
         }
     };
     ReferenceRequests {
-        whole: complete,
-        partial_head: part,
+        whole,
+        partial_head,
         stop,
         at: reader.at,
         unusual_forms: reader.unusual_forms,

@@ -52,6 +52,7 @@ pub(super) enum BenchGoal {
     P50P99AtMost(f64, f64),
     /// Highest 99th percentile of the values.
     P99AtMost(f64),
+    /// No goal: the figure is only shown.
     None,
 }
 
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_in_force_are_compared_with_none_where_the_pod_is_the_same() {
+    fn rouse_is_compared_with_detached_programs_if_a_bench_has_that_control() {
         let rounds = RoundValues::from([("off", vec![100.0]), ("rouse", vec![98.0])]);
         let rows = case_rows("req_s_h1", "req/s", &rounds, BenchGoal::RatioAtLeast(0.97));
         assert_eq!(rows[0].ratio, None);

@@ -42,7 +42,7 @@ pub(crate) struct UnsupportedTests {
 const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
     UnsupportedTests {
         since: (5, 15),
-        reason: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
+        reason: "no cookies in sock_ops (5.15): listeners from before the programs are not counted",
         tests: &[
             "request_counts::upgrade::an_upgrade_to_another_abi_loses_no_connection_and_no_count",
         ],

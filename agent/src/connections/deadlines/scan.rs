@@ -88,6 +88,8 @@ struct DeadlineScanner {
 
 /// Connections that wait for the end of a request, each with the request's start.
 type OpenRequestList = Vec<(DiagConnection, u64)>;
+/// Number of segments that each connection had sent, by socket cookie; `None`: it could not send any more.
+type SentSegments = BTreeMap<u64, Option<u32>>;
 
 impl DeadlineScanner {
     fn scan(&self) -> io::Result<DeadlineScan> {
@@ -99,12 +101,12 @@ impl DeadlineScanner {
             // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
             // sent in between.
             let all = self.overdue(&waiting).map(|it| Ok((it.cookie(), sent_segments(&diag, it)?)));
-            let before = all.collect::<io::Result<BTreeMap<u64, Option<u32>>>>()?;
-            if before.is_empty() {
+            let sent_before = all.collect::<io::Result<SentSegments>>()?;
+            if sent_before.is_empty() {
                 break;
             }
             waiting = self.conns.open_requests(&diag)?;
-            closed += self.close_overdue(&diag, &mut waiting, &before, tries_left == 0)?;
+            closed += self.close_overdue(&diag, &mut waiting, &sent_before, tries_left == 0)?;
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
         Ok(DeadlineScan { at_ns, oldest_ns, closed, cpu_time: thread_cpu_time() })
@@ -120,18 +122,18 @@ impl DeadlineScanner {
         overdue.map(|(connection, _)| connection)
     }
 
-    /// Closes connections that are overdue, were so `before`, and have sent nothing since; at the last try also the
-    /// others. Closed connections are removed from `waiting`.
+    /// Closes the connections in `sent_before` that are still overdue and have sent nothing since. At the last try it
+    /// also closes those that have sent. Closed connections are removed from `waiting`.
     fn close_overdue(
         &self,
         diag: &SockDiag,
         waiting: &mut OpenRequestList,
-        before: &BTreeMap<u64, Option<u32>>,
+        sent_before: &SentSegments,
         is_last: bool,
     ) -> io::Result<u64> {
         let mut ended = BTreeSet::new();
         for connection in self.overdue(waiting) {
-            let Some(before) = before.get(&connection.cookie()) else { continue };
+            let Some(before) = sent_before.get(&connection.cookie()) else { continue };
             let is_unchanged = sent_segments(diag, connection)? == *before;
             if (is_unchanged || is_last) && destroy(diag, connection)? {
                 ended.insert(connection.cookie());
@@ -142,7 +144,7 @@ impl DeadlineScanner {
     }
 }
 
-/// Returns the number of segments that the connection has sent; `None` if it has closed.
+/// Returns the number of segments that the connection has sent; `None` if it cannot send any more.
 fn sent_segments(diag: &SockDiag, connection: &DiagConnection) -> io::Result<Option<u32>> {
     none_if_gone(diag.sent_segments(connection))
 }

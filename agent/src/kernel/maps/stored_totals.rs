@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
 
 use aya::maps::{HashMap, MapData};
-use common::wire::{self, NamespacedName};
+use common::wire::NamespacedName;
 use datapath::abi;
 
 use super::{KernelMapError, ignore_missing, open_hash_map, pin_error, read_error, write_error};
@@ -122,7 +122,7 @@ fn encode_name(name: &NamespacedName) -> RevisionKeyBytes {
 
 fn decode_name(text: &RevisionKeyBytes) -> Option<NamespacedName> {
     let text = str::from_utf8(text).ok()?.trim_end_matches('\0');
-    text.parse().ok().filter(|name: &wire::NamespacedName| !name.name.is_empty())
+    text.parse().ok().filter(|name: &NamespacedName| !name.name.is_empty())
 }
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
             ["default/hello-00001", "a/b", &format!("{}/{}", "n".repeat(63), "r".repeat(63))]
         {
             let name: NamespacedName = written.parse().expect("a name");
-            assert_eq!(self::decode_name(&encode_name(&name)), Some(name));
+            assert_eq!(decode_name(&encode_name(&name)), Some(name));
         }
         assert_eq!(decode_name(&[0; 320]), None);
         assert_eq!(decode_name(&[0xFF; 320]), None);

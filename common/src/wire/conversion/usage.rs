@@ -1,4 +1,4 @@
-//! Pure: conversion of the two messages of scaling.
+//! Pure: conversion of UsageReports, and of ScaleDecisions with their heartbeats.
 
 use super::*;
 
@@ -61,6 +61,7 @@ impl TryFrom<raw::UsageSeen> for UsageSample {
                 finished: message.finished,
                 started_sum_ns: message.started_sum_ns,
                 finished_sum_ns: message.finished_sum_ns,
+                // Abandoned requests are part of the finished ones, and a receiver subtracts them.
                 abandoned: message.left.min(message.finished),
             },
             status: message.status,
@@ -93,7 +94,7 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
         if let Some(alive) = message.alive {
             let since_ms = if let Some(What::SinceMs(ms)) = message.what { ms } else { 0 };
             let raw::Alive { heard_ms, full, reporters, counts } = alive;
-            // Empty stands for an active autoscaler that the table has not named.
+            // Empty means that the sender's RouteTable has not named an active autoscaler.
             let counts = Some(counts).filter(|it| !it.is_empty());
             return Ok(Self::Heartbeat(AutoscalerHeartbeat {
                 since_ms,

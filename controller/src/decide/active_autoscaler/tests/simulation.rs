@@ -4,8 +4,10 @@ use super::*;
 
 /// Moments, of one tick each, after which windows are full.
 const WINDOW: u64 = 60;
-/// Moments after which no message is on its way.
-const CALM: u64 = WINDOW + 40;
+/// Upper bound of the length of a fault, in moments.
+const FAULT_MAX: u64 = 40;
+/// Moments without new faults, after which all replicas must agree: the last faults end, then windows become full.
+const CALM: u64 = FAULT_MAX + WINDOW + 40;
 
 #[derive(Clone, Debug)]
 enum SimHostFault {
@@ -18,7 +20,7 @@ enum SimHostFault {
 }
 
 fn fault() -> impl Strategy<Value = SimHostFault> {
-    let (one, moments) = (0usize..3, 1u64..40);
+    let (one, moments) = (0usize..3, 1..FAULT_MAX);
     prop_oneof![
         12 => Just(SimHostFault::Nothing),
         2 => (one.clone(), moments.clone())
@@ -34,17 +36,20 @@ fn fault() -> impl Strategy<Value = SimHostFault> {
 
 struct SimElectionAutoscaler {
     name: String,
+    /// Time of its host's clock, which the election must not use.
     wall_ms: u64,
+    /// Index of the controller that sends its RouteTable.
     follows: usize,
     receives_usage_since: u64,
     started: u64,
     frozen_since: u64,
     frozen_until: u64,
+    /// Last moment at which it was frozen.
     was_frozen_at: u64,
+    /// Begin and end of the last time in which it lacks reporters.
     few_reporters: (u64, u64),
+    /// Last active autoscaler that its RouteTable named.
     active: Option<String>,
-    /// Last choice that its RouteTable named.
-    announced_active: Option<String>,
 }
 
 struct SimElectionController {
@@ -75,15 +80,15 @@ impl SimElectionHosts {
             streams: 0,
         };
         for wall_ms in clocks {
-            let new = hosts.autoscaler(*wall_ms);
+            let new = hosts.start_autoscaler(*wall_ms);
             hosts.autoscalers.push(new);
         }
         hosts
     }
 
-    fn autoscaler(&mut self, wall_ms: u64) -> SimElectionAutoscaler {
+    fn start_autoscaler(&mut self, wall_ms: u64) -> SimElectionAutoscaler {
         self.restarts += 1;
-        // Later ones are earlier by name.
+        // Later ones come first by name, so that the name alone would prefer a new one with empty windows.
         let name = format!("a{:03}", 999 - self.restarts);
         let follows = usize::try_from(self.restarts % 3).expect("below 3");
         let now = self.now;
@@ -98,13 +103,12 @@ impl SimElectionHosts {
             was_frozen_at: 0,
             few_reporters: (0, 0),
             active: None,
-            announced_active: None,
         }
     }
 
-    fn apply_fault(&mut self, event: &SimHostFault) {
+    fn apply_fault(&mut self, fault: &SimHostFault) {
         let now = self.now;
-        match *event {
+        match *fault {
             SimHostFault::Nothing => {}
             SimHostFault::Freeze { autoscaler, moments } => {
                 let it = &mut self.autoscalers[autoscaler];
@@ -117,7 +121,7 @@ impl SimElectionHosts {
                 self.autoscalers[autoscaler].few_reporters = (now, now + moments);
             }
             SimHostFault::Restart { autoscaler } => {
-                let new = self.autoscaler(self.autoscalers[autoscaler].wall_ms);
+                let new = self.start_autoscaler(self.autoscalers[autoscaler].wall_ms);
                 self.autoscalers[autoscaler] = new;
             }
             SimHostFault::FreezeController { controller, moments } => {
@@ -144,10 +148,8 @@ impl SimElectionHosts {
             let table = &self.controllers[it.follows];
             if now >= table.frozen_until
                 && let Some(chosen) = table.election.active_name()
-                && it.announced_active.as_deref() != Some(chosen)
             {
-                it.announced_active = Some(chosen.to_owned());
-                it.active = it.announced_active.clone();
+                it.active = Some(chosen.to_owned());
             }
             if now % 2 == u64::try_from(at % 2).expect("0 or 1") {
                 let heartbeat = it.heartbeat(now);
@@ -231,7 +233,8 @@ impl SimElectionController {
     }
 }
 
-/// Checks one controller at one moment, given its choice of the moment before.
+/// Checks one controller at one moment, given its choice of the moment before. Each number of moments exceeds that of
+/// the election by a few, in which messages arrive.
 fn check(
     hosts: &SimElectionHosts,
     controller: &SimElectionController,
@@ -277,12 +280,12 @@ proptest! {
     #[test]
     fn replicas_agree_on_an_autoscaler_with_full_windows(
         clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),
-        events in proptest::collection::vec(fault(), 0..300),
+        faults in proptest::collection::vec(fault(), 0..300),
     ) {
         let mut hosts = SimElectionHosts::new(&clocks);
-        let calm = std::iter::repeat_n(&SimHostFault::Nothing, 40 + usize::try_from(CALM).expect("small"));
-        for event in events.iter().chain(calm) {
-            hosts.apply_fault(event);
+        let calm = std::iter::repeat_n(&SimHostFault::Nothing, usize::try_from(CALM).expect("small"));
+        for fault in faults.iter().chain(calm) {
+            hosts.apply_fault(fault);
             let before: Vec<_> = hosts.controllers.iter().map(SimElectionController::chosen).collect();
             hosts.advance_tick();
             for (controller, before) in hosts.controllers.iter().zip(&before) {

@@ -1,4 +1,5 @@
-//! Pods of several containers: ready once all of them run; they prove that the Revision works once they stay.
+//! Pods of several containers: ready once all of them run. They prove that the Revision works once all of them have run
+//! for five seconds. Also pods with a readiness probe that the kubelet runs.
 
 use super::*;
 
@@ -106,7 +107,7 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         for round in 0..20 {
             let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
             let waits = json!({"state": waits, "lastState": ended, "restartCount": round});
-            let conditions = |api_server: &FakeApiServer| {
+            let condition_without_traffic = |api_server: &FakeApiServer| {
                 assert_eq!(targets(api_server, "pair"), ["pair-00001"], "round {round}");
                 ready_condition(api_server, "pair-00002")
             };
@@ -114,18 +115,16 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
             api_server.report_all_ready();
             for _ in 0..3 {
                 advance_time(&mut api_server, 1000);
-                let condition_texts = conditions(&api_server);
-                assert!(
-                    round == 0 || condition_texts == exit_reason,
-                    "round {round}: {condition_texts}"
-                );
+                let condition = condition_without_traffic(&api_server);
+                // In the first round the container has not ended yet.
+                assert!(round == 0 || condition == exit_reason, "round {round}: {condition}");
             }
             for state in [&json!({"state": ended, "restartCount": round}), &waits] {
                 report_containers(&mut api_server, "pair-00002", &running(0), state);
-                assert_eq!(conditions(&api_server), exit_reason);
+                assert_eq!(condition_without_traffic(&api_server), exit_reason);
             }
             advance_time(&mut api_server, 10_000);
-            assert_eq!(conditions(&api_server), exit_reason);
+            assert_eq!(condition_without_traffic(&api_server), exit_reason);
         }
         // A new leader has not observed the crash.
         api_server.other_replica = None;
@@ -152,7 +151,7 @@ fn only_pod(api_server: &FakeApiServer) -> NamespacedName {
     pods.next().expect("a pod")
 }
 
-/// Reports the only pod as ready or not, as the kubelet does for all of its probes.
+/// Sets the condition `Ready` of the only pod, as the kubelet does after the probes of all containers.
 fn report_kubelet_readiness(api_server: &mut FakeApiServer, ready: bool) {
     let pod = only_pod(api_server);
     let at = (ResourceKind::Pod, pod.clone());
@@ -168,7 +167,7 @@ fn report_kubelet_readiness(api_server: &mut FakeApiServer, ready: bool) {
 }
 
 #[test]
-fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
+fn a_pod_with_an_exec_probe_needs_its_listener_and_the_kubelets_readiness() {
     for kubelet_first in [true, false] {
         let mut api_server = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
