@@ -82,8 +82,6 @@ pub(crate) struct LocalKubelet {
     outbox: CoalescingQueue<String, PodRunStatus>,
     /// Times at which pods are due for a [`PodEvent::Tick`], by uid.
     due_ticks: DueQueue<String, Instant>,
-    /// True if helper processes of the runtime may have to be reaped: a start was tried since the last round.
-    may_have_helpers: bool,
     /// True if a pod is gone since old logs were last pruned.
     has_removed_pods: bool,
 }
@@ -99,7 +97,6 @@ impl LocalKubelet {
             inbox,
             outbox: CoalescingQueue::new(),
             due_ticks: DueQueue::new(),
-            may_have_helpers: true,
             has_removed_pods: true,
         };
         for saved in saved {
@@ -170,6 +167,7 @@ impl LocalKubelet {
         shutdown: CancellationToken,
     ) {
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
+        let mut ended_children = exits::ChildSignals::new();
         // Pod specs that were there before this receiver count as a change too.
         if !node_spec.borrow().pods.is_empty() {
             node_spec.mark_changed();
@@ -201,11 +199,13 @@ impl LocalKubelet {
                 },
                 () = wake => self.tick_due_pods(),
                 _ = log_check.tick() => self.run_maintenance(),
+                // At once, since a container may not end before its helpers are reaped.
+                () = ended_children.next() => exits::reap_helpers(&self.shared),
             }
         }
     }
 
-    /// Starts the regular work: bounded logs, pruned folders, reaped helpers.
+    /// Starts the regular work: bounded logs, pruned folders, helpers whose signal was missed.
     fn run_maintenance(&mut self) {
         // Copying a log takes long, and pods must not wait for it.
         let resources = Arc::clone(&self.shared);
@@ -282,8 +282,6 @@ impl LocalKubelet {
             event,
             PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. } | PodEvent::Exited { .. }
         );
-        self.may_have_helpers |=
-            matches!(event, PodEvent::Started { .. } | PodEvent::StartFailed { .. });
         let now = Instant::now();
         let actions = managed_pod.pod.step(now, event);
         // Before the actions: after a crash, a start must not count under the number of the run before it.
@@ -302,10 +300,6 @@ impl LocalKubelet {
             self.outbox.push(status.uid.clone(), status);
         }
         let removed = managed_pod.pod.phase() == PodRunPhase::Removed;
-        // One round reaps the helpers of all containers that started since the round before.
-        if removed && std::mem::take(&mut self.may_have_helpers) {
-            exits::reap_helpers(&self.shared);
-        }
         for action in actions {
             self.carry_out(uid, action);
         }

@@ -24,10 +24,11 @@ use crate::sys;
 
 mod exec;
 mod mounts;
+mod tracked;
 
-use exec::RunningExecs;
 pub use exec::{ExecRequest, ExecResult};
 use mounts::{PendingUnmounts, enter_private_mounts, mount_root};
+use tracked::{RuntimeProcess, RuntimeProcesses};
 
 /// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
 const WORKER_THREADS: usize = 4;
@@ -121,7 +122,7 @@ pub struct OciRuntime {
     state_folder: PathBuf,
     runtime_cgroup: Arc<OwnedFd>,
     pending_unmounts: PendingUnmounts,
-    running_execs: RunningExecs,
+    processes: RuntimeProcesses,
     jobs: mpsc::Sender<RuntimeJob>,
 }
 
@@ -156,16 +157,8 @@ impl OciRuntime {
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file_error("start a thread for", &program))?;
         started.recv().ok().ok_or(OciRuntimeError::ThreadsEnded)??;
-        let (runtime_cgroup, running_execs) = (Arc::new(runtime_cgroup), RunningExecs::default());
-        Ok(Self {
-            kind,
-            program,
-            state_folder,
-            runtime_cgroup,
-            pending_unmounts,
-            running_execs,
-            jobs,
-        })
+        let (runtime_cgroup, processes) = (Arc::new(runtime_cgroup), RuntimeProcesses::default());
+        Ok(Self { kind, program, state_folder, runtime_cgroup, pending_unmounts, processes, jobs })
     }
 
     /// Returns the name of the runtime's program.
@@ -244,7 +237,7 @@ impl OciRuntime {
         ]);
         argv.extend(["--pid-file".to_owned(), text(&pid_file), launch.id.clone()]);
         let stdio = [null.as_fd(), log.as_fd(), log.as_fd()];
-        let (_, child) = self.spawn(&argv, &launch.cgroup, stdio)?;
+        let child = self.spawn(&argv, &launch.cgroup, stdio)?;
         // `run --detach` ends once the container's process executes the user's program.
         let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         match status {
@@ -269,14 +262,22 @@ impl OciRuntime {
         argv: &[String],
         cgroup: &ContainerCgroup,
         stdio: [BorrowedFd<'_>; 3],
-    ) -> Result<(Pid, OwnedFd), OciRuntimeError> {
+    ) -> Result<RuntimeProcess, OciRuntimeError> {
         let tasks: Vec<_> = cgroup.tasks.iter().map(AsFd::as_fd).collect();
         // runc moves the process itself, and newer versions require the container's group to be empty.
         let parent = match self.kind {
             OciRuntimeKind::Crun => cgroup.dir.as_fd(),
             OciRuntimeKind::Runc => self.runtime_cgroup.as_fd(),
         };
-        self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file_error("run", &self.program))
+        let command = self.command(argv)?;
+        self.processes
+            .start(|| command.spawn(parent, &tasks, stdio))
+            .map_err(file_error("run", &self.program))
+    }
+
+    /// Returns true if `pid` is a process of the runtime whose exit code this process reads.
+    pub fn is_runtime_process(&self, pid: i32) -> bool {
+        self.processes.contains(pid)
     }
 
     /// Deletes the runtime's state of a container whose process has ended.
@@ -298,9 +299,10 @@ impl OciRuntime {
         let mut argv = self.base_argv();
         argv.extend(["delete", "--force", id].map(str::to_owned));
         let stdio = [null.as_fd(); 3];
-        let (_, child) = self
-            .command(&argv)?
-            .spawn(self.runtime_cgroup.as_fd(), &[], stdio)
+        let command = self.command(&argv)?;
+        let child = self
+            .processes
+            .start(|| command.spawn(self.runtime_cgroup.as_fd(), &[], stdio))
             .map_err(file_error("run", &self.program))?;
         let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         // Its exit code does not matter: with `--force` it fails only if there is no such state.

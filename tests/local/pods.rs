@@ -2,6 +2,8 @@
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use common::local_node::{ContainerRunState, LocalPodSpec, PodRunPhase, PodRunStatus};
@@ -10,6 +12,7 @@ use local::runtime::OciRuntimeKind;
 use serde_json::{Value, json};
 use tests::images::test_images;
 use tests::test_node::{TestNode, pod_ip, pod_spec, wait_reaped};
+use tests::wait::{sleep, wait_for};
 
 /// Greeting of the pod's server, which may not listen yet.
 pub(super) fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
@@ -343,4 +346,35 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
         TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect_err("no pod serves it")
     });
     assert_eq!(refused.kind(), std::io::ErrorKind::HostUnreachable);
+}
+
+/// runc starts a command in a cgroup of the node. If the container ends meanwhile, parts of runc become children of the
+/// node, and the container cannot end before they are reaped.
+#[test]
+#[allow(clippy::zombie_processes, reason = "the node has to reap it")]
+fn a_process_that_a_runtime_leaves_in_the_nodes_cgroup_is_reaped() {
+    let node = TestNode::new("left-behind");
+    let cgroups = CgroupMounts::find().expect("cgroup v2");
+    let procs = node.layout.runtime_cgroup(&cgroups.v2).join("cgroup.procs");
+    let script = format!("echo $$ > {}", procs.display());
+    let left_behind = Command::new("sh").args(["-c", &script]).spawn().expect("sh is there");
+    let folder = Path::new("/proc").join(left_behind.id().to_string());
+    wait_for("the process to be reaped", || (!folder.exists()).then_some(()));
+}
+
+/// The moment at which a container ends decides how far runc is with the command.
+#[test]
+fn a_pod_that_goes_at_any_moment_of_a_probe_leaves_no_process() {
+    let mut node = TestNode::with_runtime("moments", Some(OciRuntimeKind::Runc), Vec::new());
+    for round in 0..32 {
+        let uid = format!("p{round}");
+        let extra = json!({ "container": { "livenessProbe": exec_probe(&["need=/"]) } });
+        node.set_pods([pod_spec(&uid, &["polite", "wait"], extra)]);
+        node.wait_pod("a running pod", &uid, |pod| pod.phase == PodRunPhase::Running);
+        // A probe takes less than 100 ms. The factor spreads the rounds over that time.
+        sleep(Duration::from_millis(round * 37 % 100));
+        node.set_pods([]);
+        node.wait_pod("a pod that is gone", &uid, |pod| pod.phase == PodRunPhase::Removed);
+        wait_reaped(node.layout.name());
+    }
 }

@@ -247,22 +247,26 @@ pub fn pod_ip(status: &PodRunStatus) -> IpAddr {
 /// later than its pod.
 pub fn wait_reaped(name: &str) {
     let started = std::time::Instant::now();
-    while zombie_count(name) > 0 {
-        assert!(
-            started.elapsed() < WAIT_TIMEOUT,
-            "{} processes of {name} are not reaped",
-            zombie_count(name)
-        );
+    loop {
+        let zombies = zombies_of(name);
+        if zombies.is_empty() {
+            return;
+        }
+        assert!(started.elapsed() < WAIT_TIMEOUT, "not reaped: {zombies:#?}");
         #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn zombie_count(name: &str) -> usize {
+/// Status and cgroups of each zombie in the cgroups of the node.
+fn zombies_of(name: &str) -> Vec<String> {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
-    let is_zombie_of_node = |entry: &fs::DirEntry| {
+    let zombie = |entry: fs::DirEntry| {
         let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-        read("status").contains("State:\tZ") && read("cgroup").contains(&format!("rouse-{name}"))
+        let (status, cgroups) = (read("status"), read("cgroup"));
+        let is_zombie_of_node =
+            status.contains("State:\tZ") && cgroups.contains(&format!("rouse-{name}"));
+        is_zombie_of_node.then(|| status + &cgroups)
     };
-    entries.filter(is_zombie_of_node).count()
+    entries.filter_map(zombie).collect()
 }

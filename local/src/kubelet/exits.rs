@@ -1,6 +1,7 @@
 //! Shell: detects a container's exit and its exit code. Nothing polls: a pidfd becomes readable.
 
 use std::fs;
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,9 @@ use std::time::Duration;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tracing::warn;
 
 use super::{EventResource, KubeletResources, PodEventReport, logs, open_process};
 use crate::pods::{ContainerExit, PodEvent};
@@ -38,15 +41,36 @@ pub(super) fn has_pid_file(resources: &KubeletResources, uid: &str, container: &
     resources.layout.bundle(uid, container).join("pid").exists()
 }
 
+/// Signals that a child of this process has ended.
+#[derive(Debug)]
+pub(super) struct ChildSignals(Option<Signal>);
+
+impl ChildSignals {
+    /// Starts to listen. Without signals, the regular maintenance finds ended children.
+    pub(super) fn new() -> Self {
+        let signals = signal(SignalKind::child());
+        Self(signals.inspect_err(|error| warn!(%error, "cannot listen for ended children")).ok())
+    }
+
+    /// Waits for a signal. Several children that end at once may send one.
+    pub(super) async fn next(&mut self) {
+        let Some(signals) = &mut self.0 else { return pending().await };
+        if signals.recv().await.is_none() {
+            self.0 = None;
+        }
+    }
+}
+
 /// Reaps processes that the runtime left between itself and the container's process.
 ///
 /// crun starts one helper that ends at once, and whose parent this process becomes. A command that it could not
-/// execute is left too. The kernel ends a container's pid namespace only once all of its processes are reaped.
+/// execute is left too, and so are processes of runc if their container ends while it starts a command. The kernel ends
+/// a container's pid namespace only once all of its processes are reaped, so a container would not end either.
 ///
-/// Only children in a pod's cgroup are reaped, except a container's own process. That process is the first in its pid
-/// namespace, and its exit code belongs to the task that waits for it.
+/// Only children in the node's cgroup are reaped, except two kinds, whose exit codes belong to the task that waits for
+/// them: the runtime's own processes, and containers' processes, which are the first in their pid namespaces.
 pub(super) fn reap_helpers(resources: &KubeletResources) {
-    let pods = resources.layout.pods_cgroup(Path::new("/"));
+    let node = resources.layout.cgroup(Path::new("/"));
     for pid in child_pids(Pid::this().as_raw()) {
         let child = || Id::Pid(Pid::from_raw(pid));
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
@@ -54,20 +78,20 @@ pub(super) fn reap_helpers(resources: &KubeletResources) {
         // is found by the next round.
         let runs =
             matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-        if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
+        if !runs && !resources.runtime.is_runtime_process(pid) && is_helper(pid, &node) {
             let _ = waitid(child(), flags);
         }
     }
 }
 
-/// Returns true for a process in a pod's cgroup that is not the first in its pid namespace.
-fn is_helper(pid: i32, pods: &Path) -> bool {
+/// Returns true for a process in a cgroup of the node that is not the first in its pid namespace.
+fn is_helper(pid: i32, node: &Path) -> bool {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let cgroup = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let is_first = |pids: &str| pids.split_whitespace().skip(1).last() == Some("1");
-    cgroup.is_some_and(|path| Path::new(path).starts_with(pods))
+    cgroup.is_some_and(|path| Path::new(path).starts_with(node))
         && pids.is_some_and(|pids| !is_first(pids))
 }
 

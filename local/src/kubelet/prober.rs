@@ -216,15 +216,9 @@ impl ContainerProber<'_> {
             command: command.to_vec(),
             cgroup: cgroup.map_err(|error| lifecycle::error_chain(&error))?,
         };
-        let resources = Arc::clone(self.shared);
-        // A task of its own: processes that a command leaves behind are reaped even if this future is dropped.
-        let result = tokio::spawn(async move {
-            let result = resources.runtime.exec(exec, timeout).await;
-            if !matches!(&result, Ok(result) if result.code == Some(0)) {
-                super::exits::reap_helpers(&resources);
-            }
-            result
-        });
+        let runtime = self.shared.runtime.clone();
+        // A task of its own: a command that has begun ends at its time limit even if this future is dropped.
+        let result = tokio::spawn(async move { runtime.exec(exec, timeout).await });
         let result = result.await.map_err(|_ended| "the node stops".to_owned())?;
         let result = result.map_err(|error| lifecycle::error_chain(&error))?;
         let command = command.join(" ");

@@ -1,19 +1,18 @@
 //! Shell: commands inside a running container, for exec probes.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
-use super::{OciRuntime, OciRuntimeError, file_error};
+use super::{OciRuntime, OciRuntimeError, file_error, tracked::RuntimeProcess};
 use crate::cgroups::ContainerCgroup;
 use crate::process::{ProcessId, child_pids, exit_code};
 use crate::sys::{self, SharedFd};
@@ -47,52 +46,14 @@ pub struct ExecResult {
     pub output: String,
 }
 
-/// Runtime processes that execute commands now, by pid. Each has a task that reaps it, so `reap_helpers` must not.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RunningExecs(Arc<Mutex<BTreeSet<i32>>>);
-
-impl RunningExecs {
-    /// Starts a runtime under the lock, so that its pid is listed before `contains` can be asked about it.
-    fn start_tracked<E>(
-        &self,
-        start: impl FnOnce() -> Result<(i32, OwnedFd), E>,
-    ) -> Result<ExecProcess, E> {
-        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (pid, pidfd) = start()?;
-        pids.insert(pid);
-        Ok(ExecProcess { pid, pidfd: Arc::new(pidfd) })
-    }
-
-    /// Removes a runtime that was reaped, or that no task waits for.
-    fn remove(&self, child: &ExecProcess) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&child.pid);
-    }
-
-    /// Returns true if `pid` executes a command.
-    pub(super) fn contains(&self, pid: i32) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
-    }
-}
-
-/// The runtime process that executes a command.
-struct ExecProcess {
-    pid: i32,
-    pidfd: Arc<OwnedFd>,
-}
-
 /// A command that runs, with its output.
 struct StartedExec {
-    child: ExecProcess,
+    child: RuntimeProcess,
     output: File,
     pid_file: PathBuf,
 }
 
 impl OciRuntime {
-    /// Returns true if `pid` is a runtime process that executes a command.
-    pub fn is_exec_process(&self, pid: i32) -> bool {
-        self.running_execs.contains(pid)
-    }
-
     /// Runs a command inside a container, and kills it after `time_limit`.
     pub async fn exec(
         &self,
@@ -124,10 +85,7 @@ impl OciRuntime {
         argv.extend(options.into_iter().chain([exec.id.clone()]));
         argv.extend(exec.command.iter().cloned());
         let stdio = [null.as_fd(), output.as_fd(), output.as_fd()];
-        let child = self.running_execs.start_tracked(|| {
-            let (pid, pidfd) = self.spawn(&argv, &exec.cgroup, stdio)?;
-            Ok::<_, OciRuntimeError>((pid.as_raw(), pidfd))
-        })?;
+        let child = self.spawn(&argv, &exec.cgroup, stdio)?;
         Ok(StartedExec { child, output, pid_file })
     }
 
@@ -138,17 +96,15 @@ impl OciRuntime {
         time_limit: Duration,
     ) -> Result<ExecResult, OciRuntimeError> {
         let StartedExec { child, mut output, pid_file } = started;
-        let watched = sys::watch_readable(Arc::clone(&child.pidfd)).map_err(|error| {
-            // No task waits for this runtime then: `reap_helpers` reaps it.
-            self.running_execs.remove(&child);
-            file_error("watch", &self.program)(error)
-        })?;
+        // After an error no task waits for this runtime: `reap_helpers` reaps it.
+        let watched = sys::watch_readable(Arc::clone(child.pidfd()))
+            .map_err(file_error("watch", &self.program))?;
         let in_time = timeout(time_limit, watched.readable()).await.is_ok();
         if !in_time {
             stop_command(&child, &pid_file, &watched).await;
         }
-        let code = exit_code(&child.pidfd).unwrap_or(-1);
-        self.running_execs.remove(&child);
+        let code = exit_code(child.pidfd()).unwrap_or(-1);
+        drop(child);
         let _ = fs::remove_file(&pid_file);
         let mut text = Vec::new();
         // An error here costs only the output; the exit code still decides.
@@ -159,7 +115,7 @@ impl OciRuntime {
 }
 
 /// Kills a command and waits for the end of its runtime, which is killed if it does not end by itself.
-async fn stop_command(child: &ExecProcess, pid_file: &Path, watched: &AsyncFd<SharedFd>) {
+async fn stop_command(child: &RuntimeProcess, pid_file: &Path, watched: &AsyncFd<SharedFd>) {
     for _ in 0..STOP_ROUNDS {
         // The command is killed first: its runtime then reaps it and ends by itself. Before the pid file exists, the
         // command is known only as a descendant of the runtime, and the runtime may start it only now.
@@ -169,7 +125,7 @@ async fn stop_command(child: &ExecProcess, pid_file: &Path, watched: &AsyncFd<Sh
             return;
         }
     }
-    let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
+    let _gone = sys::pidfd_signal(child.as_fd(), libc::SIGKILL);
     let _ = watched.readable().await;
 }
 
@@ -202,7 +158,7 @@ mod tests {
 
     use nix::unistd::Pid;
 
-    use super::*;
+    use super::{super::tracked::RuntimeProcesses, *};
 
     #[tokio::test]
     async fn a_command_without_a_pid_file_is_killed_with_its_runtime() {
@@ -213,10 +169,11 @@ mod tests {
         let mut line = String::new();
         BufReader::new(runtime.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let command = ProcessId::from_pid(line.trim().parse().unwrap()).unwrap();
-        let pid = i32::try_from(runtime.id()).unwrap();
-        let pidfd = Arc::new(sys::pidfd_open(Pid::from_raw(pid)).unwrap());
-        let watched = sys::watch_readable(Arc::clone(&pidfd)).unwrap();
-        stop_command(&ExecProcess { pid, pidfd }, Path::new("/none"), &watched).await;
+        let pid = Pid::from_raw(i32::try_from(runtime.id()).unwrap());
+        let process = RuntimeProcesses::default();
+        let process = process.start(|| sys::pidfd_open(pid).map(|pidfd| (pid, pidfd))).unwrap();
+        let watched = sys::watch_readable(Arc::clone(process.pidfd())).unwrap();
+        stop_command(&process, Path::new("/none"), &watched).await;
         assert!(!command.is_alive());
         runtime.wait().unwrap();
     }
