@@ -409,9 +409,12 @@ fn create_node(name: &str) {
     run_ip(&["-n", &node, "addr", "add", "fd99::1/64", "dev", "br0", "nodad"]);
     run_ip(&["-n", &node, "link", "set", "br0", "up"]);
     // An address that no program translates is refused at once instead of timing out.
-    let forward = ["netns", "exec", &node, "sysctl", "-qw"];
-    run_ip(&[&forward[..], &["net.ipv4.ip_forward=1"]].concat());
-    run_ip(&[&forward[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
+    let sysctl = ["netns", "exec", &node, "sysctl", "-qw"];
+    run_ip(&[&sysctl[..], &["net.ipv4.ip_forward=1"]].concat());
+    run_ip(&[&sysctl[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
+    // Otherwise not each of these answers would be sent: a client then asks again seconds later.
+    run_ip(&[&sysctl[..], &["net.ipv4.icmp_ratelimit=0"]].concat());
+    run_ip(&[&sysctl[..], &["net.ipv6.icmp.ratelimit=0"]].concat());
     run_ip(&["-n", &node, "route", "add", "unreachable", "10.96.0.0/16"]);
     run_ip(&["-n", &node, "route", "add", "unreachable", "fd96::/64"]);
 }
