@@ -3,15 +3,16 @@
 use std::fmt;
 
 /// Crates of the workspace that each crate may import. A component never imports another component.
-const ALLOWED_IMPORTS: [(&str, &[&str]); 14] = [
+const ALLOWED_IMPORTS: [(&str, &[&str]); 15] = [
     ("datapath", &[]),
     ("common", &[]),
     ("registry", &[]),
+    ("watches", &[]),
     ("ebpf", &["datapath"]),
-    ("agent", &["datapath", "common"]),
+    ("agent", &["datapath", "common", "watches"]),
     ("activator", &["datapath", "common"]),
     ("autoscaler", &["common"]),
-    ("controller", &["datapath", "common", "registry"]),
+    ("controller", &["datapath", "common", "registry", "watches"]),
     ("local", &["common", "registry"]),
     ("streams", &["datapath"]),
     ("rouse", &["common", "agent", "activator", "autoscaler", "controller", "local"]),

@@ -22,10 +22,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
+use watches::watch_events;
 
 use super::{
     lease_state::{LeaseAction, LeaseRecord, LeaseState, LeaseTiming, MonotonicTime},
-    watches::watch_events,
+    watches::MAX_PAUSE,
 };
 
 /// Name of the controller's Lease.
@@ -107,7 +108,7 @@ impl LeaderElector {
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
         // The watch reports a release at once; without it, the next attempt would notice.
-        let changes = watch_events(self.api.clone(), config).touched_objects();
+        let changes = watch_events(self.api.clone(), config, MAX_PAUSE).touched_objects();
         let mut changes = std::pin::pin!(changes.map_ok(|it| self.is_free(&it)).fuse());
         loop {
             self.attempt_lease().await;

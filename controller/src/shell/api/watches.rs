@@ -3,25 +3,21 @@
 //! At the start a kind is listed after the kinds that it depends on. So each object can be handled as it comes and none
 //! is held: a hundred thousand pods are gigabytes.
 //!
-//! kube's watcher resumes a watch where it broke, and lists again if the API server has dropped that version (410).
-//! Delays between attempts grow and are random. A list comes in pages, so the largest kind bounds the memory.
+//! A list comes in pages, so the largest kind bounds the memory.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use common::wire::NamespacedName;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _};
 use kube::{
     Api, Client, ResourceExt as _,
-    runtime::{
-        utils::Backoff as _,
-        watcher::{self, DefaultBackoff, Event, watcher},
-    },
+    runtime::watcher::{self, Event},
 };
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
+use watches::{proves_recovery, watch_events};
 
 use super::{
     client::api_resource,
@@ -40,7 +36,7 @@ const LIST_PAGE_SIZE: u32 = 500;
 const CHANNEL_CAPACITY: usize = 1024;
 /// Longest delay before a broken watch is begun again. With kube's 30 s, a replica would not know new services
 /// for that time after the API server is back. Controllers are few, so more attempts are no burden on it.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Observation from a watch.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +154,7 @@ impl WatchTask {
             Some(namespace) => Api::namespaced_with(client, namespace, &kind),
             None => Api::all_with(client, &kind),
         };
-        self.forward(watch_events(api, config)).await;
+        self.forward(watch_events(api, config, MAX_PAUSE)).await;
     }
 
     async fn forward<S: ObjectShape>(
@@ -218,56 +214,6 @@ impl WatchTask {
     }
 }
 
-/// Returns the events of a watch without end. After an error the next attempt waits: random, growing delays, up to
-/// [`MAX_BACKOFF`].
-pub(crate) fn watch_events<K>(
-    api: Api<K>,
-    config: watcher::Config,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
-where
-    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    pause_after_errors(watcher(api, config))
-}
-
-/// Pauses `events` after each error.
-///
-/// kube's own `backoff` resets the delays at each event. But its watcher yields [`Event::Init`] before it requests a
-/// list, so they would never grow while lists fail.
-fn pause_after_errors<K>(
-    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
-where
-    K: Send,
-{
-    let state = (Box::pin(events), DefaultBackoff::default(), None);
-    stream::unfold(state, |(mut events, mut backoff, pause)| async move {
-        if let Some(pause) = pause {
-            tokio::time::sleep(pause).await;
-        }
-        let event = events.next().await?;
-        let next_pause = match &event {
-            Err(_) => Some(backoff.next().map_or(MAX_BACKOFF, |it| it.min(MAX_BACKOFF))),
-            Ok(event) => {
-                if proves_recovery(event) {
-                    backoff.reset();
-                }
-                None
-            }
-        };
-        Some((event, (events, backoff, next_pause)))
-    })
-}
-
-/// Returns true if the event shows that a list is complete or that a watch is open. [`Event::Init`] precedes each
-/// request of a list, and the first page of a list may come although the second one fails.
-pub(crate) const fn proves_recovery<K>(event: &Event<K>) -> bool {
-    match event {
-        Event::Init | Event::InitApply(_) => false,
-        Event::InitDone | Event::Apply(_) | Event::Delete(_) => true,
-    }
-}
-
 fn object_name(object: &impl kube::Resource) -> NamespacedName {
     NamespacedName::new(object.namespace().unwrap_or_default(), object.name_any())
 }
@@ -289,51 +235,7 @@ pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
-
-    type ScriptedEvent = watcher::Result<Event<u8>>;
-
-    /// Number of failures after which the delay is the longest one.
-    const FAILURES: usize = 20;
-
-    fn broken_watch() -> ScriptedEvent {
-        Err(watcher::Error::NoResourceVersion)
-    }
-
-    /// Returns the delays after the errors of a watch that yields these events, in simulated time.
-    async fn delays(script: Vec<ScriptedEvent>) -> Vec<Duration> {
-        let (mut all, mut failed_at) = (Vec::new(), None);
-        let mut events = std::pin::pin!(pause_after_errors(stream::iter(script)));
-        while let Some(event) = events.next().await {
-            all.extend(failed_at.map(|at: Instant| at.elapsed()));
-            failed_at = event.is_err().then(Instant::now);
-        }
-        all
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn delays_grow_while_lists_fail() {
-        // The watcher announces each list, and its second page may fail as well as its first.
-        let attempt = || [Ok(Event::Init), Ok(Event::InitApply(1)), broken_watch()];
-        let script = (0..FAILURES).flat_map(|_| attempt()).chain([Ok(Event::Init)]).collect();
-        let all = delays(script).await;
-        assert_eq!(all.len(), FAILURES);
-        assert!(all[0] < MAX_BACKOFF, "{all:?}");
-        assert_eq!(all[FAILURES - 1].as_secs(), MAX_BACKOFF.as_secs(), "{all:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn delays_are_short_again_after_a_complete_list_or_a_change() {
-        for recovery in [Event::InitDone, Event::Apply(1), Event::Delete(1)] {
-            let failures = (0..FAILURES).map(|_| broken_watch());
-            let script = failures.chain([Ok(recovery), broken_watch(), Ok(Event::Init)]).collect();
-            let all = delays(script).await;
-            assert_eq!(all[FAILURES - 1].as_secs(), MAX_BACKOFF.as_secs(), "{all:?}");
-            assert!(all[FAILURES] < MAX_BACKOFF, "{all:?}");
-        }
-    }
 
     #[tokio::test]
     async fn a_kind_is_listed_when_all_watches_of_those_before_it_have_been() {

@@ -11,6 +11,7 @@ use kube::{
 };
 use tokio::sync::watch;
 use tracing::{info, warn};
+use watches::{proves_recovery, watch_events};
 
 use crate::{
     decide::machine::ControllerEvent,
@@ -18,7 +19,7 @@ use crate::{
     shell::{
         api::{
             client::api_resource,
-            watches::{error_chain, proves_recovery, watch_events},
+            watches::{MAX_PAUSE, error_chain},
         },
         runtime::ControllerRuntime,
     },
@@ -38,7 +39,8 @@ pub(super) async fn watch_client_pods(
     }
     info!("a network policy names pods: all are followed");
     let api: Api<DynamicObject> = Api::all_with(client, &api_resource(ResourceKind::Pod));
-    let mut events = std::pin::pin!(watch_events(api, Config::default().fields(LIVING_PODS)));
+    let mut events =
+        std::pin::pin!(watch_events(api, Config::default().fields(LIVING_PODS), MAX_PAUSE));
     let mut broken = false;
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known_pods, mut listed) = (BTreeSet::new(), BTreeSet::new());
