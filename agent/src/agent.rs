@@ -25,6 +25,7 @@ use tracing::info;
 use self::housekeeping::HousekeepingTimes;
 use crate::{
     clock::monotonic_ns,
+    config::ClusterIpMode,
     connections::{
         audit::scan::GaugeAuditor,
         deadlines::task::OverdueRequestTask,
@@ -42,7 +43,7 @@ use crate::{
         probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
         types::PodTrackerEvent,
     },
-    routes::{node_routes::NodeRoutes, route_stream::RouteBatchInbox},
+    routes::{cluster_watch::ClusterInbox, node_routes::NodeRoutes, route_stream::RouteBatchInbox},
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
 
@@ -114,6 +115,7 @@ impl Agent {
     /// Makes an agent that continues with what the maps hold.
     pub(crate) fn new(
         node: String,
+        clusterip: ClusterIpMode,
         clients: StaleConnectionCloser,
         handles: AgentHandles,
     ) -> Result<Self, KernelMapError> {
@@ -124,7 +126,7 @@ impl Agent {
         // their traffic.
         let known_addresses =
             kernel.backends.values().filter_map(BackendTarget::pod_address).collect();
-        let routes = NodeRoutes::resume(kernel, monotonic_ns());
+        let routes = NodeRoutes::resume(kernel, clusterip, monotonic_ns());
         let (pod_events_tx, pod_events_rx) = mpsc::channel(POD_EVENTS_MAX);
         info!(pods = pods.len(), "maps read back");
         let metrics = &handles.metrics;
@@ -166,6 +168,7 @@ impl Agent {
         mut self,
         mut events: AsyncFd<KernelEventRing>,
         routes: &RouteBatchInbox,
+        mut cluster: ClusterInbox,
         mut finder_events: Receiver<PodTrackerEvent>,
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {
@@ -198,6 +201,7 @@ impl Agent {
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
                 results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
                 batch = routes.next() => self.apply_batch(batch),
+                changes = cluster.next() => self.routes.apply_cluster_changes(changes),
                 () = sleep_until(wake.into()) => {
                     self.handle_event(PodTrackerEvent::Tick);
                     self.handles.usage.rearm_growth_events(&self.handles.maps);

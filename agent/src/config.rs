@@ -13,6 +13,18 @@ use crate::paths::AgentPaths;
 /// Default folder of pins; each node has a folder below it.
 const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
 
+/// Services that a node serves in kube-proxy's place, besides Rouse's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClusterIpMode {
+    /// No Service of the cluster.
+    #[default]
+    Off,
+    /// Those with the label `rouse.dev/clusterip: "true"`, on the Service or on its namespace.
+    Labelled,
+    /// All but those with the label `rouse.dev/clusterip: "false"`, on the Service or on its namespace.
+    All,
+}
+
 /// Settings of one agent. Logged once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
 #[command(name = "rouse-agent", about = "Rouse's agent: one on each node", version)]
@@ -41,7 +53,8 @@ pub struct AgentConfig {
     pub pins: Option<PathBuf>,
 
     /// Cgroup (v2) of all processes whose connects may be redirected. None: the cgroup of this node's pods, which the
-    /// agent finds by its name and waits for. The root of the hierarchy includes the node's own processes.
+    /// agent finds by its name and waits for; with --clusterip, the cgroup above it, which has the node's own processes
+    /// too. That is the root of the hierarchy unless the kubelet's `cgroupRoot` names another one.
     #[arg(long, env = "ROUSE_CLIENTS_CGROUP")]
     pub clients_cgroup: Option<PathBuf>,
 
@@ -55,6 +68,12 @@ pub struct AgentConfig {
     /// nearest to the pods' cgroup. Without such a process, probes are known by Kubernetes' own User-Agent.
     #[arg(long, env = "ROUSE_KUBELET_CGROUP")]
     pub kubelet_cgroup: Option<PathBuf>,
+
+    /// Services that this node serves in kube-proxy's place, besides Rouse's own. Other than `off`, the agent watches
+    /// Services, EndpointSlices, namespaces and its Node. The API server's address and credentials come from the file
+    /// in `KUBECONFIG`, or from the pod's service account.
+    #[arg(long, env = "ROUSE_CLUSTERIP", value_enum, default_value_t)]
+    pub clusterip: ClusterIpMode,
 
     /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
     /// clients call `/in-use` before they close stale connections.
@@ -154,6 +173,16 @@ impl AgentConfig {
         self.pins.clone().unwrap_or_else(|| Path::new(DEFAULT_PINS).join(&self.node))
     }
 
+    /// Returns the cgroup of the clients that no setting names. Processes of the node itself use Services of the
+    /// cluster as well: the kubelet pulls through them, for example, and pods may have the host's network.
+    fn default_clients(&self, pods: &Path) -> PathBuf {
+        match self.clusterip {
+            ClusterIpMode::Off => pods,
+            ClusterIpMode::Labelled | ClusterIpMode::All => pods.parent().unwrap_or(pods),
+        }
+        .to_owned()
+    }
+
     /// Returns all paths. `found_pods_cgroup` is the cgroup of this node's pods as it was found. It counts where no
     /// setting names one.
     pub fn paths(&self, found_pods_cgroup: Option<PathBuf>) -> Option<AgentPaths> {
@@ -164,7 +193,7 @@ impl AgentConfig {
             .or(found_pods_cgroup)?;
         Some(AgentPaths {
             bpffs: self.pins(),
-            clients: self.clients_cgroup.clone().unwrap_or_else(|| pods.clone()),
+            clients: self.clients_cgroup.clone().unwrap_or_else(|| self.default_clients(&pods)),
             pods,
             kubelet: self.kubelet_cgroup.clone(),
             version: datapath::abi::ABI_VERSION,
@@ -204,6 +233,8 @@ mod tests {
         let found_pods_cgroup = Some(PathBuf::from("/c/kubepods"));
         let root = parse(&["--clients-cgroup=/c"]).paths(found_pods_cgroup.clone()).expect("named");
         assert_eq!((root.clients, root.pods), ("/c".into(), "/c".into()));
+        let all = parse(&["--clusterip=all"]).paths(found_pods_cgroup).expect("found");
+        assert_eq!((all.clients, all.pods), ("/c".into(), "/c/kubepods".into()));
         let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).paths(None);
         assert_eq!(both.map(|it| (it.clients, it.pods)), Some(("/c".into(), "/c/p".into())));
     }

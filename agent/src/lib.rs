@@ -62,7 +62,10 @@ use crate::{
         probe_marks::ProbeMarks,
         types::PodTrackerEvent,
     },
-    routes::route_stream::{self, RouteBatchInbox},
+    routes::{
+        cluster_watch,
+        route_stream::{self, RouteBatchInbox},
+    },
     usage::{
         revision_totals_store::{RevisionTotalsStore, SharedRevisionTotals},
         usage_reporter::PodUsageReporter,
@@ -110,6 +113,9 @@ pub enum AgentError {
     /// The search for pods cannot start.
     #[error("cannot start the search for pods")]
     PodFinder(#[source] io::Error),
+    /// The cluster's Services cannot be watched.
+    #[error(transparent)]
+    ClusterWatch(#[from] routes::cluster_watch::ClusterWatchError),
     /// The admin pages cannot be served.
     #[error(transparent)]
     Admin(#[from] pages::AdminError),
@@ -228,6 +234,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let AgentStreams { routes, reports, reports_ready, usage } =
         AgentStreams::open(&config, &tasks, &shutdown);
+    let cluster = cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -247,10 +254,10 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
-    let agent = Agent::new(config.node.clone(), closer, handles)?;
+    let agent = Agent::new(config.node.clone(), config.clusterip, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
-        ended = agent.run(events, &routes, finder_events, &shutdown) => ended.map_err(AgentError::Events),
+        ended = agent.run(events, &routes, cluster, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();

@@ -98,7 +98,7 @@ impl AgentMetrics {
     /// Makes new metrics, and the registry that exports them.
     pub(crate) fn new() -> (Self, Registry) {
         let seconds = |first| {
-            let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
+            let bounds = std::iter::successors(Some(first), |bound: &f64| Some(*bound * 2.0));
             Histogram::new(bounds.take(16).collect::<Vec<f64>>())
         };
         let metrics = Self {

@@ -1,6 +1,7 @@
-//! Shell: the RouteTable on this node: its stream, and the plans that put it in force.
+//! Shell: the routes of this node: the RouteTable's stream, watches of the cluster's Services, and the plans that put
+//! both in force.
 //!
-//! A module belongs here if it holds the RouteTable, or decides what the kernel's maps should hold because of it. The
+//! A module belongs here if it holds the RouteTable or these Services, or decides what the kernel's maps should hold because of them. The
 //! loop writes the maps, from the operations of a plan.
 //!
 //! | module | subject |
@@ -8,7 +9,9 @@
 //! | `route_stream` | shell: the streams with the controller: batches of the RouteTable in, pod reports out |
 //! | [`plan`] | from the RouteTable to ordered writes of the kernel's maps |
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
+//! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
 
+pub mod cluster_watch;
 pub(crate) mod node_routes;
 pub mod plan;
 pub(crate) mod route_stream;

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::config::ClusterIpMode;
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -72,6 +73,10 @@ pub(crate) struct InstallArgs {
     /// Expect a PROXY protocol header, version 1 or 2, on each connection from the trusted proxies
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
+    /// Services that the agents serve in kube-proxy's place, besides Rouse's own; another value may be applied at any
+    /// time
+    #[arg(long, value_enum, default_value_t)]
+    clusterip: ClusterIpMode,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -114,6 +119,7 @@ impl InstallArgs {
             cluster_domain: self.cluster_domain.clone(),
             trusted_proxies: self.trusted_proxies.clone(),
             proxy_protocol: self.proxy_protocol,
+            clusterip: self.clusterip,
         })
     }
 }

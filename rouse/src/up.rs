@@ -315,6 +315,8 @@ impl RunningComponents {
             clients_cgroup: Some(layout.cgroup(&cgroups.v2)),
             pods_cgroup: Some(layout.pods_cgroup(&cgroups.v2)),
             kubelet_cgroup: None,
+            // No API server runs here.
+            clusterip: agent::config::ClusterIpMode::Off,
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),

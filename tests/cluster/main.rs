@@ -5,6 +5,7 @@
 
 mod api_client;
 mod baseline;
+mod clusterip;
 mod concurrency_limit;
 mod deletion;
 mod error_conditions;

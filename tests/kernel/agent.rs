@@ -60,6 +60,7 @@ fn role() {
         Ok("pod") => run_pod(),
         Ok("client") => run_client(),
         Ok("server") => http_server::run(),
+        Ok("connect") => cluster_services::run_connect(),
         _ => {}
     }
 }
@@ -557,7 +558,9 @@ impl AgentFixture {
 const POD_SERVER_ADDRESS: &str = "10.77.0.2:8022";
 const WAIT_FOR_DRAIN_PATH: &str = "/wait-for-drain";
 
+mod cluster_services;
 mod fake_control_plane;
+mod fake_watch_server;
 mod full_maps;
 mod gauge_audit;
 mod growth_reports;

@@ -116,6 +116,11 @@ impl RouseCluster {
         self.run_rouse(&INSTALL_ARGS)
     }
 
+    /// Installs Rouse with these arguments, besides the settings of this run.
+    pub fn install_with(&self, args: &[&str]) -> String {
+        self.run_rouse(&[&INSTALL_ARGS[..], args].concat())
+    }
+
     /// Excludes the node `node` from scheduling until the returned value is dropped, also by a failed test.
     pub fn cordon(&self, node: &str) -> CordonedNode<'_> {
         self.cluster.kubectl(&["cordon", node]).expect("an operator may");

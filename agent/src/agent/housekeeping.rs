@@ -76,6 +76,7 @@ impl Agent {
             .is_none()
             .then(|| "no table from the controller yet".to_owned());
         self.handles.not_ready.set("routes", reason);
+        self.handles.not_ready.set("clusterip", self.routes.unknown_services_reason());
         // A failed or partial plan is tried again once a second.
         self.routes.retry_unfinished();
         self.update_node_addresses(now);
@@ -98,9 +99,11 @@ impl Agent {
         }
         self.housekeeping.next_addresses = now + ADDRESS_PERIOD;
         let addresses = match namespace::own_addresses() {
-            Ok(addresses) => addresses.into_iter().map(to_v6_octets).collect(),
+            Ok(addresses) => addresses,
             Err(error) => return warn!(%error, "cannot read the node's own addresses"),
         };
+        self.routes.set_node_addresses(addresses.iter().copied().collect());
+        let addresses = addresses.into_iter().map(to_v6_octets).collect();
         let failure =
             self.handles.maps.set_node_addresses(&addresses).err().map(|error| error_chain(&error));
         if let Some(error) = &failure {

@@ -67,8 +67,8 @@ impl Agent {
 
     /// Writes the difference between maps and table, and reports the version in force.
     pub(super) fn apply_routes(&mut self) {
-        // Without a table nothing is known: the content of the maps stays in force.
-        if self.routes.first_table_at().is_none() {
+        // Nothing is known: the content of the maps stays in force.
+        if !self.routes.is_any_source_known() {
             return;
         }
         // Before the write: after a failure the planner keeps its changes, and `housekeep` requests another write.
@@ -83,17 +83,27 @@ impl Agent {
                 let version = self.routes.version();
                 debug!(version, writes, took = ?begun.elapsed(), "routes applied");
                 self.handles.metrics.apply.observe(begun.elapsed().as_secs_f64());
-                self.handles.metrics.version.set(version);
-                self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
-                self.routes.acknowledge_draining(&self.handles.reports);
                 self.handles.not_ready.set("maps", None);
-                self.advance_stage(ProgramTakeoverStage::TablesFilled);
+                self.report_applied(version);
             }
             Err(failure) => {
                 error!(error = failure, version = self.routes.version(), "cannot apply routes");
                 self.handles.metrics.apply_failures.inc();
                 self.handles.not_ready.set("maps", Some(failure));
             }
+        }
+    }
+
+    /// Reports the version of the RouteTable that is in force, if there is one.
+    fn report_applied(&mut self, version: u64) {
+        if self.routes.first_table_at().is_some() {
+            self.handles.metrics.version.set(version);
+            self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
+            self.routes.acknowledge_draining(&self.handles.reports);
+        }
+        // Programs that follow tables in which frontends are missing must not replace programs that have them.
+        if self.routes.are_sources_known() {
+            self.advance_stage(ProgramTakeoverStage::TablesFilled);
         }
     }
 

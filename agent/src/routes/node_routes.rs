@@ -1,9 +1,14 @@
-//! Pure: routes of this node: the RouteTable as the planner has it, and the extent to which the maps follow it.
+//! Pure: routes of this node: the RouteTable and the cluster's Services as the planner has them, and the extent to
+//! which the maps follow them.
 //!
 //! Pass in batches, local pods and the results of writes. While [`is_dirty`](NodeRoutes::is_dirty), write the next
 //! [`plan`](NodeRoutes::plan) into the maps.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Instant,
+};
 
 use common::{
     link::{DrainAckReporter, PodReportKey, RouteBatch},
@@ -12,8 +17,11 @@ use common::{
 };
 
 use crate::{
+    config::ClusterIpMode,
     kernel::map_op::{KernelPodIds, KernelRoutes},
-    routes::plan::{MapCapacityError, MapPlan, PlannerTable, RoutePlanner},
+    routes::plan::{
+        ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerTable, RoutePlanner,
+    },
 };
 
 /// RouteTable of this node, and its way into the kernel's maps.
@@ -37,10 +45,14 @@ pub(crate) struct NodeRoutes {
 }
 
 impl NodeRoutes {
-    /// Starts with the kernel's present routes and without a table. `now_ns` is CLOCK_MONOTONIC, as in every call.
-    pub(crate) fn resume(kernel: KernelRoutes, now_ns: u64) -> Self {
+    /// Starts with the kernel's present routes, without a table and without Services of the cluster. `now_ns` is
+    /// CLOCK_MONOTONIC, as in every call.
+    pub(crate) fn resume(kernel: KernelRoutes, mode: ClusterIpMode, now_ns: u64) -> Self {
+        let mut planner = RoutePlanner::resume(kernel, now_ns);
+        planner.set_route_table_known(false);
+        planner.serve_cluster_services(mode);
         Self {
-            planner: RoutePlanner::resume(kernel, now_ns),
+            planner,
             version: 0,
             first_table_at: None,
             draining: DrainAckReporter::default(),
@@ -86,10 +98,44 @@ impl NodeRoutes {
         self.planner.apply_change(change);
     }
 
+    /// Applies observations of the cluster's Services.
+    pub(crate) fn apply_cluster_changes(
+        &mut self,
+        changes: impl IntoIterator<Item = ClusterChange>,
+    ) {
+        changes.into_iter().for_each(|change| self.planner.apply_cluster_change(change));
+        self.is_dirty |= self.planner.has_due_work();
+    }
+
+    /// Sets the addresses of the node itself: servers of this node have them, not Services of the cluster.
+    pub(crate) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.planner.set_node_addresses(addresses);
+        self.is_dirty |= self.planner.has_due_work();
+    }
+
+    /// Returns true if a source of frontends is known. Before that, the content of the maps stays in force.
+    pub(crate) fn is_any_source_known(&self) -> bool {
+        self.first_table_at.is_some() || self.planner.table().are_cluster_services_known()
+    }
+
+    /// Returns true if all frontends of this node are known.
+    pub(crate) fn are_sources_known(&self) -> bool {
+        self.planner.are_sources_known()
+    }
+
+    /// Returns the not-ready reason while Services of the cluster are to be served and not known.
+    pub(crate) fn unknown_services_reason(&self) -> Option<String> {
+        let missing = self.planner.table().missing_cluster_kinds();
+        let names: Vec<&str> = missing.into_iter().map(ClusterResource::name).collect();
+        let reason = || format!("no list yet from the API server of {}", names.join(", "));
+        (!names.is_empty()).then(reason)
+    }
+
     /// Ends a batch: the table is complete in this version.
     pub(crate) fn finish_batch(&mut self, now: Instant, version: u64) {
         self.version = version;
         self.first_table_at.get_or_insert(now);
+        self.planner.set_route_table_known(true);
         self.is_dirty = true;
     }
 
@@ -198,7 +244,7 @@ mod tests {
     }
 
     fn routes() -> NodeRoutes {
-        NodeRoutes::resume(KernelRoutes::default(), 0)
+        NodeRoutes::resume(KernelRoutes::default(), ClusterIpMode::Off, 0)
     }
 
     #[test]

@@ -5,10 +5,13 @@
 //! frees is in quarantine for [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just
 //! read the old word still finds the old list behind it.
 
+mod backends;
+mod cluster_services;
 mod map_plan;
 mod named_slab;
 mod pool;
 mod request_terms;
+mod service_number;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -24,16 +27,26 @@ use datapath::{
     load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 
-pub use self::{map_plan::MapPlan, request_terms::RevisionRequestTerms, table::PlannerTable};
 use self::{
+    backends::UsedBackends,
     map_plan::OrderedMapOps,
     pool::{ExtentPool, KernelIdPool},
+    service_number::ServiceNumber,
+};
+pub use self::{
+    cluster_services::{
+        ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
+        ObservedSlice,
+    },
+    map_plan::MapPlan,
+    request_terms::RevisionRequestTerms,
+    table::PlannerTable,
 };
 
-use crate::kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp};
-
-/// Lowest backend number in use. Number 0 stays unused, so that an entry of `SLOTS` that was ever written is not 0.
-const FIRST_BACKEND: u32 = 1;
+use crate::{
+    config::ClusterIpMode,
+    kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp},
+};
 
 /// Error: a change that does not fit the kernel's maps. No part of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,15 +73,14 @@ const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
 struct BackendList {
     /// Service id of the list: its index in the maps `SVC_STATE` and `SVC_INFO`.
     service_id: u32,
-    /// Number of the service in the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
-    owner: u32,
+    /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
+    owner: Option<ServiceNumber>,
+    /// False if the list is one of a Service of the cluster: its backends are not pods of Revisions.
+    is_routed: bool,
     state: SvcState,
     info: ActivatorFallback,
     backends: Box<[u32]>,
 }
-
-/// Owner of a list without an owner.
-const NO_SERVICE: u32 = u32::MAX;
 
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,8 +98,7 @@ struct BackendListUpdate {
 
 /// Changes that one service needs; a plan makes all of them or none.
 struct ServiceListUpdate {
-    /// Number of the service in the [`PlannerTable`].
-    service_number: u32,
+    service_number: ServiceNumber,
     updates: Vec<BackendListUpdate>,
 }
 
@@ -102,10 +113,10 @@ impl ServiceListUpdate {
 struct MapPlanDraft {
     activators: Vec<BackendListUpdate>,
     service_updates: Vec<ServiceListUpdate>,
-    /// Service number of the owner of each frontend that this plan looks at.
-    frontend_owners: BTreeMap<FrontendKey, u32>,
+    /// Owner of each frontend that this plan looks at.
+    frontend_owners: BTreeMap<FrontendKey, ServiceNumber>,
     /// Frontends that a service wants while another service owns them.
-    frontend_claims: BTreeSet<(FrontendKey, u32)>,
+    frontend_claims: BTreeSet<(FrontendKey, ServiceNumber)>,
     /// Frontends that no service wants any more.
     unwanted_frontends: Vec<FrontendKey>,
 }
@@ -126,24 +137,23 @@ enum BackendListKey {
 pub struct RoutePlanner {
     table: PlannerTable,
     lists: HashMap<BackendListKey, BackendList>,
-    /// Number of each backend, and the number of lists that name it.
-    backend_ids: HashMap<BackendTarget, (u32, u32)>,
-    backends_by_id: HashMap<u32, BackendTarget>,
-    backend_pool: KernelIdPool,
+    backends: UsedBackends,
     service_id_pool: KernelIdPool,
     list_entry_pool: ExtentPool,
     /// True if an activator has an IPv6 address; every service with an IPv6 address depends on it.
     has_ipv6_activator: bool,
-    /// Numbers of the services in the table that the next plan looks at.
-    due_services: BTreeSet<u32>,
+    /// Services that the next plan looks at.
+    due_services: BTreeSet<ServiceNumber>,
     /// Services among them that did not fit, each with the time of the first refusal.
-    unfit_services: BTreeMap<u32, u64>,
+    unfit_services: BTreeMap<ServiceNumber, u64>,
     /// Frontends in force without an owner, until a plan assigns or removes them.
     ownerless_frontends: BTreeSet<FrontendKey>,
     /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
-    frontend_claims: BTreeSet<(FrontendKey, u32)>,
+    frontend_claims: BTreeSet<(FrontendKey, ServiceNumber)>,
     /// True if the lists of the activators did not fit the last time. They are in no list of due work.
     are_activators_unfit: bool,
+    /// False until the RouteTable is known: before that, nothing of Rouse's in the maps changes.
+    is_route_table_known: bool,
 }
 
 impl RoutePlanner {
@@ -154,15 +164,40 @@ impl RoutePlanner {
 
     /// Restarts with the same table from the kernel's present state.
     pub fn restart(&mut self, kernel: KernelRoutes, now_ns: u64) {
+        let is_route_table_known = self.is_route_table_known;
         *self = Self::from_table(std::mem::take(&mut self.table), kernel, now_ns);
+        self.is_route_table_known = is_route_table_known;
+    }
+
+    /// Serves the Services of the cluster that this mode selects, besides those of the RouteTable.
+    pub fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
+        self.table.cluster = ClusterServices::new(mode);
+    }
+
+    /// Sets whether the RouteTable is known. Until it is, plans leave alone what may be of the RouteTable.
+    pub fn set_route_table_known(&mut self, is_known: bool) {
+        self.is_route_table_known = is_known;
+    }
+
+    /// Returns true if both sources are known, so that a frontend of neither is to be removed.
+    pub fn are_sources_known(&self) -> bool {
+        self.is_route_table_known && self.table.cluster.is_known()
+    }
+
+    /// Applies one observation of the cluster's Services. The next plan puts it in force.
+    pub fn apply_cluster_change(&mut self, change: ClusterChange) {
+        self.table.cluster.apply(change);
+    }
+
+    /// Sets the addresses of the node itself, which no frontend may have.
+    pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.table.cluster.set_node_addresses(addresses);
     }
 
     fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
         let mut planner = Self {
             lists: HashMap::with_capacity(kernel.frontends.len() + 2),
-            backend_ids: HashMap::new(),
-            backends_by_id: HashMap::new(),
-            backend_pool: KernelIdPool::new(FIRST_BACKEND, abi::BACKENDS_MAX),
+            backends: UsedBackends::new(),
             service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
             list_entry_pool: ExtentPool::new(abi::SLOTS_MAX),
             has_ipv6_activator: table.has_ipv6_activator(),
@@ -171,6 +206,7 @@ impl RoutePlanner {
             ownerless_frontends: kernel.frontends.keys().copied().collect(),
             frontend_claims: BTreeSet::new(),
             are_activators_unfit: false,
+            is_route_table_known: true,
             table,
         };
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
@@ -180,7 +216,7 @@ impl RoutePlanner {
             planner.adopt_list(BackendListKey::Frontend(key), service_id, &kernel);
         }
         // An earlier agent may have freed the rest a moment ago, and its quarantine is not known.
-        planner.backend_pool.quarantine_free(kernel.written.backends, now_ns);
+        planner.backends.quarantine_free(kernel.written.backends, now_ns);
         planner.service_id_pool.quarantine_free(kernel.written.services, now_ns);
         planner.list_entry_pool.quarantine_free(kernel.written.list_entries, now_ns);
         planner
@@ -198,13 +234,16 @@ impl RoutePlanner {
         self.list_entry_pool.reserve(state.offset, state.count);
         for &id in backends {
             let Some(&backend) = kernel.backends.get(&id) else { continue };
-            self.backend_pool.reserve(id);
-            self.backends_by_id.insert(id, backend);
-            self.backend_ids.entry(backend).or_insert((id, 0)).1 += 1;
+            self.backends.adopt(id, backend);
         }
-        let backends = backends.as_slice().into();
-        let list =
-            BackendList { service_id, owner: NO_SERVICE, state: *state, info: *info, backends };
+        let list = BackendList {
+            service_id,
+            owner: None,
+            is_routed: true,
+            state: *state,
+            info: *info,
+            backends: backends.as_slice().into(),
+        };
         self.lists.insert(key, list);
     }
 
@@ -219,13 +258,15 @@ impl RoutePlanner {
             RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
             RouteChange::Revision(it) => self.table.set_revision(&it.name, Some(&it)),
             RouteChange::Pod(it) => {
-                self.due_services.extend(self.table.set_pod(&it.uid, Some(&it)))
+                let changed = self.table.set_pod(&it.uid, Some(&it));
+                self.mark_routed_due(changed);
             }
             RouteChange::Activator(it) => self.set_activator(&it.name, Some(it.addresses)),
             RouteChange::Removed(RouteKey::Service(name)) => self.set_service(&name, None),
             RouteChange::Removed(RouteKey::Revision(name)) => self.table.set_revision(&name, None),
             RouteChange::Removed(RouteKey::Pod(uid)) => {
-                self.due_services.extend(self.table.set_pod(&uid, None))
+                let changed = self.table.set_pod(&uid, None);
+                self.mark_routed_due(changed);
             }
             RouteChange::Removed(RouteKey::Activator(name)) => self.set_activator(&name, None),
             RouteChange::Replicas(_)
@@ -237,19 +278,25 @@ impl RoutePlanner {
 
     /// Marks a pod of this node that was registered or forgotten: the next plan looks at it again.
     pub fn mark_pod_changed(&mut self, uid: &str) {
-        self.due_services.extend(self.table.affected_services(uid));
+        self.mark_routed_due(self.table.affected_services(uid));
     }
 
     /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
     pub fn set_excluded(&mut self, uid: &str, is_excluded: bool) {
-        self.due_services.extend(self.table.set_excluded(uid, is_excluded));
+        let changed = self.table.set_excluded(uid, is_excluded);
+        self.mark_routed_due(changed);
+    }
+
+    /// Makes services of the RouteTable due, by number.
+    fn mark_routed_due(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        self.due_services.extend(numbers.into_iter().map(ServiceNumber::Routed));
     }
 
     fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
         self.table.set_activator(name, addresses);
         let has_ipv6 = self.table.has_ipv6_activator();
         if std::mem::replace(&mut self.has_ipv6_activator, has_ipv6) != has_ipv6 {
-            self.due_services.extend(self.table.service_numbers());
+            self.due_services.extend(self.table.routed_numbers().map(ServiceNumber::Routed));
         }
     }
 
@@ -263,12 +310,11 @@ impl RoutePlanner {
             (Some(entry), _) => {
                 let service_number = self.table.set_service(entry);
                 keys = self.table.frontend_keys(service_number);
-                self.due_services.insert(service_number);
+                self.due_services.insert(ServiceNumber::Routed(service_number));
             }
             (None, Some((service_number, _))) => {
                 self.table.remove_service(*service_number);
-                self.due_services.remove(service_number);
-                self.unfit_services.remove(service_number);
+                self.forget_service(ServiceNumber::Routed(*service_number));
             }
             (None, None) => {}
         }
@@ -276,21 +322,41 @@ impl RoutePlanner {
         before
             .iter()
             .filter(|key| !keys.contains(key))
-            .for_each(|&key| self.release_frontend(service_number, key));
+            .for_each(|&key| self.release_frontend(ServiceNumber::Routed(service_number), key));
+    }
+
+    /// Forgets the due work of a service that is gone.
+    fn forget_service(&mut self, service_number: ServiceNumber) {
+        self.due_services.remove(&service_number);
+        self.unfit_services.remove(&service_number);
+    }
+
+    /// Makes the changed Services of the cluster due, and releases frontends that they no longer have.
+    fn collect_cluster_changes(&mut self) {
+        for changed in self.table.cluster.take_changed() {
+            let service_number = ServiceNumber::Cluster(changed.number);
+            if changed.is_served {
+                self.due_services.insert(service_number);
+            } else {
+                self.forget_service(service_number);
+            }
+            changed.released.iter().for_each(|&key| self.release_frontend(service_number, key));
+        }
     }
 
     /// Releases a frontend that a service no longer wants: another service that wants it may own it.
-    fn release_frontend(&mut self, service_number: u32, key: FrontendKey) {
+    fn release_frontend(&mut self, service_number: ServiceNumber, key: FrontendKey) {
         self.frontend_claims.remove(&(key, service_number));
         // Without a list the frontend did not fit, and this service may be the one that it did not fit for.
         if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
-            if list.owner != service_number {
+            if list.owner != Some(service_number) {
                 return;
             }
-            list.owner = NO_SERVICE;
+            list.owner = None;
             self.ownerless_frontends.insert(key);
         }
-        let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
+        let claims = (key, ServiceNumber::MIN)..=(key, ServiceNumber::MAX);
+        let next = self.frontend_claims.range(claims).next();
         self.due_services.extend(next.map(|&(_, service_number)| service_number));
     }
 
@@ -305,9 +371,10 @@ impl RoutePlanner {
         now_ns: u64,
         locals: &BTreeMap<String, KernelPodIds>,
     ) -> Result<MapPlan, MapCapacityError> {
-        self.backend_pool.release_expired(now_ns);
+        self.backends.release_expired(now_ns);
         self.service_id_pool.release_expired(now_ns);
         self.list_entry_pool.release_expired(now_ns);
+        self.collect_cluster_changes();
         let draft = self.draft_plan(locals);
         let plan = self.build_plan(now_ns, draft);
         self.are_activators_unfit = plan.is_err();
@@ -317,27 +384,31 @@ impl RoutePlanner {
     /// Returns true if a change is not planned yet, or if something did not fit.
     pub fn has_due_work(&self) -> bool {
         !self.due_services.is_empty()
-            || !self.ownerless_frontends.is_empty()
+            || self.table.cluster.has_changed()
+            || (!self.ownerless_frontends.is_empty() && self.are_sources_known())
             || self.are_activators_unfit
     }
 
     /// Compares table and lists: returns the lists to switch, and the frontends to remove.
     fn draft_plan(&self, locals: &BTreeMap<String, KernelPodIds>) -> MapPlanDraft {
         let mut draft = MapPlanDraft::default();
-        for (list, next) in self.table.activator_lists() {
-            self.push_update(BackendListKey::Activators(list), next, &mut draft.activators);
+        // An unknown RouteTable is not one without activators.
+        if self.is_route_table_known {
+            for (list, next) in self.table.activator_lists() {
+                self.push_update(BackendListKey::Activators(list), next, &mut draft.activators);
+            }
         }
         for &service_number in &self.due_services {
             let mut updates = Vec::new();
             // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
-            // owner releases it.
+            // owner releases it. Services of the RouteTable are first in the order, and take frontends of others.
             for (key, next) in self.table.desired_lists(service_number, locals) {
-                let owner = self
-                    .lists
-                    .get(&BackendListKey::Frontend(key))
-                    .map_or(NO_SERVICE, |it| it.owner);
-                let is_free = owner == NO_SERVICE && !draft.frontend_owners.contains_key(&key);
-                if is_free || owner == service_number {
+                let present = draft.frontend_owners.get(&key).copied().or_else(|| {
+                    self.lists.get(&BackendListKey::Frontend(key)).and_then(|list| list.owner)
+                });
+                let owner = present.filter(|&it| it != service_number);
+                if owner.is_none_or(|owner| service_number.outranks(owner)) {
+                    draft.frontend_claims.extend(owner.map(|owner| (key, owner)));
                     draft.frontend_owners.insert(key, service_number);
                     self.push_update(BackendListKey::Frontend(key), next, &mut updates);
                 } else {
@@ -348,12 +419,11 @@ impl RoutePlanner {
         }
         // Smallest first: if not all fit, as many as possible do.
         draft.service_updates.sort_by_key(ServiceListUpdate::backend_count);
-        draft.unwanted_frontends = self
-            .ownerless_frontends
-            .iter()
-            .filter(|key| !draft.frontend_owners.contains_key(key))
-            .copied()
-            .collect();
+        if self.are_sources_known() {
+            let is_unwanted = |key: &&FrontendKey| !draft.frontend_owners.contains_key(*key);
+            draft.unwanted_frontends =
+                self.ownerless_frontends.iter().filter(is_unwanted).copied().collect();
+        }
         draft
     }
 
@@ -367,7 +437,7 @@ impl RoutePlanner {
         // for.
         let is_in_force = self.lists.get(&target).is_some_and(|list| {
             let mut current: Vec<&BackendTarget> =
-                list.backends.iter().filter_map(|id| self.backends_by_id.get(id)).collect();
+                list.backends.iter().filter_map(|&id| self.backends.get(id)).collect();
             current.sort_unstable();
             list.state.mode == next.mode
                 && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
@@ -386,14 +456,17 @@ impl RoutePlanner {
         let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::new());
         let mut plan = MapPlan::default();
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
-        self.switch_lists(std::mem::take(&mut draft.activators), &mut ops, &mut freed)?;
+        let activators = std::mem::take(&mut draft.activators);
+        self.switch_lists(activators, true, &mut ops, &mut freed)?;
         let mut unfit = BTreeMap::new();
         for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
             let targets: Vec<_> = updates.iter().map(|it| (it.target, it.next.info)).collect();
             let counts: Vec<u32> = updates.iter().map(|it| it.next.backends.len() as u32).collect();
-            let Err(error) = self.switch_lists(updates, &mut ops, &mut freed) else { continue };
+            let is_routed = service_number.is_routed();
+            let switched = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
+            let Err(error) = switched else { continue };
             let since = self.unfit_services.get(&service_number).copied().unwrap_or(now_ns);
             unfit.insert(service_number, since);
             let is_recent = now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS;
@@ -402,14 +475,15 @@ impl RoutePlanner {
                 continue;
             }
             plan.refused.extend(self.table.service_name(service_number).map(|name| (name, error)));
+            // Connects to a Service of the cluster go on to kube-proxy's rules.
+            let mode = if is_routed { RoutingMode::Activator } else { RoutingMode::Pass };
             for (target, info) in targets {
-                let fallback =
-                    DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
+                let fallback = DesiredBackendList { mode, info, backends: Vec::new() };
                 let mut updates = Vec::new();
                 self.push_update(target, fallback, &mut updates);
                 // List by list: one in force always fits, and must not keep its old pods because a new one does not.
                 // A new address that does not fit gets no frontend: its connects pass unchanged.
-                let _no_frontend = self.switch_lists(updates, &mut ops, &mut freed);
+                let _no_frontend = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
             }
         }
         for &key in &draft.unwanted_frontends {
@@ -420,7 +494,7 @@ impl RoutePlanner {
         }
         // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|list| self.release_list(list, now_ns, &mut ops));
-        self.commit_draft(draft, unfit);
+        self.commit_draft(draft, unfit, &mut ops);
         ops.finish(&mut plan);
         Ok(plan)
     }
@@ -438,6 +512,7 @@ impl RoutePlanner {
     fn switch_lists(
         &mut self,
         updates: Vec<BackendListUpdate>,
+        is_routed: bool,
         ops: &mut OrderedMapOps,
         freed: &mut Vec<BackendList>,
     ) -> Result<(), MapCapacityError> {
@@ -456,7 +531,7 @@ impl RoutePlanner {
             extents.push((offset, count));
         }
         for (update, (offset, _)) in updates.into_iter().zip(extents) {
-            freed.extend(self.switch_list(update, offset, ops));
+            freed.extend(self.switch_list(update, is_routed, offset, ops));
         }
         Ok(())
     }
@@ -466,9 +541,9 @@ impl RoutePlanner {
         let new_backends: BTreeSet<&BackendTarget> = updates
             .iter()
             .flat_map(|update| &update.next.backends)
-            .filter(|backend| !self.backend_ids.contains_key(*backend))
+            .filter(|backend| !self.backends.contains(backend))
             .collect();
-        self.backend_pool.check_free(abi::maps::BACKENDS, new_backends.len())?;
+        self.backends.check_free(new_backends.len())?;
         let is_new_list = |update: &&BackendListUpdate| !self.lists.contains_key(&update.target);
         let new_services = updates.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
@@ -492,12 +567,13 @@ impl RoutePlanner {
     fn switch_list(
         &mut self,
         update: BackendListUpdate,
+        is_routed: bool,
         offset: u32,
         ops: &mut OrderedMapOps,
     ) -> Option<BackendList> {
         let DesiredBackendList { mode, info, backends } = update.next;
         let backends: Vec<u32> =
-            backends.into_iter().map(|backend| self.acquire_backend(backend, ops)).collect();
+            backends.into_iter().map(|it| self.backends.acquire(it, is_routed, ops)).collect();
         let count = backends.len() as u32;
         if count > 0 {
             ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
@@ -511,7 +587,7 @@ impl RoutePlanner {
                 self.service_id_pool.allocate().expect("counted in check_room")
             }
         };
-        let owner = old.as_ref().map_or(NO_SERVICE, |list| list.owner);
+        let owner = old.as_ref().and_then(|list| list.owner);
         // The generation changes with each list: a connect that reads the word twice notices the switch.
         let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
         let state = SvcState { offset, count, generation, mode };
@@ -522,50 +598,50 @@ impl RoutePlanner {
         if let (BackendListKey::Frontend(key), None) = (update.target, &old) {
             ops.frontends.push(MapOp::Frontend { key, service_id });
         }
-        self.lists.insert(update.target, BackendList { service_id, owner, state, info, backends });
+        let list = BackendList { service_id, owner, is_routed, state, info, backends };
+        self.lists.insert(update.target, list);
         old
-    }
-
-    fn acquire_backend(&mut self, backend: BackendTarget, ops: &mut OrderedMapOps) -> u32 {
-        if let Some((id, uses)) = self.backend_ids.get_mut(&backend) {
-            *uses += 1;
-            return *id;
-        }
-        let id = self.backend_pool.allocate().expect("counted in check_room");
-        self.backend_ids.insert(backend, (id, 1));
-        self.backends_by_id.insert(id, backend);
-        ops.added_pods.extend(backend.pod_address());
-        ops.backends.push(MapOp::Backend { id, backend });
-        id
     }
 
     fn release_list(&mut self, list: &BackendList, now_ns: u64, ops: &mut OrderedMapOps) {
         self.list_entry_pool.quarantine(list.state.offset, list.state.count, now_ns);
-        for id in &list.backends {
-            let Some(&backend) = self.backends_by_id.get(id) else { continue };
-            let Some((_, uses)) = self.backend_ids.get_mut(&backend) else { continue };
-            *uses -= 1;
-            if *uses == 0 {
-                self.backend_ids.remove(&backend);
-                self.backends_by_id.remove(id);
-                ops.removed_pods.extend(backend.pod_address());
-                self.backend_pool.quarantine(*id, now_ns);
-            }
+        for &id in &list.backends {
+            self.backends.release(id, list.is_routed, now_ns, ops);
         }
     }
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
-    fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<u32, u64>) {
+    fn commit_draft(
+        &mut self,
+        draft: MapPlanDraft,
+        unfit: BTreeMap<ServiceNumber, u64>,
+        ops: &mut OrderedMapOps,
+    ) {
         for (key, service_number) in draft.frontend_owners {
+            self.ownerless_frontends.remove(&key);
             // A frontend without a list did not fit.
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
-                list.owner = service_number;
+                list.owner = Some(service_number);
                 self.frontend_claims.remove(&(key, service_number));
+                self.set_list_routed(key, service_number.is_routed(), ops);
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
         self.due_services = unfit.keys().copied().collect();
         self.unfit_services = unfit;
-        self.ownerless_frontends.clear();
+        for key in &draft.unwanted_frontends {
+            self.ownerless_frontends.remove(key);
+        }
+    }
+
+    /// Counts the backends of a list for the source of its new owner, if the list itself stays as it is.
+    fn set_list_routed(&mut self, key: FrontendKey, is_routed: bool, ops: &mut OrderedMapOps) {
+        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
+        if std::mem::replace(&mut list.is_routed, is_routed) == is_routed {
+            return;
+        }
+        for &id in &list.backends {
+            self.backends.move_list(id, is_routed, ops);
+        }
     }
 }

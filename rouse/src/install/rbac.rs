@@ -1,8 +1,9 @@
 //! Pure: service accounts and their permissions, each with its reason.
 //!
-//! Agent, activator and autoscaler never talk to the API server. They have accounts without permissions, which identify
-//! them in the tokens that they present to the controller.
+//! Activator and autoscaler never talk to the API server, and the agent only if it serves Services of the cluster. They
+//! have accounts that identify them in the tokens that they present to the controller.
 
+use agent::config::ClusterIpMode;
 use serde_json::{Value, json};
 
 use super::{
@@ -284,6 +285,31 @@ pub(crate) const NAMESPACE_RULES: [RbacRule; 6] = [
     },
 ];
 
+/// Permissions of the agents if they serve Services of the cluster.
+pub(crate) const AGENT_RULES: [RbacRule; 3] = [
+    RbacRule {
+        groups: &[""],
+        resources: &["services", "namespaces"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "addresses and ports of Services, and the labels that select them",
+    },
+    RbacRule {
+        groups: &["discovery.k8s.io"],
+        resources: &["endpointslices"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "endpoints of these Services",
+    },
+    RbacRule {
+        groups: &[""],
+        resources: &["nodes"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "zone of the agent's own node",
+    },
+];
+
 /// Names of the components' service accounts.
 pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator", "rouse-agent"];
 
@@ -296,8 +322,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
         cluster_object(RBAC_API_VERSION, "ClusterRole", "rouse-controller"),
         json!({"rules": rules}),
     ));
-    let subject =
-        json!({"kind": "ServiceAccount", "name": "controller", "namespace": settings.namespace});
+    let subject = account_subject("controller", settings);
     let role_ref =
         |kind: &str| json!({"apiGroup": RBAC_API_GROUP, "kind": kind, "name": "rouse-controller"});
     let binding = json!({"roleRef": role_ref("ClusterRole"), "subjects": [subject]});
@@ -318,8 +343,30 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
         settings,
     );
     objects.push(merge_fields(role, json!({"roleRef": role_ref("Role"), "subjects": [subject]})));
+    objects.extend(agent_role(settings));
     objects.extend(user_roles());
     objects
+}
+
+/// ClusterRole of the agents and its binding, if the agents talk to the API server.
+fn agent_role(settings: &InstallSettings) -> Vec<Value> {
+    if settings.clusterip == ClusterIpMode::Off {
+        return Vec::new();
+    }
+    let object = |kind| cluster_object(RBAC_API_VERSION, kind, "rouse-agent");
+    let rules: Vec<Value> = AGENT_RULES.iter().map(rule_json).collect();
+    let binding = json!({
+        "roleRef": {"apiGroup": RBAC_API_GROUP, "kind": "ClusterRole", "name": "rouse-agent"},
+        "subjects": [account_subject("rouse-agent", settings)],
+    });
+    vec![
+        merge_fields(object("ClusterRole"), json!({"rules": rules})),
+        merge_fields(object("ClusterRoleBinding"), binding),
+    ]
+}
+
+fn account_subject(name: &str, settings: &InstallSettings) -> Value {
+    json!({"kind": "ServiceAccount", "name": name, "namespace": settings.namespace})
 }
 
 fn service_account(name: &str, settings: &InstallSettings) -> Value {
@@ -377,13 +424,15 @@ fn user_roles() -> Vec<Value> {
 pub(crate) fn rbac_markdown() -> String {
     let mut text = String::from(
         "# Permissions of the components\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\
-         Only the controller talks to the API server. The accounts `autoscaler`, `activator` and `rouse-agent` have no rights \
-         at all and no token for the API server: they show the controller a token that only the controller accepts.\n",
+         The controller talks to the API server. With `rouse install --clusterip labelled` or `all`, the agents do so too; \
+         by default their account has no rights. The accounts `autoscaler` and `activator` have no rights at all and no token \
+         for the API server: they show the controller a token that only the controller accepts.\n",
     );
     for (title, rules) in [
         ("All namespaces", &CLUSTER_RULES[..]),
         ("Cluster-scoped objects", &ADMISSION_RULES[..]),
         ("Namespace of the installation", &NAMESPACE_RULES[..]),
+        ("Agents, with `--clusterip labelled` or `all`", &AGENT_RULES[..]),
     ] {
         text.push_str(&format!(
             "\n## {title}\n\n| group | resources | names | verbs | why |\n|---|---|---|---|---|\n"

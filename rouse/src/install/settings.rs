@@ -1,5 +1,6 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
+use agent::config::ClusterIpMode;
 use ipnet::IpNet;
 
 /// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
@@ -51,6 +52,8 @@ pub(crate) struct InstallSettings {
     pub(crate) trusted_proxies: Vec<IpNet>,
     /// True if these proxies begin each connection with a header of the PROXY protocol.
     pub(crate) proxy_protocol: bool,
+    /// Services that the agents serve in kube-proxy's place, besides Rouse's own.
+    pub(crate) clusterip: ClusterIpMode,
 }
 
 impl Default for InstallSettings {
@@ -64,6 +67,7 @@ impl Default for InstallSettings {
             cluster_domain: "cluster.local".to_owned(),
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
+            clusterip: ClusterIpMode::default(),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent::config::ClusterIpMode;
+use clap::ValueEnum as _;
 use common::request_log;
 use controller::model::{
     cluster_state::ControllerSettings,
@@ -219,9 +221,35 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
 }
 
 #[test]
+fn an_agent_that_serves_services_of_the_cluster_may_read_them() {
+    for clusterip in [ClusterIpMode::Labelled, ClusterIpMode::All] {
+        let objects = objects::all(&InstallSettings { clusterip, ..InstallSettings::default() });
+        let find = |name: &str| {
+            let is_it = |it: &&Value| objects::kind_and_name(it) == name;
+            objects.iter().find(is_it).unwrap_or_else(|| panic!("no {name}"))
+        };
+        let pod = &find("DaemonSet/rouse-agent")["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], true);
+        let vars = pod["containers"][0]["env"].as_array().unwrap();
+        let mode = vars.iter().find(|it| it["name"] == "ROUSE_CLUSTERIP").unwrap();
+        let name = clusterip.to_possible_value().unwrap();
+        assert_eq!(mode["value"], name.get_name());
+        let subject = &find("ClusterRoleBinding/rouse-agent")["subjects"][0];
+        assert_eq!(subject["name"], "rouse-agent");
+        let rules = find("ClusterRole/rouse-agent")["rules"].as_array().unwrap();
+        for rule in rules {
+            assert_eq!(rule["verbs"], serde_json::json!(["get", "list", "watch"]));
+        }
+    }
+}
+
+#[test]
 fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
-    for rule in
-        rbac::CLUSTER_RULES.iter().chain(&rbac::ADMISSION_RULES).chain(&rbac::NAMESPACE_RULES)
+    for rule in rbac::CLUSTER_RULES
+        .iter()
+        .chain(&rbac::ADMISSION_RULES)
+        .chain(&rbac::NAMESPACE_RULES)
+        .chain(&rbac::AGENT_RULES)
     {
         assert!(!rule.reason.is_empty(), "{:?}", rule.resources);
         let wild = rule.verbs.iter().chain(rule.resources).chain(rule.groups).any(|it| *it == "*");

@@ -1,6 +1,8 @@
 //! Pure: the workloads of an installation: three Deployments, the agent's DaemonSet, disruption budgets and
 //! autoscaling.
 
+use agent::config::ClusterIpMode;
+use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -283,6 +285,11 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         field_env_var("ROUSE_NODE", "spec.nodeName"),
         env_var("ROUSE_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
+    let watches_services = settings.clusterip != ClusterIpMode::Off;
+    if watches_services {
+        let mode = settings.clusterip.to_possible_value();
+        vars.extend(mode.map(|it| env_var("ROUSE_CLUSTERIP", it.get_name())));
+    }
     let needs: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     let mount = |name: &str, path: &str| {
         // Mounts that the host adds later must be visible in the pod too.
@@ -303,7 +310,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         "volumeMounts": [identity_mount(), mount("bpf", "/sys/fs/bpf"), mount("cgroup", "/sys/fs/cgroup")],
     });
     let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "Directory"}});
-    let pod = json!({
+    let mut pod = json!({
         "hostNetwork": true,
         "hostPID": true,
         // A pod on the host's network still needs the names of Services.
@@ -314,6 +321,9 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         "containers": [component_container(app, vars, extra, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });
+    if watches_services {
+        pod["automountServiceAccountToken"] = true.into();
+    }
     let mut object = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
     let reasons = agent::CAPABILITIES.iter().map(|(name, reason)| format!("{name}: {reason}"));
     let mut reasons: Vec<String> = reasons.collect();

@@ -18,13 +18,19 @@ use datapath::{
     load_balancing::{ActivatorFallback, RoutingMode},
 };
 
-use super::{DesiredBackendList, named_slab::NamedSlab, request_terms::RevisionRequestTerms};
+use super::{
+    DesiredBackendList,
+    cluster_services::{ClusterResource, ClusterServices},
+    named_slab::NamedSlab,
+    request_terms::RevisionRequestTerms,
+    service_number::ServiceNumber,
+};
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
 const TCP: u8 = 6;
 
-/// The RouteTable's input to a plan. Changed by [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
+/// Input to a plan: the RouteTable, and the Services of the cluster. Changed by [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
 #[derive(Debug, Default)]
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,
@@ -35,6 +41,8 @@ pub struct PlannerTable {
     /// Pods that are excluded from connects, whatever the RouteTable states of them.
     excluded_pods: BTreeSet<String>,
     activators: BTreeMap<String, Vec<IpAddr>>,
+    /// Services of the cluster, the second source.
+    pub(super) cluster: ClusterServices,
 }
 
 #[derive(Debug)]
@@ -120,25 +128,45 @@ impl PlannerTable {
         all.filter(|key| !named.contains_key(key)).collect()
     }
 
-    /// Returns the number of every service.
-    pub(super) fn service_numbers(&self) -> impl Iterator<Item = u32> {
+    /// Returns true if Services of the cluster are to be served, and are known.
+    pub fn are_cluster_services_known(&self) -> bool {
+        self.cluster.is_enabled() && self.cluster.is_known()
+    }
+
+    /// Returns the kinds of objects that are missing before Services of the cluster are served.
+    pub fn missing_cluster_kinds(&self) -> Vec<ClusterResource> {
+        self.cluster.missing_kinds()
+    }
+
+    /// Returns the number of every service that has frontends.
+    pub(super) fn service_numbers(&self) -> impl Iterator<Item = ServiceNumber> {
+        let routed = self.routed_numbers().map(ServiceNumber::Routed);
+        routed.chain(self.cluster.served_numbers().map(ServiceNumber::Cluster))
+    }
+
+    /// Returns the number of every service of the RouteTable.
+    pub(super) fn routed_numbers(&self) -> impl Iterator<Item = u32> {
         self.services.numbers.values().copied()
     }
 
-    /// Returns the number of a service.
+    /// Returns the number of a service of the RouteTable.
     pub(super) fn find_service(&self, service: &NamespacedName) -> Option<u32> {
         self.services.find(service)
     }
 
-    /// Returns the frontends of a service.
+    /// Returns the frontends of a service of the RouteTable.
+    /// Returns the key of a frontend for TCP.
     pub(super) fn frontend_keys(&self, service_number: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service_number);
         service.addresses.iter().map(|&address| frontend_key(address, service.port)).collect()
     }
 
     /// Returns the name of a service.
-    pub(super) fn service_name(&self, service_number: u32) -> Option<NamespacedName> {
-        self.services.name(service_number)
+    pub(super) fn service_name(&self, number: ServiceNumber) -> Option<NamespacedName> {
+        match number {
+            ServiceNumber::Routed(number) => self.services.name(number),
+            ServiceNumber::Cluster(number) => self.cluster.service_name(number),
+        }
     }
 
     /// Sets a service's whole state. Returns its number.
@@ -263,12 +291,24 @@ impl PlannerTable {
         self.activators.values().flatten().any(IpAddr::is_ipv6)
     }
 
-    /// Returns the list that each address of a service should have.
+    /// Returns the list that each frontend of a service should have.
+    pub(super) fn desired_lists(
+        &self,
+        number: ServiceNumber,
+        locals: &BTreeMap<String, KernelPodIds>,
+    ) -> Vec<(FrontendKey, DesiredBackendList)> {
+        match number {
+            ServiceNumber::Routed(number) => self.desired_routed_lists(number, locals),
+            ServiceNumber::Cluster(number) => self.cluster.desired_lists(number),
+        }
+    }
+
+    /// Returns the list that each address of a service of the RouteTable should have.
     ///
     /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
     /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address through the activators,
     /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
-    pub(super) fn desired_lists(
+    fn desired_routed_lists(
         &self,
         service_number: u32,
         locals: &BTreeMap<String, KernelPodIds>,
@@ -333,7 +373,8 @@ impl PlannerTable {
     }
 }
 
-fn frontend_key(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+/// Returns the key of a frontend for TCP.
+pub(super) fn frontend_key(address: IpAddr, port: NonZeroU16) -> FrontendKey {
     let port_be = port.get().to_be();
     FrontendKey { address: to_v6_octets(address), port_be, protocol: TCP, reserved: 0 }
 }

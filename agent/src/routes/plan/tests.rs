@@ -1,6 +1,7 @@
 //! Pure: plans against a model of the kernel that reads after every map operation.
 
 mod capacity;
+mod cluster;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -48,11 +48,11 @@ fn activators_that_do_not_fit_are_planned_again() {
     let mut fixture = PlannerFixture::new();
     let services = [service(1, ConnectionPath::Direct)];
     fixture.plan(&table(&services, &[], &[activator(1)]));
-    let free_pool = std::mem::replace(&mut fixture.planner.backend_pool, KernelIdPool::new(1, 1));
+    let free_pool = std::mem::replace(&mut fixture.planner.backends.pool, KernelIdPool::new(1, 1));
     fixture.set_table(&table(&services, &[], &[activator(1), activator(2)]));
     assert!(fixture.planner.plan(fixture.now, &BTreeMap::new()).is_err());
     assert!(fixture.planner.has_due_work());
-    fixture.planner.backend_pool = free_pool;
+    fixture.planner.backends.pool = free_pool;
     fixture.plan_and_write(&BTreeMap::new());
     let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
     assert_eq!((activators.len(), fixture.planner.has_due_work()), (2, false));

@@ -1,0 +1,382 @@
+//! Pure: Services of the cluster that this node serves in kube-proxy's place, beside those of the RouteTable.
+//!
+//! Pass in each object as it is observed. Nothing is served before all kinds of objects are listed: an endpoint in a
+//! slice that is not known yet must not be missing from a list.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
+};
+
+use common::{
+    service_routing::{
+        ClusterIpService, NodeTopology, PortTarget, ServiceSlice, TransportProtocol, route_service,
+    },
+    wire::NamespacedName,
+};
+use datapath::{
+    abi::{self, FrontendKey},
+    load_balancing::{ActivatorFallback, RoutingMode},
+};
+use smol_str::SmolStr;
+
+use super::{DesiredBackendList, named_slab::NamedSlab, table::frontend_key};
+use crate::{config::ClusterIpMode, kernel::map_op::BackendTarget};
+
+/// Kind of observed objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ClusterResource {
+    /// Services of all namespaces.
+    Service,
+    /// EndpointSlices of these Services.
+    EndpointSlice,
+    /// Namespaces, for their labels.
+    Namespace,
+    /// The node itself.
+    Node,
+}
+
+impl ClusterResource {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Namespace, Self::Node];
+
+    /// Returns the name of the kind in Kubernetes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Namespace => "Namespace",
+            Self::Node => "Node",
+        }
+    }
+}
+
+/// Value of the label `rouse.dev/clusterip`: true or false; `None` without the label, or with another value.
+pub type ClusterIpLabel = Option<bool>;
+
+/// A Service that a service proxy would serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedService {
+    /// Its routed part.
+    pub service: ClusterIpService,
+    /// Label of the Service.
+    pub label: ClusterIpLabel,
+}
+
+/// An EndpointSlice that a service proxy would use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedSlice {
+    /// Service of the slice, in the slice's namespace.
+    pub service: NamespacedName,
+    /// Its routed part.
+    pub slice: ServiceSlice,
+}
+
+/// Observation of the cluster. An object that is `None` does not exist, or concerns no service proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterChange {
+    /// A list of all objects of a kind begins.
+    ListBegun(ClusterResource),
+    /// State of a Service.
+    Service(NamespacedName, Option<ObservedService>),
+    /// State of an EndpointSlice.
+    Slice(NamespacedName, Option<ObservedSlice>),
+    /// Label of a namespace.
+    Namespace(SmolStr, ClusterIpLabel),
+    /// Place of this node.
+    Node(NodeTopology),
+    /// The list of a kind is complete: objects that it does not name do not exist.
+    ListCompleted(ClusterResource),
+}
+
+/// Services of the cluster, and what this node needs to route them.
+#[derive(Debug, Default)]
+pub struct ClusterServices {
+    mode: ClusterIpMode,
+    node: NodeTopology,
+    /// Addresses of the node itself. A ClusterIP among them belongs to a local server, such as NodeLocal DNSCache.
+    node_addresses: BTreeSet<IpAddr>,
+    services: NamedSlab<ClusterService>,
+    /// Service of each EndpointSlice.
+    slice_services: HashMap<NamespacedName, NamespacedName>,
+    /// Namespaces with the label.
+    namespace_labels: BTreeMap<SmolStr, bool>,
+    /// Objects that the list in progress has named, by kind.
+    lists: BTreeMap<ClusterResource, BTreeSet<NamespacedName>>,
+    /// Kinds of which at least one list is complete.
+    listed: BTreeSet<ClusterResource>,
+    /// Numbers of the services that have changed since the last [`take_changed`](Self::take_changed).
+    changed: BTreeSet<u32>,
+}
+
+/// A Service, or EndpointSlices whose Service is not known.
+#[derive(Debug, Default)]
+struct ClusterService {
+    observed: Option<ObservedService>,
+    /// EndpointSlices by name.
+    slices: BTreeMap<SmolStr, ServiceSlice>,
+    /// Frontends that the planner has for the service.
+    frontends: Box<[FrontendKey]>,
+}
+
+/// A changed service.
+pub(super) struct ChangedService {
+    pub(super) number: u32,
+    /// Frontends that the service no longer has.
+    pub(super) released: Vec<FrontendKey>,
+    /// False if the service has no frontend any more.
+    pub(super) is_served: bool,
+}
+
+impl ClusterServices {
+    /// Starts without objects.
+    pub(super) fn new(mode: ClusterIpMode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    /// Returns true if the mode selects any Service.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.mode != ClusterIpMode::Off
+    }
+
+    /// Returns true if all kinds were listed, so that the frontends of all services are known.
+    pub(super) fn is_known(&self) -> bool {
+        !self.is_enabled() || self.listed.len() == ClusterResource::ALL.len()
+    }
+
+    /// Returns the kinds of which no list is complete.
+    pub(super) fn missing_kinds(&self) -> Vec<ClusterResource> {
+        let is_missing = |it: &ClusterResource| !self.listed.contains(it);
+        let kinds = ClusterResource::ALL.into_iter().filter(|_| self.is_enabled());
+        kinds.filter(is_missing).collect()
+    }
+
+    /// Sets the addresses of the node itself.
+    pub(super) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        let changed: BTreeSet<IpAddr> =
+            self.node_addresses.symmetric_difference(&addresses).copied().collect();
+        self.node_addresses = addresses;
+        if !changed.is_empty() {
+            self.mark_changed(|service| {
+                let addresses = service.observed.iter().flat_map(|it| &it.service.cluster_ips);
+                addresses.clone().any(|address| changed.contains(address))
+            });
+        }
+    }
+
+    /// Applies one observation.
+    pub(super) fn apply(&mut self, change: ClusterChange) {
+        match change {
+            ClusterChange::ListBegun(resource) => {
+                self.lists.insert(resource, BTreeSet::new());
+            }
+            ClusterChange::Service(name, service) => {
+                self.record_listed(ClusterResource::Service, &name);
+                self.set_service(&name, service);
+            }
+            ClusterChange::Slice(name, slice) => {
+                self.record_listed(ClusterResource::EndpointSlice, &name);
+                self.set_slice(&name, slice);
+            }
+            ClusterChange::Namespace(name, label) => {
+                let key = NamespacedName::new("", name.as_str());
+                self.record_listed(ClusterResource::Namespace, &key);
+                self.set_namespace(&name, label);
+            }
+            ClusterChange::Node(node) => self.set_node(node),
+            ClusterChange::ListCompleted(resource) => self.complete_list(resource),
+        }
+    }
+
+    /// Takes the services that have changed, once all are known.
+    pub(super) fn take_changed(&mut self) -> Vec<ChangedService> {
+        if !self.is_known() {
+            return Vec::new();
+        }
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().map(|number| self.update_frontends(number)).collect()
+    }
+
+    /// Returns true if [`take_changed`](Self::take_changed) would return a service.
+    pub(super) fn has_changed(&self) -> bool {
+        self.is_known() && !self.changed.is_empty()
+    }
+
+    /// Returns the numbers of the services that have frontends.
+    pub(super) fn served_numbers(&self) -> impl Iterator<Item = u32> {
+        let numbers = self.services.numbers.values().copied();
+        numbers.filter(|&number| !self.services.get(number).frontends.is_empty())
+    }
+
+    /// Returns the name of a service.
+    pub(super) fn service_name(&self, number: u32) -> Option<NamespacedName> {
+        self.services.name(number)
+    }
+
+    /// Returns the list that each frontend of a service should have.
+    pub(super) fn desired_lists(&self, number: u32) -> Vec<(FrontendKey, DesiredBackendList)> {
+        let service = self.services.get(number);
+        let Some(observed) = &service.observed else { return Vec::new() };
+        let routings = route_service(&observed.service, service.slices.values(), &self.node);
+        let tcp = routings.into_iter().filter(|it| it.protocol == TransportProtocol::Tcp);
+        // Two ports of one number cannot pass admission; the first one counts.
+        let mut lists = BTreeMap::new();
+        for routing in tcp {
+            let key = frontend_key(routing.address, routing.port);
+            if service.frontends.contains(&key) {
+                lists.entry(key).or_insert_with(|| desired_list(&routing.target));
+            }
+        }
+        lists.into_iter().collect()
+    }
+
+    fn record_listed(&mut self, resource: ClusterResource, name: &NamespacedName) {
+        if let Some(names) = self.lists.get_mut(&resource) {
+            names.insert(name.clone());
+        }
+    }
+
+    fn set_service(&mut self, name: &NamespacedName, observed: Option<ObservedService>) {
+        if observed.is_none() && self.services.find(name).is_none() {
+            return;
+        }
+        let number = self.services.get_or_insert(name);
+        let service = self.services.get_mut(number);
+        if service.observed != observed {
+            service.observed = observed;
+            self.changed.insert(number);
+        }
+    }
+
+    fn set_slice(&mut self, name: &NamespacedName, observed: Option<ObservedSlice>) {
+        let before = self.slice_services.get(name).cloned();
+        let now = observed.as_ref().map(|it| it.service.clone());
+        if let Some(before) = before.filter(|it| Some(it) != now.as_ref()) {
+            self.slice_services.remove(name);
+            let number = self.services.get_or_insert(&before);
+            self.services.get_mut(number).slices.remove(&name.name);
+            self.changed.insert(number);
+        }
+        if let Some(ObservedSlice { service, slice }) = observed {
+            let number = self.services.get_or_insert(&service);
+            let slices = &mut self.services.get_mut(number).slices;
+            if slices.get(&name.name) != Some(&slice) {
+                slices.insert(name.name.clone(), slice);
+                self.changed.insert(number);
+            }
+            self.slice_services.insert(name.clone(), service);
+        }
+    }
+
+    fn set_namespace(&mut self, name: &str, label: ClusterIpLabel) {
+        let before = match label {
+            Some(label) => self.namespace_labels.insert(name.into(), label),
+            None => self.namespace_labels.remove(name),
+        };
+        if before == label {
+            return;
+        }
+        let numbers = self.services.names().filter(|it| it.namespace == name);
+        let numbers: Vec<u32> = numbers.filter_map(|it| self.services.find(&it)).collect();
+        self.changed.extend(numbers);
+    }
+
+    fn set_node(&mut self, node: NodeTopology) {
+        if self.node != node {
+            self.node = node;
+            self.mark_changed(|_| true);
+        }
+    }
+
+    /// Removes all objects of a kind that its list has not named.
+    fn complete_list(&mut self, resource: ClusterResource) {
+        let Some(named) = self.lists.remove(&resource) else { return };
+        match resource {
+            ClusterResource::Service => {
+                let gone: Vec<_> = self.services.names().filter(|it| !named.contains(it)).collect();
+                gone.iter().for_each(|name| self.set_service(name, None));
+            }
+            ClusterResource::EndpointSlice => {
+                let known = self.slice_services.keys();
+                let gone: Vec<_> = known.filter(|it| !named.contains(it)).cloned().collect();
+                gone.iter().for_each(|name| self.set_slice(name, None));
+            }
+            ClusterResource::Namespace => {
+                let is_gone =
+                    |it: &&SmolStr| !named.contains(&NamespacedName::new("", it.as_str()));
+                let known = self.namespace_labels.keys();
+                let gone: Vec<_> = known.filter(is_gone).cloned().collect();
+                gone.iter().for_each(|name| self.set_namespace(name, None));
+            }
+            ClusterResource::Node => {}
+        }
+        self.listed.insert(resource);
+    }
+
+    fn mark_changed(&mut self, is_changed: impl Fn(&ClusterService) -> bool) {
+        let numbers = self.services.numbers.values().copied();
+        let changed = numbers.filter(|&number| is_changed(self.services.get(number)));
+        self.changed.extend(changed.collect::<Vec<u32>>());
+    }
+
+    /// Computes the frontends of a service again, and forgets the service if nothing is left of it.
+    fn update_frontends(&mut self, number: u32) -> ChangedService {
+        let frontends = self.wanted_frontends(number);
+        let is_served = !frontends.is_empty();
+        let service = self.services.get_mut(number);
+        let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
+        let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
+        let released = before.iter().filter(is_released).copied().collect();
+        if service.observed.is_none() && service.slices.is_empty() {
+            self.services.remove(number);
+        }
+        ChangedService { number, released, is_served }
+    }
+
+    /// Returns the frontends that a service should have on this node.
+    fn wanted_frontends(&self, number: u32) -> BTreeSet<FrontendKey> {
+        let observed = self.services.get(number).observed.as_ref();
+        let Some(service) = observed.filter(|it| self.is_selected(number, it.label)) else {
+            return BTreeSet::new();
+        };
+        let ClusterIpService { cluster_ips, ports, affinity_timeout, .. } = &service.service;
+        // The kernel's lists have no affinity yet: kube-proxy serves the Service.
+        if affinity_timeout.is_some() {
+            return BTreeSet::new();
+        }
+        let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
+        let tcp = ports.iter().filter(|it| it.protocol == TransportProtocol::Tcp);
+        let keys = addresses
+            .flat_map(|&address| tcp.clone().map(move |port| frontend_key(address, port.port)));
+        keys.collect()
+    }
+
+    /// Returns true if the mode selects a Service with this label.
+    fn is_selected(&self, number: u32, label: ClusterIpLabel) -> bool {
+        // The Service's own label is more specific than its namespace's.
+        let label = label.or_else(|| {
+            let namespace = self.services.name(number)?.namespace;
+            self.namespace_labels.get(namespace.as_str()).copied()
+        });
+        match self.mode {
+            ClusterIpMode::Off => false,
+            ClusterIpMode::Labelled => label == Some(true),
+            ClusterIpMode::All => label != Some(false),
+        }
+    }
+}
+
+/// Returns the list of a port's target.
+fn desired_list(target: &PortTarget) -> DesiredBackendList {
+    let addresses: &[SocketAddr] = match target {
+        PortTarget::Endpoints { addresses, .. } => addresses,
+        PortTarget::None(_) => &[],
+    };
+    let mut backends: Vec<_> =
+        addresses.iter().map(|&at| BackendTarget::of_pod(at, None)).collect();
+    backends.sort_unstable();
+    let mode = if backends.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickBackend };
+    // Without a port at the activators: a connect that finds no endpoint goes on unchanged.
+    let info = ActivatorFallback { activators: abi::ACTIVATORS_V4, port_be: 0 };
+    DesiredBackendList { mode, info, backends }
+}

@@ -1,0 +1,27 @@
+//! Pure: numbers of services, of both sources.
+
+/// Number of a service in its source. A service of the lower source keeps a frontend that both want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum ServiceNumber {
+    /// Service of the RouteTable.
+    Routed(u32),
+    /// Service of the cluster.
+    Cluster(u32),
+}
+
+impl ServiceNumber {
+    /// Lowest number.
+    pub(super) const MIN: Self = Self::Routed(0);
+    /// Highest number.
+    pub(super) const MAX: Self = Self::Cluster(u32::MAX);
+
+    /// Returns true if the service is one of the RouteTable.
+    pub(super) fn is_routed(self) -> bool {
+        matches!(self, Self::Routed(_))
+    }
+
+    /// Returns true if the service takes a frontend from `owner`.
+    pub(super) fn outranks(self, owner: Self) -> bool {
+        self.is_routed() && !owner.is_routed()
+    }
+}

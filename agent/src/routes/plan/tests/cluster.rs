@@ -1,0 +1,484 @@
+//! Pure: plans of the cluster's Services, beside those of the RouteTable.
+
+use common::service_routing::{
+    AddressFamily, ClusterIpPort, ClusterIpService, NodeTopology, ServiceEndpoint, ServiceSlice,
+    ServiceSlicePort, TransportProtocol,
+};
+
+use super::*;
+
+/// Returns a Service at the address of [`service`] with the same number.
+fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
+    let port = |name: &str, protocol, port| ClusterIpPort {
+        name: name.into(),
+        protocol,
+        port: NonZeroU16::new(port).unwrap(),
+    };
+    let service = ClusterIpService {
+        cluster_ips: vec![IpAddr::from([10, 96, 0, number])],
+        ports: vec![
+            port("http", TransportProtocol::Tcp, 80),
+            port("dns", TransportProtocol::Udp, 53),
+        ],
+        ..ClusterIpService::default()
+    };
+    ObservedService { service, label }
+}
+
+/// Returns an EndpointSlice of a service with ready endpoints at the addresses of [`pod`]s with these numbers.
+fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
+    let endpoint = |number: &u8| ServiceEndpoint {
+        address: IpAddr::from([10, 244, 0, *number]),
+        is_ready: true,
+        is_serving: true,
+        is_terminating: false,
+        node: "here".into(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    };
+    let port = ServiceSlicePort {
+        name: "http".into(),
+        protocol: TransportProtocol::Tcp,
+        port: NonZeroU16::new(8080).unwrap(),
+    };
+    let slice = ServiceSlice {
+        family: AddressFamily::V4,
+        ports: [port].into(),
+        endpoints: pods.iter().map(endpoint).collect(),
+    };
+    ObservedSlice { service: name(service), slice }
+}
+
+fn set_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
+    ClusterChange::Service(name(number), Some(cluster_service(number, label)))
+}
+
+/// Sets the only slice of a service.
+fn set_slice(service: u8, pods: &[u8]) -> ClusterChange {
+    ClusterChange::Slice(name(service), Some(slice(service, pods)))
+}
+
+/// Returns the changes of a first list of each kind, with these objects.
+fn first_lists(objects: Vec<ClusterChange>) -> Vec<ClusterChange> {
+    let begin = ClusterResource::ALL.map(ClusterChange::ListBegun);
+    let end = ClusterResource::ALL.map(ClusterChange::ListCompleted);
+    [begin.to_vec(), objects, end.to_vec()].concat()
+}
+
+impl PlannerFixture {
+    /// Makes a fixture whose RouteTable is known.
+    fn with_mode(mode: ClusterIpMode) -> Self {
+        let mut fixture = Self::new();
+        fixture.planner.serve_cluster_services(mode);
+        fixture
+    }
+
+    /// Applies observations and writes the plan.
+    fn observe(&mut self, changes: Vec<ClusterChange>) -> MapPlan {
+        changes.into_iter().for_each(|change| self.planner.apply_cluster_change(change));
+        self.plan_and_write(&BTreeMap::new())
+    }
+
+    /// Returns the backends that a connect to a service may pick; `None` if the service has no frontend.
+    fn backends(&self, number: u8) -> Option<Vec<BackendTarget>> {
+        self.kernel.find(&key([10, 96, 0, number])).map(|(_, backends, _)| backends)
+    }
+}
+
+#[test]
+fn the_mode_and_the_labels_select_services() {
+    let all = |namespace| {
+        let labels = [None, Some(true), Some(false)];
+        let services = (1..)
+            .zip(labels)
+            .flat_map(|(number, label)| [set_service(number, label), set_slice(number, &[number])]);
+        let namespace = ClusterChange::Namespace("default".into(), namespace);
+        first_lists(services.chain([namespace]).collect())
+    };
+    let served = |mode, namespace| {
+        let mut fixture = PlannerFixture::with_mode(mode);
+        fixture.observe(all(namespace));
+        (1..=3).filter(|&number| fixture.backends(number).is_some()).collect::<Vec<u8>>()
+    };
+    use ClusterIpMode::{All, Labelled, Off};
+    for namespace in [None, Some(true), Some(false)] {
+        assert_eq!(served(Off, namespace), [0; 0], "{namespace:?}");
+    }
+    assert_eq!(served(Labelled, None), [2]);
+    assert_eq!(served(Labelled, Some(true)), [1, 2], "the Service's own label counts more");
+    assert_eq!(served(All, None), [1, 2]);
+    assert_eq!(served(All, Some(false)), [2]);
+}
+
+#[test]
+fn a_label_that_changes_gives_a_service_to_the_node_or_back() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::Labelled);
+    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
+    assert_eq!(fixture.backends(1), None);
+    let label = |label| vec![ClusterChange::Namespace("default".into(), label)];
+    fixture.observe(label(Some(true)));
+    assert_eq!(fixture.backends(1), Some(vec![target(5)]));
+    fixture.observe(vec![set_service(1, Some(false))]);
+    assert_eq!(fixture.backends(1), None);
+    fixture.observe(vec![set_service(1, None)]);
+    assert_eq!(fixture.backends(1), Some(vec![target(5)]));
+    fixture.observe(label(None));
+    assert_eq!(fixture.backends(1), None);
+}
+
+#[test]
+fn endpoints_become_the_list_of_a_services_tcp_ports() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5, 6])]));
+    let found = fixture.kernel.find(&key([10, 96, 0, 1]));
+    assert_eq!(found, Some((RoutingMode::PickBackend, vec![target(5), target(6)], 0)));
+    assert_eq!(fixture.kernel.frontends.len(), 1, "UDP is kube-proxy's");
+    let ops = fixture.observe(vec![set_slice(1, &[6])]).ops;
+    assert_eq!(fixture.backends(1), Some(vec![target(6)]));
+    assert_eq!(ops.len(), 2, "one extent and one store: {ops:?}");
+    let ops = fixture.observe(vec![set_slice(1, &[6])]).ops;
+    assert_eq!(ops, [], "nothing has changed");
+}
+
+#[test]
+fn a_service_without_endpoints_refuses_connects() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_service(1, None)]));
+    let found = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
+    assert_eq!(found(&fixture), (RoutingMode::Refuse, vec![], 0));
+    fixture.observe(vec![set_slice(1, &[5])]);
+    assert_eq!(found(&fixture).0, RoutingMode::PickBackend);
+    fixture.observe(vec![ClusterChange::Slice(name(1), None)]);
+    assert_eq!(found(&fixture).0, RoutingMode::Refuse);
+    fixture.observe(vec![ClusterChange::Service(name(1), None)]);
+    assert_eq!(fixture.kernel.all(), BTreeMap::new());
+}
+
+#[test]
+fn a_service_with_affinity_is_left_to_kube_proxy() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut sticky = cluster_service(1, Some(true));
+    sticky.service.affinity_timeout = Some(Duration::from_secs(10));
+    let sticky = ClusterChange::Service(name(1), Some(sticky));
+    fixture.observe(first_lists(vec![sticky, set_slice(1, &[5])]));
+    assert_eq!(fixture.backends(1), None);
+}
+
+#[test]
+fn an_address_of_the_node_itself_is_left_to_its_server() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.set_node_addresses([IpAddr::from([10, 96, 0, 1])].into());
+    let services = [1, 2].map(|number| set_service(number, None));
+    fixture.observe(first_lists(services.into()));
+    assert_eq!((fixture.backends(1), fixture.backends(2)), (None, Some(vec![])));
+    fixture.planner.set_node_addresses(BTreeSet::new());
+    fixture.observe(vec![]);
+    assert_eq!(fixture.backends(1), Some(vec![]));
+}
+
+/// A new agent must not take endpoints for missing that it has not read yet.
+#[test]
+fn until_all_kinds_are_listed_the_maps_stay_as_they_are() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let objects = || vec![set_service(1, None), set_slice(1, &[5])];
+    fixture.observe(first_lists(objects()));
+    let before = fixture.kernel.all();
+    for missing in ClusterResource::ALL {
+        fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
+        fixture.planner.serve_cluster_services(ClusterIpMode::All);
+        let others = |it: &ClusterChange| *it != ClusterChange::ListCompleted(missing);
+        let plan = fixture.observe(first_lists(vec![]).into_iter().filter(others).collect());
+        assert_eq!((plan.ops, fixture.kernel.all()), (vec![], before.clone()), "{missing:?}");
+        assert_eq!(fixture.planner.table().missing_cluster_kinds(), [missing]);
+        assert!(!fixture.planner.has_due_work(), "{missing:?}");
+    }
+    fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All);
+    assert_eq!(fixture.observe(first_lists(objects())).ops, [], "all is in force already");
+}
+
+/// The controller may be away for long, and Services of the cluster must not depend on it.
+#[test]
+fn without_a_route_table_services_of_the_cluster_change_and_no_other() {
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(
+        &[service(1, ConnectionPath::Direct)],
+        &[pod(7, 1, RoutingPhase::Ready)],
+        &[activator(1)],
+    ));
+    let routed = fixture.kernel.find(&key([10, 96, 0, 1]));
+    fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All);
+    fixture.planner.set_route_table_known(false);
+    fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[5])]));
+    assert_eq!(fixture.backends(2), Some(vec![target(5)]));
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])), routed);
+    let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
+    assert_eq!(activators.len(), 1);
+    assert!(!fixture.planner.are_sources_known() && !fixture.planner.has_due_work());
+    fixture.planner.set_route_table_known(true);
+    fixture.observe(vec![]);
+    assert_eq!(fixture.backends(1), None, "the table has no such service");
+}
+
+#[test]
+fn on_one_address_the_route_table_wins() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
+    let routed =
+        table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]);
+    fixture.plan(&routed);
+    assert_eq!(fixture.backends(1), Some(vec![target(7)]));
+    fixture.observe(vec![set_slice(1, &[6])]);
+    assert_eq!(fixture.backends(1), Some(vec![target(7)]));
+    let ops = fixture.plan(&table(&[], &[], &[]));
+    let removes_frontend =
+        |op: &&MapOp| matches!(op, MapOp::RemoveFrontend { key: it } if *it == key([10, 96, 0, 1]));
+    assert_eq!(ops.iter().find(removes_frontend), None, "it is never without one");
+    assert_eq!(fixture.backends(1), Some(vec![target(6)]));
+}
+
+/// Connections to pods of Revisions are closed when their pods leave, but nothing is known of the requests of others.
+#[test]
+fn only_pods_of_revisions_leave() {
+    let at = |number: u8| BTreeSet::from([SocketAddr::from(([10, 244, 0, number], 8080))]);
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let plan = fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[7, 8])]));
+    assert_eq!((plan.added_pods, plan.removed_pods), (BTreeSet::new(), BTreeSet::new()));
+    let routed =
+        table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]);
+    fixture.set_table(&routed);
+    assert_eq!(fixture.observe(vec![]).added_pods, at(7), "it has been a backend before");
+    let plan = fixture.observe(vec![set_slice(2, &[])]);
+    assert_eq!(plan.removed_pods, BTreeSet::new());
+    fixture.observe(vec![set_slice(2, &[7, 8])]);
+    fixture.set_table(&table(&[], &[], &[]));
+    assert_eq!(fixture.observe(vec![]).removed_pods, at(7), "though it is a backend still");
+
+    // Another agent does not know of which kind a list is until a service owns it.
+    fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[7, 8])]));
+    let plan = fixture.observe(vec![set_slice(2, &[7])]);
+    assert_eq!((plan.added_pods, plan.removed_pods), (BTreeSet::new(), BTreeSet::new()));
+}
+
+#[test]
+fn a_list_again_removes_what_it_does_not_name() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let both = [1, 2].map(|number| [set_service(number, None), set_slice(number, &[number])]);
+    fixture.observe(first_lists(both.concat()));
+    let list = |resource, objects: Vec<ClusterChange>| {
+        let begin = vec![ClusterChange::ListBegun(resource)];
+        [begin, objects, vec![ClusterChange::ListCompleted(resource)]].concat()
+    };
+    fixture.observe(list(ClusterResource::EndpointSlice, vec![set_slice(2, &[2])]));
+    assert_eq!((fixture.backends(1), fixture.backends(2)), (Some(vec![]), Some(vec![target(2)])));
+    // During the list, what it has not named yet is still there.
+    fixture.observe(vec![ClusterChange::ListBegun(ClusterResource::Service)]);
+    assert_eq!(fixture.backends(1), Some(vec![]));
+    fixture.observe(vec![
+        set_service(2, None),
+        ClusterChange::ListCompleted(ClusterResource::Service),
+    ]);
+    assert_eq!((fixture.backends(1), fixture.backends(2)), (None, Some(vec![target(2)])));
+}
+
+#[test]
+fn a_slice_that_moves_to_another_service_takes_its_endpoints_along() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let services = [1, 2].map(|number| set_service(number, None));
+    let moving = |service| ClusterChange::Slice(name(9), Some(slice(service, &[5])));
+    fixture.observe(first_lists([services.to_vec(), vec![moving(1)]].concat()));
+    assert_eq!((fixture.backends(1), fixture.backends(2)), (Some(vec![target(5)]), Some(vec![])));
+    fixture.observe(vec![moving(2)]);
+    assert_eq!((fixture.backends(1), fixture.backends(2)), (Some(vec![]), Some(vec![target(5)])));
+}
+
+#[test]
+fn a_changed_place_of_the_node_changes_local_lists() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut local = cluster_service(1, None);
+    local.service.internal_traffic_policy = common::service_routing::InternalTrafficPolicy::Local;
+    let local = ClusterChange::Service(name(1), Some(local));
+    let node =
+        |name: &str| ClusterChange::Node(NodeTopology { name: name.into(), zone: "a".into() });
+    fixture.observe(first_lists(vec![local, set_slice(1, &[5]), node("here")]));
+    assert_eq!(fixture.backends(1), Some(vec![target(5)]));
+    fixture.observe(vec![node("elsewhere")]);
+    let found = fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
+    assert_eq!(found, (RoutingMode::Refuse, vec![], 0));
+}
+
+#[test]
+fn a_service_of_the_cluster_that_does_not_fit_is_left_to_kube_proxy() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let services = [1, 2].map(|number| set_service(number, None));
+    fixture.observe(first_lists(services.to_vec()));
+    fixture.planner.list_entry_pool = ExtentPool::new(2);
+    let plan = fixture.observe(vec![set_slice(1, &[5, 6, 7]), set_slice(2, &[8])]);
+    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(1)]);
+    let found = |number| fixture.kernel.find(&key([10, 96, 0, number])).unwrap();
+    assert_eq!(found(1), (RoutingMode::Pass, vec![], 0));
+    assert_eq!(found(2), (RoutingMode::PickBackend, vec![target(8)], 0));
+}
+
+/// One change of the simulation of both sources.
+#[derive(Clone, Debug)]
+enum SimTurn {
+    /// A change of the RouteTable, of time, or of the agent.
+    Routes(SimRouteChange),
+    /// A Service of the cluster is set, with this label; `None` in the outer place: it is removed.
+    Service(u8, Option<ClusterIpLabel>),
+    /// An EndpointSlice is set to the service with this number and the pods whose bits are set; or removed.
+    Slice(u8, Option<(u8, u8)>),
+    /// Label of the namespace.
+    Namespace(ClusterIpLabel),
+    /// The node has the addresses of the services whose bits are set.
+    NodeAddresses(u8),
+}
+
+fn sim_turns() -> impl Strategy<Value = Vec<SimTurn>> {
+    let label = || prop_oneof![Just(None), any::<bool>().prop_map(Some)];
+    let slice = prop::option::weighted(0.8, (1u8..6, any::<u8>()));
+    let turn = prop_oneof![
+        5 => route_changes().prop_map(|all| SimTurn::Routes(all[0].clone())),
+        3 => (1u8..6, prop::option::weighted(0.8, label()))
+            .prop_map(|(service, label)| SimTurn::Service(service, label)),
+        4 => (1u8..6, slice).prop_map(|(name, slice)| SimTurn::Slice(name, slice)),
+        1 => label().prop_map(SimTurn::Namespace),
+        1 => any::<u8>().prop_map(SimTurn::NodeAddresses),
+    ];
+    prop::collection::vec(turn, 1..40)
+}
+
+/// Objects of the cluster in the simulation.
+#[derive(Default)]
+struct SimCluster {
+    services: BTreeMap<u8, ClusterIpLabel>,
+    slices: BTreeMap<u8, (u8, Vec<u8>)>,
+    namespace: ClusterIpLabel,
+    node_addresses: BTreeSet<IpAddr>,
+}
+
+impl SimCluster {
+    /// Makes a change. Returns its observation.
+    fn apply(&mut self, turn: &SimTurn) -> Option<ClusterChange> {
+        let bits = |bits: u8| (1u8..7).filter(move |it| bits & (1 << it) != 0);
+        match turn {
+            SimTurn::Routes(_) => None,
+            SimTurn::Service(number, None) => {
+                self.services.remove(number);
+                Some(ClusterChange::Service(name(*number), None))
+            }
+            SimTurn::Service(number, Some(label)) => {
+                self.services.insert(*number, *label);
+                Some(set_service(*number, *label))
+            }
+            SimTurn::Slice(slice_name, None) => {
+                self.slices.remove(slice_name);
+                Some(ClusterChange::Slice(name(*slice_name), None))
+            }
+            SimTurn::Slice(slice_name, Some((service, pods))) => {
+                let pods: Vec<u8> = bits(*pods).collect();
+                self.slices.insert(*slice_name, (*service, pods.clone()));
+                Some(ClusterChange::Slice(name(*slice_name), Some(slice(*service, &pods))))
+            }
+            SimTurn::Namespace(label) => {
+                self.namespace = *label;
+                Some(ClusterChange::Namespace("default".into(), *label))
+            }
+            SimTurn::NodeAddresses(services) => {
+                let addresses = bits(*services).map(|number| IpAddr::from([10, 96, 0, number]));
+                self.node_addresses = addresses.collect();
+                None
+            }
+        }
+    }
+
+    /// Returns all objects.
+    fn objects(&self) -> Vec<ClusterChange> {
+        let services = self.services.iter().map(|(number, label)| set_service(*number, *label));
+        let slices = self.slices.iter().map(|(slice_name, (service, pods))| {
+            ClusterChange::Slice(name(*slice_name), Some(slice(*service, pods)))
+        });
+        let namespace = ClusterChange::Namespace("default".into(), self.namespace);
+        services.chain(slices).chain([namespace]).collect()
+    }
+
+    /// Returns what a connect to a service finds that the RouteTable does not have, in mode `all`.
+    fn expected(&self, number: u8) -> Option<(RoutingMode, BTreeSet<BackendTarget>)> {
+        let label = self.services.get(&number)?.or(self.namespace);
+        let is_own = self.node_addresses.contains(&IpAddr::from([10, 96, 0, number]));
+        if label == Some(false) || is_own {
+            return None;
+        }
+        let slices = self.slices.values().filter(|(service, _)| *service == number);
+        let pods: BTreeSet<BackendTarget> =
+            slices.flat_map(|(_, pods)| pods).map(|pod| target(*pod)).collect();
+        let mode = if pods.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickBackend };
+        Some((mode, pods))
+    }
+}
+
+/// Returns a planner that has both sources and continues from the kernel's maps.
+fn resumed_with(kernel: &FakeKernelMaps, sim: &RouteSim, cluster: &SimCluster) -> RoutePlanner {
+    let mut planner = RoutePlanner::resume(kernel.table(), sim.now);
+    planner.serve_cluster_services(ClusterIpMode::All);
+    planner.set_node_addresses(cluster.node_addresses.clone());
+    sim.table.all_states().for_each(|state| planner.apply_change(state));
+    let objects = first_lists(cluster.objects());
+    objects.into_iter().for_each(|change| planner.apply_cluster_change(change));
+    planner
+}
+
+proptest! {
+    /// A service of the RouteTable has its frontends; all others are as the cluster's Services say. After every prefix
+    /// of every plan a connect finds the old list or the new one.
+    #[test]
+    fn both_sources_are_in_force(turns in sim_turns()) {
+        let (mut sim, mut cluster) = (RouteSim::new(), SimCluster::default());
+        let mut kernel = FakeKernelMaps::default();
+        let mut planner = resumed_with(&kernel, &sim, &cluster);
+        for turn in &turns {
+            if let SimTurn::Routes(turn) = turn {
+                sim.apply(turn, &mut planner);
+            }
+            let change = cluster.apply(turn);
+            change.into_iter().for_each(|change| planner.apply_cluster_change(change));
+            planner.set_node_addresses(cluster.node_addresses.clone());
+            if matches!(turn, SimTurn::Routes(SimRouteChange::Restart)) {
+                planner = resumed_with(&kernel, &sim, &cluster);
+            }
+            let old = kernel.all();
+            let ops = planner.plan(sim.now, &sim.locals).unwrap().ops;
+            let mut after = kernel.clone();
+            ops.iter().for_each(|op| after.write(op));
+            let new = after.all();
+            for op in &ops {
+                kernel.write(op);
+                for (key, found) in kernel.all() {
+                    let fits = |known: Option<&SimConnectResult>| {
+                        known.is_some_and(|known| known.0 == found.0 && known.1 == found.1)
+                    };
+                    prop_assert!(fits(old.get(&key)) || fits(new.get(&key)), "{:?}", key);
+                }
+            }
+            for number in (1u8..6).filter(|it| !sim.table.services.contains_key(&name(*it))) {
+                let found = kernel.find(&key([10, 96, 0, number]));
+                let found = found.map(|(mode, list, _)| (mode, list.into_iter().collect()));
+                prop_assert_eq!(found, cluster.expected(number));
+            }
+            for service in sim.table.services.values() {
+                for address in &service.addresses {
+                    let key = FrontendKey { address: to_v6_octets(*address), ..key([0; 4]) };
+                    let port = kernel.find(&key).map(|(_, _, port)| port);
+                    prop_assert_eq!(port, Some(service.activator_port.get().to_be()));
+                }
+            }
+            let mut fresh = resumed_with(&kernel, &sim, &cluster);
+            let rest = fresh.plan(sim.now + abi::QUARANTINE_NS, &sim.locals);
+            prop_assert_eq!(rest, Ok(MapPlan::default()));
+        }
+    }
+}
