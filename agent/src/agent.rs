@@ -126,7 +126,7 @@ impl Agent {
         // their traffic.
         let known_addresses =
             kernel.backends.values().filter_map(BackendTarget::pod_address).collect();
-        let routes = NodeRoutes::resume(kernel, clusterip, monotonic_ns());
+        let routes = NodeRoutes::resume(kernel, clusterip, &node, monotonic_ns());
         let (pod_events_tx, pod_events_rx) = mpsc::channel(POD_EVENTS_MAX);
         info!(pods = pods.len(), "maps read back");
         let metrics = &handles.metrics;
@@ -201,7 +201,6 @@ impl Agent {
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
                 results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
                 batch = routes.next() => self.apply_batch(batch),
-                changes = cluster.next() => self.routes.apply_cluster_changes(changes),
                 () = sleep_until(wake.into()) => {
                     self.handle_event(PodTrackerEvent::Tick);
                     self.handles.usage.rearm_growth_events(&self.handles.maps);
@@ -210,6 +209,8 @@ impl Agent {
                         self.sweep();
                     }
                 }
+                // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
+                changes = cluster.next() => self.routes.apply_cluster_changes(changes),
             }
             // After each branch, as any of them may have queued commands or changed what the maps should hold.
             self.pods.set_controller_connected(routes.is_live());

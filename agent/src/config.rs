@@ -59,7 +59,7 @@ pub struct AgentConfig {
     pub clients_cgroup: Option<PathBuf>,
 
     /// Cgroup (v2) below which the pods' own cgroups are; within or equal to the clients' cgroup. None: found by its
-    /// name (`kubepods`, `kubepods.slice`), or the clients' cgroup if that is set.
+    /// name (`kubepods`, `kubepods.slice`), or, without --clusterip, the clients' cgroup if that is set.
     #[arg(long, env = "ROUSE_PODS_CGROUP")]
     pub pods_cgroup: Option<PathBuf>,
 
@@ -186,10 +186,12 @@ impl AgentConfig {
     /// Returns all paths. `found_pods_cgroup` is the cgroup of this node's pods as it was found. It counts where no
     /// setting names one.
     pub fn paths(&self, found_pods_cgroup: Option<PathBuf>) -> Option<AgentPaths> {
+        // Requests are counted in pods, and not in the node's own processes, which are clients of Services of the cluster.
+        let clients_are_pods = self.clusterip == ClusterIpMode::Off;
         let pods = self
             .pods_cgroup
             .clone()
-            .or_else(|| self.clients_cgroup.clone())
+            .or_else(|| self.clients_cgroup.clone().filter(|_| clients_are_pods))
             .or(found_pods_cgroup)?;
         Some(AgentPaths {
             bpffs: self.pins(),
@@ -233,6 +235,10 @@ mod tests {
         let found_pods_cgroup = Some(PathBuf::from("/c/kubepods"));
         let root = parse(&["--clients-cgroup=/c"]).paths(found_pods_cgroup.clone()).expect("named");
         assert_eq!((root.clients, root.pods), ("/c".into(), "/c".into()));
+        let named = parse(&["--clusterip=all", "--clients-cgroup=/c"]);
+        assert_eq!(named.paths(None), None, "the pods' cgroup is searched for");
+        let named = named.paths(found_pods_cgroup.clone()).expect("found");
+        assert_eq!((named.clients, named.pods), ("/c".into(), "/c/kubepods".into()));
         let all = parse(&["--clusterip=all"]).paths(found_pods_cgroup).expect("found");
         assert_eq!((all.clients, all.pods), ("/c".into(), "/c/kubepods".into()));
         let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).paths(None);

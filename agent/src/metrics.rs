@@ -70,6 +70,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) listeners_beyond: Gauge,
     /// Services that do not fit in the kernel's maps.
     pub(crate) services_refused: Gauge,
+    /// Services of the cluster that do not fit there.
+    pub(crate) cluster_services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
     /// Times that a stale connection was due but turned out to be in use.
@@ -116,6 +118,7 @@ impl AgentMetrics {
             listeners_unseen: Gauge::default(),
             listeners_beyond: Gauge::default(),
             services_refused: Gauge::default(),
+            cluster_services_refused: Gauge::default(),
             connections_closed: Counter::default(),
             connections_spared: Counter::default(),
             connections_stale: Gauge::default(),
@@ -166,6 +169,8 @@ impl AgentMetrics {
         registry.register("listeners_beyond", help, self.listeners_beyond.clone());
         let help = "Services that do not fit in the kernel's maps";
         registry.register("services_refused", help, self.services_refused.clone());
+        let help = "Services of the cluster that do not fit in the kernel's maps, and are left to kube-proxy";
+        registry.register("cluster_services_refused", help, self.cluster_services_refused.clone());
         let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
         let help = "Stale connections not closed, because they were in use again";

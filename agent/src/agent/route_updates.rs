@@ -16,6 +16,9 @@ use crate::{
     routes::plan::{MapCapacityError, MapPlan},
 };
 
+/// Number of refused Services of the cluster that one plan logs by name.
+const REFUSALS_LOGGED_MAX: usize = 5;
+
 /// Progress of one plan.
 struct MapPlanProgress {
     /// Number of map operations.
@@ -65,12 +68,8 @@ impl Agent {
         probe.into_iter().for_each(|it| self.remote_pods.start_probe(it));
     }
 
-    /// Writes the difference between maps and table, and reports the version in force.
+    /// Writes the difference between the maps and the known sources, and reports the version in force.
     pub(super) fn apply_routes(&mut self) {
-        // Nothing is known: the content of the maps stays in force.
-        if !self.routes.is_any_source_known() {
-            return;
-        }
         // Before the write: after a failure the planner keeps its changes, and `housekeep` requests another write.
         self.routes.clear_dirty();
         let begun = Instant::now();
@@ -120,9 +119,23 @@ impl Agent {
             self.routes.mark_write_failed();
             return Err(error_chain(&error));
         }
-        let MapPlan { ops, refused, is_partial, .. } = plan;
+        let MapPlan { ops, refused, newly_refused, is_partial, .. } = plan;
         self.report_refused(refused);
+        self.report_refused_cluster_services(&newly_refused);
         Ok(MapPlanProgress { writes: ops.len(), is_partial })
+    }
+
+    /// Reports Services of the cluster that do not fit. The agent is ready all the same: kube-proxy serves them.
+    fn report_refused_cluster_services(
+        &self,
+        newly_refused: &[(NamespacedName, MapCapacityError)],
+    ) {
+        let count = self.routes.refused_cluster_services();
+        self.handles.metrics.cluster_services_refused.set(count as i64);
+        // A full map refuses thousands at once, and the first ones tell which map.
+        for (service, reason) in newly_refused.iter().take(REFUSALS_LOGGED_MAX) {
+            warn!(%service, error = %reason, count, "service does not fit and is left to kube-proxy");
+        }
     }
 
     /// Reports the services that do not fit the maps. They are planned again at each sweep.

@@ -98,7 +98,7 @@ impl NetworkNamespace {
     pub fn read_facts(&self, cookies: &NetnsCookies) -> Result<NamespaceFacts, NamespaceError> {
         self.run_inside("list addresses", || {
             let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
-            let addresses = list_addresses(&netlink)?;
+            let addresses = list_addresses(&netlink, None)?;
             let cookie = match addresses.is_empty() {
                 // Without an address there is nothing to find yet. A listener here would raise an event, and with it
                 // another search.
@@ -143,9 +143,14 @@ impl NetworkNamespace {
     }
 }
 
-/// Returns the global addresses of the namespace that the calling thread is in.
+/// Interface on which kube-proxy in mode IPVS has the ClusterIPs of all Services.
+const IPVS_INTERFACE: &str = "kube-ipvs0";
+
+/// Returns the global addresses of the namespace that the calling thread is in, without those that kube-proxy has given
+/// it for Services.
 pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    list_addresses(&NetlinkSocket::open(NETLINK_ROUTE)?)
+    let of_services = nix::net::if_::if_nametoindex(IPVS_INTERFACE).ok();
+    list_addresses(&NetlinkSocket::open(NETLINK_ROUTE)?, of_services)
 }
 
 /// Returns true if a namespace is mounted at `path`.
@@ -160,12 +165,15 @@ pub(crate) fn inode(path: &Path) -> io::Result<u64> {
 }
 
 /// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order.
-fn list_addresses(netlink: &NetlinkSocket) -> io::Result<Vec<IpAddr>> {
+/// Lists global addresses, without those of the interface with index `excluded`.
+fn list_addresses(netlink: &NetlinkSocket, excluded: Option<u32>) -> io::Result<Vec<IpAddr>> {
     let mut request = AddressMessage::default();
     request.header.family = AddressFamily::Unspec;
     let mut addresses = Vec::new();
     netlink.dump(RouteNetlinkMessage::GetAddress(request), |response| {
-        if let RouteNetlinkMessage::NewAddress(message) = response {
+        if let RouteNetlinkMessage::NewAddress(message) = response
+            && Some(message.header.index) != excluded
+        {
             addresses.extend(global_address(&message));
         }
     })?;

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, future::pending, time::Duration};
 
 use common::{
     link::error_chain,
-    service_routing::{ClusterIpService, NodeTopology, ServiceDecodeError, ServiceSlice},
+    service_routing::{ClusterIpService, ServiceDecodeError, ServiceSlice},
     wire::NamespacedName,
 };
 use futures::StreamExt as _;
@@ -31,6 +31,10 @@ use crate::config::ClusterIpMode;
 
 /// Longest pause before a broken watch is begun again. kube-proxy's client waits as long: a cluster has many nodes.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Longest time without a byte of the API server.
+const READ_TIMEOUT: Duration = Duration::from_secs(90);
+/// Longest time for a connection to the API server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of observations that wait; when the channel is full, watches pause.
 const CHANNEL_CAPACITY: usize = 1_024;
 /// Number of observations that the loop takes at once.
@@ -89,15 +93,21 @@ pub(crate) async fn start(
     if mode == ClusterIpMode::Off {
         return Ok(ClusterInbox::default());
     }
-    let config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
+    let mut config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
+    // The API server sends a bookmark each minute. Without this, a watch of a host that has lost its power would be
+    // noticed minutes later; the node's last known endpoints would be used meanwhile.
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.reset_reader_on_write = true;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
     let client = Client::try_from(config).map_err(ClusterWatchError::Client)?;
     let (sender, changes) = mpsc::channel(CHANNEL_CAPACITY);
-    let proxied = || Config::default().labels(PROXIED_SELECTOR);
-    let this_node = Config::default().fields(&format!("metadata.name={node}"));
+    let base = || Config::default().timeout(watch_seconds(node));
+    let proxied = || base().labels(PROXIED_SELECTOR);
+    let this_node = base().fields(&format!("metadata.name={node}"));
     let all = [
         tokio::spawn(watch::<Service>(client.clone(), proxied(), sender.clone())),
         tokio::spawn(watch::<EndpointSlice>(client.clone(), proxied(), sender.clone())),
-        tokio::spawn(watch::<Namespace>(client.clone(), Config::default(), sender.clone())),
+        tokio::spawn(watch::<Namespace>(client.clone(), base(), sender.clone())),
         tokio::spawn(watch::<Node>(client, this_node, sender)),
     ];
     let shutdown = shutdown.clone();
@@ -106,6 +116,13 @@ pub(crate) async fn start(
         all.iter().for_each(tokio::task::JoinHandle::abort);
     });
     Ok(ClusterInbox { changes: Some(changes), batch: Vec::new() })
+}
+
+/// Returns the length of one watch request in seconds, which differs from node to node: after a restart of the API
+/// server all nodes begin at once, and should not all begin again at once.
+fn watch_seconds(node: &str) -> u32 {
+    let sum = node.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    200 + sum % 90
 }
 
 /// Kind of object of which a watch makes observations.
@@ -173,12 +190,10 @@ impl Observed for Node {
     const RESOURCE: ClusterResource = ClusterResource::Node;
 
     fn observe(&self, _ignored: &mut Vec<ServiceDecodeError>) -> ClusterChange {
-        let name = self.metadata.name.as_deref().unwrap_or_default().into();
-        let zone = label(&self.metadata, ZONE_LABEL).unwrap_or_default().into();
-        ClusterChange::Node(NodeTopology { name, zone })
+        ClusterChange::Zone(label(&self.metadata, ZONE_LABEL).unwrap_or_default().into())
     }
 
-    /// A node whose object is gone keeps its pods for now, and its name.
+    /// A node whose object is gone stays where it is, and keeps its pods for now.
     fn observe_deleted(&self) -> ClusterChange {
         self.observe(&mut Vec::new())
     }

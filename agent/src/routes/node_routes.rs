@@ -47,11 +47,18 @@ pub(crate) struct NodeRoutes {
 impl NodeRoutes {
     /// Starts with the kernel's present routes, without a table and without Services of the cluster. `now_ns` is
     /// CLOCK_MONOTONIC, as in every call.
-    pub(crate) fn resume(kernel: KernelRoutes, mode: ClusterIpMode, now_ns: u64) -> Self {
+    pub(crate) fn resume(
+        kernel: KernelRoutes,
+        mode: ClusterIpMode,
+        node: &str,
+        now_ns: u64,
+    ) -> Self {
         let mut planner = RoutePlanner::resume(kernel, now_ns);
         planner.set_route_table_known(false);
-        planner.serve_cluster_services(mode);
+        planner.serve_cluster_services(mode, node);
         Self {
+            // Frontends of an earlier mode may have to be removed.
+            is_dirty: planner.has_due_work(),
             planner,
             version: 0,
             first_table_at: None,
@@ -59,7 +66,6 @@ impl NodeRoutes {
             planned_pods: BTreeMap::new(),
             refused_services: BTreeMap::new(),
             maps_inconsistent: false,
-            is_dirty: false,
         }
     }
 
@@ -103,19 +109,19 @@ impl NodeRoutes {
         &mut self,
         changes: impl IntoIterator<Item = ClusterChange>,
     ) {
-        changes.into_iter().for_each(|change| self.planner.apply_cluster_change(change));
-        self.is_dirty |= self.planner.has_due_work();
+        self.planner.apply_cluster_changes(changes);
+        self.is_dirty |= self.planner.has_due_changes();
     }
 
     /// Sets the addresses of the node itself: servers of this node have them, not Services of the cluster.
     pub(crate) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         self.planner.set_node_addresses(addresses);
-        self.is_dirty |= self.planner.has_due_work();
+        self.is_dirty |= self.planner.has_due_changes();
     }
 
-    /// Returns true if a source of frontends is known. Before that, the content of the maps stays in force.
-    pub(crate) fn is_any_source_known(&self) -> bool {
-        self.first_table_at.is_some() || self.planner.table().are_cluster_services_known()
+    /// Returns the number of Services of the cluster that do not fit.
+    pub(crate) fn refused_cluster_services(&self) -> usize {
+        self.planner.refused_cluster_services()
     }
 
     /// Returns true if all frontends of this node are known.
@@ -171,6 +177,7 @@ impl NodeRoutes {
 
     /// Asks for another write if the last one failed or was partial.
     pub(crate) fn retry_unfinished(&mut self) {
+        self.planner.retry_unfit();
         self.is_dirty |= self.maps_inconsistent || self.planner.has_due_work();
     }
 
@@ -244,7 +251,7 @@ mod tests {
     }
 
     fn routes() -> NodeRoutes {
-        NodeRoutes::resume(KernelRoutes::default(), ClusterIpMode::Off, 0)
+        NodeRoutes::resume(KernelRoutes::default(), ClusterIpMode::Off, "here", 0)
     }
 
     #[test]

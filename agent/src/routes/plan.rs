@@ -30,7 +30,7 @@ use datapath::{
 use self::{
     backends::UsedBackends,
     map_plan::OrderedMapOps,
-    pool::{ExtentPool, KernelIdPool},
+    pool::{ExtentPool, KernelIdPool, MapShare},
     service_number::ServiceNumber,
 };
 pub use self::{
@@ -108,6 +108,15 @@ impl ServiceListUpdate {
     }
 }
 
+/// A service that did not fit.
+#[derive(Clone, Copy, Debug)]
+struct UnfitService {
+    /// Time of the first attempt.
+    since_ns: u64,
+    /// True if it was refused: waiting does not help.
+    is_refused: bool,
+}
+
 /// Changes of a plan, before it is known which of them fit.
 #[derive(Default)]
 struct MapPlanDraft {
@@ -144,8 +153,8 @@ pub struct RoutePlanner {
     has_ipv6_activator: bool,
     /// Services that the next plan looks at.
     due_services: BTreeSet<ServiceNumber>,
-    /// Services among them that did not fit, each with the time of the first refusal.
-    unfit_services: BTreeMap<ServiceNumber, u64>,
+    /// Services that did not fit.
+    unfit_services: BTreeMap<ServiceNumber, UnfitService>,
     /// Frontends in force without an owner, until a plan assigns or removes them.
     ownerless_frontends: BTreeSet<FrontendKey>,
     /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
@@ -169,9 +178,9 @@ impl RoutePlanner {
         self.is_route_table_known = is_route_table_known;
     }
 
-    /// Serves the Services of the cluster that this mode selects, besides those of the RouteTable.
-    pub fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
-        self.table.cluster = ClusterServices::new(mode);
+    /// Serves the Services of the cluster that this mode selects on this node, besides those of the RouteTable.
+    pub fn serve_cluster_services(&mut self, mode: ClusterIpMode, node: &str) {
+        self.table.cluster = ClusterServices::new(mode, node);
     }
 
     /// Sets whether the RouteTable is known. Until it is, plans leave alone what may be of the RouteTable.
@@ -179,19 +188,44 @@ impl RoutePlanner {
         self.is_route_table_known = is_known;
     }
 
-    /// Returns true if both sources are known, so that a frontend of neither is to be removed.
+    /// Returns true if both sources are known, so that all frontends of the node are.
     pub fn are_sources_known(&self) -> bool {
         self.is_route_table_known && self.table.cluster.is_known()
     }
 
-    /// Applies one observation of the cluster's Services. The next plan puts it in force.
-    pub fn apply_cluster_change(&mut self, change: ClusterChange) {
-        self.table.cluster.apply(change);
+    /// Applies observations of the cluster's Services. The next plan puts them in force.
+    pub fn apply_cluster_changes(&mut self, changes: impl IntoIterator<Item = ClusterChange>) {
+        changes.into_iter().for_each(|change| self.table.cluster.apply(change));
+        self.collect_cluster_changes();
     }
 
     /// Sets the addresses of the node itself, which no frontend may have.
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         self.table.cluster.set_node_addresses(addresses);
+        self.collect_cluster_changes();
+    }
+
+    /// Makes the Services of the cluster due again that did not fit. Call it from time to time: each attempt costs as
+    /// much as a change. Services of the RouteTable are tried with each plan.
+    pub fn retry_unfit(&mut self) {
+        self.due_services.extend(self.unfit_services.keys());
+    }
+
+    /// Returns the number of Services of the cluster that were refused.
+    pub fn refused_cluster_services(&self) -> usize {
+        let is_refused = |(number, unfit): &(&ServiceNumber, &UnfitService)| {
+            !number.is_routed() && unfit.is_refused
+        };
+        self.unfit_services.iter().filter(is_refused).count()
+    }
+
+    /// Returns true if a frontend without an owner is to be removed: the source that it came from is known.
+    fn is_removable(&self, key: &FrontendKey) -> bool {
+        let list = self.lists.get(&BackendListKey::Frontend(*key));
+        match list.is_none_or(|list| list.is_routed) {
+            true => self.is_route_table_known,
+            false => self.table.cluster.is_known(),
+        }
     }
 
     fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
@@ -234,12 +268,13 @@ impl RoutePlanner {
         self.list_entry_pool.reserve(state.offset, state.count);
         for &id in backends {
             let Some(&backend) = kernel.backends.get(&id) else { continue };
-            self.backends.adopt(id, backend);
+            self.backends.adopt(id, backend, info.port_be != 0);
         }
         let list = BackendList {
             service_id,
             owner: None,
-            is_routed: true,
+            // Only services of the RouteTable have a port at the activators.
+            is_routed: info.port_be != 0,
             state: *state,
             info: *info,
             backends: backends.as_slice().into(),
@@ -374,7 +409,6 @@ impl RoutePlanner {
         self.backends.release_expired(now_ns);
         self.service_id_pool.release_expired(now_ns);
         self.list_entry_pool.release_expired(now_ns);
-        self.collect_cluster_changes();
         let draft = self.draft_plan(locals);
         let plan = self.build_plan(now_ns, draft);
         self.are_activators_unfit = plan.is_err();
@@ -383,10 +417,13 @@ impl RoutePlanner {
 
     /// Returns true if a change is not planned yet, or if something did not fit.
     pub fn has_due_work(&self) -> bool {
+        self.has_due_changes() || !self.unfit_services.is_empty() || self.are_activators_unfit
+    }
+
+    /// Returns true if a change is not planned yet.
+    pub fn has_due_changes(&self) -> bool {
         !self.due_services.is_empty()
-            || self.table.cluster.has_changed()
-            || (!self.ownerless_frontends.is_empty() && self.are_sources_known())
-            || self.are_activators_unfit
+            || self.ownerless_frontends.iter().any(|key| self.is_removable(key))
     }
 
     /// Compares table and lists: returns the lists to switch, and the frontends to remove.
@@ -417,13 +454,16 @@ impl RoutePlanner {
             }
             draft.service_updates.push(ServiceListUpdate { service_number, updates });
         }
-        // Smallest first: if not all fit, as many as possible do.
-        draft.service_updates.sort_by_key(ServiceListUpdate::backend_count);
-        if self.are_sources_known() {
-            let is_unwanted = |key: &&FrontendKey| !draft.frontend_owners.contains_key(*key);
-            draft.unwanted_frontends =
-                self.ownerless_frontends.iter().filter(is_unwanted).copied().collect();
-        }
+        // Rouse's own services first, which kube-proxy cannot serve as well. Then the smallest: if not all fit, as many as
+        // possible do.
+        draft
+            .service_updates
+            .sort_by_key(|it| (!it.service_number.is_routed(), it.backend_count()));
+        let is_unwanted = |key: &&FrontendKey| {
+            !draft.frontend_owners.contains_key(*key) && self.is_removable(key)
+        };
+        draft.unwanted_frontends =
+            self.ownerless_frontends.iter().filter(is_unwanted).copied().collect();
         draft
     }
 
@@ -458,7 +498,8 @@ impl RoutePlanner {
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         let activators = std::mem::take(&mut draft.activators);
         self.switch_lists(activators, true, &mut ops, &mut freed)?;
-        let mut unfit = BTreeMap::new();
+        // Those that are not due now stay unfit.
+        let mut unfit = std::mem::take(&mut self.unfit_services);
         for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
@@ -466,15 +507,26 @@ impl RoutePlanner {
             let counts: Vec<u32> = updates.iter().map(|it| it.next.backends.len() as u32).collect();
             let is_routed = service_number.is_routed();
             let switched = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
-            let Err(error) = switched else { continue };
-            let since = self.unfit_services.get(&service_number).copied().unwrap_or(now_ns);
-            unfit.insert(service_number, since);
-            let is_recent = now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS;
-            if is_recent && self.fits_after_quarantine(&error, &counts) {
-                plan.is_partial = true;
+            let Err(error) = switched else {
+                unfit.remove(&service_number);
+                continue;
+            };
+            let service = unfit
+                .entry(service_number)
+                .or_insert(UnfitService { since_ns: now_ns, is_refused: false });
+            let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
+            let share = MapShare::of(is_routed);
+            if is_recent && self.fits_after_quarantine(&error, &counts, share) {
+                // A Service of the cluster that waits holds up no report about the RouteTable.
+                plan.is_partial |= is_routed;
                 continue;
             }
-            plan.refused.extend(self.table.service_name(service_number).map(|name| (name, error)));
+            let was_refused = std::mem::replace(&mut service.is_refused, true);
+            let refusal = self.table.service_name(service_number).map(|name| (name, error));
+            match is_routed {
+                true => plan.refused.extend(refusal),
+                false => plan.newly_refused.extend(refusal.filter(|_| !was_refused)),
+            }
             // Connects to a Service of the cluster go on to kube-proxy's rules.
             let mode = if is_routed { RoutingMode::Activator } else { RoutingMode::Pass };
             for (target, info) in targets {
@@ -501,9 +553,14 @@ impl RoutePlanner {
 
     /// Returns true if a change that fails with `error` fits once every quarantine is over. `counts` are the lengths of
     /// its lists.
-    fn fits_after_quarantine(&self, error: &MapCapacityError, counts: &[u32]) -> bool {
+    fn fits_after_quarantine(
+        &self,
+        error: &MapCapacityError,
+        counts: &[u32],
+        share: MapShare,
+    ) -> bool {
         if error.map == abi::maps::SLOTS {
-            return self.list_entry_pool.fits_after_quarantine(counts);
+            return self.list_entry_pool.fits_after_quarantine(counts, share);
         }
         error.wanted <= error.free + error.quarantined
     }
@@ -516,7 +573,8 @@ impl RoutePlanner {
         ops: &mut OrderedMapOps,
         freed: &mut Vec<BackendList>,
     ) -> Result<(), MapCapacityError> {
-        self.check_room(&updates)?;
+        let share = MapShare::of(is_routed);
+        self.check_room(&updates, share)?;
         // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
         // switched.
         let mut extents: Vec<(u32, u32)> = Vec::with_capacity(updates.len());
@@ -537,28 +595,35 @@ impl RoutePlanner {
     }
 
     /// Compares the needs of one service's updates with what is free, so that only extents may have to be undone.
-    fn check_room(&self, updates: &[BackendListUpdate]) -> Result<(), MapCapacityError> {
+    fn check_room(
+        &self,
+        updates: &[BackendListUpdate],
+        share: MapShare,
+    ) -> Result<(), MapCapacityError> {
         let new_backends: BTreeSet<&BackendTarget> = updates
             .iter()
             .flat_map(|update| &update.next.backends)
             .filter(|backend| !self.backends.contains(backend))
             .collect();
-        self.backends.check_free(new_backends.len())?;
+        self.backends.check_free(new_backends.len(), share)?;
         let is_new_list = |update: &&BackendListUpdate| !self.lists.contains_key(&update.target);
         let new_services = updates.iter().filter(is_new_list).count();
-        self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
+        self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
         // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
         // contains the frontend of the self-test, so `lists` may have one entry less.
-        let frontends = self.lists.len() + new_services;
         let frontends_max = abi::FRONTENDS_MAX as usize + 1;
-        if frontends > frontends_max {
-            let free = frontends_max.saturating_sub(self.lists.len());
-            return Err(MapCapacityError {
-                map: abi::maps::FRONTENDS,
-                wanted: new_services,
-                free,
-                quarantined: 0,
-            });
+        let free = frontends_max.saturating_sub(self.lists.len());
+        let free = share.available(free, frontends_max);
+        let refusal =
+            |map, wanted, free| Err(MapCapacityError { map, wanted, free, quarantined: 0 });
+        if new_services > free {
+            return refusal(abi::maps::FRONTENDS, new_services, free);
+        }
+        // The extents themselves are checked when they are allocated.
+        let entries: usize = updates.iter().map(|update| update.next.backends.len()).sum();
+        let free = self.list_entry_pool.available(share);
+        if share == MapShare::ThreeQuarters && entries > free {
+            return refusal(abi::maps::SLOTS, entries, free);
         }
         Ok(())
     }
@@ -614,7 +679,7 @@ impl RoutePlanner {
     fn commit_draft(
         &mut self,
         draft: MapPlanDraft,
-        unfit: BTreeMap<ServiceNumber, u64>,
+        unfit: BTreeMap<ServiceNumber, UnfitService>,
         ops: &mut OrderedMapOps,
     ) {
         for (key, service_number) in draft.frontend_owners {
@@ -627,7 +692,7 @@ impl RoutePlanner {
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
-        self.due_services = unfit.keys().copied().collect();
+        self.due_services = unfit.keys().copied().filter(|it| it.is_routed()).collect();
         self.unfit_services = unfit;
         for key in &draft.unwanted_frontends {
             self.ownerless_frontends.remove(key);

@@ -4,7 +4,11 @@ use std::collections::HashMap;
 
 use datapath::abi;
 
-use super::{MapCapacityError, map_plan::OrderedMapOps, pool::KernelIdPool};
+use super::{
+    MapCapacityError,
+    map_plan::OrderedMapOps,
+    pool::{KernelIdPool, MapShare},
+};
 use crate::kernel::map_op::{BackendTarget, MapOp};
 
 /// Lowest backend number in use. Number 0 stays unused, so that an entry of `SLOTS` that was ever written is not 0.
@@ -23,7 +27,7 @@ pub(super) struct UsedBackends {
 struct BackendUse {
     id: u32,
     lists: u32,
-    /// Number of lists among them that are of the RouteTable, or whose owner is not known.
+    /// Number of lists among them that are of the RouteTable.
     routed_lists: u32,
 }
 
@@ -37,11 +41,11 @@ impl UsedBackends {
         }
     }
 
-    /// Adopts a backend of a list in the maps, whose owner is not known.
-    pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget) {
+    /// Adopts a backend of a list in the maps, whose owner is not known yet.
+    pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget, is_routed: bool) {
         self.pool.reserve(id);
         self.by_id.insert(id, backend);
-        self.uses.entry(backend).or_insert_with(|| BackendUse::new(id)).add_list(true);
+        self.uses.entry(backend).or_insert_with(|| BackendUse::new(id)).add_list(is_routed);
     }
 
     /// Puts all unused numbers below `written` into quarantine: an earlier agent may have freed them a moment ago.
@@ -54,9 +58,9 @@ impl UsedBackends {
         self.pool.release_expired(now_ns);
     }
 
-    /// Returns an error if there are not so many free numbers.
-    pub(super) fn check_free(&self, count: usize) -> Result<(), MapCapacityError> {
-        self.pool.check_free(abi::maps::BACKENDS, count)
+    /// Returns an error if there are not so many free numbers for this share.
+    pub(super) fn check_free(&self, count: usize, share: MapShare) -> Result<(), MapCapacityError> {
+        self.pool.check_free(abi::maps::BACKENDS, count, share)
     }
 
     /// Returns true if a list names the backend.
@@ -113,7 +117,7 @@ impl UsedBackends {
     pub(super) fn move_list(&mut self, id: u32, is_routed: bool, ops: &mut OrderedMapOps) {
         let Some(backend) = self.by_id.get(&id) else { return };
         let Some(uses) = self.uses.get_mut(backend) else { return };
-        // No removed pod: a list without an owner counted as one of the RouteTable, and its pods have left no Revision.
+        // No removed pod: the list names the pod as before.
         uses.remove_list(!is_routed);
         if uses.add_list(is_routed) {
             ops.added_pods.extend(backend.pod_address());

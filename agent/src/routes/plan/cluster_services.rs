@@ -23,6 +23,10 @@ use smol_str::SmolStr;
 use super::{DesiredBackendList, named_slab::NamedSlab, table::frontend_key};
 use crate::{config::ClusterIpMode, kernel::map_op::BackendTarget};
 
+/// The API server's own Service: namespace and name. If its endpoints in the maps were wrong, agents would not reach the
+/// API server by it, and could never correct them. kube-proxy knows the API server by another address.
+const API_SERVER_SERVICE: (&str, &str) = ("default", "kubernetes");
+
 /// Kind of observed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClusterResource {
@@ -83,8 +87,8 @@ pub enum ClusterChange {
     Slice(NamespacedName, Option<ObservedSlice>),
     /// Label of a namespace.
     Namespace(SmolStr, ClusterIpLabel),
-    /// Place of this node.
-    Node(NodeTopology),
+    /// Zone of this node; empty without one.
+    Zone(SmolStr),
     /// The list of a kind is complete: objects that it does not name do not exist.
     ListCompleted(ClusterResource),
 }
@@ -129,9 +133,11 @@ pub(super) struct ChangedService {
 }
 
 impl ClusterServices {
-    /// Starts without objects.
-    pub(super) fn new(mode: ClusterIpMode) -> Self {
-        Self { mode, ..Self::default() }
+    /// Starts without objects, on the node of this name. The name is not taken from the node's object, which may be
+    /// missing for a while.
+    pub(super) fn new(mode: ClusterIpMode, node: &str) -> Self {
+        let node = NodeTopology { name: node.into(), ..NodeTopology::default() };
+        Self { mode, node, ..Self::default() }
     }
 
     /// Returns true if the mode selects any Service.
@@ -183,7 +189,7 @@ impl ClusterServices {
                 self.record_listed(ClusterResource::Namespace, &key);
                 self.set_namespace(&name, label);
             }
-            ClusterChange::Node(node) => self.set_node(node),
+            ClusterChange::Zone(zone) => self.set_zone(zone),
             ClusterChange::ListCompleted(resource) => self.complete_list(resource),
         }
     }
@@ -194,12 +200,9 @@ impl ClusterServices {
             return Vec::new();
         }
         let changed = std::mem::take(&mut self.changed);
-        changed.into_iter().map(|number| self.update_frontends(number)).collect()
-    }
-
-    /// Returns true if [`take_changed`](Self::take_changed) would return a service.
-    pub(super) fn has_changed(&self) -> bool {
-        self.is_known() && !self.changed.is_empty()
+        let updated = changed.into_iter().map(|number| self.update_frontends(number));
+        // Most of a cluster's changes may concern Services that the mode does not select.
+        updated.filter(|it| it.is_served || !it.released.is_empty()).collect()
     }
 
     /// Returns the numbers of the services that have frontends.
@@ -281,9 +284,9 @@ impl ClusterServices {
         self.changed.extend(numbers);
     }
 
-    fn set_node(&mut self, node: NodeTopology) {
-        if self.node != node {
-            self.node = node;
+    fn set_zone(&mut self, zone: SmolStr) {
+        if self.node.zone != zone {
+            self.node.zone = zone;
             self.mark_changed(|_| true);
         }
     }
@@ -339,6 +342,10 @@ impl ClusterServices {
         let Some(service) = observed.filter(|it| self.is_selected(number, it.label)) else {
             return BTreeSet::new();
         };
+        let name = self.services.name(number);
+        if name.is_some_and(|it| (it.namespace.as_str(), it.name.as_str()) == API_SERVER_SERVICE) {
+            return BTreeSet::new();
+        }
         let ClusterIpService { cluster_ips, ports, affinity_timeout, .. } = &service.service;
         // The kernel's lists have no affinity yet: kube-proxy serves the Service.
         if affinity_timeout.is_some() {

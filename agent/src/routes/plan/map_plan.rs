@@ -19,9 +19,12 @@ pub struct MapPlan {
     pub added_pods: BTreeSet<SocketAddr>,
     /// Pods that new connections no longer go to.
     pub removed_pods: BTreeSet<SocketAddr>,
-    /// Services that do not fit, each with the reason. Until they fit, their connects go to the activators, or pass
+    /// Services of the RouteTable that do not fit, each with the reason. Until they fit, their connects go to the activators, or pass
     /// unchanged at new addresses that have no frontend.
     pub refused: BTreeMap<NamespacedName, MapCapacityError>,
+    /// Services of the cluster that do not fit, and were not refused before. Until they fit, their connects pass
+    /// unchanged.
+    pub newly_refused: Vec<(NamespacedName, MapCapacityError)>,
     /// True if lists of the previous table are still in force, which this plan leaves to a later one.
     pub is_partial: bool,
 }

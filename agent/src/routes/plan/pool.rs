@@ -6,6 +6,30 @@ use datapath::abi;
 
 use super::MapCapacityError;
 
+/// Share of a map that a service may fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MapShare {
+    /// The whole map, for services of the RouteTable.
+    All,
+    /// Three quarters, for Services of the cluster: however many they are, services of the RouteTable find room.
+    ThreeQuarters,
+}
+
+impl MapShare {
+    /// Returns the share of a service of the RouteTable, or of one of the cluster.
+    pub(super) fn of(is_routed: bool) -> Self {
+        if is_routed { Self::All } else { Self::ThreeQuarters }
+    }
+
+    /// Returns what the share leaves of `free` entries in a map of this size.
+    pub(super) fn available(self, free: usize, size: usize) -> usize {
+        match self {
+            Self::All => free,
+            Self::ThreeQuarters => free.saturating_sub(size / 4),
+        }
+    }
+}
+
 /// Pool of the ids of backends, or of services: extents of length one.
 #[derive(Debug)]
 pub(super) struct KernelIdPool(ExtentPool);
@@ -43,13 +67,14 @@ impl KernelIdPool {
         self.0.release_expired(now_ns);
     }
 
-    /// Refuses a demand for more ids than are free now.
+    /// Refuses a demand for more ids than are free now for this share.
     pub(super) fn check_free(
         &self,
         map: &'static str,
         wanted: usize,
+        share: MapShare,
     ) -> Result<(), MapCapacityError> {
-        let free = self.0.free_count;
+        let free = self.0.available(share);
         if wanted <= free {
             return Ok(());
         }
@@ -67,6 +92,8 @@ pub(super) struct ExtentPool {
     /// Extents in quarantine, the oldest first: begin of the quarantine, offset, length.
     quarantined: VecDeque<(u64, u32, u32)>,
     free_count: usize,
+    /// Number of all entries.
+    size: usize,
 }
 
 impl ExtentPool {
@@ -77,6 +104,7 @@ impl ExtentPool {
             by_length: BTreeSet::new(),
             quarantined: VecDeque::new(),
             free_count: 0,
+            size: end as usize,
         };
         extents.insert_free(0, end);
         extents
@@ -103,6 +131,11 @@ impl ExtentPool {
                 self.insert_free(end, start + length - end);
             }
         }
+    }
+
+    /// Returns the number of entries that are free for this share.
+    pub(super) fn available(&self, share: MapShare) -> usize {
+        share.available(self.free_count, self.size)
     }
 
     /// Allocates from the shortest free run that holds `count`; a run of 0 entries may start anywhere.
@@ -157,10 +190,10 @@ impl ExtentPool {
         }
     }
 
-    /// Returns true if extents of these lengths fit once every quarantine is over.
-    pub(super) fn fits_after_quarantine(&self, counts: &[u32]) -> bool {
+    /// Returns true if extents of these lengths fit into this share once every quarantine is over.
+    pub(super) fn fits_after_quarantine(&self, counts: &[u32], share: MapShare) -> bool {
         let wanted: usize = counts.iter().map(|&count| count as usize).sum();
-        if wanted > self.free_count + self.quarantined_count() {
+        if wanted > share.available(self.free_count + self.quarantined_count(), self.size) {
             return false;
         }
         let mut later = self.clone();

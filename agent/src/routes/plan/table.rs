@@ -128,11 +128,6 @@ impl PlannerTable {
         all.filter(|key| !named.contains_key(key)).collect()
     }
 
-    /// Returns true if Services of the cluster are to be served, and are known.
-    pub fn are_cluster_services_known(&self) -> bool {
-        self.cluster.is_enabled() && self.cluster.is_known()
-    }
-
     /// Returns the kinds of objects that are missing before Services of the cluster are served.
     pub fn missing_cluster_kinds(&self) -> Vec<ClusterResource> {
         self.cluster.missing_kinds()

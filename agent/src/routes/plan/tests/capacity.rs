@@ -169,19 +169,22 @@ fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
     // Ten entries in two runs of five.
     pool.quarantine(0, 5, 0);
     pool.quarantine(10, 5, 0);
-    assert!(pool.fits_after_quarantine(&[5, 5]));
-    assert!(!pool.fits_after_quarantine(&[10]));
+    assert!(pool.fits_after_quarantine(&[5, 5], MapShare::All));
+    assert!(!pool.fits_after_quarantine(&[10], MapShare::All));
     assert_eq!(pool.allocate(5), None, "the check has freed nothing");
     // One run of fifteen.
     pool.quarantine(5, 5, 0);
-    assert!(pool.fits_after_quarantine(&[10, 5]) && !pool.fits_after_quarantine(&[10, 6]));
+    assert!(
+        pool.fits_after_quarantine(&[10, 5], MapShare::All)
+            && !pool.fits_after_quarantine(&[10, 6], MapShare::All)
+    );
 
     // A run in quarantine that joins two free ones.
     let mut pool = ExtentPool::new(30);
     pool.reserve(10, 10);
     pool.quarantine(10, 10, 0);
     assert_eq!(pool.capacity_error(30).free, 10);
-    assert!(pool.fits_after_quarantine(&[30]));
+    assert!(pool.fits_after_quarantine(&[30], MapShare::All));
 }
 
 proptest! {

@@ -1,8 +1,8 @@
 //! Pure: plans of the cluster's Services, beside those of the RouteTable.
 
 use common::service_routing::{
-    AddressFamily, ClusterIpPort, ClusterIpService, NodeTopology, ServiceEndpoint, ServiceSlice,
-    ServiceSlicePort, TransportProtocol,
+    AddressFamily, ClusterIpPort, ClusterIpService, InternalTrafficPolicy, ServiceEndpoint,
+    ServiceSlice, ServiceSlicePort, TransportProtocol,
 };
 
 use super::*;
@@ -69,13 +69,13 @@ impl PlannerFixture {
     /// Makes a fixture whose RouteTable is known.
     fn with_mode(mode: ClusterIpMode) -> Self {
         let mut fixture = Self::new();
-        fixture.planner.serve_cluster_services(mode);
+        fixture.planner.serve_cluster_services(mode, "here");
         fixture
     }
 
     /// Applies observations and writes the plan.
     fn observe(&mut self, changes: Vec<ClusterChange>) -> MapPlan {
-        changes.into_iter().for_each(|change| self.planner.apply_cluster_change(change));
+        self.planner.apply_cluster_changes(changes);
         self.plan_and_write(&BTreeMap::new())
     }
 
@@ -185,7 +185,7 @@ fn until_all_kinds_are_listed_the_maps_stay_as_they_are() {
     let before = fixture.kernel.all();
     for missing in ClusterResource::ALL {
         fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
-        fixture.planner.serve_cluster_services(ClusterIpMode::All);
+        fixture.planner.serve_cluster_services(ClusterIpMode::All, "here");
         let others = |it: &ClusterChange| *it != ClusterChange::ListCompleted(missing);
         let plan = fixture.observe(first_lists(vec![]).into_iter().filter(others).collect());
         assert_eq!((plan.ops, fixture.kernel.all()), (vec![], before.clone()), "{missing:?}");
@@ -193,7 +193,7 @@ fn until_all_kinds_are_listed_the_maps_stay_as_they_are() {
         assert!(!fixture.planner.has_due_work(), "{missing:?}");
     }
     fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
-    fixture.planner.serve_cluster_services(ClusterIpMode::All);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All, "here");
     assert_eq!(fixture.observe(first_lists(objects())).ops, [], "all is in force already");
 }
 
@@ -208,7 +208,7 @@ fn without_a_route_table_services_of_the_cluster_change_and_no_other() {
     ));
     let routed = fixture.kernel.find(&key([10, 96, 0, 1]));
     fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
-    fixture.planner.serve_cluster_services(ClusterIpMode::All);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All, "here");
     fixture.planner.set_route_table_known(false);
     fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[5])]));
     assert_eq!(fixture.backends(2), Some(vec![target(5)]));
@@ -255,11 +255,10 @@ fn only_pods_of_revisions_leave() {
     fixture.set_table(&table(&[], &[], &[]));
     assert_eq!(fixture.observe(vec![]).removed_pods, at(7), "though it is a backend still");
 
-    // Another agent does not know of which kind a list is until a service owns it.
+    // Another agent recognizes of which source a list is, before a service owns it.
     fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
-    fixture.planner.serve_cluster_services(ClusterIpMode::All);
-    fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[7, 8])]));
-    let plan = fixture.observe(vec![set_slice(2, &[7])]);
+    fixture.planner.serve_cluster_services(ClusterIpMode::All, "here");
+    let plan = fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[7])]));
     assert_eq!((plan.added_pods, plan.removed_pods), (BTreeSet::new(), BTreeSet::new()));
 }
 
@@ -295,19 +294,101 @@ fn a_slice_that_moves_to_another_service_takes_its_endpoints_along() {
     assert_eq!((fixture.backends(1), fixture.backends(2)), (Some(vec![]), Some(vec![target(5)])));
 }
 
+/// The Node's object may be missing while the node is registered again.
 #[test]
-fn a_changed_place_of_the_node_changes_local_lists() {
+fn local_endpoints_are_known_by_the_nodes_name_without_its_object() {
+    let backends = |node: &str| {
+        let mut fixture = PlannerFixture::new();
+        fixture.planner.serve_cluster_services(ClusterIpMode::All, node);
+        let mut local = cluster_service(1, None);
+        local.service.internal_traffic_policy = InternalTrafficPolicy::Local;
+        let local = ClusterChange::Service(name(1), Some(local));
+        fixture.observe(first_lists(vec![local, set_slice(1, &[5])]));
+        fixture.backends(1)
+    };
+    assert_eq!(backends("here"), Some(vec![target(5)]));
+    assert_eq!(backends("elsewhere"), Some(vec![]));
+}
+
+#[test]
+fn a_changed_zone_of_the_node_changes_lists_with_hints() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    let mut local = cluster_service(1, None);
-    local.service.internal_traffic_policy = common::service_routing::InternalTrafficPolicy::Local;
-    let local = ClusterChange::Service(name(1), Some(local));
-    let node =
-        |name: &str| ClusterChange::Node(NodeTopology { name: name.into(), zone: "a".into() });
-    fixture.observe(first_lists(vec![local, set_slice(1, &[5]), node("here")]));
-    assert_eq!(fixture.backends(1), Some(vec![target(5)]));
-    fixture.observe(vec![node("elsewhere")]);
-    let found = fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
-    assert_eq!(found, (RoutingMode::Refuse, vec![], 0));
+    let mut hinted = slice(1, &[5, 6]);
+    for (endpoint, zone) in hinted.slice.endpoints.iter_mut().zip(["a", "b"]) {
+        endpoint.zone_hints = [zone.into()].into();
+    }
+    let hinted = ClusterChange::Slice(name(1), Some(hinted));
+    fixture.observe(first_lists(vec![set_service(1, None), hinted]));
+    assert_eq!(fixture.backends(1), Some(vec![target(5), target(6)]), "no zone is known");
+    fixture.observe(vec![ClusterChange::Zone("b".into())]);
+    assert_eq!(fixture.backends(1), Some(vec![target(6)]));
+}
+
+/// If the node's maps were wrong about it, the agent could not reach the API server to correct them.
+#[test]
+fn the_api_servers_own_service_is_left_to_kube_proxy() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let service = NamespacedName::new("default", "kubernetes");
+    let observed = ObservedSlice { service: service.clone(), ..slice(1, &[5]) };
+    fixture.observe(first_lists(vec![
+        ClusterChange::Service(service.clone(), Some(cluster_service(1, Some(true)))),
+        ClusterChange::Slice(service, Some(observed)),
+    ]));
+    assert_eq!(fixture.kernel.all(), BTreeMap::new());
+}
+
+#[test]
+fn changes_of_services_that_are_not_selected_are_no_work() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::Labelled);
+    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
+    fixture.planner.apply_cluster_changes([set_slice(1, &[6]), set_service(2, Some(false))]);
+    assert!(!fixture.planner.has_due_changes());
+}
+
+/// The controller may be away when an operator takes the label away or changes the mode.
+#[test]
+fn frontends_of_services_of_the_cluster_are_removed_without_a_route_table() {
+    for mode in [ClusterIpMode::All, ClusterIpMode::Off] {
+        let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+        fixture.observe(first_lists(vec![set_service(2, None), set_slice(2, &[5, 6])]));
+        fixture.plan(&table(
+            &[service(1, ConnectionPath::Direct)],
+            &[pod(7, 1, RoutingPhase::Ready)],
+            &[],
+        ));
+        fixture.planner = RoutePlanner::resume(fixture.kernel.table(), fixture.now);
+        fixture.planner.set_route_table_known(false);
+        fixture.planner.serve_cluster_services(mode, "here");
+        let plan = match mode {
+            ClusterIpMode::Off => fixture.plan_and_write(&BTreeMap::new()),
+            _ => fixture.observe(first_lists(vec![])),
+        };
+        assert_eq!((fixture.backends(2), fixture.backends(1)), (None, Some(vec![target(7)])));
+        assert_eq!(plan.removed_pods, BTreeSet::new(), "open connections stay as they are");
+        assert!(!fixture.planner.has_due_work());
+    }
+}
+
+#[test]
+fn services_of_the_cluster_leave_room_for_those_of_the_route_table() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.list_entry_pool = ExtentPool::new(8);
+    let services = [1, 2].map(|number| set_service(number, None));
+    fixture.observe(first_lists([services.to_vec(), vec![set_slice(1, &[1, 2, 3, 4])]].concat()));
+    assert_eq!(fixture.backends(1).map(|it| it.len()), Some(4));
+    let plan = fixture.observe(vec![set_slice(2, &[5, 6, 7])]);
+    assert_eq!(plan.newly_refused.len(), 1, "of the last quarter");
+    let mut routed = service(3, ConnectionPath::Direct);
+    routed.addresses.truncate(1);
+    let pods = [1, 2, 3].map(|number| pod(number, 3, RoutingPhase::Ready));
+    fixture.plan(&table(&[routed], &pods, &[]));
+    assert_eq!(fixture.backends(3).map(|it| it.len()), Some(3));
+    // A refused service is tried again only when it is asked for, and is new to the log once.
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.ops, plan.newly_refused), (vec![], vec![]));
+    fixture.planner.retry_unfit();
+    assert_eq!(fixture.plan_and_write(&BTreeMap::new()).newly_refused, []);
+    assert_eq!(fixture.planner.refused_cluster_services(), 1);
 }
 
 #[test]
@@ -317,7 +398,9 @@ fn a_service_of_the_cluster_that_does_not_fit_is_left_to_kube_proxy() {
     fixture.observe(first_lists(services.to_vec()));
     fixture.planner.list_entry_pool = ExtentPool::new(2);
     let plan = fixture.observe(vec![set_slice(1, &[5, 6, 7]), set_slice(2, &[8])]);
-    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(1)]);
+    let refused: Vec<_> = plan.newly_refused.iter().map(|(name, _)| name).collect();
+    assert_eq!((refused, plan.refused.len(), plan.is_partial), (vec![&name(1)], 0, false));
+    assert_eq!(fixture.planner.refused_cluster_services(), 1);
     let found = |number| fixture.kernel.find(&key([10, 96, 0, number])).unwrap();
     assert_eq!(found(1), (RoutingMode::Pass, vec![], 0));
     assert_eq!(found(2), (RoutingMode::PickBackend, vec![target(8)], 0));
@@ -424,11 +507,10 @@ impl SimCluster {
 /// Returns a planner that has both sources and continues from the kernel's maps.
 fn resumed_with(kernel: &FakeKernelMaps, sim: &RouteSim, cluster: &SimCluster) -> RoutePlanner {
     let mut planner = RoutePlanner::resume(kernel.table(), sim.now);
-    planner.serve_cluster_services(ClusterIpMode::All);
+    planner.serve_cluster_services(ClusterIpMode::All, "here");
     planner.set_node_addresses(cluster.node_addresses.clone());
     sim.table.all_states().for_each(|state| planner.apply_change(state));
-    let objects = first_lists(cluster.objects());
-    objects.into_iter().for_each(|change| planner.apply_cluster_change(change));
+    planner.apply_cluster_changes(first_lists(cluster.objects()));
     planner
 }
 
@@ -445,7 +527,7 @@ proptest! {
                 sim.apply(turn, &mut planner);
             }
             let change = cluster.apply(turn);
-            change.into_iter().for_each(|change| planner.apply_cluster_change(change));
+            planner.apply_cluster_changes(change);
             planner.set_node_addresses(cluster.node_addresses.clone());
             if matches!(turn, SimTurn::Routes(SimRouteChange::Restart)) {
                 planner = resumed_with(&kernel, &sim, &cluster);
