@@ -158,6 +158,23 @@ fn only_labelled_services_are_served_where_the_mode_says_so() {
     fixture.wait_outcome("connected");
 }
 
+/// kube-proxy in mode IPVS gives the node the ClusterIPs of all Services.
+#[test]
+fn an_address_that_kube_proxy_gave_the_node_is_no_reason_to_leave_its_service_alone() {
+    let mut fixture = AgentFixture::new("ipvs");
+    let netns = format!("{}-n", fixture.name);
+    run_shell(&format!("ip -n {netns} link add kube-ipvs0 type bridge"));
+    run_shell(&format!("ip -n {netns} address add {CLUSTER_IP}/32 dev kube-ipvs0"));
+    let server = FakeWatchServer::start(&netns, true);
+    set_node(&server);
+    server.set(service(None));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_services("all");
+    fixture.wait_outcome("connected");
+}
+
 /// The API server may be away for long. Its absence is no absence of Services.
 #[test]
 fn services_stay_while_the_api_server_is_away_and_while_agents_restart() {
