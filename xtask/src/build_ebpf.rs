@@ -66,3 +66,19 @@ fn flags(toolchain: &EbpfToolchain) -> String {
     ]
     .join("\u{1f}")
 }
+
+#[cfg(test)]
+mod tests {
+    /// A plain build of `rouse` embeds a stub, whose agent refuses to start.
+    #[test]
+    fn the_readme_builds_the_command_with_the_programs() {
+        let readme = include_str!("../../README.md");
+        let build = "cargo build --release --package rouse";
+        let (before, _) = readme.split_once(build).expect("it builds the command");
+        let last_command = before
+            .lines()
+            .rfind(|line| line.starts_with("$ cargo xtask") || line.starts_with("$ export"));
+        let last_command = last_command.expect("a command before it");
+        assert!(last_command.starts_with("$ export $(cargo xtask build-ebpf | tail -n 1)"));
+    }
+}
