@@ -1,8 +1,8 @@
 //! Shell: the routes of this node: the RouteTable's stream, watches of the cluster's Services, and the plans that put
 //! both in force.
 //!
-//! A module belongs here if it holds the RouteTable or these Services, or decides what the kernel's maps should hold because of them. The
-//! loop writes the maps, from the operations of a plan.
+//! A module belongs here if it holds the RouteTable or these Services, or decides what the kernel's maps should hold
+//! because of them. The loop writes the maps, from the operations of a plan.
 //!
 //! | module | subject |
 //! |---|---|

@@ -164,8 +164,8 @@ pub(crate) fn inode(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.ino())
 }
 
-/// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order.
-/// Lists global addresses, without those of the interface with index `excluded`.
+/// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order, without those of the
+/// interface with index `excluded`.
 fn list_addresses(netlink: &NetlinkSocket, excluded: Option<u32>) -> io::Result<Vec<IpAddr>> {
     let mut request = AddressMessage::default();
     request.header.family = AddressFamily::Unspec;

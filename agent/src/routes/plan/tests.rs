@@ -548,6 +548,22 @@ impl RouteSim {
     }
 }
 
+/// Checks that a connect to each frontend finds the list before a plan, or the one after it.
+fn check_old_or_new(
+    kernel: &FakeKernelMaps,
+    old: &BTreeMap<FrontendKey, SimConnectResult>,
+    new: &BTreeMap<FrontendKey, SimConnectResult>,
+) -> Result<(), TestCaseError> {
+    for (key, found) in kernel.all() {
+        let (was, is) = (old.get(&key), new.get(&key));
+        let fits = |known: Option<&SimConnectResult>| {
+            known.is_some_and(|known| known.0 == found.0 && known.1 == found.1)
+        };
+        prop_assert!(fits(was) || fits(is), "{:?} is {:?}", key, found);
+    }
+    Ok(())
+}
+
 proptest! {
     /// After every prefix of every plan a connect finds the old list or the new one. A connect that read a service's
     /// word up to a second ago still finds the same list behind it.
@@ -572,13 +588,7 @@ proptest! {
             let new = after.all();
             for op in &ops {
                 kernel.write(op);
-                for (key, found) in kernel.all() {
-                    let (was, is) = (old.get(&key), new.get(&key));
-                    let fits = |known: Option<&SimConnectResult>| {
-                        known.is_some_and(|known| known.0 == found.0 && known.1 == found.1)
-                    };
-                    prop_assert!(fits(was) || fits(is), "{:?} is {:?}", key, found);
-                }
+                check_old_or_new(&kernel, &old, &new)?;
                 for (_, state, list) in &past {
                     prop_assert_eq!(&kernel.list(state), list);
                 }
