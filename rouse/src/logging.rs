@@ -32,16 +32,20 @@ fn level_filter(component: &str, level: LogLevel) -> EnvFilter {
     EnvFilter::new(filter_directives(component, level))
 }
 
+/// Crates of the client of the API server. They log each failed attempt, and our own crates log each outage once.
+const QUIET_CRATES: &str = "kube_client=off,kube_runtime=error";
+
 /// Filter directives: level debug applies only to Rouse's own crates, because libraries log far more.
 fn filter_directives(component: &str, level: LogLevel) -> String {
-    match level {
+    let own = match level {
         // The controller's queries of registries are in a crate of their own.
         LogLevel::Debug if component == Component::Controller.name() => {
             format!("info,common=debug,registry=debug,{component}=debug")
         }
         LogLevel::Debug => format!("info,common=debug,{component}=debug"),
         LogLevel::Info | LogLevel::Warn | LogLevel::Error => level.to_string(),
-    }
+    };
+    format!("{own},{QUIET_CRATES}")
 }
 
 #[cfg(test)]
@@ -56,10 +60,11 @@ mod tests {
             (LogLevel::Warn, "warn"),
             (LogLevel::Error, "error"),
         ] {
-            assert_eq!(filter_directives("agent", level), filter);
+            assert_eq!(filter_directives("agent", level), format!("{filter},{QUIET_CRATES}"));
             assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
         let directives = filter_directives("controller", LogLevel::Debug);
-        assert_eq!(directives, "info,common=debug,registry=debug,controller=debug");
+        let own = "info,common=debug,registry=debug,controller=debug";
+        assert_eq!(directives, format!("{own},{QUIET_CRATES}"));
     }
 }
