@@ -12,7 +12,7 @@ use common::{
 };
 use datapath::{
     abi::{FIRST_SERVICE, FrontendKey, QUARANTINE_NS},
-    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
 
 fn main() -> std::io::Result<()> {
@@ -57,7 +57,11 @@ fn main() -> std::io::Result<()> {
 fn kernel_routes(services: u16) -> KernelRoutes {
     let mut table = KernelRoutes::default();
     for number in 0..services {
-        let info = ActivatorFallback { activators: 0, port_be: (20_000 + number % 10_000).to_be() };
+        let info = SvcInfo {
+            activators: 0,
+            affinity_seconds: 0,
+            port_be: (20_000 + number % 10_000).to_be(),
+        };
         let state = SvcState { offset: 0, count: 0, generation: 1, mode: RoutingMode::Activator };
         let addresses = fixtures::sleeping_service_addresses(number);
         for (family, address) in addresses.into_iter().enumerate() {

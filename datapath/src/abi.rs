@@ -17,10 +17,10 @@ use core::mem::size_of;
 pub use self::connection_activity::ConnectionActivity;
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000005";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000006";
 
 /// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
@@ -34,8 +34,10 @@ pub mod maps {
     pub const FRONTENDS: &str = "FRONTENDS";
     /// Mmapable array by service id: packed [`SvcState`](crate::load_balancing::SvcState) (`u64`).
     pub const SVC_STATE: &str = "SVC_STATE";
-    /// Mmapable array by service id: packed [`ActivatorFallback`](crate::load_balancing::ActivatorFallback) (`u64`).
+    /// Mmapable array by service id: packed [`SvcInfo`](crate::load_balancing::SvcInfo) (`u64`).
     pub const SVC_INFO: &str = "SVC_INFO";
+    /// LRU hash: [`AffinityKey`](super::AffinityKey) → [`AffinityValue`](super::AffinityValue).
+    pub const AFFINITY: &str = "AFFINITY";
     /// Mmapable array: backend numbers (`u64`), in extents.
     pub const SLOTS: &str = "SLOTS";
     /// Mmapable array by backend number: [`BackendValue`](super::BackendValue).
@@ -101,6 +103,9 @@ pub const SERVICES_MAX: u32 = 40_960;
 pub const SLOTS_MAX: u32 = 131_072;
 /// Most different backends of all lists.
 pub const BACKENDS_MAX: u32 = 32_768;
+/// Most clients that keep a backend, each counted once for every frontend. Beyond them, those that connected longest ago
+/// get another backend.
+pub const AFFINITY_MAX: u32 = 16_384;
 /// Most pods of Rouse on one node, plus one: row 0 means none. Kubernetes' own limit is 110 to 500.
 pub const PODS_MAX: u32 = 1_024;
 /// Most pairs of namespace and port with a listener.
@@ -201,6 +206,33 @@ pub struct BackendValue {
     pub spare: u64,
 }
 const _: () = assert!(size_of::<BackendValue>() == 64);
+
+/// Client of a frontend that keeps its backend: key of `AFFINITY`. A client is a network namespace, as kube-proxy tells
+/// clients apart by their address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AffinityKey {
+    /// Cookie of the client's network namespace.
+    pub netns_cookie: u64,
+    /// Service id of the frontend.
+    pub service_id: u32,
+    /// Padding, always zero: the kernel compares keys bytewise.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<AffinityKey>() == 16);
+
+/// Backend that a client keeps: value of `AFFINITY`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AffinityValue {
+    /// Time of the client's last connect, CLOCK_MONOTONIC ns.
+    pub connected_ns: u64,
+    /// Number of the backend. It counts only while the frontend's list names it.
+    pub backend: u32,
+    /// Padding that is always zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<AffinityValue>() == 16);
 
 /// Time for which connects prefer other backends after one got no response. Kubernetes calls a node lost after 40 s; a
 /// late response or a lost packet must not cost a pod more than this.
@@ -701,6 +733,10 @@ mod pod {
     unsafe impl aya::Pod for super::BufferedSegment {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::CloseRequest {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::AffinityKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::AffinityValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SockFieldOffsets {}
     // SAFETY: two bytes.

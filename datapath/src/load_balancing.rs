@@ -7,6 +7,11 @@ const COUNT_BITS: u32 = 20;
 /// Bits of [`SvcState`] for the number of stores, modulo 2¹⁶.
 const GENERATION_BITS: u32 = 16;
 
+/// Bits of [`SvcInfo`] for the list of activators.
+const ACTIVATOR_LIST_BITS: u32 = 8;
+/// Bits of [`SvcInfo`] for the affinity timeout.
+const AFFINITY_BITS: u32 = 24;
+
 const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
@@ -25,6 +30,9 @@ pub enum RoutingMode {
     Refuse = 3,
     /// Counts the connect and refuses it: a proof that the programs are in force.
     SelfTest = 4,
+    /// Picks a random backend from the service's own list, which is in the order of backend numbers. With an
+    /// [affinity timeout](SvcInfo::affinity_seconds) a client keeps its backend.
+    PickRandom = 5,
 }
 
 impl RoutingMode {
@@ -36,6 +44,7 @@ impl RoutingMode {
             2 => Self::Activator,
             3 => Self::Refuse,
             4 => Self::SelfTest,
+            5 => Self::PickRandom,
             _ => Self::Pass,
         }
     }
@@ -78,26 +87,36 @@ impl SvcState {
     }
 }
 
-/// Target of a service's connects that find no pod.
+/// Treatment of a service's connects besides its list: the target of those that find no pod, and the affinity of
+/// clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ActivatorFallback {
+pub struct SvcInfo {
     /// Service id of the list of activators.
     pub activators: u32,
-    /// Port of the service at the activators, network byte order.
+    /// Time for which a client keeps its backend after its last connect, in seconds, below 2²⁴; 0: not at all. Counts in
+    /// mode [`PickRandom`](RoutingMode::PickRandom) only.
+    pub affinity_seconds: u32,
+    /// Port of the service at the activators, network byte order; 0: none, and the connect goes on unchanged.
     pub port_be: u16,
 }
 
-impl ActivatorFallback {
+impl SvcInfo {
     /// Encodes the word for `SVC_INFO`.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
-        self.activators as u64 | (self.port_be as u64) << 32
+        (self.activators as u64 & mask(ACTIVATOR_LIST_BITS))
+            | (self.affinity_seconds as u64 & mask(AFFINITY_BITS)) << ACTIVATOR_LIST_BITS
+            | (self.port_be as u64) << (ACTIVATOR_LIST_BITS + AFFINITY_BITS)
     }
 
     /// Decodes a word of `SVC_INFO`.
     #[inline(always)]
     pub const fn unpack(word: u64) -> Self {
-        Self { activators: word as u32, port_be: (word >> 32) as u16 }
+        Self {
+            activators: (word & mask(ACTIVATOR_LIST_BITS)) as u32,
+            affinity_seconds: (word >> ACTIVATOR_LIST_BITS & mask(AFFINITY_BITS)) as u32,
+            port_be: (word >> (ACTIVATOR_LIST_BITS + AFFINITY_BITS)) as u16,
+        }
     }
 }
 
@@ -214,12 +233,13 @@ mod tests {
 
     use super::*;
 
-    const MODES: [RoutingMode; 5] = [
+    const MODES: [RoutingMode; 6] = [
         RoutingMode::Pass,
         RoutingMode::PickBackend,
         RoutingMode::Activator,
         RoutingMode::Refuse,
         RoutingMode::SelfTest,
+        RoutingMode::PickRandom,
     ];
 
     fn load(open: u64, in_flight: Option<u64>) -> BackendLoad {
@@ -233,16 +253,18 @@ mod tests {
     proptest! {
         #[test]
         fn a_state_survives_packing(
-            offset in 0u32..1 << 24, count in 0u32..1 << 20, generation: u16, mode in 0usize..5,
+            offset in 0u32..1 << 24, count in 0u32..1 << 20, generation: u16, mode in 0usize..6,
         ) {
             let state = SvcState { offset, count, generation, mode: MODES[mode] };
             prop_assert_eq!(SvcState::unpack(state.pack()), state);
         }
 
         #[test]
-        fn an_info_survives_packing(activators: u32, port_be: u16) {
-            let info = ActivatorFallback { activators, port_be };
-            prop_assert_eq!(ActivatorFallback::unpack(info.pack()), info);
+        fn an_info_survives_packing(
+            activators in 0u32..1 << 8, affinity_seconds in 0u32..1 << 24, port_be: u16,
+        ) {
+            let info = SvcInfo { activators, affinity_seconds, port_be };
+            prop_assert_eq!(SvcInfo::unpack(info.pack()), info);
         }
 
         #[test]

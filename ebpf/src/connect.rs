@@ -10,20 +10,24 @@ use aya_ebpf::{
     maps::Array,
 };
 use datapath::{
-    abi::{self, BackendValue, ConnectRecord, FrontendKey, ListenKey},
-    load_balancing::{self, ActivatorFallback, BackendLoad, RoutingMode, ServiceReading, SvcState},
+    abi::{self, AffinityKey, AffinityValue, BackendValue, ConnectRecord, FrontendKey, ListenKey},
+    load_balancing::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
 };
 
 use crate::{
     maps::{
-        BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS, SLOTS,
-        SVC_INFO, SVC_STATE, add_to_control, atomic_add, increment_control, monotonic_ns,
+        AFFINITY, BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS,
+        SLOTS, SVC_INFO, SVC_STATE, add_to_control, atomic_add, increment_control, monotonic_ns,
     },
     sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_connect},
 };
 
 /// Picks of two backends before the activator gets the connect.
 const MAX_PICKS: u32 = 4;
+/// Steps that find an entry in the longest list of a service, which has 20 bits for its length.
+const MAX_SEARCH_STEPS: u32 = 20;
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
 /// Minus one, for adds that wrap.
 const MINUS_ONE: u64 = 1u64.wrapping_neg();
 /// Generation that no backend has: a socket with it counts in no gauge. Generations begin with 1.
@@ -68,7 +72,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
         return ALLOW;
     }
     let StackAligned(key) = &frontend_key(ctx.ipv4(), ctx.port_be());
-    match choose_backend(key) {
+    match choose_backend(ctx, key) {
         Ok(target) => {
             // An IPv4 socket cannot connect to an IPv6 pod; the agent plans no such lists, so this only guards.
             if load_balancing::is_ipv4_mapped(&target.address) {
@@ -94,7 +98,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
         return ALLOW;
     }
     let StackAligned(key) = &frontend_key(ctx.ipv6(), ctx.port_be());
-    match choose_backend(key) {
+    match choose_backend(ctx, key) {
         Ok(target) => {
             ctx.set_ipv6(&target.address);
             ctx.set_port_be(target.port_be);
@@ -174,21 +178,24 @@ fn frontend_key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
 /// backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
 /// to prove what each iteration leaves to the next.
 #[inline(always)]
-fn choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
-    let first = try_choose_backend(key);
+fn choose_backend(ctx: BpfSockAddr, key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+    let first = try_choose_backend(ctx, key);
     if !matches!(first, Err(NoRewriteReason::Changed)) {
         return first;
     }
-    let second = try_choose_backend(key);
+    let second = try_choose_backend(ctx, key);
     if !matches!(second, Err(NoRewriteReason::Changed)) {
         return second;
     }
-    try_choose_backend(key)
+    try_choose_backend(ctx, key)
 }
 
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
 #[inline(always)]
-fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+fn try_choose_backend(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+) -> Result<ChosenBackend, NoRewriteReason> {
     let service_id = service_id_of(key).ok_or(NoRewriteReason::Pass)?;
     let state = read_word(&SVC_STATE, service_id).ok_or(NoRewriteReason::Pass)?;
     let read = ServiceReading { service_id, state, info: 0, activator_list: 0 };
@@ -202,6 +209,7 @@ fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReaso
             let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
             verify_unchanged(key, read).map(|()| target)
         }
+        RoutingMode::PickRandom => choose_random(ctx, key, read),
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
         RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
@@ -211,6 +219,36 @@ fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReaso
             Err(NoRewriteReason::Refuse)
         }
     }
+}
+
+/// Chooses a random backend, or the one that the client keeps. Of a list without a usable entry, the connect goes on
+/// unchanged.
+#[inline(always)]
+fn choose_random(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+    read: ServiceReading,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
+    let seconds = SvcInfo::unpack(info).affinity_seconds;
+    // Most Services have no affinity, and need no cookie.
+    let client = if seconds == 0 { 0 } else { ctx.netns_cookie() };
+    let mut backend = NO_BACKEND;
+    if seconds != 0 {
+        backend = kept_backend(read.state, seconds, read.service_id, client);
+    }
+    if backend == NO_BACKEND {
+        backend = pick_random(read.state);
+    }
+    if backend == NO_BACKEND {
+        return Err(NoRewriteReason::Pass);
+    }
+    let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    verify_unchanged(key, read)?;
+    if seconds != 0 {
+        keep_backend(read.service_id, client, backend);
+    }
+    Ok(target)
 }
 
 /// Chooses the less loaded of two activators, with the service's own port there.
@@ -223,7 +261,7 @@ fn choose_activator(
     read: ServiceReading,
 ) -> Result<ChosenBackend, NoRewriteReason> {
     let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
-    let ActivatorFallback { activators, port_be } = ActivatorFallback::unpack(info);
+    let SvcInfo { activators, port_be, .. } = SvcInfo::unpack(info);
     let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
     if port_be == 0 {
         return Err(NoRewriteReason::Pass);
@@ -245,7 +283,7 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
     let mut current = ServiceReading { service_id, state, info: 0, activator_list: 0 };
     if before.info != 0 {
         current.info = read_word(&SVC_INFO, before.service_id).ok_or(NoRewriteReason::Changed)?;
-        let activators = ActivatorFallback::unpack(before.info).activators;
+        let activators = SvcInfo::unpack(before.info).activators;
         current.activator_list =
             read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
@@ -302,6 +340,74 @@ extern "C" fn pick_activator(state: u64) -> u32 {
         return NO_BACKEND;
     }
     pick_two(&list).map_or(NO_BACKEND, |(better, _)| better.backend)
+}
+
+/// Picks a random backend of a list, in up to [`MAX_PICKS`] picks while the picked one was left unanswered a short time
+/// ago; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_random(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    if list.count == 0 {
+        return NO_BACKEND;
+    }
+    let mut backend = NO_BACKEND;
+    for _ in 0..MAX_PICKS {
+        let index = load_balancing::random_index(random(), list.count);
+        let Some(pick) = backend_at(list.offset + index) else { return NO_BACKEND };
+        backend = pick.backend;
+        if !is_recently_unanswered(&pick) {
+            break;
+        }
+    }
+    backend
+}
+
+/// Returns the backend that a client keeps, while its list names it; [`NO_BACKEND`] if it keeps none. Separate, like
+/// [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn kept_backend(state: u64, seconds: u32, service_id: u32, client: u64) -> u32 {
+    let key = AffinityKey { netns_cookie: client, service_id, reserved: 0 };
+    let Some(kept) = AFFINITY.get_ptr(key) else { return NO_BACKEND };
+    // SAFETY: a live map value; single words, any value of which is checked below.
+    let (connected_ns, backend) = unsafe { ((*kept).connected_ns, (*kept).backend) };
+    if monotonic_ns().wrapping_sub(connected_ns) > u64::from(seconds) * SECOND_NS {
+        return NO_BACKEND;
+    }
+    if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
+}
+
+/// Returns true if a list in the order of backend numbers names this one.
+#[inline(always)]
+fn names_backend(list: &SvcState, backend: u32) -> bool {
+    let (mut low, mut high) = (0, list.count);
+    for _ in 0..MAX_SEARCH_STEPS {
+        if low >= high {
+            return false;
+        }
+        let middle = low + (high - low) / 2;
+        let Some(entry) = SLOTS.get(list.offset + middle) else { return false };
+        let found = *entry as u32;
+        if found == backend {
+            return true;
+        }
+        if found < backend {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    false
+}
+
+/// Stores the backend that a client keeps from now on.
+#[inline(always)]
+fn keep_backend(service_id: u32, client: u64, backend: u32) {
+    let key = AffinityKey { netns_cookie: client, service_id, reserved: 0 };
+    let value = AffinityValue { connected_ns: monotonic_ns(), backend, reserved: 0 };
+    // Without memory for an entry the client gets a random backend the next time.
+    let _full = AFFINITY.insert(key, value, 0);
 }
 
 /// Picks a pod of a list that can accept a connection.

@@ -20,6 +20,9 @@ pub static SVC_STATE: Array<u64> = Array::pinned(abi::SERVICES_MAX, BPF_F_MMAPAB
 #[map]
 pub static SVC_INFO: Array<u64> = Array::pinned(abi::SERVICES_MAX, BPF_F_MMAPABLE);
 #[map]
+pub static AFFINITY: LruHashMap<abi::AffinityKey, abi::AffinityValue> =
+    LruHashMap::pinned(abi::AFFINITY_MAX, 0);
+#[map]
 pub static SLOTS: Array<u64> = Array::pinned(abi::SLOTS_MAX, BPF_F_MMAPABLE);
 #[map]
 pub static BACKENDS: Array<abi::BackendValue> = Array::pinned(abi::BACKENDS_MAX, BPF_F_MMAPABLE);

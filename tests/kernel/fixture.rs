@@ -18,6 +18,7 @@ use std::{
 };
 
 use agent::{
+    config::ClusterIpMode,
     kernel::{
         map_op::KernelPodIds,
         maps::KernelMaps,
@@ -25,7 +26,7 @@ use agent::{
         programs::{self, EbpfPrograms},
     },
     paths::AgentPaths,
-    routes::plan::RoutePlanner,
+    routes::plan::{ClusterChange, RoutePlanner},
 };
 use common::{
     fixtures,
@@ -327,6 +328,17 @@ impl KernelFixture {
         let ops = self.planner.plan(self.now_ns, &self.pod_ids).expect("it fits").ops;
         self.maps.apply(&ops).expect("writable");
         ops.len()
+    }
+
+    /// Makes this fixture's node serve Services of the cluster. Not for a fixture that other tests use after this one.
+    pub(crate) fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
+        self.planner.serve_cluster_services(mode, "here");
+    }
+
+    /// Applies observations of the cluster, and puts them in force.
+    pub(crate) fn observe_cluster(&mut self, changes: Vec<ClusterChange>) {
+        self.planner.apply_cluster_changes(changes);
+        self.apply_table();
     }
 
     fn add_netns(&mut self, name: &str) -> NetnsFixture {

@@ -1,6 +1,7 @@
 //! The kernel tier: real programs in the running kernel, in namespaces and cgroups of their own. Needs root.
 
 mod agent;
+mod cluster_ip;
 mod connect_records;
 mod fixture;
 mod listening_sockets;

@@ -7,7 +7,7 @@ use std::{
 
 use datapath::{
     abi::FrontendKey,
-    load_balancing::{ActivatorFallback, SvcState},
+    load_balancing::{SvcInfo, SvcState},
 };
 
 /// One target of connects: an entry of `BACKENDS`, without its gauge.
@@ -71,7 +71,7 @@ pub enum MapOp {
         /// Service id of the frontend.
         service_id: u32,
         /// List of activators, and the service's port there.
-        info: ActivatorFallback,
+        info: SvcInfo,
     },
     /// Switches one frontend of a service to another list, in one store.
     State {
@@ -101,7 +101,7 @@ pub struct KernelRoutes {
     pub frontends: BTreeMap<FrontendKey, u32>,
     /// State, activators and backend numbers by service id: of each service id that a frontend names, and of the two
     /// activator lists.
-    pub services: BTreeMap<u32, (SvcState, ActivatorFallback, Vec<u32>)>,
+    pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
     /// Backends that those lists name.
     pub backends: BTreeMap<u32, BackendTarget>,
     /// Bounds above which no entry was ever written.

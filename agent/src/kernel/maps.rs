@@ -16,7 +16,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use common::wire::RequestTotals;
 use datapath::{
     abi::{self, maps},
-    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
 
 pub use self::event_ring::{KernelEventRing, decode_event};
@@ -259,8 +259,7 @@ impl KernelMaps {
     fn read_service(&self, service_id: u32, table: &mut KernelRoutes) {
         let Some(word) = self.svc_state.words().get(service_id as usize) else { return };
         let state = SvcState::unpack(word.load(Acquire));
-        let info =
-            ActivatorFallback::unpack(self.svc_info.words()[service_id as usize].load(Acquire));
+        let info = SvcInfo::unpack(self.svc_info.words()[service_id as usize].load(Acquire));
         let extent =
             self.list_entries.words().iter().skip(state.offset as usize).take(state.count as usize);
         let list: Vec<u32> = extent.map(|entry| entry.load(Relaxed) as u32).collect();

@@ -24,7 +24,7 @@ use std::{
 use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
 use datapath::{
     abi::{self, FrontendKey},
-    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
 
 use self::{
@@ -78,7 +78,7 @@ struct BackendList {
     /// False if the list is one of a Service of the cluster: its backends are not pods of Revisions.
     is_routed: bool,
     state: SvcState,
-    info: ActivatorFallback,
+    info: SvcInfo,
     backends: Box<[u32]>,
 }
 
@@ -86,7 +86,7 @@ struct BackendList {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredBackendList {
     mode: RoutingMode,
-    info: ActivatorFallback,
+    info: SvcInfo,
     backends: Vec<BackendTarget>,
 }
 
@@ -260,7 +260,7 @@ impl RoutePlanner {
         // A service without a readable state still owns its id: it counts as an empty list.
         let none = (
             SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
-            ActivatorFallback { activators: 0, port_be: 0 },
+            SvcInfo { activators: 0, affinity_seconds: 0, port_be: 0 },
             Vec::new(),
         );
         let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&none);
@@ -637,8 +637,12 @@ impl RoutePlanner {
         ops: &mut OrderedMapOps,
     ) -> Option<BackendList> {
         let DesiredBackendList { mode, info, backends } = update.next;
-        let backends: Vec<u32> =
+        let mut backends: Vec<u32> =
             backends.into_iter().map(|it| self.backends.acquire(it, is_routed, ops)).collect();
+        // The kernel searches these lists for the backend that a client keeps.
+        if mode == RoutingMode::PickRandom {
+            backends.sort_unstable();
+        }
         let count = backends.len() as u32;
         if count > 0 {
             ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });

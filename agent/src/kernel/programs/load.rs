@@ -99,11 +99,21 @@ fn possible_cpus() -> Result<u32, EbpfProgramsError> {
 fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
+    const LRU_HASH: u32 = 9;
     let size = |bytes: usize| bytes as u32;
     let wanted = [
         (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, abi::FRONTENDS_MAX]),
         (maps::SVC_STATE, [ARRAY, 4, 8, abi::SERVICES_MAX]),
         (maps::SVC_INFO, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (
+            maps::AFFINITY,
+            [
+                LRU_HASH,
+                size(size_of::<abi::AffinityKey>()),
+                size(size_of::<abi::AffinityValue>()),
+                abi::AFFINITY_MAX,
+            ],
+        ),
         (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
         (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), abi::BACKENDS_MAX]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),

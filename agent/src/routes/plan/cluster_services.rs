@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use common::{
@@ -16,7 +17,7 @@ use common::{
 };
 use datapath::{
     abi::{self, FrontendKey},
-    load_balancing::{ActivatorFallback, RoutingMode},
+    load_balancing::{RoutingMode, SvcInfo},
 };
 use smol_str::SmolStr;
 
@@ -220,6 +221,7 @@ impl ClusterServices {
     pub(super) fn desired_lists(&self, number: u32) -> Vec<(FrontendKey, DesiredBackendList)> {
         let service = self.services.get(number);
         let Some(observed) = &service.observed else { return Vec::new() };
+        let affinity = observed.service.affinity_timeout.map_or(0, affinity_seconds);
         let routings = route_service(&observed.service, service.slices.values(), &self.node);
         let tcp = routings.into_iter().filter(|it| it.protocol == TransportProtocol::Tcp);
         // Two ports of one number cannot pass admission; the first one counts.
@@ -227,7 +229,7 @@ impl ClusterServices {
         for routing in tcp {
             let key = frontend_key(routing.address, routing.port);
             if service.frontends.contains(&key) {
-                lists.entry(key).or_insert_with(|| desired_list(&routing.target));
+                lists.entry(key).or_insert_with(|| desired_list(&routing.target, affinity));
             }
         }
         lists.into_iter().collect()
@@ -346,11 +348,7 @@ impl ClusterServices {
         if name.is_some_and(|it| (it.namespace.as_str(), it.name.as_str()) == API_SERVER_SERVICE) {
             return BTreeSet::new();
         }
-        let ClusterIpService { cluster_ips, ports, affinity_timeout, .. } = &service.service;
-        // The kernel's lists have no affinity yet: kube-proxy serves the Service.
-        if affinity_timeout.is_some() {
-            return BTreeSet::new();
-        }
+        let ClusterIpService { cluster_ips, ports, .. } = &service.service;
         let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
         let tcp = ports.iter().filter(|it| it.protocol == TransportProtocol::Tcp);
         let keys = addresses
@@ -373,8 +371,14 @@ impl ClusterServices {
     }
 }
 
+/// Returns an affinity timeout for the kernel. Kubernetes allows a day at most.
+fn affinity_seconds(timeout: Duration) -> u32 {
+    const DAY_SECONDS: u64 = 86_400;
+    timeout.as_secs().clamp(1, DAY_SECONDS) as u32
+}
+
 /// Returns the list of a port's target.
-fn desired_list(target: &PortTarget) -> DesiredBackendList {
+fn desired_list(target: &PortTarget, affinity_seconds: u32) -> DesiredBackendList {
     let addresses: &[SocketAddr] = match target {
         PortTarget::Endpoints { addresses, .. } => addresses,
         PortTarget::None(_) => &[],
@@ -382,8 +386,7 @@ fn desired_list(target: &PortTarget) -> DesiredBackendList {
     let mut backends: Vec<_> =
         addresses.iter().map(|&at| BackendTarget::of_pod(at, None)).collect();
     backends.sort_unstable();
-    let mode = if backends.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickBackend };
-    // Without a port at the activators: a connect that finds no endpoint goes on unchanged.
-    let info = ActivatorFallback { activators: abi::ACTIVATORS_V4, port_be: 0 };
+    let mode = if backends.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickRandom };
+    let info = SvcInfo { activators: abi::ACTIVATORS_V4, affinity_seconds, port_be: 0 };
     DesiredBackendList { mode, info, backends }
 }

@@ -15,7 +15,7 @@ use common::{
 };
 use datapath::{
     abi::{self, FrontendKey},
-    load_balancing::{ActivatorFallback, RoutingMode},
+    load_balancing::{RoutingMode, SvcInfo},
 };
 
 use super::{
@@ -327,7 +327,7 @@ impl PlannerTable {
             let activators = if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
             let list = DesiredBackendList {
                 mode,
-                info: ActivatorFallback { activators, port_be },
+                info: SvcInfo { activators, affinity_seconds: 0, port_be },
                 backends,
             };
             (frontend_key(address, service.port), list)
@@ -350,7 +350,7 @@ impl PlannerTable {
             let backends = sort_and_dedup(
                 family.map(|&address| BackendTarget::of_activator(address)).collect(),
             );
-            let info = ActivatorFallback { activators: 0, port_be: 0 };
+            let info = SvcInfo { activators: 0, affinity_seconds: 0, port_be: 0 };
             let mode =
                 if backends.is_empty() { RoutingMode::Pass } else { RoutingMode::PickBackend };
             DesiredBackendList { mode, info, backends }

@@ -19,7 +19,7 @@ use common::{
 };
 use datapath::{
     abi,
-    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ use crate::kernel::map_op::{WrittenBounds, to_v6_octets};
 struct FakeKernelMaps {
     frontends: BTreeMap<FrontendKey, u32>,
     states: BTreeMap<u32, SvcState>,
-    infos: BTreeMap<u32, ActivatorFallback>,
+    infos: BTreeMap<u32, SvcInfo>,
     list_entries: BTreeMap<u32, u32>,
     backends: BTreeMap<u32, BackendTarget>,
 }
@@ -83,7 +83,7 @@ impl FakeKernelMaps {
         let lists = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6];
         for &service_id in self.frontends.values().chain(&lists) {
             let state = *self.states.get(&service_id).unwrap_or(&none);
-            let info = *self.infos.get(&service_id).unwrap_or(&ActivatorFallback::unpack(0));
+            let info = *self.infos.get(&service_id).unwrap_or(&SvcInfo::unpack(0));
             let ids: Vec<u32> = (state.offset..state.offset + state.count)
                 .map(|at| self.list_entries[&at])
                 .collect();

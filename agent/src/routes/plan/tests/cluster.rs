@@ -131,7 +131,7 @@ fn endpoints_become_the_list_of_a_services_tcp_ports() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5, 6])]));
     let found = fixture.kernel.find(&key([10, 96, 0, 1]));
-    assert_eq!(found, Some((RoutingMode::PickBackend, vec![target(5), target(6)], 0)));
+    assert_eq!(found, Some((RoutingMode::PickRandom, vec![target(5), target(6)], 0)));
     assert_eq!(fixture.kernel.frontends.len(), 1, "UDP is kube-proxy's");
     let ops = fixture.observe(vec![set_slice(1, &[6])]).ops;
     assert_eq!(fixture.backends(1), Some(vec![target(6)]));
@@ -147,7 +147,7 @@ fn a_service_without_endpoints_refuses_connects() {
     let found = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
     assert_eq!(found(&fixture), (RoutingMode::Refuse, vec![], 0));
     fixture.observe(vec![set_slice(1, &[5])]);
-    assert_eq!(found(&fixture).0, RoutingMode::PickBackend);
+    assert_eq!(found(&fixture).0, RoutingMode::PickRandom);
     fixture.observe(vec![ClusterChange::Slice(name(1), None)]);
     assert_eq!(found(&fixture).0, RoutingMode::Refuse);
     fixture.observe(vec![ClusterChange::Service(name(1), None)]);
@@ -155,13 +155,37 @@ fn a_service_without_endpoints_refuses_connects() {
 }
 
 #[test]
-fn a_service_with_affinity_is_left_to_kube_proxy() {
+fn a_service_with_affinity_has_its_timeout_in_the_kernel() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    let mut sticky = cluster_service(1, Some(true));
-    sticky.service.affinity_timeout = Some(Duration::from_secs(10));
-    let sticky = ClusterChange::Service(name(1), Some(sticky));
-    fixture.observe(first_lists(vec![sticky, set_slice(1, &[5])]));
-    assert_eq!(fixture.backends(1), None);
+    let mut seconds = |timeout: Option<u64>| {
+        let mut sticky = cluster_service(1, None);
+        sticky.service.affinity_timeout = timeout.map(Duration::from_secs);
+        fixture.observe(first_lists(vec![
+            ClusterChange::Service(name(1), Some(sticky)),
+            set_slice(1, &[5]),
+        ]));
+        let service_id = fixture.kernel.frontends[&key([10, 96, 0, 1])];
+        fixture.kernel.infos[&service_id].affinity_seconds
+    };
+    assert_eq!(seconds(Some(10)), 10);
+    assert_eq!(seconds(Some(1_000_000)), 86_400, "the longest time that Kubernetes allows");
+    assert_eq!(seconds(None), 0);
+}
+
+/// The kernel finds the backend of a client by halving.
+#[test]
+fn lists_of_services_of_the_cluster_are_in_the_order_of_backend_numbers() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let services = [1, 2].map(|number| set_service(number, None));
+    fixture.observe(first_lists([services.to_vec(), vec![set_slice(2, &[6])]].concat()));
+    fixture.observe(vec![set_slice(1, &[3, 4, 5, 6])]);
+    let service_id = fixture.kernel.frontends[&key([10, 96, 0, 1])];
+    let state = fixture.kernel.states[&service_id];
+    let ids: Vec<u32> = (state.offset..state.offset + state.count)
+        .map(|at| fixture.kernel.list_entries[&at])
+        .collect();
+    assert!(ids.len() == 4 && ids.is_sorted(), "{ids:?}");
+    assert_eq!(fixture.backends(1).unwrap()[0], target(6), "it has the lowest number");
 }
 
 #[test]
@@ -403,7 +427,7 @@ fn a_service_of_the_cluster_that_does_not_fit_is_left_to_kube_proxy() {
     assert_eq!(fixture.planner.refused_cluster_services(), 1);
     let found = |number| fixture.kernel.find(&key([10, 96, 0, number])).unwrap();
     assert_eq!(found(1), (RoutingMode::Pass, vec![], 0));
-    assert_eq!(found(2), (RoutingMode::PickBackend, vec![target(8)], 0));
+    assert_eq!(found(2), (RoutingMode::PickRandom, vec![target(8)], 0));
 }
 
 /// One change of the simulation of both sources.
@@ -499,7 +523,7 @@ impl SimCluster {
         let slices = self.slices.values().filter(|(service, _)| *service == number);
         let pods: BTreeSet<BackendTarget> =
             slices.flat_map(|(_, pods)| pods).map(|pod| target(*pod)).collect();
-        let mode = if pods.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickBackend };
+        let mode = if pods.is_empty() { RoutingMode::Refuse } else { RoutingMode::PickRandom };
         Some((mode, pods))
     }
 }

@@ -1,0 +1,197 @@
+//! Shell: connects to the ClusterIPs of Services of the cluster: random choice, affinity, refusal.
+
+use std::{net::IpAddr, num::NonZeroU16, time::Duration};
+
+use agent::{
+    config::ClusterIpMode,
+    routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
+};
+use aya::maps::{HashMap, Map, MapData};
+use common::{
+    service_routing::{
+        AddressFamily, ClusterIpPort, ClusterIpService, ServiceEndpoint, ServiceSlice,
+        ServiceSlicePort, TransportProtocol,
+    },
+    wire::NamespacedName,
+};
+use datapath::abi::{self, AffinityKey, AffinityValue};
+
+use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT};
+
+const ECONNREFUSED: i32 = 111;
+/// ClusterIP of the Service.
+const CLUSTER_IP: &str = "10.96.0.9";
+/// Affinity timeout, which no test reaches.
+const AFFINITY: Duration = Duration::from_secs(3_600);
+
+/// A Service with these pods as its endpoints.
+struct ClusterIpFixture {
+    kernel: KernelFixture,
+    clients: [NetnsFixture; 2],
+    pods: Vec<NetnsFixture>,
+    /// Kept, as they serve.
+    _servers: Vec<crate::scripted_process::ScriptedProcess>,
+}
+
+impl ClusterIpFixture {
+    fn new(pod_count: usize, affinity_timeout: Option<Duration>) -> Self {
+        let mut kernel = KernelFixture::new();
+        kernel.serve_cluster_services(ClusterIpMode::All);
+        let clients = [kernel.add_client(), kernel.add_client()];
+        let pods: Vec<_> = (0..pod_count).map(|_| kernel.add_pod()).collect();
+        let serve = |pod: &NetnsFixture| {
+            let mut server = pod.start_process();
+            server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
+            server
+        };
+        let servers = pods.iter().map(serve).collect();
+        let port = ClusterIpPort {
+            name: "http".into(),
+            protocol: TransportProtocol::Tcp,
+            port: NonZeroU16::new(80).expect("not 0"),
+        };
+        let service = ClusterIpService {
+            cluster_ips: vec![CLUSTER_IP.parse().expect("an address")],
+            ports: vec![port],
+            affinity_timeout,
+            ..ClusterIpService::default()
+        };
+        let mut fixture = Self { kernel, clients, pods, _servers: servers };
+        let service = ObservedService { service, label: None };
+        let mut changes = ClusterResource::ALL.map(ClusterChange::ListBegun).to_vec();
+        changes.push(ClusterChange::Service(service_name(), Some(service)));
+        changes.extend(ClusterResource::ALL.map(ClusterChange::ListCompleted));
+        fixture.kernel.observe_cluster(changes);
+        fixture.set_endpoints(&(0..pod_count).collect::<Vec<_>>());
+        fixture
+    }
+
+    /// Makes the pods with these indexes the endpoints.
+    fn set_endpoints(&mut self, pods: &[usize]) {
+        let endpoint = |index: &usize| ServiceEndpoint {
+            address: self.pods[*index].ipv4().parse::<IpAddr>().expect("an address"),
+            is_ready: true,
+            is_serving: true,
+            is_terminating: false,
+            node: "".into(),
+            zone_hints: Box::default(),
+            node_hints: Box::default(),
+        };
+        let port = ServiceSlicePort {
+            name: "http".into(),
+            protocol: TransportProtocol::Tcp,
+            port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
+        };
+        let slice = ServiceSlice {
+            family: AddressFamily::V4,
+            ports: [port].into(),
+            endpoints: pods.iter().map(endpoint).collect(),
+        };
+        let slice = ObservedSlice { service: service_name(), slice };
+        let name = NamespacedName::new("default", "plain-1");
+        self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
+    }
+
+    /// Connects so many times from a client, and returns the number of connects by pod, as `pod3=7 pod4=13`.
+    fn connect(&self, client: usize, count: u32) -> String {
+        let mut process = self.clients[client].start_process();
+        process.expect_step(&format!("hammer {CLUSTER_IP}:80 {count}"))
+    }
+
+    /// Entries of clients that keep a backend.
+    fn kept_backends(&self) -> HashMap<MapData, AffinityKey, AffinityValue> {
+        let pin = self.kernel.paths().pins().join(abi::maps::AFFINITY);
+        let map = Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"));
+        map.try_into().expect("a hash of clients")
+    }
+}
+
+fn service_name() -> NamespacedName {
+    NamespacedName::new("default", "plain")
+}
+
+#[test]
+fn connects_are_spread_at_random_and_show_the_cluster_ip() {
+    let fixture = ClusterIpFixture::new(3, None);
+    let counts = fixture.connect(0, 300);
+    // Of 300 picks of three, fewer than 50 for one are less likely than one in a billion.
+    let counts: Vec<u32> = counts
+        .split(' ')
+        .map(|it| it.split_once('=').expect("a count").1.parse().unwrap())
+        .collect();
+    assert!(counts.len() == 3 && counts.iter().all(|&it| it >= 50), "{counts:?}");
+    let mut client = fixture.clients[0].start_process();
+    let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
+    assert!(reply.ends_with(&format!(" {CLUSTER_IP}:80")), "{reply}");
+    assert_eq!(fixture.kept_backends().iter().count(), 0, "none keeps a backend");
+}
+
+#[test]
+fn without_endpoints_a_connect_is_refused() {
+    let mut fixture = ClusterIpFixture::new(1, None);
+    fixture.set_endpoints(&[]);
+    let mut client = fixture.clients[0].start_process();
+    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(ECONNREFUSED));
+    fixture.set_endpoints(&[0]);
+    let name = format!("pod{}", fixture.pods[0].number);
+    let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
+    assert_eq!(reply, format!("{name} {CLUSTER_IP}:80"));
+}
+
+#[test]
+fn a_client_keeps_its_endpoint_while_the_service_has_it() {
+    let mut fixture = ClusterIpFixture::new(3, Some(AFFINITY));
+    let first = fixture.connect(0, 40);
+    assert!(!first.contains(' '), "one endpoint: {first}");
+    let index = fixture.pods.iter().position(|it| first == format!("pod{}=40", it.number));
+    let kept = index.expect("one of the pods");
+    // Other endpoints come and go, and the list moves.
+    let others: Vec<usize> = (0..3).filter(|it| *it != kept).collect();
+    fixture.set_endpoints(&[kept, others[0]]);
+    assert_eq!(fixture.connect(0, 40), first);
+    fixture.set_endpoints(&[kept, others[0], others[1]]);
+    assert_eq!(fixture.connect(0, 40), first);
+    fixture.set_endpoints(&others);
+    let second = fixture.connect(0, 40);
+    assert!(!second.contains(' ') && second != first, "another one: {second}");
+    fixture.set_endpoints(&[0, 1, 2]);
+    assert_eq!(fixture.connect(0, 40), second, "it does not go back");
+}
+
+#[test]
+fn each_network_namespace_is_a_client_of_its_own_until_its_timeout() {
+    let fixture = ClusterIpFixture::new(2, Some(AFFINITY));
+    let [first, other] = [0, 1].map(|client| fixture.connect(client, 10));
+    assert!(!first.contains(' ') && !other.contains(' '), "{first}, {other}");
+    let mut kept = fixture.kept_backends();
+    let entries: Vec<(AffinityKey, AffinityValue)> =
+        kept.iter().map(|entry| entry.expect("readable")).collect();
+    let mut cookies: Vec<u64> = entries.iter().map(|(key, _)| key.netns_cookie).collect();
+    cookies.sort_unstable();
+    let mut expected = fixture.clients.each_ref().map(|it| it.cookie).to_vec();
+    expected.sort_unstable();
+    assert_eq!(cookies, expected);
+    // As if the timeout had passed since the last connect: each choice is random then.
+    let passed = u64::try_from(AFFINITY.as_nanos()).expect("hours") + 1;
+    let mut choices = std::collections::BTreeSet::from([first]);
+    for _ in 0..64 {
+        for (key, mut value) in entries.clone() {
+            value.connected_ns = value.connected_ns.wrapping_sub(passed);
+            kept.insert(key, value, 0).expect("writable");
+        }
+        choices.insert(fixture.connect(0, 10));
+    }
+    assert_eq!(choices.len(), 2, "{choices:?}");
+}
+
+#[test]
+fn more_clients_than_are_remembered_still_get_an_endpoint() {
+    let fixture = ClusterIpFixture::new(1, Some(AFFINITY));
+    let name = format!("pod{}", fixture.pods[0].number);
+    let mut kept = fixture.kept_backends();
+    for netns_cookie in 1 << 60..(1 << 60) + u64::from(abi::AFFINITY_MAX) + 100 {
+        let key = AffinityKey { netns_cookie, service_id: abi::FIRST_SERVICE, reserved: 0 };
+        kept.insert(key, AffinityValue::default(), 0).expect("older ones give way");
+    }
+    assert_eq!(fixture.connect(0, 10), format!("{name}=10"));
+}
