@@ -113,9 +113,43 @@ where
     })
 }
 
+/// Outage of one watch: it begins with an error, and ends when an event shows that the watch works.
+///
+/// The watcher tries again many times, and each attempt yields an error. A log names an outage once.
+#[derive(Debug, Default)]
+pub struct WatchOutage {
+    is_open: bool,
+}
+
+/// Change that an event makes to an outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutageChange {
+    /// The first error after the watch worked.
+    Began,
+    /// The first event that proves that the watch works again. A resumed watch of quiet objects yields it late.
+    Ended,
+}
+
+impl WatchOutage {
+    /// Records an event of the watch, and returns the change that it makes.
+    pub fn record<K>(&mut self, event: &watcher::Result<Event<K>>) -> Option<OutageChange> {
+        let was_open = self.is_open;
+        match event {
+            Err(_) => self.is_open = true,
+            Ok(event) if proves_recovery(event) => self.is_open = false,
+            Ok(_) => {}
+        }
+        match (was_open, self.is_open) {
+            (false, true) => Some(OutageChange::Began),
+            (true, false) => Some(OutageChange::Ended),
+            _ => None,
+        }
+    }
+}
+
 /// Returns true if the event shows that a list is complete or that a watch is open. [`Event::Init`] precedes each
 /// request of a list, and the first page of a list may come although the second one fails.
-pub const fn proves_recovery<K>(event: &Event<K>) -> bool {
+const fn proves_recovery<K>(event: &Event<K>) -> bool {
     match event {
         Event::Init | Event::InitApply(_) => false,
         Event::InitDone | Event::Apply(_) | Event::Delete(_) => true,
@@ -137,6 +171,22 @@ mod tests {
 
     fn broken_watch() -> ScriptedEvent {
         Err(watcher::Error::NoResourceVersion)
+    }
+
+    #[test]
+    fn outage_begins_and_ends_once() {
+        let mut outage = WatchOutage::default();
+        let mut record = |event: ScriptedEvent| outage.record(&event);
+        assert_eq!(record(Ok(Event::InitDone)), None);
+        assert_eq!(record(broken_watch()), Some(OutageChange::Began));
+        assert_eq!(record(broken_watch()), None);
+        // A new list that has begun may still fail.
+        assert_eq!(record(Ok(Event::Init)), None);
+        assert_eq!(record(Ok(Event::InitApply(1))), None);
+        assert_eq!(record(broken_watch()), None);
+        assert_eq!(record(Ok(Event::InitDone)), Some(OutageChange::Ended));
+        assert_eq!(record(Ok(Event::Apply(1))), None);
+        assert_eq!(record(broken_watch()), Some(OutageChange::Began));
     }
 
     /// Returns the error of a watch that the API server refused with this status code.

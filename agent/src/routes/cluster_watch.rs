@@ -24,7 +24,7 @@ use kube::{
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
-use watches::{proves_recovery, watch_streamed};
+use watches::{OutageChange, WatchOutage, watch_streamed};
 
 use super::plan::{ClusterChange, ClusterIpLabel, ClusterResource, ObservedService, ObservedSlice};
 use crate::config::ClusterIpMode;
@@ -207,10 +207,10 @@ async fn watch<K: Observed + 'static>(
 ) {
     let kind = K::RESOURCE.name();
     let mut events = std::pin::pin!(watch_streamed::<K>(Api::all(client), config, MAX_PAUSE));
-    let mut is_broken = false;
+    let mut outage = WatchOutage::default();
     while let Some(event) = events.next().await {
-        if is_broken && event.as_ref().is_ok_and(proves_recovery) {
-            is_broken = false;
+        let outage_change = outage.record(&event);
+        if outage_change == Some(OutageChange::Ended) {
             info!(kind, "watch works again");
         }
         let change = match event {
@@ -219,8 +219,7 @@ async fn watch<K: Observed + 'static>(
             Ok(Event::Delete(object)) => object.observe_deleted(),
             Ok(Event::InitDone) => ClusterChange::ListCompleted(K::RESOURCE),
             Err(error) => {
-                // One warning per outage: the watcher tries again many times.
-                if !std::mem::replace(&mut is_broken, true) {
+                if outage_change == Some(OutageChange::Began) {
                     warn!(kind, error = %error_chain(&error), "watch broke and is begun again");
                 }
                 continue;

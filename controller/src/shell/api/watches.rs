@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
-use watches::{proves_recovery, watch_events};
+use watches::{OutageChange, WatchOutage, watch_events};
 
 use super::{
     client::api_resource,
@@ -163,23 +163,20 @@ impl WatchTask {
     ) {
         let resource = self.scope.resource;
         let mut events = std::pin::pin!(events);
-        let mut broken = false;
+        let mut outage = WatchOutage::default();
         while let Some(event) = events.next().await {
+            let change = outage.record(&event);
             let event = match event {
                 Ok(event) => event,
                 Err(error) => {
                     self.metrics.count_watch_restart(resource);
-                    if !broken {
-                        // One warning per outage: kube's watcher tries again many times.
+                    if change == Some(OutageChange::Began) {
                         warn!(resource = %resource, error = %error_chain(&error), "watch broke and is begun again");
                     }
-                    broken = true;
                     continue;
                 }
             };
-            // A resumed watch yields nothing until an object changes, so for a quiet kind this line comes late.
-            if broken && proves_recovery(&event) {
-                broken = false;
+            if change == Some(OutageChange::Ended) {
                 info!(resource = %resource, "watch works again");
             }
             self.metrics.count_watch_event(resource);

@@ -11,7 +11,7 @@ use kube::{
 };
 use tokio::sync::watch;
 use tracing::{info, warn};
-use watches::{proves_recovery, watch_events};
+use watches::{OutageChange, WatchOutage, watch_events};
 
 use crate::{
     decide::machine::ControllerEvent,
@@ -41,15 +41,16 @@ pub(super) async fn watch_client_pods(
     let api: Api<DynamicObject> = Api::all_with(client, &api_resource(ResourceKind::Pod));
     let mut events =
         std::pin::pin!(watch_events(api, Config::default().fields(LIVING_PODS), MAX_PAUSE));
-    let mut broken = false;
+    let mut outage = WatchOutage::default();
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known_pods, mut listed) = (BTreeSet::new(), BTreeSet::new());
     let report = |name: NamespacedName, client| {
         shared.step(ControllerEvent::ClientPodObserved { name, pod: client })
     };
     while let Some(event) = events.next().await {
-        if event.as_ref().is_ok_and(proves_recovery) {
-            broken = false;
+        let change = outage.record(&event);
+        if change == Some(OutageChange::Ended) {
+            info!("watch of clients works again");
         }
         match event {
             Ok(Event::Init) => listed.clear(),
@@ -71,8 +72,7 @@ pub(super) async fn watch_client_pods(
                 known_pods.retain(|it| listed.contains(it));
                 gone.into_iter().for_each(|name| report(name, None));
             }
-            // One warning per outage, as of the other watches.
-            Err(error) if !std::mem::replace(&mut broken, true) => {
+            Err(error) if change == Some(OutageChange::Began) => {
                 warn!(error = %error_chain(&error), "watch of clients broke and is begun again");
             }
             Err(_) => {}
