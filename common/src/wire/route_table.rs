@@ -144,7 +144,7 @@ impl RouteTable {
     }
 
     /// Applies one change and returns the key of its subject. `Synced` changes nothing.
-    fn apply_change(&mut self, change: RouteChange) -> Option<RouteKey> {
+    pub fn apply_change(&mut self, change: RouteChange) -> Option<RouteKey> {
         let key = change.key()?;
         match change {
             RouteChange::Service(it) => drop(self.services.insert(it.name.clone(), it)),

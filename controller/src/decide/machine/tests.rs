@@ -40,15 +40,7 @@ pub(super) fn route_table(machine: &ControllerStateMachine) -> Option<RouteTable
     let mut cursor = machine.routes.subscribe();
     let first = cursor.try_next()?;
     for (_, change) in machine.route_messages(first, &mut cursor).changes {
-        match change.expect("a state") {
-            RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
-            RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
-            RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
-            RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
-            RouteChange::Settings(it) => table.settings = it,
-            RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
-        }
+        table.apply_change(change.expect("a state"));
     }
     Some(table)
 }
