@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use nix::fcntl::{self, OFlag, OpenHow, ResolveFlag};
 use oci_spec::image::ImageConfiguration;
 use thiserror::Error;
 use tracing::info;
@@ -27,6 +28,34 @@ pub struct UnpackedImage {
     pub config: Arc<ImageConfiguration>,
     /// Folder of the unpacked files, never written again.
     pub rootfs: PathBuf,
+}
+
+/// Longest file of an image that is read: names of users and groups need less.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+
+impl UnpackedImage {
+    /// Returns the text of a file of the image, of which `path` is relative to the image's root. Empty if the image has
+    /// no such regular file.
+    ///
+    /// Links are followed inside of the image: the host's root is not the image's, so an absolute link would lead to a
+    /// file of the host.
+    pub fn read_text(&self, path: &str) -> String {
+        self.try_read_text(path).unwrap_or_default()
+    }
+
+    fn try_read_text(&self, path: &str) -> io::Result<String> {
+        let root = File::open(&self.rootfs)?;
+        // Not blocking, because the image may have a pipe of that name.
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+        let file = File::from(fcntl::openat2(&root, path, how)?);
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 /// Reason that an image cannot be made ready.
@@ -272,6 +301,35 @@ mod tests {
         let hint = unreachable_hint(Some(Path::new("/images")));
         assert_eq!(hint, " (it is not below /images either; check its name and tag)");
         assert!(unreachable_hint(None).contains("--images"));
+    }
+
+    #[test]
+    fn links_of_an_image_lead_to_files_of_the_image() {
+        let folder = std::env::temp_dir().join(format!("rouse-image-{}", std::process::id()));
+        let rootfs = folder.join("rootfs");
+        fs::create_dir_all(rootfs.join("etc")).unwrap();
+        fs::create_dir_all(rootfs.join("usr/lib")).unwrap();
+        fs::write(folder.join("outside"), "of the host").unwrap();
+        fs::write(rootfs.join("usr/lib/passwd"), "of the image").unwrap();
+        let outside = folder.join("outside");
+        for (name, target) in [
+            ("inside", Path::new("/usr/lib/passwd")),
+            ("climbing", Path::new("../../../usr/lib/passwd")),
+            ("absolute", outside.as_path()),
+            ("relative", Path::new("../../outside")),
+            ("loop", Path::new("/etc/loop")),
+        ] {
+            std::os::unix::fs::symlink(target, rootfs.join("etc").join(name)).unwrap();
+        }
+        let config = Arc::new(ImageConfiguration::default());
+        let image = UnpackedImage { digest: String::new(), config, rootfs: rootfs.clone() };
+        for name in ["inside", "climbing"] {
+            assert_eq!(image.read_text(&format!("etc/{name}")), "of the image", "{name}");
+        }
+        for name in ["absolute", "relative", "loop", "missing", "../etc"] {
+            assert_eq!(image.read_text(&format!("etc/{name}")), "", "{name}");
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -210,8 +210,8 @@ fn prepare_bundle(
     let anyone = fs::Permissions::from_mode(0o666);
     fs::set_permissions(&termination_log, anyone).map_err(file_error(&termination_log))?;
     let volumes = volume_folders(resources, pod_spec)?;
-    let read = |name: &str| fs::read_to_string(request.image.rootfs.join(name)).unwrap_or_default();
-    let (passwd, group) = (read("etc/passwd"), read("etc/group"));
+    let image = &request.image;
+    let (passwd, group) = (image.read_text("etc/passwd"), image.read_text("etc/group"));
     // Without a mount point: the runtime spec contains the path below it.
     let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
     // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
