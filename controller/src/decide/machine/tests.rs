@@ -423,6 +423,35 @@ fn only_a_changed_template_makes_a_revision() {
     assert!(!sim.table().revisions.contains_key(&NamespacedName::new("default", "hello-00001")));
 }
 
+/// The RouteTable has the Revision until then, because the autoscaler should start it.
+#[test]
+fn a_revision_that_never_started_leaves_the_route_table_when_it_is_garbage_collected() {
+    let mut sim = MachineSim::new();
+    let system_namespace = sim.machine.cluster.settings.system_namespace.clone();
+    let config_gc = serde_json::json!({ "data": {
+        "min-non-active-revisions": "0",
+        "retain-since-create-time": "1h",
+        "retain-since-last-active-time": "1h",
+    } });
+    sim.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::ConfigMap,
+        name: NamespacedName::new(system_namespace, "config-gc"),
+        object: Some(Box::new(config_gc)),
+    });
+    sim.apply(&HELLO.replace("\"0\"", "\"1\""));
+    let uid = sim.pod_uids()[0].clone();
+    sim.apply(&HELLO.replace(":v1", ":v2"));
+    sim.decide(0);
+    sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
+    let revision_names = |sim: &MachineSim| -> Vec<String> {
+        sim.table().revisions.keys().map(|it| it.name.to_string()).collect()
+    };
+    assert_eq!(revision_names(&sim), ["hello-00001", "hello-00002"]);
+    sim.advance_time(3_600_000);
+    assert_eq!(sim.app().revisions.len(), 1);
+    assert_eq!(revision_names(&sim), ["hello-00002"]);
+}
+
 #[test]
 fn traffic_stays_until_the_new_revision_is_ready() {
     let mut sim = MachineSim::new();
