@@ -56,6 +56,7 @@ impl ControllerStateMachine {
         reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
+        self.drop_stale_blocking_causes(name, plan.app.as_ref());
         let Some(app) = plan.app else {
             self.remove_app(name);
             return;
@@ -197,7 +198,6 @@ impl ControllerStateMachine {
 
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
-        self.remove_blocking_causes(name);
         self.cluster.apps.remove(name);
         info!(service = %name, "service gone");
     }
