@@ -310,12 +310,13 @@ fn resolve_user(
 ) -> Result<ProcessUser, BundleError> {
     let context = container.security_context.clone().unwrap_or_default();
     let outer = pod.security_context.clone().unwrap_or_default();
-    let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
+    // The number replaces the image's user, which /etc/passwd may not have. It is parsed the same way, because its entry
+    // in /etc/passwd gives the group.
+    let text = match context.run_as_user.or(outer.run_as_user) {
+        Some(uid) => uid.to_string(),
+        None => image.and_then(|image| image.user().clone()).unwrap_or_default(),
+    };
     let mut user = parse_user(&text, bundle_context)?;
-    if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
-        // Parsed like an image's user, because the number's entry in /etc/passwd gives the group.
-        user = parse_user(&uid.to_string(), bundle_context)?;
-    }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
         user.gid =
             u32::try_from(gid).ok().ok_or_else(|| BundleError::UnknownUser(gid.to_string()))?;

@@ -122,6 +122,10 @@ fn users_are_found_by_name_or_number() {
         spec_json(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
     assert_eq!(unknown, Err(BundleError::UnknownUser("nobody".to_owned())));
     let container =
+        json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 33 } });
+    let spec = spec_json(container, json!({ "User": "nobody" })).unwrap();
+    assert_eq!(spec["process"]["user"]["gid"], 34, "the number replaces the unknown user");
+    let container =
         json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsNonRoot": true } });
     assert_eq!(spec_json(container, json!({})), Err(BundleError::RunsAsRoot));
 }
