@@ -114,8 +114,9 @@ pub fn build_spec(
     image: Option<&ImageConfig>,
     bundle_context: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
-    let env = build_environment(container, image, bundle_context)?;
-    let args = build_command(container, image, &env)?;
+    let ContainerEnvironment { process: env, declared } =
+        build_environment(container, image, bundle_context)?;
+    let args = build_command(container, image, &declared)?;
     let user = resolve_user(pod, container, image, bundle_context)?;
     let context = container.security_context.clone().unwrap_or_default();
     // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
@@ -185,12 +186,20 @@ pub fn hosts_file(pod: &str, addresses: &[IpAddr]) -> String {
     std::iter::once(fixed.to_owned()).chain(lines).collect()
 }
 
-/// Returns the environment of a container: defaults, then the image's, then `env`; later values replace earlier ones.
+/// Environment variables of a container.
+struct ContainerEnvironment {
+    /// Variables of the process: defaults, then the image's, then those of `env`; later values replace earlier ones.
+    process: Vec<(String, String)>,
+    /// Variables of `env`: as in Kubernetes, `$(NAME)` in `env`, `command` and `args` refers to these only.
+    declared: HashMap<String, String>,
+}
+
+/// Returns the environment of a container.
 fn build_environment(
     container: &Container,
     image: Option<&ImageConfig>,
     context: &BundleContext<'_>,
-) -> Result<Vec<(String, String)>, BundleError> {
+) -> Result<ContainerEnvironment, BundleError> {
     let mut env = vec![("PATH".to_owned(), DEFAULT_PATH.to_owned())];
     let mut set = |key: &str, value: String| match env.iter_mut().find(|(name, _)| name == key) {
         Some((_, old)) => *old = value,
@@ -205,11 +214,11 @@ fn build_environment(
         let kind = if source.config_map_ref.is_some() { "configMapRef" } else { "secretRef" };
         return Err(BundleError::Unsupported(format!("envFrom {kind}")));
     }
-    // As in Kubernetes, `$(NAME)` sees only variables of `env` that stand before it, not those of the image.
-    let mut variables: HashMap<String, String> = HashMap::new();
+    // As in Kubernetes, `$(NAME)` in `env` refers only to variables that stand before it.
+    let mut declared: HashMap<String, String> = HashMap::new();
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(text), _) => expand_variables(text, &variables),
+            (Some(text), _) => expand_variables(text, &declared),
             (None, None) => String::new(),
             (None, Some(source)) => {
                 let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
@@ -219,10 +228,10 @@ fn build_environment(
                 })?
             }
         };
-        variables.insert(variable.name.clone(), value.clone());
+        declared.insert(variable.name.clone(), value.clone());
         set(&variable.name, value);
     }
-    Ok(env)
+    Ok(ContainerEnvironment { process: env, declared })
 }
 
 /// Returns a field of the downward API; `None` if the local node does not have it.
@@ -272,12 +281,11 @@ fn expand_variables(text: &str, variables: &HashMap<String, String>) -> String {
 fn build_command(
     container: &Container,
     image: Option<&ImageConfig>,
-    env: &[(String, String)],
+    variables: &HashMap<String, String>,
 ) -> Result<Vec<String>, BundleError> {
-    let variables: HashMap<String, String> = env.iter().cloned().collect();
     let written = |list: &Option<Vec<String>>| -> Option<Vec<String>> {
         let list = list.as_ref().filter(|list| !list.is_empty())?;
-        Some(list.iter().map(|text| expand_variables(text, &variables)).collect())
+        Some(list.iter().map(|text| expand_variables(text, variables)).collect())
     };
     let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
     let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();

@@ -68,6 +68,8 @@ fn command_and_args_replace_the_image_s_as_in_kubernetes() {
         (json!(null), json!(["a"]), json!(["/ep", "a"])),
         (json!(["/c"]), json!(null), json!(["/c"])),
         (json!(["/c"]), json!(["$(A)", "$$(A)", "$(NONE)"]), json!(["/c", "1", "$(A)", "$(NONE)"])),
+        // Variables of the image and of the node are no variables of the container.
+        (json!(["/c"]), json!(["$(PATH)"]), json!(["/c", "$(PATH)"])),
     ] {
         let container = json!({
             "name": "web", "command": command, "args": args, "env": [{ "name": "A", "value": "1" }],
