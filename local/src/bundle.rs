@@ -112,15 +112,15 @@ pub fn build_spec(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    bundle_context: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
     let ContainerEnvironment { process: env, declared } =
-        build_environment(container, image, bundle_context)?;
+        build_environment(container, image, context)?;
     let args = build_command(container, image, &declared)?;
-    let user = resolve_user(pod, container, image, bundle_context)?;
-    let context = container.security_context.clone().unwrap_or_default();
+    let user = resolve_user(pod, container, image, context)?;
+    let security = container.security_context.clone().unwrap_or_default();
     // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
-    if context.privileged == Some(true) {
+    if security.privileged == Some(true) {
         return Err(BundleError::Unsupported("privileged".to_owned()));
     }
     let capabilities = capability_sets(container, user.uid);
@@ -130,20 +130,20 @@ pub fn build_spec(
     let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut value = json!({
         "ociVersion": "1.0.2",
-        "hostname": hostname(bundle_context.pod),
-        "root": { "path": bundle_context.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
+        "hostname": hostname(context.pod),
+        "root": { "path": context.rootfs, "readonly": security.read_only_root_filesystem.unwrap_or(false) },
         "process": {
             "terminal": false, "args": args, "env": env, "cwd": cwd,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
-            "noNewPrivileges": context.allow_privilege_escalation == Some(false),
+            "noNewPrivileges": security.allow_privilege_escalation == Some(false),
             "capabilities": capabilities,
         },
-        "mounts": build_mounts(container, bundle_context)?,
+        "mounts": build_mounts(container, context)?,
         "linux": {
-            "cgroupsPath": Path::new("/").join(bundle_context.cgroup),
+            "cgroupsPath": Path::new("/").join(context.cgroup),
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
-                { "type": "network", "path": bundle_context.network },
+                { "type": "network", "path": context.network },
             ],
             "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
@@ -314,24 +314,24 @@ fn resolve_user(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    bundle_context: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<ProcessUser, BundleError> {
-    let context = container.security_context.clone().unwrap_or_default();
-    let outer = pod.security_context.clone().unwrap_or_default();
+    let security = container.security_context.clone().unwrap_or_default();
+    let pod_security = pod.security_context.clone().unwrap_or_default();
     // The number replaces the image's user, which /etc/passwd may not have. It is parsed the same way, because its entry
     // in /etc/passwd gives the group.
-    let text = match context.run_as_user.or(outer.run_as_user) {
+    let text = match security.run_as_user.or(pod_security.run_as_user) {
         Some(uid) => uid.to_string(),
         None => image.and_then(|image| image.user().clone()).unwrap_or_default(),
     };
-    let mut user = parse_user(&text, bundle_context)?;
-    if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
+    let mut user = parse_user(&text, context)?;
+    if let Some(gid) = security.run_as_group.or(pod_security.run_as_group) {
         user.gid =
             u32::try_from(gid).ok().ok_or_else(|| BundleError::UnknownUser(gid.to_string()))?;
     }
-    let extra = outer.supplemental_groups.into_iter().flatten().chain(outer.fs_group);
+    let extra = pod_security.supplemental_groups.into_iter().flatten().chain(pod_security.fs_group);
     user.groups.extend(extra.filter_map(|gid| u32::try_from(gid).ok()));
-    if context.run_as_non_root.or(outer.run_as_non_root) == Some(true) && user.uid == 0 {
+    if security.run_as_non_root.or(pod_security.run_as_non_root) == Some(true) && user.uid == 0 {
         return Err(BundleError::RunsAsRoot);
     }
     Ok(user)
