@@ -79,6 +79,8 @@ pub enum BundleError {
 /// Facts about a container that are not in its spec.
 #[derive(Clone, Debug)]
 pub struct BundleContext<'a> {
+    /// Name of the local node.
+    pub node: &'a str,
     /// Uid of the pod.
     pub uid: &'a str,
     /// Name of the pod, without its namespace.
@@ -241,7 +243,7 @@ fn downward_field(path: &str, context: &BundleContext<'_>) -> Option<String> {
         "metadata.name" => Some(context.pod.to_owned()),
         "metadata.namespace" => Some(context.namespace.to_owned()),
         "metadata.uid" => Some(context.uid.to_owned()),
-        "spec.nodeName" => Some("local".to_owned()),
+        "spec.nodeName" => Some(context.node.to_owned()),
         "status.podIP" => context.addresses.first().map(ToString::to_string),
         "status.podIPs" => {
             Some(context.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))

@@ -25,6 +25,7 @@ impl BundleFixture {
 
     fn context(&self) -> BundleContext<'_> {
         BundleContext {
+            node: "n",
             uid: "u1",
             pod: "hello-00001-deployment-1",
             namespace: "default",
@@ -88,6 +89,7 @@ fn the_environment_of_the_container_wins_over_that_of_the_image() {
         { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
         { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
         { "name": "AT", "value": "$(IP):$(PORT)" },
+        { "name": "NODE", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } },
     ] });
     let spec = spec_json(container, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
     let expected = json!([
@@ -99,6 +101,7 @@ fn the_environment_of_the_container_wins_over_that_of_the_image() {
         "IP=10.244.1.0",
         "APP=shop",
         "AT=10.244.1.0:8080",
+        "NODE=n",
     ]);
     assert_eq!(spec["process"]["env"], expected);
 }

@@ -219,6 +219,7 @@ fn prepare_bundle(
     let network = format!("/proc/{}/fd/{}", std::process::id(), network_namespace.as_raw_fd());
     let network = PathBuf::from(network);
     let context = BundleContext {
+        node: layout.name(),
         uid,
         pod: &pod_spec.name,
         namespace,
