@@ -260,10 +260,10 @@ fn a_decision_starts_a_pod_and_a_listener_makes_it_ready_in_one_step_each() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    let (uid, order) =
+    let (uid, pod_spec) =
         sim.pods.first_key_value().map(|(k, v)| (k.clone(), v.clone())).expect("one");
-    assert!(order.name.starts_with("hello-00001-deployment-") && order.name.len() == 28);
-    let env = order.spec.containers[0].env.clone().unwrap_or_default();
+    assert!(pod_spec.name.starts_with("hello-00001-deployment-") && pod_spec.name.len() == 28);
+    let env = pod_spec.spec.containers[0].env.clone().unwrap_or_default();
     let env: Vec<_> = env.iter().map(|it| (it.name.as_str(), it.value.as_deref())).collect();
     let expected = [
         ("PORT", Some("8080")),

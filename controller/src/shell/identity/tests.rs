@@ -426,7 +426,7 @@ async fn authorities_are_replaced_with_an_overlap() {
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
     for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
-        manager.refresh(at, LEADER).await.expect("looked after");
+        manager.refresh(at, LEADER).await.expect("refreshed");
         let trusted = manager.signing().expect("signs").authorities.len();
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
