@@ -76,14 +76,15 @@ pub enum ImagePullError {
 /// Pulls images, each on a thread in the host's network namespace.
 #[derive(Clone, Debug)]
 pub struct ImagePuller {
-    host: Arc<OwnedFd>,
+    host_network: Arc<OwnedFd>,
     credentials: Vec<PathBuf>,
 }
 
 impl ImagePuller {
-    /// Returns a puller for network namespace `host`; the first credential file that knows a registry is used.
-    pub fn new(host: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
-        Self { host, credentials }
+    /// Returns a puller for the network namespace `host_network`. Of the credential files the first that knows a registry
+    /// is used.
+    pub fn new(host_network: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
+        Self { host_network, credentials }
     }
 
     /// Returns the image that was pulled before under this name.
@@ -103,7 +104,7 @@ impl ImagePuller {
         let reference: Reference = image.parse().map_err(parse)?;
         let work = || -> Result<LayoutImage, ImagePullError> {
             // The HTTP client resolves names on threads that this one starts, so they are in the host's network too.
-            net::enter_namespace(self.host.as_fd()).map_err(ImagePullError::Network)?;
+            net::enter_namespace(self.host_network.as_fd()).map_err(ImagePullError::Network)?;
             let runtime = net::thread_runtime().map_err(ImagePullError::Network)?;
             runtime.block_on(self.fetch(store, &reference))
         };
@@ -121,22 +122,22 @@ impl ImagePuller {
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
         let options = SessionOptions { protocol, ..SessionOptions::default() };
-        let refuse = |source| classify_error(&registry, source);
+        let classify = |source| classify_error(&registry, source);
         let login = self.find_login(reference);
-        let session = RegistrySession::new(reference, login, options).map_err(refuse)?;
-        let (manifest, digest) = session.pull_manifest().await.map_err(refuse)?;
+        let session = RegistrySession::new(reference, login, options).map_err(classify)?;
+        let (manifest, digest) = session.pull_manifest().await.map_err(classify)?;
         // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
             let path = blob_path(store, &layer.digest);
             if path.exists() {
                 continue;
             }
-            let bytes = session.pull_layer(layer).await.map_err(refuse)?;
+            let bytes = session.pull_layer(layer).await.map_err(classify)?;
             write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
         // tag may have moved since.
-        let raw = session.pull_manifest_bytes(&digest).await.map_err(refuse)?;
+        let raw = session.pull_manifest_bytes(&digest).await.map_err(classify)?;
         write_atomically(&blob_path(store, &digest), &raw)?;
         if reference.digest().is_none() {
             write_atomically(&tag_file(store, reference), digest.as_bytes())?;
@@ -190,7 +191,7 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Path of the file that holds the digest of a tag. Each tag has another one: the name is percent-encoded.
+/// Path of the file that holds the digest of a tag. The name is percent-encoded, so that no two tags share a file.
 fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
     let mut name = String::new();
     for letter in reference.whole().chars() {
