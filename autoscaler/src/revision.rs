@@ -278,7 +278,8 @@ impl ScaledRevision {
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let minimum = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);
         // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
-        // their place. A number below the highest one seen could lower an earlier decision, so the highest is requested.
+        // their place. A number below the highest one seen could lower an earlier decision, so the highest one is
+        // requested.
         let is_short = scale_to_zero.requested_pods.is_none() && desired_pods > Some(non_draining);
         let desired_pods = if is_short { desired_pods.max(Some(minimum)) } else { desired_pods };
         let scale_down_minimum = awake

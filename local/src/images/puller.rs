@@ -81,8 +81,8 @@ pub struct ImagePuller {
 }
 
 impl ImagePuller {
-    /// Returns a puller for the network namespace `host_network`. Of the credential files the first that knows a registry
-    /// is used.
+    /// Returns a puller for the network namespace `host_network`. Of the credential files the first one that knows a
+    /// registry is used.
     pub fn new(host_network: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
         Self { host_network, credentials }
     }
