@@ -93,7 +93,6 @@ struct AuthorityManagerState {
     authorities_in_use: CertificateAuthorities,
     signer_created_s: u64,
     renew_at: Option<SystemTime>,
-    published_bundle: String,
 }
 
 impl AuthorityManager {
@@ -163,11 +162,10 @@ impl AuthorityManager {
         }
         let mut state = self.state.lock().await;
         self.apply_authorities(&mut state, &all, now, now_s)?;
-        // A new leader does not know the ConfigMap's content, so it publishes once.
-        let bundle = all.pem_bundle();
-        if is_leader && state.published_bundle != bundle {
+        // In each round, because the ConfigMap may have been deleted, or written last by a former leader.
+        if is_leader {
+            let bundle = all.pem_bundle();
             self.store.publish(&bundle).await.map_err(store_error("publish the authorities"))?;
-            state.published_bundle = bundle;
         }
         Ok(())
     }

@@ -441,6 +441,17 @@ async fn authorities_are_replaced_with_an_overlap() {
 }
 
 #[tokio::test]
+async fn a_deleted_config_map_of_authorities_is_created_again() {
+    let cluster = Arc::new(FakeIdentityCluster::default());
+    let manager = authority_manager(&cluster, "controller-1");
+    let now = SystemTime::now();
+    manager.refresh(now, LEADER).await.expect("made");
+    let bundle = std::mem::take(&mut *cluster.bundle.lock().expect("no panic"));
+    manager.refresh(now, LEADER).await.expect("refreshed");
+    assert_eq!(*cluster.bundle.lock().expect("no panic"), bundle);
+}
+
+#[tokio::test]
 async fn a_secret_that_cannot_be_read_is_not_overwritten() {
     let cluster = Arc::new(FakeIdentityCluster::default());
     *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
