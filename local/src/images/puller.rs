@@ -92,9 +92,11 @@ impl ImagePuller {
         let reference: Reference = image.parse().ok()?;
         if let Some(digest) = reference.digest() {
             let found = LayoutImage { layout: store.to_owned(), digest: digest.to_owned() };
-            return found.manifest().is_ok().then_some(found);
+            if found.manifest().is_ok() {
+                return Some(found);
+            }
         }
-        let digest = fs::read_to_string(tag_file(store, &reference)).ok()?;
+        let digest = fs::read_to_string(reference_file(store, &reference)).ok()?;
         Some(LayoutImage { layout: store.to_owned(), digest })
     }
 
@@ -139,9 +141,7 @@ impl ImagePuller {
         // tag may have moved since.
         let raw = session.pull_manifest_bytes(&digest).await.map_err(classify)?;
         write_atomically(&blob_path(store, &digest), &raw)?;
-        if reference.digest().is_none() {
-            write_atomically(&tag_file(store, reference), digest.as_bytes())?;
-        }
+        record_digest(store, reference, &digest)?;
         info!(image = reference.whole(), digest, "image pulled");
         Ok(LayoutImage { layout: store.to_owned(), digest })
     }
@@ -191,8 +191,19 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Path of the file that holds the digest of a tag. The name is percent-encoded, so that no two tags share a file.
-fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
+/// Records the digest of the manifest that was pulled for a reference, unless that is the digest in the reference itself.
+///
+/// A reference has another one if it names a tag, or the index of an image of several platforms.
+fn record_digest(store: &Path, reference: &Reference, digest: &str) -> Result<(), ImagePullError> {
+    if reference.digest() == Some(digest) {
+        return Ok(());
+    }
+    write_atomically(&reference_file(store, reference), digest.as_bytes())
+}
+
+/// Path of the file that holds the digest for a reference. Its name is percent-encoded, so that no two references share a
+/// file.
+fn reference_file(store: &Path, reference: &Reference) -> PathBuf {
     let mut name = String::new();
     for letter in reference.whole().chars() {
         match letter {
@@ -248,9 +259,23 @@ mod tests {
         let names = ["h.io/a/b_c:d", "h.io/a/b:c_d", "h.io/a_b:c_d", "h.io/a/b/c:d"];
         let files: std::collections::BTreeSet<_> = names
             .iter()
-            .map(|name| tag_file(Path::new("/store"), &name.parse().unwrap()))
+            .map(|name| reference_file(Path::new("/store"), &name.parse().unwrap()))
             .collect();
         assert_eq!(files.len(), names.len(), "{files:?}");
+    }
+
+    #[test]
+    fn an_image_that_is_named_by_the_digest_of_its_index_is_found_again() {
+        let store = tests_folder("index");
+        let host_network = OwnedFd::from(fs::File::open("/").unwrap());
+        let puller = ImagePuller::new(Arc::new(host_network), Vec::new());
+        let [index, manifest] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        let image = format!("h.io/app@{index}");
+        assert_eq!(puller.find_pulled(&store, &image), None);
+        record_digest(&store, &image.parse().unwrap(), &manifest).unwrap();
+        let expected = LayoutImage { layout: store.clone(), digest: manifest };
+        assert_eq!(puller.find_pulled(&store, &image), Some(expected));
+        fs::remove_dir_all(&store).unwrap();
     }
 
     fn tests_folder(test: &str) -> PathBuf {
