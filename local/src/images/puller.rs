@@ -191,9 +191,9 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Records the digest of the manifest that was pulled for a reference, unless that is the digest in the reference itself.
+/// Records the digest of the manifest that was pulled for a reference, unless the reference itself names it.
 ///
-/// A reference has another one if it names a tag, or the index of an image of several platforms.
+/// A reference may name a tag instead, or the index of an image of several platforms.
 fn record_digest(store: &Path, reference: &Reference, digest: &str) -> Result<(), ImagePullError> {
     if reference.digest() == Some(digest) {
         return Ok(());
@@ -201,8 +201,8 @@ fn record_digest(store: &Path, reference: &Reference, digest: &str) -> Result<()
     write_atomically(&reference_file(store, reference), digest.as_bytes())
 }
 
-/// Path of the file that holds the digest for a reference. Its name is percent-encoded, so that no two references share a
-/// file.
+/// Path of the file that holds the digest for a reference. Its name is percent-encoded, so that no two references
+/// share a file.
 fn reference_file(store: &Path, reference: &Reference) -> PathBuf {
     let mut name = String::new();
     for letter in reference.whole().chars() {
