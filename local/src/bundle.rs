@@ -320,8 +320,8 @@ fn resolve_user(
 ) -> Result<ProcessUser, BundleError> {
     let security = container.security_context.clone().unwrap_or_default();
     let pod_security = pod.security_context.clone().unwrap_or_default();
-    // The number replaces the image's user, which /etc/passwd may not have. It is parsed the same way, because its entry
-    // in /etc/passwd gives the group.
+    // The number replaces the image's user, which /etc/passwd may not have. It is parsed the same way, because its
+    // entry in /etc/passwd gives the group.
     let text = match security.run_as_user.or(pod_security.run_as_user) {
         Some(uid) => uid.to_string(),
         None => image.and_then(|image| image.user().clone()).unwrap_or_default(),

@@ -114,8 +114,8 @@ pub(crate) fn serving_addresses(
 /// Address of a pod, and its address of the other IP family.
 pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 
-/// Takes every step once: conditions of Revisions and Configuration, then traffic, then numbers of pods, then conditions
-/// of Route and Service.
+/// Takes every step once: conditions of Revisions and Configuration, then traffic, then numbers of pods, then
+/// conditions of Route and Service.
 fn run_pass(
     app: &mut AppState,
     name: &NamespacedName,
