@@ -22,13 +22,13 @@ fn main() -> std::io::Result<()> {
         let evaluator = ScaleEvaluator::new(Duration::from_secs(2), 0);
         add_services(&evaluator, services);
         let bytes = (live_bytes() - empty) / services;
-        let (met, awake) = evaluator.read(|revisions| {
+        let (known, awake) = evaluator.read(|revisions| {
             (
                 revisions.revisions().count(),
                 revisions.revisions().filter(|(_, it)| it.is_awake()).count(),
             )
         });
-        assert_eq!((met, awake), (services, 0), "all are met and sleep");
+        assert_eq!((known, awake), (services, 0), "all are known, and asleep");
         writeln!(
             std::io::stdout(),
             r#"{{"case":"memory_per_service","subject":"autoscaler","unit":"B","p50":{bytes},"n":{services}}}"#

@@ -78,17 +78,17 @@ impl ScaleEvaluator {
         // After a stall, heartbeats continue at their interval: a burst of late ones would carry no information.
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while shutdown.run_until_cancelled(beats.tick()).await.is_some() {
+            // Locked before the read: if the first table were recorded between the two, the heartbeat would claim full
+            // windows by the lookback of no Revision.
+            let mut heartbeat_state = self.lock_heartbeat_state();
             let (longest_lookback, reporters) = self.read(|revisions| {
                 let reporters = revisions.online_senders(ClientComponent::Agent)
                     + revisions.online_senders(ClientComponent::Activator);
                 (revisions.longest_lookback(), reporters)
             });
             let now = self.started_at.elapsed();
-            self.latest_heartbeat.send_replace(self.lock_heartbeat_state().next_heartbeat(
-                now,
-                longest_lookback,
-                reporters,
-            ));
+            let heartbeat = heartbeat_state.next_heartbeat(now, longest_lookback, reporters);
+            self.latest_heartbeat.send_replace(heartbeat);
         }
     }
 

@@ -7,9 +7,9 @@
 //! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters
 //! arrived in time. That holds for all the time on which a decision depends: both windows, the delays and a tick. Late
 //! reports of unchanged totals show that nothing has happened meanwhile, so an idle Revision falls asleep although its
-//! node is slow. Pods never fall below what is in flight at that moment needs, and never to zero while anything is in
-//! flight or waits. So a late, lost or repeated report, an absent sender or a new autoscaler can keep pods for longer,
-//! but never removes one.
+//! node is slow. Pods never fall below the number that the requests in flight at that moment need, and never to zero
+//! while a request is in flight or waits. So a late, lost or repeated report, an absent sender or a new autoscaler can
+//! keep pods for longer, but never removes one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -278,7 +278,8 @@ impl ScaledRevision {
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let minimum = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);
         // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
-        // their place. A number below the highest one seen could lower an earlier decision, so that one is requested.
+        // their place. A number below the highest one seen could lower an earlier decision, so the highest one is
+        // requested.
         let is_short = scale_to_zero.requested_pods.is_none() && desired_pods > Some(non_draining);
         let desired_pods = if is_short { desired_pods.max(Some(minimum)) } else { desired_pods };
         let scale_down_minimum = awake

@@ -79,6 +79,8 @@ pub enum BundleError {
 /// Facts about a container that are not in its spec.
 #[derive(Clone, Debug)]
 pub struct BundleContext<'a> {
+    /// Name of the local node.
+    pub node: &'a str,
     /// Uid of the pod.
     pub uid: &'a str,
     /// Name of the pod, without its namespace.
@@ -112,14 +114,15 @@ pub fn build_spec(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    bundle_context: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
-    let env = build_environment(container, image, bundle_context)?;
-    let args = build_command(container, image, &env)?;
-    let user = resolve_user(pod, container, image, bundle_context)?;
-    let context = container.security_context.clone().unwrap_or_default();
+    let ContainerEnvironment { process: env, declared } =
+        build_environment(container, image, context)?;
+    let args = build_command(container, image, &declared)?;
+    let user = resolve_user(pod, container, image, context)?;
+    let security = container.security_context.clone().unwrap_or_default();
     // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
-    if context.privileged == Some(true) {
+    if security.privileged == Some(true) {
         return Err(BundleError::Unsupported("privileged".to_owned()));
     }
     let capabilities = capability_sets(container, user.uid);
@@ -129,20 +132,20 @@ pub fn build_spec(
     let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut value = json!({
         "ociVersion": "1.0.2",
-        "hostname": hostname(bundle_context.pod),
-        "root": { "path": bundle_context.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
+        "hostname": hostname(context.pod),
+        "root": { "path": context.rootfs, "readonly": security.read_only_root_filesystem.unwrap_or(false) },
         "process": {
             "terminal": false, "args": args, "env": env, "cwd": cwd,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
-            "noNewPrivileges": context.allow_privilege_escalation == Some(false),
+            "noNewPrivileges": security.allow_privilege_escalation == Some(false),
             "capabilities": capabilities,
         },
-        "mounts": build_mounts(container, bundle_context)?,
+        "mounts": build_mounts(container, context)?,
         "linux": {
-            "cgroupsPath": Path::new("/").join(bundle_context.cgroup),
+            "cgroupsPath": Path::new("/").join(context.cgroup),
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
-                { "type": "network", "path": bundle_context.network },
+                { "type": "network", "path": context.network },
             ],
             "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
@@ -185,12 +188,20 @@ pub fn hosts_file(pod: &str, addresses: &[IpAddr]) -> String {
     std::iter::once(fixed.to_owned()).chain(lines).collect()
 }
 
-/// Returns the environment of a container: defaults, then the image's, then `env`; later values replace earlier ones.
+/// Environment variables of a container.
+struct ContainerEnvironment {
+    /// Variables of the process: defaults, then the image's, then those of `env`; later values replace earlier ones.
+    process: Vec<(String, String)>,
+    /// Variables of `env`: as in Kubernetes, `$(NAME)` in `env`, `command` and `args` refers to these only.
+    declared: HashMap<String, String>,
+}
+
+/// Returns the environment of a container.
 fn build_environment(
     container: &Container,
     image: Option<&ImageConfig>,
     context: &BundleContext<'_>,
-) -> Result<Vec<(String, String)>, BundleError> {
+) -> Result<ContainerEnvironment, BundleError> {
     let mut env = vec![("PATH".to_owned(), DEFAULT_PATH.to_owned())];
     let mut set = |key: &str, value: String| match env.iter_mut().find(|(name, _)| name == key) {
         Some((_, old)) => *old = value,
@@ -205,11 +216,11 @@ fn build_environment(
         let kind = if source.config_map_ref.is_some() { "configMapRef" } else { "secretRef" };
         return Err(BundleError::Unsupported(format!("envFrom {kind}")));
     }
-    // As in Kubernetes, `$(NAME)` sees only variables of `env` that stand before it, not those of the image.
-    let mut variables: HashMap<String, String> = HashMap::new();
+    // As in Kubernetes, `$(NAME)` in `env` refers only to variables that stand before it.
+    let mut declared: HashMap<String, String> = HashMap::new();
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(text), _) => expand_variables(text, &variables),
+            (Some(text), _) => expand_variables(text, &declared),
             (None, None) => String::new(),
             (None, Some(source)) => {
                 let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
@@ -219,10 +230,10 @@ fn build_environment(
                 })?
             }
         };
-        variables.insert(variable.name.clone(), value.clone());
+        declared.insert(variable.name.clone(), value.clone());
         set(&variable.name, value);
     }
-    Ok(env)
+    Ok(ContainerEnvironment { process: env, declared })
 }
 
 /// Returns a field of the downward API; `None` if the local node does not have it.
@@ -232,7 +243,7 @@ fn downward_field(path: &str, context: &BundleContext<'_>) -> Option<String> {
         "metadata.name" => Some(context.pod.to_owned()),
         "metadata.namespace" => Some(context.namespace.to_owned()),
         "metadata.uid" => Some(context.uid.to_owned()),
-        "spec.nodeName" => Some("local".to_owned()),
+        "spec.nodeName" => Some(context.node.to_owned()),
         "status.podIP" => context.addresses.first().map(ToString::to_string),
         "status.podIPs" => {
             Some(context.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
@@ -272,12 +283,11 @@ fn expand_variables(text: &str, variables: &HashMap<String, String>) -> String {
 fn build_command(
     container: &Container,
     image: Option<&ImageConfig>,
-    env: &[(String, String)],
+    variables: &HashMap<String, String>,
 ) -> Result<Vec<String>, BundleError> {
-    let variables: HashMap<String, String> = env.iter().cloned().collect();
     let written = |list: &Option<Vec<String>>| -> Option<Vec<String>> {
         let list = list.as_ref().filter(|list| !list.is_empty())?;
-        Some(list.iter().map(|text| expand_variables(text, &variables)).collect())
+        Some(list.iter().map(|text| expand_variables(text, variables)).collect())
     };
     let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
     let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();
@@ -306,23 +316,24 @@ fn resolve_user(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    bundle_context: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<ProcessUser, BundleError> {
-    let context = container.security_context.clone().unwrap_or_default();
-    let outer = pod.security_context.clone().unwrap_or_default();
-    let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
-    let mut user = parse_user(&text, bundle_context)?;
-    if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
-        // Parsed like an image's user, because the number's entry in /etc/passwd gives the group.
-        user = parse_user(&uid.to_string(), bundle_context)?;
-    }
-    if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
+    let security = container.security_context.clone().unwrap_or_default();
+    let pod_security = pod.security_context.clone().unwrap_or_default();
+    // The number replaces the image's user, which /etc/passwd may not have. It is parsed the same way, because its
+    // entry in /etc/passwd gives the group.
+    let text = match security.run_as_user.or(pod_security.run_as_user) {
+        Some(uid) => uid.to_string(),
+        None => image.and_then(|image| image.user().clone()).unwrap_or_default(),
+    };
+    let mut user = parse_user(&text, context)?;
+    if let Some(gid) = security.run_as_group.or(pod_security.run_as_group) {
         user.gid =
             u32::try_from(gid).ok().ok_or_else(|| BundleError::UnknownUser(gid.to_string()))?;
     }
-    let extra = outer.supplemental_groups.into_iter().flatten().chain(outer.fs_group);
+    let extra = pod_security.supplemental_groups.into_iter().flatten().chain(pod_security.fs_group);
     user.groups.extend(extra.filter_map(|gid| u32::try_from(gid).ok()));
-    if context.run_as_non_root.or(outer.run_as_non_root) == Some(true) && user.uid == 0 {
+    if security.run_as_non_root.or(pod_security.run_as_non_root) == Some(true) && user.uid == 0 {
         return Err(BundleError::RunsAsRoot);
     }
     Ok(user)

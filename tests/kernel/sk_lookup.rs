@@ -153,7 +153,7 @@ fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
     let activator = fixture.add_client();
     serve_ports(&mut fixture, &activator);
     let map = ports_map(&fixture.paths().bpffs);
-    let opened = |count: u32| {
+    let open = |count: u32| {
         in_netns(&activator.netns, || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             let _entered = runtime.enter();
@@ -162,9 +162,9 @@ fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
             PortRangeListener::open(&map, &addresses, CancellationToken::new()).map(drop)
         })
     };
-    let refused = opened(abi::PORTS_MAX + 1).expect_err("one too many");
+    let refused = open(abi::PORTS_MAX + 1).expect_err("one too many");
     assert!(matches!(refused, PortRangeError::Map { .. }), "{refused}");
-    opened(abi::PORTS_MAX).expect("as many as there is room for");
+    open(abi::PORTS_MAX).expect("as many as there is room for");
 }
 
 #[test]

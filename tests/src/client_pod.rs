@@ -18,7 +18,7 @@ pub struct ClientPod {
     /// Namespace of the pod.
     pub namespace: String,
     cluster: TestCluster,
-    /// Path of its network namespace, found once, so that requests need no API server.
+    /// Path of its network namespace, `/proc/PID/ns/net`, found once, so that requests need no API server.
     netns: PathBuf,
 }
 
@@ -115,6 +115,7 @@ spec:
 
     /// Command in the pod's network and cgroup, where programs see its connects, with the host's files.
     pub fn command(&self, args: &[&str]) -> Command {
+        // `/proc/PID` of the pod's process.
         let process = self.netns.parent().and_then(Path::parent).expect("a process has a folder");
         let script = "echo $$ > \"$0/cgroup.procs\" && netns=$1 && shift && \
                       exec nsenter --net=\"$netns\" \"$@\"";

@@ -105,9 +105,9 @@ pub enum ScaleItem {
     Heartbeat(AutoscalerHeartbeat),
     /// Decision for one Revision.
     Decision(ScaleDecision),
-    /// The Revision no longer exists.
+    /// The decision on the Revision is withdrawn: the Revision sleeps without pods, or no longer exists.
     Removed(NamespacedName),
-    /// The sender has named every Revision.
+    /// The sender has sent every decision that is in force.
     Synced,
 }
 

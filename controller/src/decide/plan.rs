@@ -50,8 +50,7 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     };
     let (mut app, mut timer) = (AppState::clone(app_state), PlanTimer::default());
     revision::ensure_latest_revision(&mut app, name, cluster, now);
-    let templates: Vec<_> =
-        app.revisions.iter().map(|it| ParsedTemplate::of_revision(it, cluster)).collect();
+    let mut templates = parsed_templates(&app, cluster);
     // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
     for _ in 0..MAX_PASSES {
         let previous = app.clone();
@@ -61,22 +60,32 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
             break;
         }
     }
-    let routes = routes::route_subjects(&app, name, &templates, cluster);
     revision::collect_garbage(&mut app, &cluster.settings.config_maps.gc, now, &mut timer);
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
     let has_no_object = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
     let is_deleted = has_no_object || app.cascades_deletion(cluster.settings.platform);
     let ended = is_deleted && app.revisions.iter().all(|it| it.pods.is_empty());
-    AppPlan { app: (!ended).then_some(app), routes, timer: timer.0 }
+    if ended {
+        return AppPlan { app: None, routes: Vec::new(), timer: timer.0 };
+    }
+    // The routes come last: no later plan would remove a Revision that the app no longer has from the RouteTable.
+    if templates.len() != app.revisions.len() {
+        templates = parsed_templates(&app, cluster);
+    }
+    let routes = routes::route_subjects(&app, name, &templates, cluster);
+    AppPlan { app: Some(app), routes, timer: timer.0 }
+}
+
+/// Returns the template of each Revision, in the order of the Revisions.
+fn parsed_templates(app: &AppState, cluster: &ClusterState) -> Vec<Arc<ParsedTemplate>> {
+    app.revisions.iter().map(|it| ParsedTemplate::of_revision(it, cluster)).collect()
 }
 
 /// Returns the subjects of the RouteTable for an app that is already as planned.
 pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
     let Some(app) = cluster.apps.get(name) else { return Vec::new() };
-    let templates: Vec<_> =
-        app.revisions.iter().map(|it| ParsedTemplate::of_revision(it, cluster)).collect();
-    routes::route_subjects(app, name, &templates, cluster)
+    routes::route_subjects(app, name, &parsed_templates(app, cluster), cluster)
 }
 
 /// Returns the address of a pod that serves and is ready. `None`: it does not serve, and the plan depends on more
@@ -105,7 +114,8 @@ pub(crate) fn serving_addresses(
 /// Address of a pod, and its address of the other IP family.
 pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 
-/// Takes every step once: states of pods, then traffic, then numbers of pods, then conditions.
+/// Takes every step once: conditions of Revisions and Configuration, then traffic, then numbers of pods, then
+/// conditions of Route and Service.
 fn run_pass(
     app: &mut AppState,
     name: &NamespacedName,

@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn returns_when_the_next_revision_will_be_old_enough() {
         let all = [old("a", 40, 14), old("b", 47, 14)];
-        let stale = select_collectable(&all, &config(Some(48), Some(15), 0, None), NOW);
+        let selection = select_collectable(&all, &config(Some(48), Some(15), 0, None), NOW);
         assert_eq!(
-            stale,
+            selection,
             GcSelection { delete: vec![], next_check: Some(UnixMillis(NOW.0 + HOUR)) }
         );
         let then = select_collectable(

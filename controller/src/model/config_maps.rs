@@ -87,6 +87,8 @@ impl ConfigMapEvent {
 pub struct ConfigMapUpdate {
     /// True if a setting in force has changed, so that everything must be planned again.
     pub is_changed: bool,
+    /// True if the data differ from the latest ones, of which the events were returned before.
+    pub has_new_data: bool,
     /// Events to report on the ConfigMap.
     pub events: Vec<ConfigMapEvent>,
 }
@@ -211,7 +213,8 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
         let message = format!("{} is gone: its defaults hold", T::NAME);
         let deleted = is_known.then(|| ConfigMapEvent::normal("ConfigDeleted", message));
         let is_changed = replace_if_changed(current, T::default());
-        return ConfigMapUpdate { is_changed, events: deleted.into_iter().collect() };
+        let events = deleted.into_iter().collect();
+        return ConfigMapUpdate { is_changed, has_new_data: is_known, events };
     };
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
@@ -229,7 +232,7 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
             let message = format!("{}: {problem_line}. The settings before it hold", T::NAME);
             seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: Some(problem_line) });
             let event = ConfigMapEvent::warning("ConfigRefused", message);
-            ConfigMapUpdate { is_changed: false, events: vec![event] }
+            ConfigMapUpdate { is_changed: false, has_new_data: true, events: vec![event] }
         }
         Ok(ParsedConfigMap { value, warnings }) => {
             seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: None });
@@ -238,7 +241,8 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
                 || ConfigMapEvent::normal("ConfigAccepted", format!("{} is in force", T::NAME));
             let events = was_refused.then(accepted).into_iter();
             let events = events.chain(warnings.into_iter().map(hint)).collect();
-            ConfigMapUpdate { is_changed: replace_if_changed(current, value), events }
+            let is_changed = replace_if_changed(current, value);
+            ConfigMapUpdate { is_changed, has_new_data: true, events }
         }
     }
 }

@@ -17,16 +17,16 @@ pub struct LocalNodeChannels {
     pub statuses: mpsc::Receiver<PodRunStatus>,
 }
 
-/// Passes pod statuses to the machine until `shutdown`.
+/// Passes pod statuses to the state machine until `shutdown`.
 pub async fn forward_pod_statuses(
-    shared: Arc<ControllerRuntime>,
+    runtime: Arc<ControllerRuntime>,
     mut statuses: mpsc::Receiver<PodRunStatus>,
     shutdown: CancellationToken,
 ) {
     loop {
         tokio::select! {
             status = statuses.recv() => match status {
-                Some(status) => shared.step(ControllerEvent::PodRunStatus(status)),
+                Some(status) => runtime.step(ControllerEvent::PodRunStatus(status)),
                 // The node has ended; its last statuses hold until the controller ends too.
                 None => return,
             },

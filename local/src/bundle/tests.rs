@@ -25,6 +25,7 @@ impl BundleFixture {
 
     fn context(&self) -> BundleContext<'_> {
         BundleContext {
+            node: "n",
             uid: "u1",
             pod: "hello-00001-deployment-1",
             namespace: "default",
@@ -68,6 +69,8 @@ fn command_and_args_replace_the_image_s_as_in_kubernetes() {
         (json!(null), json!(["a"]), json!(["/ep", "a"])),
         (json!(["/c"]), json!(null), json!(["/c"])),
         (json!(["/c"]), json!(["$(A)", "$$(A)", "$(NONE)"]), json!(["/c", "1", "$(A)", "$(NONE)"])),
+        // Variables of the image and of the node are no variables of the container.
+        (json!(["/c"]), json!(["$(PATH)"]), json!(["/c", "$(PATH)"])),
     ] {
         let container = json!({
             "name": "web", "command": command, "args": args, "env": [{ "name": "A", "value": "1" }],
@@ -86,6 +89,7 @@ fn the_environment_of_the_container_wins_over_that_of_the_image() {
         { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
         { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
         { "name": "AT", "value": "$(IP):$(PORT)" },
+        { "name": "NODE", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } },
     ] });
     let spec = spec_json(container, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
     let expected = json!([
@@ -97,6 +101,7 @@ fn the_environment_of_the_container_wins_over_that_of_the_image() {
         "IP=10.244.1.0",
         "APP=shop",
         "AT=10.244.1.0:8080",
+        "NODE=n",
     ]);
     assert_eq!(spec["process"]["env"], expected);
 }
@@ -121,6 +126,10 @@ fn users_are_found_by_name_or_number() {
     let unknown =
         spec_json(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
     assert_eq!(unknown, Err(BundleError::UnknownUser("nobody".to_owned())));
+    let container =
+        json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 33 } });
+    let spec = spec_json(container, json!({ "User": "nobody" })).unwrap();
+    assert_eq!(spec["process"]["user"]["gid"], 34, "the number replaces the unknown user");
     let container =
         json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsNonRoot": true } });
     assert_eq!(spec_json(container, json!({})), Err(BundleError::RunsAsRoot));

@@ -76,14 +76,15 @@ pub enum ImagePullError {
 /// Pulls images, each on a thread in the host's network namespace.
 #[derive(Clone, Debug)]
 pub struct ImagePuller {
-    host: Arc<OwnedFd>,
+    host_network: Arc<OwnedFd>,
     credentials: Vec<PathBuf>,
 }
 
 impl ImagePuller {
-    /// Returns a puller for network namespace `host`; the first credential file that knows a registry is used.
-    pub fn new(host: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
-        Self { host, credentials }
+    /// Returns a puller for the network namespace `host_network`. Of the credential files the first one that knows a
+    /// registry is used.
+    pub fn new(host_network: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
+        Self { host_network, credentials }
     }
 
     /// Returns the image that was pulled before under this name.
@@ -91,9 +92,11 @@ impl ImagePuller {
         let reference: Reference = image.parse().ok()?;
         if let Some(digest) = reference.digest() {
             let found = LayoutImage { layout: store.to_owned(), digest: digest.to_owned() };
-            return found.manifest().is_ok().then_some(found);
+            if found.manifest().is_ok() {
+                return Some(found);
+            }
         }
-        let digest = fs::read_to_string(tag_file(store, &reference)).ok()?;
+        let digest = fs::read_to_string(reference_file(store, &reference)).ok()?;
         Some(LayoutImage { layout: store.to_owned(), digest })
     }
 
@@ -103,7 +106,7 @@ impl ImagePuller {
         let reference: Reference = image.parse().map_err(parse)?;
         let work = || -> Result<LayoutImage, ImagePullError> {
             // The HTTP client resolves names on threads that this one starts, so they are in the host's network too.
-            net::enter_namespace(self.host.as_fd()).map_err(ImagePullError::Network)?;
+            net::enter_namespace(self.host_network.as_fd()).map_err(ImagePullError::Network)?;
             let runtime = net::thread_runtime().map_err(ImagePullError::Network)?;
             runtime.block_on(self.fetch(store, &reference))
         };
@@ -121,26 +124,24 @@ impl ImagePuller {
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
         let options = SessionOptions { protocol, ..SessionOptions::default() };
-        let refuse = |source| classify_error(&registry, source);
+        let classify = |source| classify_error(&registry, source);
         let login = self.find_login(reference);
-        let session = RegistrySession::new(reference, login, options).map_err(refuse)?;
-        let (manifest, digest) = session.pull_manifest().await.map_err(refuse)?;
+        let session = RegistrySession::new(reference, login, options).map_err(classify)?;
+        let (manifest, digest) = session.pull_manifest().await.map_err(classify)?;
         // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
             let path = blob_path(store, &layer.digest);
             if path.exists() {
                 continue;
             }
-            let bytes = session.pull_layer(layer).await.map_err(refuse)?;
+            let bytes = session.pull_layer(layer).await.map_err(classify)?;
             write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
         // tag may have moved since.
-        let raw = session.pull_manifest_bytes(&digest).await.map_err(refuse)?;
+        let raw = session.pull_manifest_bytes(&digest).await.map_err(classify)?;
         write_atomically(&blob_path(store, &digest), &raw)?;
-        if reference.digest().is_none() {
-            write_atomically(&tag_file(store, reference), digest.as_bytes())?;
-        }
+        record_digest(store, reference, &digest)?;
         info!(image = reference.whole(), digest, "image pulled");
         Ok(LayoutImage { layout: store.to_owned(), digest })
     }
@@ -190,8 +191,19 @@ fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
-/// Path of the file that holds the digest of a tag. Each tag has another one: the name is percent-encoded.
-fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
+/// Records the digest of the manifest that was pulled for a reference, unless the reference itself names it.
+///
+/// A reference may name a tag instead, or the index of an image of several platforms.
+fn record_digest(store: &Path, reference: &Reference, digest: &str) -> Result<(), ImagePullError> {
+    if reference.digest() == Some(digest) {
+        return Ok(());
+    }
+    write_atomically(&reference_file(store, reference), digest.as_bytes())
+}
+
+/// Path of the file that holds the digest for a reference. Its name is percent-encoded, so that no two references
+/// share a file.
+fn reference_file(store: &Path, reference: &Reference) -> PathBuf {
     let mut name = String::new();
     for letter in reference.whole().chars() {
         match letter {
@@ -247,9 +259,23 @@ mod tests {
         let names = ["h.io/a/b_c:d", "h.io/a/b:c_d", "h.io/a_b:c_d", "h.io/a/b/c:d"];
         let files: std::collections::BTreeSet<_> = names
             .iter()
-            .map(|name| tag_file(Path::new("/store"), &name.parse().unwrap()))
+            .map(|name| reference_file(Path::new("/store"), &name.parse().unwrap()))
             .collect();
         assert_eq!(files.len(), names.len(), "{files:?}");
+    }
+
+    #[test]
+    fn an_image_that_is_named_by_the_digest_of_its_index_is_found_again() {
+        let store = tests_folder("index");
+        let host_network = OwnedFd::from(fs::File::open("/").unwrap());
+        let puller = ImagePuller::new(Arc::new(host_network), Vec::new());
+        let [index, manifest] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        let image = format!("h.io/app@{index}");
+        assert_eq!(puller.find_pulled(&store, &image), None);
+        record_digest(&store, &image.parse().unwrap(), &manifest).unwrap();
+        let expected = LayoutImage { layout: store.clone(), digest: manifest };
+        assert_eq!(puller.find_pulled(&store, &image), Some(expected));
+        fs::remove_dir_all(&store).unwrap();
     }
 
     fn tests_folder(test: &str) -> PathBuf {

@@ -1,5 +1,6 @@
 //! Shell: steps that create a pod, start its containers, and remove it.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::local_node::LocalPodSpec;
-use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::{Container, Volume};
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
@@ -218,6 +219,7 @@ fn prepare_bundle(
     let network = format!("/proc/{}/fd/{}", std::process::id(), network_namespace.as_raw_fd());
     let network = PathBuf::from(network);
     let context = BundleContext {
+        node: layout.name(),
         uid,
         pod: &pod_spec.name,
         namespace,
@@ -234,6 +236,7 @@ fn prepare_bundle(
     };
     let config = request.image.config.config().as_ref();
     let spec = bundle::build_spec(&pod_spec.spec, container, config, &context)?;
+    create_sub_paths(&volumes, container)?;
     let text =
         serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
     write_file(&bundle.join("config.json"), &text)?;
@@ -270,7 +273,7 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
 fn volume_folders(
     resources: &KubeletResources,
     pod_spec: &LocalPodSpec,
-) -> Result<std::collections::BTreeMap<String, PathBuf>, ContainerStartError> {
+) -> Result<BTreeMap<String, PathBuf>, ContainerStartError> {
     let folder = resources.layout.pod_data(&pod_spec.uid).join("volumes");
     let source = |volume: &Volume| -> Result<(String, PathBuf), ContainerStartError> {
         if let Some(host) = &volume.host_path {
@@ -287,6 +290,44 @@ fn volume_folders(
         Ok((volume.name.clone(), path))
     };
     pod_spec.spec.volumes.iter().flatten().map(source).collect()
+}
+
+/// Creates the folders that `subPath` names in a container's volumes, as the kubelet does: a mount needs its source.
+fn create_sub_paths(
+    volumes: &BTreeMap<String, PathBuf>,
+    container: &Container,
+) -> Result<(), ContainerStartError> {
+    for mount in container.volume_mounts.iter().flatten() {
+        let sub_path = mount.sub_path.as_deref().filter(|it| !it.is_empty());
+        if let (Some(volume), Some(sub_path)) = (volumes.get(&mount.name), sub_path) {
+            create_sub_path(volume, Path::new(sub_path))?;
+        }
+    }
+    Ok(())
+}
+
+fn create_sub_path(volume: &Path, sub_path: &Path) -> Result<(), ContainerStartError> {
+    let root = fs::canonicalize(volume).map_err(file_error(volume))?;
+    let mut path = root.clone();
+    for part in sub_path.components() {
+        path.push(part);
+        match fs::create_dir(&path) {
+            Ok(()) => {
+                // As the kubelet does, with the mode of the volume.
+                let mode = fs::metadata(&root).map_err(file_error(&root))?.permissions();
+                fs::set_permissions(&path, mode).map_err(file_error(&path))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(file_error(&path)(error)),
+        }
+        // A container may have put a symbolic link there, by which the mount would lead to files of the machine.
+        path = fs::canonicalize(&path).map_err(file_error(&path))?;
+        if !path.starts_with(&root) {
+            let description = format!("subPath {} outside its volume", sub_path.display());
+            return Err(BundleError::Unsupported(description).into());
+        }
+    }
+    Ok(())
 }
 
 fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {
@@ -321,4 +362,33 @@ pub(super) async fn remove_pod(
         resources.networks.release(address).await;
     }
     (PodEvent::Removed, EventResource::None)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn sub_paths_are_created_inside_their_volume_only() {
+        let folder = std::env::temp_dir().join(format!("rouse-sub-paths-{}", std::process::id()));
+        let volume = folder.join("v");
+        fs::create_dir_all(&volume).unwrap();
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).unwrap();
+        symlink(&folder, volume.join("link")).unwrap();
+        let volumes = BTreeMap::from([("v".to_owned(), volume.clone())]);
+        let create = |sub_path: &str| {
+            let mount = json!({ "name": "v", "mountPath": "/v", "subPath": sub_path });
+            let container = json!({ "name": "web", "volumeMounts": [mount] });
+            create_sub_paths(&volumes, &serde_json::from_value(container).unwrap())
+        };
+        create("a/b").unwrap();
+        let mode = fs::metadata(volume.join("a/b")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o777, "every user of the pod may write");
+        create("a/b").unwrap();
+        assert!(create("link/x").is_err(), "the link leaves the volume");
+        assert!(!folder.join("x").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -83,8 +83,8 @@ pub fn generate_response(
         false => writer.line(&format!("HTTP/1.{minor} {status} Text")),
     }
     let (mut framing, mut body) = writer.framing();
-    let is_bare = kind == ReferenceRequestKind::Head || matches!(status, 204 | 304);
-    let opens =
+    let has_no_body = kind == ReferenceRequestKind::Head || matches!(status, 204 | 304);
+    let becomes_tunnel =
         status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
     if body == MessageBody::None && writer.rng.next_bool(80) {
         framing.push("Content-Length: 0".to_owned());
@@ -93,14 +93,14 @@ pub fn generate_response(
     writer.closes = closes;
     writer.headers(framing);
     let end = match body {
-        _ if opens => ResponseEnd::AtClose,
-        MessageBody::None if !is_bare => ResponseEnd::AtClose,
+        _ if becomes_tunnel => ResponseEnd::AtClose,
+        MessageBody::None if !has_no_body => ResponseEnd::AtClose,
         _ if closes => ResponseEnd::AtLastByteThenClose,
         _ => ResponseEnd::AtLastByte,
     };
-    if opens || body == MessageBody::None && !is_bare {
+    if becomes_tunnel || body == MessageBody::None && !has_no_body {
         writer.content(1_000);
-    } else if !is_bare {
+    } else if !has_no_body {
         writer.body(body);
     }
     if unusual_per_mille > 0 && writer.rng.next_bool(15) {

@@ -5,7 +5,7 @@ use super::*;
 fn parse_slots_by_pod(all: Vec<raw::Held>) -> WireResult<SlotsByPod> {
     let entry = |it: raw::Held| Ok((require_nonempty("held.pod", it.pod)?.into(), it.slots));
     let all: WireResult<SlotsByPod> = all.into_iter().map(entry).collect();
-    // `Held` has no zeros, so that equal states compare equal.
+    // `SlotsByPod` has no zeros, so that equal states compare equal.
     all.map(|all| all.into_iter().filter(|(_, slots)| *slots > 0).collect())
 }
 

@@ -39,7 +39,7 @@ impl ControllerStateMachine {
         self.update_routes(name, previous, &plan);
         match self.cluster.settings.platform {
             PlatformKind::Local => {
-                self.update_pod_orders(name, previous, plan.app.as_ref());
+                self.update_local_pods(name, previous, plan.app.as_ref());
                 self.update_local_objects(name, previous, plan.app.as_ref(), to_store);
             }
             PlatformKind::Kubernetes => {
@@ -56,6 +56,7 @@ impl ControllerStateMachine {
         reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
+        self.drop_stale_blocking_causes(name, plan.app.as_ref());
         let Some(app) = plan.app else {
             self.remove_app(name);
             return;
@@ -92,23 +93,23 @@ impl ControllerStateMachine {
         }
     }
 
-    fn update_pod_orders(
+    fn update_local_pods(
         &mut self,
         name: &NamespacedName,
         previous: &AppState,
         after: Option<&AppState>,
     ) {
-        let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
+        let should_run = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
         let uids = |app: &AppState| -> BTreeSet<Box<str>> {
-            app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
+            app.pods().filter(|(_, pod)| should_run(pod)).map(|(_, pod)| pod.uid.clone()).collect()
         };
         let (had, has) = (uids(previous), after.map(uids).unwrap_or_default());
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
-            // An order holds until it is withdrawn, so each pod is ordered once.
+            // The node runs a pod until it is told to stop it, so each pod is passed to it once.
             let is_known = self.pod_index.apps.contains_key(&*pod.uid);
-            if ordered(pod) && !is_known {
+            if should_run(pod) && !is_known {
                 let template = ParsedTemplate::of_revision(revision, &self.cluster);
-                self.effects.pods_to_start.push(template.pod_order(name, revision, pod));
+                self.effects.pods_to_start.push(template.local_pod_spec(name, revision, pod));
                 self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
             }
         }
@@ -197,7 +198,6 @@ impl ControllerStateMachine {
 
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
-        self.remove_blocking_causes(name);
         self.cluster.apps.remove(name);
         info!(service = %name, "service gone");
     }

@@ -6,7 +6,7 @@ use super::ControllerStateMachine;
 use crate::{
     decide::part_keys,
     model::{
-        cluster_state::{AppRevision, ConditionReason, UnixMillis},
+        cluster_state::{AppRevision, AppState, ConditionReason, UnixMillis},
         object::{ObjectPartKey, ResourceKind, WriteError},
     },
 };
@@ -26,8 +26,10 @@ pub(super) enum BlockingCause {
 }
 
 impl ControllerStateMachine {
-    /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
-    /// them.
+    /// Handles missing child objects of the object `name`; `error` is `None` once all of them exist.
+    ///
+    /// The condition goes to the Route or Revision that lacks them. For a Configuration it goes to its Revisions that
+    /// the API server does not have.
     pub(super) fn handle_missing_children(
         &mut self,
         app: NamespacedName,
@@ -40,10 +42,11 @@ impl ControllerStateMachine {
         let blocked: Vec<Option<Box<str>>> = match (resource, self.cluster.apps.get(&app)) {
             (_, None) => Vec::new(),
             (ResourceKind::Route, _) => vec![None],
-            // A Configuration without its newest Revision is like one whose newest Revision fails.
+            // A Configuration without its newest Revision is like one whose newest Revision fails. The end of the
+            // error is for all Revisions, since those that were missing exist by now.
             (ResourceKind::Configuration, Some(app_state)) => {
-                let is_meant = |it: &&AppRevision| reason.is_none() || !it.meta.exists();
-                let revisions = app_state.revisions.iter().filter(is_meant);
+                let is_affected = |it: &&AppRevision| reason.is_none() || !it.meta.exists();
+                let revisions = app_state.revisions.iter().filter(is_affected);
                 revisions.map(|it| Some(it.name.clone())).collect()
             }
             _ => vec![Some(name.name.as_str().into())],
@@ -104,10 +107,26 @@ impl ControllerStateMachine {
         });
     }
 
-    /// Drops the causes of a deleted app.
-    pub(super) fn remove_blocking_causes(&mut self, name: &NamespacedName) {
-        // Nearly always there is none.
-        self.blocking_causes.retain(|(owner, _), _| owner != name);
+    /// Drops the causes of an app's Revisions that no longer exist, and of the Route, too, once the app does not exist
+    /// (`None`).
+    ///
+    /// No later event would clear them, and a new Revision of the same name would get them.
+    pub(super) fn drop_stale_blocking_causes(
+        &mut self,
+        name: &NamespacedName,
+        app: Option<&AppState>,
+    ) {
+        let exists = |revision: &str| app.is_some_and(|app| app.revision(revision).is_some());
+        let first: BlockedObject = (name.clone(), None);
+        let of_app = self.blocking_causes.range(first..).map(|(blocked_object, _)| blocked_object);
+        let stale: Vec<BlockedObject> = of_app
+            .take_while(|(owner, _)| owner == name)
+            .filter(|(_, revision)| revision.as_deref().map_or(app.is_none(), |it| !exists(it)))
+            .cloned()
+            .collect();
+        for blocked_object in stale {
+            self.blocking_causes.remove(&blocked_object);
+        }
     }
 
     /// Handles a write error, or its end: the Revision or Route that the object belongs to gets the condition.

@@ -63,8 +63,9 @@ impl ControllerStateMachine {
         }
         if self.cluster.is_leader {
             self.effects.config_map_events.extend(new_records);
-        } else {
-            // The leader records Events; this replica records its warnings if it becomes the leader.
+        } else if update.has_new_data {
+            // The leader records Events; this replica records its warnings if it becomes the leader. They hold while
+            // the data are the same, also if a watch that begins again repeats the object.
             new_records.retain(|it| it.event.is_warning);
             self.unrecorded_events.insert(name.clone(), new_records);
         }

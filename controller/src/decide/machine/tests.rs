@@ -252,10 +252,10 @@ fn a_decision_starts_a_pod_and_a_listener_makes_it_ready_in_one_step_each() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    let (uid, order) =
+    let (uid, pod_spec) =
         sim.pods.first_key_value().map(|(k, v)| (k.clone(), v.clone())).expect("one");
-    assert!(order.name.starts_with("hello-00001-deployment-") && order.name.len() == 28);
-    let env = order.spec.containers[0].env.clone().unwrap_or_default();
+    assert!(pod_spec.name.starts_with("hello-00001-deployment-") && pod_spec.name.len() == 28);
+    let env = pod_spec.spec.containers[0].env.clone().unwrap_or_default();
     let env: Vec<_> = env.iter().map(|it| (it.name.as_str(), it.value.as_deref())).collect();
     let expected = [
         ("PORT", Some("8080")),
@@ -413,6 +413,35 @@ fn only_a_changed_template_makes_a_revision() {
         [("hello-00001", RoutingState::Reserve), ("hello-00002", RoutingState::Active)]
     );
     assert!(!sim.table().revisions.contains_key(&NamespacedName::new("default", "hello-00001")));
+}
+
+/// The RouteTable has the Revision until then, because the autoscaler should start it.
+#[test]
+fn a_revision_that_never_started_leaves_the_route_table_when_it_is_garbage_collected() {
+    let mut sim = MachineSim::new();
+    let system_namespace = sim.machine.cluster.settings.system_namespace.clone();
+    let config_gc = serde_json::json!({ "data": {
+        "min-non-active-revisions": "0",
+        "retain-since-create-time": "1h",
+        "retain-since-last-active-time": "1h",
+    } });
+    sim.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::ConfigMap,
+        name: NamespacedName::new(system_namespace, "config-gc"),
+        object: Some(Box::new(config_gc)),
+    });
+    sim.apply(&HELLO.replace("\"0\"", "\"1\""));
+    let uid = sim.pod_uids()[0].clone();
+    sim.apply(&HELLO.replace(":v1", ":v2"));
+    sim.decide(0);
+    sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
+    let revision_names = |sim: &MachineSim| -> Vec<String> {
+        sim.table().revisions.keys().map(|it| it.name.to_string()).collect()
+    };
+    assert_eq!(revision_names(&sim), ["hello-00001", "hello-00002"]);
+    sim.advance_time(3_600_000);
+    assert_eq!(sim.app().revisions.len(), 1);
+    assert_eq!(revision_names(&sim), ["hello-00002"]);
 }
 
 #[test]

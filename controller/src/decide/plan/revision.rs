@@ -31,7 +31,7 @@ impl ParsedTemplate {
     /// probes of other containers than the serving one, which Knative's sidecar runs, too (`multi-container-probing`).
     pub fn needs_kubelet_probes(&self) -> bool {
         let pod = &self.raw.spec.pod;
-        let exec = |it: &UserProbe| it.exec.is_some();
+        let is_exec = |it: &UserProbe| it.exec.is_some();
         let mut inits = pod.init_containers.iter().flatten();
         let has_init_probes =
             inits.any(|it| it.startup_probe.is_some() || it.readiness_probe.is_some());
@@ -39,7 +39,7 @@ impl ParsedTemplate {
             || pod.containers.iter().enumerate().any(|(index, container)| {
                 let readiness = container.readiness_probe.as_ref();
                 container.startup_probe.is_some()
-                    || readiness.is_some_and(|it| index != self.serving_index || exec(it))
+                    || readiness.is_some_and(|it| index != self.serving_index || is_exec(it))
             })
     }
 
@@ -76,8 +76,8 @@ impl ParsedTemplate {
         }
     }
 
-    /// Returns the order for one pod, which the local node carries out.
-    pub fn pod_order(
+    /// Returns the spec of one pod for the local node, which runs it.
+    pub fn local_pod_spec(
         &self,
         app: &NamespacedName,
         revision: &AppRevision,
@@ -248,17 +248,17 @@ pub(super) fn collect_garbage(
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    // True for nearly all apps, which then need no list.
+    // `select_collectable` would select none: this is the case of nearly all apps, which then need no list.
     if usize::try_from(config.min_non_active).is_ok_and(|min| app.revisions.len() <= min) {
         return;
     }
     let ready = app.latest_ready();
     let all: Vec<_> = app.revisions.iter().map(|it| gc_candidate(it, ready)).collect();
-    let stale = retention::select_collectable(&all, config, now);
-    if let Some(next) = stale.next_check {
+    let selection = retention::select_collectable(&all, config, now);
+    if let Some(next) = selection.next_check {
         timer.is_due_or_schedule(next, now);
     }
-    let delete: Vec<Box<str>> = stale.delete.into_iter().map(Into::into).collect();
+    let delete: Vec<Box<str>> = selection.delete.into_iter().map(Into::into).collect();
     app.revisions.retain(|it| !delete.contains(&it.name));
 }
 

@@ -19,7 +19,7 @@ fn an_invalid_value_keeps_the_last_valid_one_and_is_reported_once() {
     let invalid = data(&[("retain-since-create-time", "1hour")]);
     assert_eq!(
         configs.update("config-gc", Some(&valid)),
-        ConfigMapUpdate { is_changed: true, events: vec![] }
+        ConfigMapUpdate { is_changed: true, has_new_data: true, events: vec![] }
     );
     let update = configs.update("config-gc", Some(&invalid));
     assert_eq!((update.is_changed, reasons(&update)), (false, vec!["ConfigRefused"]));

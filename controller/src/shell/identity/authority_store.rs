@@ -93,7 +93,6 @@ struct AuthorityManagerState {
     authorities_in_use: CertificateAuthorities,
     signer_created_s: u64,
     renew_at: Option<SystemTime>,
-    published_bundle: String,
 }
 
 impl AuthorityManager {
@@ -126,7 +125,7 @@ impl AuthorityManager {
                 Ok(()) => is_loaded = true,
                 // Other errors are often brief, so they leave the interval as it is.
                 Err(AuthorityError::NoAuthority) => is_loaded = false,
-                Err(error) => warn!(error = %error_chain(&error), "authorities not looked after"),
+                Err(error) => warn!(error = %error_chain(&error), "authorities not refreshed"),
             }
             let wait = if is_loaded { REFRESH_INTERVAL } else { FIRST_REFRESH_INTERVAL };
             let waited = shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;
@@ -163,11 +162,10 @@ impl AuthorityManager {
         }
         let mut state = self.state.lock().await;
         self.apply_authorities(&mut state, &all, now, now_s)?;
-        // A new leader does not know the ConfigMap's content, so it publishes once.
-        let bundle = all.pem_bundle();
-        if is_leader && state.published_bundle != bundle {
+        // In each round, because the ConfigMap may have been deleted, or written last by a former leader.
+        if is_leader {
+            let bundle = all.pem_bundle();
             self.store.publish(&bundle).await.map_err(store_error("publish the authorities"))?;
-            state.published_bundle = bundle;
         }
         Ok(())
     }
@@ -180,8 +178,9 @@ impl AuthorityManager {
         now: SystemTime,
         now_s: u64,
     ) -> Result<(), AuthorityError> {
-        let signs = all.signing_authority(now_s).ok_or(AuthorityError::NoAuthority)?;
-        let changed = state.authorities_in_use != *all || state.signer_created_s != signs.made_s;
+        let authority = all.signing_authority(now_s).ok_or(AuthorityError::NoAuthority)?;
+        let changed =
+            state.authorities_in_use != *all || state.signer_created_s != authority.made_s;
         if changed {
             let read = |text: &str| CertificateDer::from_pem_slice(text.as_bytes());
             let authorities = all.all().iter().map(|it| read(&it.certificate));
@@ -189,10 +188,11 @@ impl AuthorityManager {
             let authorities = authorities.map_err(SignError::Pem)?;
             // Trust comes before the new signer: from then on certificates of it may arrive.
             self.credentials.set_authorities(&authorities)?;
-            let signing = SigningAuthority { signer: CertificateSigner::new(signs)?, authorities };
+            let signer = CertificateSigner::new(authority)?;
+            let signing = SigningAuthority { signer, authorities };
             self.signing.send_replace(Some(Arc::new(signing)));
             state.authorities_in_use = all.clone();
-            state.signer_created_s = signs.made_s;
+            state.signer_created_s = authority.made_s;
         }
         // The second comparison fails after the clock was set back: an old certificate must not stay in use.
         let is_fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);

@@ -426,7 +426,7 @@ async fn authorities_are_replaced_with_an_overlap() {
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
     for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
-        manager.refresh(at, LEADER).await.expect("looked after");
+        manager.refresh(at, LEADER).await.expect("refreshed");
         let trusted = manager.signing().expect("signs").authorities.len();
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
@@ -438,6 +438,17 @@ async fn authorities_are_replaced_with_an_overlap() {
         steps.push((trusted, signer == newest));
     }
     assert_eq!(steps, [(1, true), (2, false), (2, true), (1, true)]);
+}
+
+#[tokio::test]
+async fn a_deleted_config_map_of_authorities_is_created_again() {
+    let cluster = Arc::new(FakeIdentityCluster::default());
+    let manager = authority_manager(&cluster, "controller-1");
+    let now = SystemTime::now();
+    manager.refresh(now, LEADER).await.expect("made");
+    let bundle = std::mem::take(&mut *cluster.bundle.lock().expect("no panic"));
+    manager.refresh(now, LEADER).await.expect("refreshed");
+    assert_eq!(*cluster.bundle.lock().expect("no panic"), bundle);
 }
 
 #[tokio::test]

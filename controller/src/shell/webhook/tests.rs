@@ -49,7 +49,7 @@ fn a_certificate_made_while_the_clock_was_ahead_is_replaced() {
 }
 
 #[test]
-fn a_secrets_bundle_is_read_back_or_replaced() {
+fn the_data_of_a_secret_are_read_back_and_refused_if_a_part_does_not_fit() {
     let bundle = make_bundle(None, SystemTime::now());
     let mut data = bundle.to_secret_data();
     assert_eq!(WebhookCertBundle::from_secret_data(&data), Some(bundle));

@@ -31,7 +31,7 @@ pub(super) fn render_pod(
     cluster: &ClusterState,
 ) -> Value {
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let order = template.pod_order(owner, revision, pod);
+    let pod_spec = template.local_pod_spec(owner, revision, pod);
     let owner_meta = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
     let status = cluster.pods.statuses.get(&*pod.uid);
     let report = cluster.pods.reports.get(&*pod.uid);
@@ -51,12 +51,12 @@ pub(super) fn render_pod(
         PodStage::Serving | PodStage::Draining { .. } => None,
     };
     let metadata = ObjectMeta {
-        name: Some(order.name),
+        name: Some(pod_spec.name),
         namespace: Some(owner.namespace.to_string()),
-        uid: Some(order.uid),
+        uid: Some(pod_spec.uid),
         creation_timestamp: api_time(pod.created),
         deletion_timestamp: stopping,
-        labels: Some(order.labels),
+        labels: Some(pod_spec.labels),
         annotations: Some(annotations),
         owner_references: owner_references("Revision", &revision.name, &owner_meta),
         ..ObjectMeta::default()
@@ -85,9 +85,9 @@ pub(super) fn render_pod(
         ),
         ..PodStatus::default()
     };
-    let spec = Some(order.spec);
+    let spec = Some(pod_spec.spec);
     let mut out = to_json_value(PodObject { metadata, spec, status: Some(status) });
-    // Only in the object: the order itself goes to the only node there is.
+    // Only in the object: the node does not need its own name.
     out["spec"]["nodeName"] = json!(cluster.settings.node_name);
     out
 }

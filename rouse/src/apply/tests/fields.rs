@@ -139,6 +139,7 @@ fn start_output(service: &Value) -> Result<String, String> {
         .pods_to_start;
     let pod_spec = pod_specs.remove(0);
     let context = BundleContext {
+        node: "n",
         uid: &pod_spec.uid,
         pod: &pod_spec.name,
         namespace: "default",

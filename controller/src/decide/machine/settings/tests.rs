@@ -79,6 +79,8 @@ fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
         observe(&mut machine, &namespace, "config-autoscaler", invalid()).config_map_events,
         []
     );
+    // A watch that begins again repeats the object.
+    observe(&mut machine, &namespace, "config-autoscaler", invalid());
     observe(
         &mut machine,
         &namespace,

@@ -77,6 +77,27 @@ fn write_errors_end_with_their_revision() {
 }
 
 #[test]
+fn write_errors_end_with_a_revision_that_is_garbage_collected() {
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    let config_gc = json!({
+        "min-non-active-revisions": "0",
+        "retain-since-create-time": "1h",
+        "retain-since-last-active-time": "1h",
+    });
+    api_server.set_config_map("config-gc", config_gc);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let key = ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, name(REVISION));
+    api_server.step(ControllerEvent::WriteErrorChanged { key, error: write_error("first") });
+    assert_eq!(api_server.machine.blocking_causes.len(), 1);
+    api_server.apply_service("hello", "hello:v2", 0, Value::Null);
+    api_server.now = api_server.now.plus_ms(2 * 3_600_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(api_server.names(ResourceKind::Revision), [name("hello-00002")]);
+    assert_eq!(api_server.machine.blocking_causes.len(), 0);
+}
+
+#[test]
 fn a_revision_created_late_is_no_longer_missing() {
     let mut api_server = FakeApiServer::new();
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
