@@ -121,7 +121,9 @@ impl ControllerStateMachine {
         let of_app = self.blocking_causes.range(first..).map(|(blocked_object, _)| blocked_object);
         let stale: Vec<BlockedObject> = of_app
             .take_while(|(owner, _)| owner == name)
-            .filter(|(_, revision)| revision.as_deref().map_or(app.is_none(), |it| !exists(it)))
+            .filter(|(_, revision)| {
+                revision.as_deref().map_or_else(|| app.is_none(), |it| !exists(it))
+            })
             .cloned()
             .collect();
         for blocked_object in stale {
