@@ -10,6 +10,7 @@ use crate::{
     read::parse::AdmissionPlatform,
 };
 
+mod deployable_pods;
 mod mutation;
 mod properties;
 
@@ -400,7 +401,7 @@ fn contents_of_volumes_are_judged_in_knatives_words() {
             ),
         ),
         (
-            "{name: v, secret: {items: [{key: a}]}}",
+            "{name: v, secret: {secretName: s, items: [{key: a}]}}",
             format!("missing field(s): {VOLUME}.secret.items[0].path"),
         ),
         (
@@ -438,7 +439,7 @@ fn fields_behind_features_follow_them() {
         ("shareProcessNamespace", "true", |it| it.podspec_shareprocessnamespace = Flag::Enabled),
         ("priorityClassName", "a", |it| it.podspec_priorityclassname = Flag::Enabled),
         ("schedulerName", "a", |it| it.podspec_schedulername = Flag::Enabled),
-        ("dnsPolicy", "None", |it| it.podspec_dnspolicy = Flag::Enabled),
+        ("dnsPolicy", "Default", |it| it.podspec_dnspolicy = Flag::Enabled),
         ("dnsConfig", "{}", |it| it.podspec_dnsconfig = Flag::Enabled),
         ("hostIPC", "true", |it| it.podspec_hostipc = Flag::Enabled),
         ("hostNetwork", "true", |it| it.podspec_hostnetwork = Flag::Enabled),
