@@ -1,5 +1,5 @@
-//! Knative's own arithmetic, second by second: 300 series with Knative's results (`knative.dev/serving v0.51.0`,
-//! `pkg/autoscaler/aggregation` and `pkg/autoscaler/scaling`; made by a seeded generator).
+//! Pure: Knative's own arithmetic, second by second: 300 series with Knative's results (`knative.dev/serving
+//! v0.51.0`, `pkg/autoscaler/aggregation` and `pkg/autoscaler/scaling`; made by a seeded generator).
 //!
 //! One JSON object per line. `series[i]` is the concurrency recorded in second i. Tick t is in second 2t − 1 at + 0.9
 //! s, after that second's record. It has `ready[t]` (again from its start when it ends) and `reachable[t]`; index 0 is

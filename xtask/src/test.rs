@@ -60,8 +60,8 @@ pub(crate) struct TestArgs {
     /// Run the root tiers' programs that FILE lists, and build none
     #[arg(long, value_name = "FILE", hide = true)]
     built: Option<PathBuf>,
-    /// Run only tests whose name contains one of these
-    #[arg(last = true, value_name = "NAME")]
+    /// Run only tests whose name contains one of these; they may stand behind `--`
+    #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
@@ -327,4 +327,28 @@ fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
         }
     })?;
     Ok(TierOutcome::Ran { counts, has_passed, skipped_note: String::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct TestLine {
+        #[command(flatten)]
+        args: TestArgs,
+    }
+
+    #[test]
+    fn names_of_tests_may_stand_behind_two_dashes() {
+        for words in [&["--repeat", "3", "a", "b"][..], &["--repeat", "3", "--", "a", "b"]] {
+            let words = ["test", "--tier", "pure,shell"].iter().chain(words);
+            let TestLine { args } = TestLine::try_parse_from(words).expect("valid words");
+            assert_eq!((args.repeat.get(), args.names), (3, vec!["a".to_owned(), "b".to_owned()]));
+            assert_eq!(args.tier, [TestTier::Pure, TestTier::Shell]);
+        }
+        assert!(TestLine::try_parse_from(["test", "--repeat", "3"]).is_err(), "all tests");
+    }
 }

@@ -246,6 +246,7 @@ fn target_range(head: &[u8]) -> Option<(usize, usize)> {
     let scheme = target.windows(3).position(|it| it == b"://");
     let authority = match target.first()? {
         b'/' => 0,
+        b'*' if target.len() == 1 => 0,
         _ => {
             let host = scheme? + 3;
             target[host..].iter().position(|byte| b"/?#".contains(byte))? + host

@@ -19,18 +19,24 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Headers by which proxies describe the client and applications trust them. The activator never writes most of them.
-const CLIENT_CLAIM_HEADERS: [HeaderName; 9] = [
+/// Headers by which proxies describe the client and applications trust them, besides those that begin with
+/// [`FORWARDED_PREFIX`]. The activator writes only the first of them.
+const CLIENT_CLAIM_HEADERS: [HeaderName; 12] = [
     header::FORWARDED,
-    X_FORWARDED_HOST,
-    HeaderName::from_static("x-forwarded-port"),
-    HeaderName::from_static("x-forwarded-server"),
-    HeaderName::from_static("x-forwarded-scheme"),
-    HeaderName::from_static("x-forwarded-ssl"),
+    HeaderName::from_static("forwarded-for"),
+    HeaderName::from_static("x-forwarded"),
+    HeaderName::from_static("x-original-forwarded-for"),
     HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("x-client-ip"),
+    HeaderName::from_static("x-cluster-client-ip"),
+    HeaderName::from_static("client-ip"),
+    HeaderName::from_static("true-client-ip"),
+    HeaderName::from_static("cf-connecting-ip"),
     HeaderName::from_static("x-url-scheme"),
     HeaderName::from_static("front-end-https"),
 ];
+/// Prefix of the other headers by which proxies describe the client.
+const FORWARDED_PREFIX: &str = "x-forwarded-";
 
 /// Sender of a request, as far as its connection identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +98,9 @@ pub fn write_client_headers(
         }
         TrafficOrigin::External => {
             // Everything that a client can forge is removed, including headers that the activator never writes itself.
-            for name in CLIENT_CLAIM_HEADERS {
+            let claims: Vec<HeaderName> =
+                headers.keys().filter(|name| is_client_claim(name)).cloned().collect();
+            for name in claims {
                 headers.remove(name);
             }
             let host = headers.get(header::HOST).cloned();
@@ -104,6 +112,11 @@ pub fn write_client_headers(
             );
         }
     }
+}
+
+/// Returns true if the header describes the client of a proxy.
+fn is_client_claim(name: &HeaderName) -> bool {
+    name.as_str().starts_with(FORWARDED_PREFIX) || CLIENT_CLAIM_HEADERS.contains(name)
 }
 
 /// Headers for a request from a workload of the cluster: those that are there are kept and extended.
@@ -127,8 +140,7 @@ fn write_for_trusted_proxy(
     edge: &EdgeSettings,
 ) {
     let client = sender.address.to_string();
-    // `Forwarded` and `X-Forwarded-For` describe the same hops. If both are there, `X-Forwarded-For` is used.
-    let forwarded = join_header(headers, &header::FORWARDED).unwrap_or_default();
+    let forwarded = reported_forwarded(headers).unwrap_or_default();
     let elements = forwarded_header::parse_elements(&forwarded).unwrap_or_default();
     let elements = trusted_hops(&elements, |it| it.forwarded_for.as_deref(), edge);
     let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
@@ -182,8 +194,15 @@ fn reported_scheme(headers: &HeaderMap) -> Option<&'static str> {
     if let Some(reported) = last_list_entry(headers, &X_FORWARDED_PROTO) {
         return scheme(&reported);
     }
-    let reported = join_header(headers, &header::FORWARDED)?;
+    let reported = reported_forwarded(headers)?;
     scheme(forwarded_header::parse_elements(&reported)?.last()?.proto.as_deref()?)
+}
+
+/// `Forwarded` of a trusted proxy. A proxy that writes `X-Forwarded-For` may pass on its client's own `Forwarded`, so
+/// there is none beside it.
+fn reported_forwarded(headers: &HeaderMap) -> Option<String> {
+    let is_alone = join_header(headers, &X_FORWARDED_FOR).is_none_or(|it| it.is_empty());
+    join_header(headers, &header::FORWARDED).filter(|_| is_alone)
 }
 
 /// Last entry of a list header: the one of the proxy nearest to the activator.

@@ -216,6 +216,29 @@ async fn chunks_and_trailers_pass_in_both_directions() {
     assert!(response.contains("world") && response.ends_with("x-end: 2\r\n\r\n"), "{response}");
 }
 
+/// hyper's server sends trailers only to a client that asks for them, and only those that the pod has named.
+#[tokio::test]
+async fn trailers_that_were_not_announced_are_left_out_of_a_whole_response() {
+    for (request_fields, response_fields) in
+        [("connection: close", "\r\ntrailer: x-end"), ("te: trailers\r\nconnection: close, te", "")]
+    {
+        let mut fixture = ActivatorFixture::new().await;
+        let at = start_pod_once(move |mut stream, _| async move {
+            let response = format!(
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked{response_fields}\r\n\r\n\
+                 5\r\nworld\r\n0\r\nx-end: 2\r\n\r\n"
+            );
+            stream.write_all(response.as_bytes()).await.unwrap();
+            stream.read_u8().await.ok();
+        })
+        .await;
+        fixture.add_ready_pod("p", at);
+        let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{request_fields}\r\n\r\n");
+        let response = fixture.exchange(&request).await;
+        assert!(response.ends_with("5\r\nworld\r\n0\r\n\r\n"), "{request_fields}: {response}");
+    }
+}
+
 #[tokio::test]
 async fn a_response_that_ends_at_close_reaches_the_client_whole() {
     let mut fixture = ActivatorFixture::new().await;

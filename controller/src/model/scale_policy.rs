@@ -158,7 +158,8 @@ impl ScalePolicyConfig {
         hard_limit: u32,
     ) {
         let class = reader.get(&["class"]).map_or(KPA_CLASS, |(_, class)| class);
-        match reader.get(&["metric"]).map(|(_, value)| value) {
+        let metric = reader.get(&["metric"]).map(|(_, value)| value);
+        match metric {
             // The defaults of `rps` replace those of concurrency. Annotations override both below.
             Some("rps") if class == KPA_CLASS => {
                 (policy.metric, policy.target_total, policy.target_utilization) =
@@ -172,20 +173,26 @@ impl ScalePolicyConfig {
             Some("") if CLASSES.contains(&class) => {
                 reader.problems.push(Problem::invalid(reader.field_path("metric"), ""));
             }
+            Some(name) if class == HPA_CLASS && !is_metric_name(name) => {
+                reader.problems.push(Problem::invalid(reader.field_path("metric"), name));
+            }
             // A hard limit is the default target, since a pod never has more requests than that.
             _ if hard_limit > 0 => policy.target_total = f64::from(hard_limit),
             _ => {}
         }
+        // These targets lose their decimals in a HorizontalPodAutoscaler, which must not have 0.
+        let is_whole = class == HPA_CLASS && metric.is_some_and(|it| it != "cpu");
+        let target_min = if is_whole { 1.0 } else { TARGET_MIN };
         if let Some((name, text)) = reader.get(&["target"]) {
             match text.parse::<f64>() {
-                Ok(target) if target.is_finite() && target >= TARGET_MIN => {
+                Ok(target) if target.is_finite() && target >= target_min => {
                     // A target above the hard limit could never be reached, so no further pod would be added.
                     let bounded = hard_limit > 0 && policy.metric == ScaleMetric::Concurrency;
                     policy.target_total =
                         if bounded { target.min(f64::from(hard_limit)) } else { target };
                 }
                 Ok(_) => {
-                    let message = format!("target {text} should be at least {TARGET_MIN}");
+                    let message = format!("target {text} should be at least {target_min}");
                     reader.problems.push(Problem::new(reader.field_path(name), message));
                 }
                 Err(_) => reader.problems.push(Problem::invalid(reader.field_path(name), text)),
@@ -196,6 +203,12 @@ impl ScalePolicyConfig {
             policy.target_utilization = percent / 100.0;
         }
     }
+}
+
+/// Returns true if a HorizontalPodAutoscaler may name a metric so: the name is a part of a path (apimachinery
+/// `api/validation/path`).
+fn is_metric_name(name: &str) -> bool {
+    !matches!(name, "." | "..") && !name.contains(['/', '%'])
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
         cluster_state::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
             ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
-            RouteState, ServiceManifest, ServiceState, UnixMillis,
+            RouteState, ServiceManifest, ServiceState, SteadyReadiness, UnixMillis,
             conditions::{
                 CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
@@ -179,7 +179,7 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
         first_seen_at: UnixMillis::default(),
         was_ready: last_address.is_some(),
-        steady_readiness: None,
+        steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: last_address,
         kube_status: None,

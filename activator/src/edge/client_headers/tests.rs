@@ -84,6 +84,54 @@ fn headers_of_an_external_client_are_replaced() {
     assert_eq!(field(&headers, "x-real-ip"), None);
 }
 
+/// Libraries read the client's address from any of these.
+#[test]
+fn an_external_client_describes_itself_by_no_header() {
+    let forged = [
+        "cf-connecting-ip",
+        "client-ip",
+        "forwarded-for",
+        "front-end-https",
+        "true-client-ip",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-forwarded",
+        "x-forwarded-by",
+        "x-forwarded-port",
+        "x-forwarded-prefix",
+        "x-forwarded-user",
+        "x-original-forwarded-for",
+        "x-real-ip",
+        "x-url-scheme",
+    ];
+    let fields = forged.map(|name| (name, "6.6.6.6"));
+    let own = [("host", "a"), ("x-forward", "1"), ("user-agent", "x-real-ip")];
+    let headers = headers_for(TrafficOrigin::External, &[&fields[..], &own].concat());
+    for name in forged {
+        assert_eq!(field(&headers, name), None, "{name}");
+    }
+    let kept = own.map(|(name, _)| field(&headers, name));
+    assert_eq!(kept, [Some("a"), Some("1"), Some("x-real-ip")]);
+    let (headers, _) = proxied_headers(ProxiedClient::Direct, &fields);
+    for name in forged {
+        assert_eq!(field(&headers, name), Some("6.6.6.6"), "{name} of a trusted proxy");
+    }
+}
+
+/// The proxy writes `X-Forwarded-For` and passes on whatever else its client sends.
+#[test]
+fn forwarded_beside_the_hops_of_a_trusted_proxy_may_be_its_clients() {
+    let fields = [
+        ("host", "a"),
+        ("x-forwarded-for", "192.0.2.1"),
+        ("forwarded", "for=192.0.2.1;host=evil;proto=https"),
+    ];
+    let (headers, is_secure) = proxied_headers(ProxiedClient::Direct, &fields);
+    let written = "for=192.0.2.1;host=a;proto=http, for=10.0.0.9";
+    assert_eq!(client_headers(&headers), ["192.0.2.1, 10.0.0.9", "http", "a", written]);
+    assert!(!is_secure);
+}
+
 #[test]
 fn headers_of_a_trusted_proxy_are_kept_and_extended() {
     let (headers, is_secure) = proxied_headers(

@@ -165,7 +165,7 @@ fn add_pod(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
         created: context.now,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_readiness: None,
+        steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: None,
@@ -259,6 +259,10 @@ fn are_other_containers_running(
 /// it a container that ends soon after each start would take the traffic from a Revision that works.
 const PROVEN_AFTER_MS: u64 = 5000;
 
+/// Length of a readiness after which the end of a container is no sign that it ends again and again, in milliseconds.
+/// After as long the kubelet restarts a container without delay.
+const UNSUSPICIOUS_MS: u64 = 600_000;
+
 /// Updates a pod's uninterrupted readiness; the restart of a container interrupts it.
 pub(super) fn update_steady_readiness(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
     // The readiness probe of a pod's only container is proof enough: `count_proven_pods` requires no more.
@@ -267,11 +271,25 @@ pub(super) fn update_steady_readiness(pod: &mut RevisionPod, context: &RevisionP
     }
     let status = context.cluster.pods.statuses.get(&*pod.uid);
     let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
-    pod.steady_readiness = match pod.steady_readiness {
-        _ if !is_pod_ready(pod, context) => None,
-        Some(steady) if steady.restarts == restarts => Some(steady),
-        Some(_) | None => Some(SteadyReadiness { since: context.now, restarts }),
+    let (is_ready, steady) = (is_pod_ready(pod, context), pod.steady_readiness);
+    if is_ready && steady.since.is_some() && steady.restarts == restarts {
+        return;
+    }
+    pod.steady_readiness = SteadyReadiness {
+        since: is_ready.then_some(context.now),
+        restarts,
+        previous_ms: match steady.since {
+            Some(since) => context.now.0.saturating_sub(since.0),
+            None => steady.previous_ms,
+        },
     };
+}
+
+/// Returns the moment from which a pod's readiness proves that the Revision works. It must last longer than the one
+/// before: a container that ends again and again would be called well each time otherwise.
+fn proven_at(steady: SteadyReadiness) -> Option<UnixMillis> {
+    let previous_ms = if steady.previous_ms < UNSUSPICIOUS_MS { steady.previous_ms } else { 0 };
+    Some(steady.since?.plus_ms(PROVEN_AFTER_MS.max(2 * previous_ms)))
 }
 
 /// Counts the pods that prove that the Revision works. A pod of one container does so as soon as it is ready.
@@ -282,9 +300,7 @@ pub(super) fn count_proven_pods(
 ) -> u32 {
     let is_single = context.template.raw.spec.pod.containers.len() < 2;
     let is_steady = |pod: &RevisionPod, timer: &mut PlanTimer| {
-        pod.steady_readiness.is_some_and(|steady| {
-            timer.is_due_or_schedule(steady.since.plus_ms(PROVEN_AFTER_MS), context.now)
-        })
+        proven_at(pod.steady_readiness).is_some_and(|at| timer.is_due_or_schedule(at, context.now))
     };
     let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
     let ready = serving.filter(|it| is_pod_ready(it, context));

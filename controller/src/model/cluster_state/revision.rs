@@ -127,8 +127,8 @@ pub struct RevisionPod {
     pub first_seen_at: UnixMillis,
     /// True once the pod has been ready.
     pub was_ready: bool,
-    /// The current uninterrupted readiness, if the pod is ready.
-    pub steady_readiness: Option<SteadyReadiness>,
+    /// The current uninterrupted readiness, and the one before.
+    pub steady_readiness: SteadyReadiness,
     /// Stage of the pod: serving, draining or stopping.
     pub stage: PodStage,
     /// Address at which the pod served before this controller started, until its agent reports.
@@ -138,12 +138,14 @@ pub struct RevisionPod {
 }
 
 /// Readiness of a pod that no restart of a container has interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SteadyReadiness {
-    /// Moment at which it began.
-    pub since: UnixMillis,
+    /// Moment at which it began; `None`: the pod is not ready.
+    pub since: Option<UnixMillis>,
     /// Sum of the containers' restart counts at that moment.
     pub restarts: u32,
+    /// Length of the pod's last readiness that ended, in milliseconds; 0: none has ended.
+    pub previous_ms: u64,
 }
 
 impl RevisionPod {

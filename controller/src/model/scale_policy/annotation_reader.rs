@@ -202,7 +202,7 @@ impl<'a> AnnotationReader<'a> {
     pub(super) fn read_aggregation(&mut self, target: &mut WindowAggregation) {
         let names = ["metric-aggregation-algorithm", "metricAggregationAlgorithm"];
         match self.get(&names) {
-            None => {}
+            None | Some((_, "")) => {}
             Some((_, "linear")) => *target = WindowAggregation::Linear,
             Some((_, "weighted-exponential" | "weightedExponential")) => {
                 *target = WindowAggregation::WeightedExponential;

@@ -83,6 +83,32 @@ fn annotations_of_other_classes_are_left_to_them() {
     assert!(policy(&nothing, 0).is_err());
 }
 
+/// Kubernetes refuses a HorizontalPodAutoscaler with such a metric, so the Revision would never be scaled.
+#[test]
+fn metrics_that_no_horizontal_pod_autoscaler_may_have_are_refused() {
+    let of_class_hpa = |pairs: &[(&str, &str)]| {
+        let class = ("class", HPA_CLASS);
+        policy(&[&[class][..], pairs].concat(), 0)
+    };
+    for (pairs, message) in [
+        (&[("metric", "a/b")][..], "invalid value: a/b"),
+        (&[("metric", "..")], "invalid value: .."),
+        (&[("metric", "memory"), ("target", "0.5")], "target 0.5 should be at least 1"),
+        (&[("metric", "queue"), ("target", "0.99")], "target 0.99 should be at least 1"),
+    ] {
+        let refused = of_class_hpa(pairs).expect_err("no such metric");
+        assert!(refused.starts_with(message), "{pairs:?}: {refused}");
+    }
+    for pairs in [
+        &[("metric", "cpu"), ("target", "0.5")][..],
+        &[("target", "0.5")],
+        &[("metric", "memory"), ("target", "1.5")],
+        &[("metric", "a.b_c-d")],
+    ] {
+        assert!(of_class_hpa(pairs).is_ok(), "{pairs:?}");
+    }
+}
+
 /// Contradictions between minimum, maximum, initial and activation scale, with Knative's messages
 /// (knative/serving `pkg/apis/autoscaling/annotation_validation.go` at 98e5ef9).
 #[test]

@@ -13,7 +13,7 @@ use crate::{
     model::{
         cluster_state::{
             ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, PodStage,
-            RevisionPod, UnixMillis,
+            RevisionPod, SteadyReadiness, UnixMillis,
         },
         knative::key::DRAINING,
         object::json::{
@@ -39,7 +39,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         created: fields::read_meta(object).created,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady_readiness: None,
+        steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: Some(Box::new(KubePodStatus {

@@ -9,7 +9,7 @@ use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::Obj
 use serde_json::{Map, Value};
 
 use super::{
-    diff,
+    apiserver_rules, diff,
     known_keys::{self, MetadataPlace},
     local_warnings, metadata, probe, revision_template, security,
     settings::{AdmissionPlatform, RuleSettings, TemplateParent},
@@ -187,6 +187,7 @@ fn check_template(
     };
     let at = format!("{AT}.metadata");
     let meta: ObjectMeta = parse_typed(template.get("metadata"), &at, problems);
+    apiserver_rules::check_template_metadata(&template["metadata"], &at, problems);
     let spec = revision_template::parse_revision_spec(
         template.get("spec"),
         &format!("{AT}.spec"),

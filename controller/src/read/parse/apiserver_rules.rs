@@ -2,20 +2,23 @@
 //!
 //! If only the Deployment were refused, a service would be admitted and never get a pod. One table of fields has a row
 //! for each value: its path and its rule (Kubernetes' `pkg/apis/core/validation/validation.go`). An empty value equals
-//! an absent one wherever Kubernetes has a default.
+//! an absent one wherever Kubernetes has a default. `required_fields` has the fields that must be there, and
+//! `combined_rules` the rules about several fields.
 
 use serde_json::Value;
 
 use super::metadata;
 use crate::model::problem::Problem;
 
+mod combined_rules;
+mod required_fields;
 mod text_rules;
 
 use text_rules::{
-    has_no_parent_step, is_address, is_any, is_config_key, is_divisor, is_env_name,
-    is_field_of_pod, is_header_name, is_inner_path, is_label, is_label_value, is_port_name,
-    is_positive_quantity, is_qualified_name, is_resource_of_container, is_search_domain,
-    is_standard_resource, is_subdomain, quantity_value,
+    has_no_parent_step, is_address, is_any, is_config_key, is_divisor, is_driver_name, is_env_name,
+    is_field_of_file, is_field_of_variable, is_file_path, is_header_name, is_inner_path, is_label,
+    is_label_value, is_port_name, is_positive_quantity, is_qualified_name,
+    is_resource_of_container, is_search_domain, is_standard_resource, is_subdomain, quantity_value,
 };
 
 /// Rule for the value of one field.
@@ -62,6 +65,9 @@ const WEIGHT: ValueRule = Range(1, 100);
 const ACCESS_MODES: ValueRule =
     OneOf(&["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]);
 
+/// Largest number of bytes of an object's annotations, names included.
+const MAX_ANNOTATION_BYTES: usize = 256 << 10;
+
 /// Paths of the lists with a pod's terms of affinity to other pods.
 const AFFINITY_TERM_PATHS: [&str; 4] = [
     "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm",
@@ -91,10 +97,17 @@ const NODE_TERM: ValueRule = Fields(&[
     ("matchExpressions[].key", Text(is_qualified_name)),
     ("matchExpressions[].operator", NODE_OPERATORS),
 ]);
-const FIELD_REF: ValueRule =
-    Fields(&[("apiVersion", OneOfOrEmpty(&["v1"])), ("fieldPath", Text(is_field_of_pod))]);
-const RESOURCE_REF: ValueRule =
+const VARIABLE_FIELD_REF: ValueRule =
+    Fields(&[("apiVersion", OneOfOrEmpty(&["v1"])), ("fieldPath", Text(is_field_of_variable))]);
+const FILE_FIELD_REF: ValueRule =
+    Fields(&[("apiVersion", OneOfOrEmpty(&["v1"])), ("fieldPath", Text(is_field_of_file))]);
+const VARIABLE_RESOURCE_REF: ValueRule =
     Fields(&[("divisor", Text(is_divisor)), ("resource", Text(is_resource_of_container))]);
+const FILE_RESOURCE_REF: ValueRule = Fields(&[
+    ("containerName", Text(is_any)),
+    ("divisor", Text(is_divisor)),
+    ("resource", Text(is_resource_of_container)),
+]);
 
 /// Rules for the fields of a pod.
 pub(crate) const POD_RULES: &[(&str, ValueRule)] = &[
@@ -110,6 +123,10 @@ pub(crate) const POD_RULES: &[(&str, ValueRule)] = &[
     (
         "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].values[]",
         TextOrEmpty(is_label_value),
+    ),
+    (
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+        NonEmptyList,
     ),
     ("affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
     ("affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
@@ -138,21 +155,22 @@ pub(crate) const POD_RULES: &[(&str, ValueRule)] = &[
     ("volumes[].configMap.defaultMode", FILE_MODE),
     ("volumes[].configMap.items[].key", TextOrEmpty(is_config_key)),
     ("volumes[].configMap.items[].mode", FILE_MODE),
-    ("volumes[].configMap.items[].path", TextOrEmpty(is_inner_path)),
+    ("volumes[].configMap.items[].path", TextOrEmpty(is_file_path)),
     ("volumes[].configMap.name", Text(is_any)),
-    ("volumes[].csi.driver", Text(is_subdomain)),
+    ("volumes[].csi.driver", Text(is_driver_name)),
     ("volumes[].csi.nodePublishSecretRef.name", Text(is_subdomain)),
     ("volumes[].downwardAPI.defaultMode", FILE_MODE),
-    ("volumes[].downwardAPI.items[].fieldRef", FIELD_REF),
+    ("volumes[].downwardAPI.items[].fieldRef", FILE_FIELD_REF),
     ("volumes[].downwardAPI.items[].mode", FILE_MODE),
-    ("volumes[].downwardAPI.items[].path", Text(is_inner_path)),
-    ("volumes[].downwardAPI.items[].resourceFieldRef", RESOURCE_REF),
+    ("volumes[].downwardAPI.items[].path", Text(is_file_path)),
+    ("volumes[].downwardAPI.items[].resourceFieldRef", FILE_RESOURCE_REF),
     ("volumes[].ephemeral.volumeClaimTemplate.metadata.labels", Labels),
     ("volumes[].ephemeral.volumeClaimTemplate.spec.accessModes[]", ACCESS_MODES),
     (
         "volumes[].ephemeral.volumeClaimTemplate.spec.resources.requests.storage",
         Text(is_positive_quantity),
     ),
+    ("volumes[].ephemeral.volumeClaimTemplate.spec.selector", LABEL_SELECTOR_RULES),
     ("volumes[].ephemeral.volumeClaimTemplate.spec.storageClassName", TextOrEmpty(is_subdomain)),
     ("volumes[].ephemeral.volumeClaimTemplate.spec.volumeMode", OneOf(&["Block", "Filesystem"])),
     ("volumes[].hostPath.path", Text(has_no_parent_step)),
@@ -169,23 +187,24 @@ pub(crate) const POD_RULES: &[(&str, ValueRule)] = &[
         ]),
     ),
     ("volumes[].image.pullPolicy", PULL_POLICIES),
+    ("volumes[].image.reference", Text(is_any)),
     ("volumes[].persistentVolumeClaim.claimName", Text(is_subdomain)),
     ("volumes[].projected.defaultMode", FILE_MODE),
     ("volumes[].projected.sources[].configMap.items[].key", TextOrEmpty(is_config_key)),
     ("volumes[].projected.sources[].configMap.items[].mode", FILE_MODE),
-    ("volumes[].projected.sources[].configMap.items[].path", TextOrEmpty(is_inner_path)),
-    ("volumes[].projected.sources[].downwardAPI.items[].fieldRef", FIELD_REF),
+    ("volumes[].projected.sources[].configMap.items[].path", TextOrEmpty(is_file_path)),
+    ("volumes[].projected.sources[].downwardAPI.items[].fieldRef", FILE_FIELD_REF),
     ("volumes[].projected.sources[].downwardAPI.items[].mode", FILE_MODE),
-    ("volumes[].projected.sources[].downwardAPI.items[].path", TextOrEmpty(is_inner_path)),
+    ("volumes[].projected.sources[].downwardAPI.items[].path", TextOrEmpty(is_file_path)),
     ("volumes[].projected.sources[].secret.items[].key", TextOrEmpty(is_config_key)),
     ("volumes[].projected.sources[].secret.items[].mode", FILE_MODE),
-    ("volumes[].projected.sources[].secret.items[].path", TextOrEmpty(is_inner_path)),
+    ("volumes[].projected.sources[].secret.items[].path", TextOrEmpty(is_file_path)),
     ("volumes[].projected.sources[].serviceAccountToken.expirationSeconds", Range(600, 1 << 32)),
-    ("volumes[].projected.sources[].serviceAccountToken.path", TextOrEmpty(is_inner_path)),
+    ("volumes[].projected.sources[].serviceAccountToken.path", TextOrEmpty(is_file_path)),
     ("volumes[].secret.defaultMode", FILE_MODE),
     ("volumes[].secret.items[].key", TextOrEmpty(is_config_key)),
     ("volumes[].secret.items[].mode", FILE_MODE),
-    ("volumes[].secret.items[].path", TextOrEmpty(is_inner_path)),
+    ("volumes[].secret.items[].path", TextOrEmpty(is_file_path)),
     ("volumes[].secret.secretName", Text(is_any)),
 ];
 
@@ -196,8 +215,8 @@ pub(crate) const CONTAINER_RULES: &[(&str, ValueRule)] = &[
     ("env[].name", TextOrEmpty(is_env_name)),
     ("env[].valueFrom.configMapKeyRef.key", Text(is_config_key)),
     ("env[].valueFrom.configMapKeyRef.name", Text(is_subdomain)),
-    ("env[].valueFrom.fieldRef", FIELD_REF),
-    ("env[].valueFrom.resourceFieldRef", RESOURCE_REF),
+    ("env[].valueFrom.fieldRef", VARIABLE_FIELD_REF),
+    ("env[].valueFrom.resourceFieldRef", VARIABLE_RESOURCE_REF),
     ("env[].valueFrom.secretKeyRef.key", Text(is_config_key)),
     ("env[].valueFrom.secretKeyRef.name", Text(is_subdomain)),
     ("envFrom[].configMapRef.name", Text(is_subdomain)),
@@ -247,12 +266,28 @@ const CONTAINER_LISTS: [&str; 2] = ["containers[]", "initContainers[]"];
 /// Checks a pod, as it was written, with `at` as its path in the object.
 pub(super) fn check_pod_fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     check_fields(pod, at, problems);
-    // The table checks each field alone; these rules compare fields with each other.
-    for_each_at(pod, "tolerations[]", at, &mut |value, at| check_toleration(value, at, problems));
-    for list in CONTAINER_LISTS {
-        for_each_at(pod, &format!("{list}.resources"), at, &mut |value, at| {
-            check_requests(value, at, problems);
-        });
+    required_fields::check_required_fields(pod, at, problems);
+    combined_rules::check_combined_fields(pod, at, problems);
+}
+
+/// Checks the labels and annotations of a template, which the Revision and its pods get.
+pub(super) fn check_template_metadata(metadata: &Value, at: &str, problems: &mut Vec<Problem>) {
+    check_labels(&metadata["labels"], &format!("{at}.labels"), problems);
+    check_annotations(&metadata["annotations"], &format!("{at}.annotations"), problems);
+}
+
+fn check_annotations(annotations: &Value, at: &str, problems: &mut Vec<Problem>) {
+    let mut size = 0;
+    for (name, value) in annotations.as_object().into_iter().flatten() {
+        size += name.len() + value.as_str().map_or(0, str::len);
+        // The domain may have capitals here.
+        if !is_qualified_name(&name.to_ascii_lowercase()) {
+            problems.push(Problem::invalid_key(format!("{at}.{name}"), name));
+        }
+    }
+    if size > MAX_ANNOTATION_BYTES {
+        let message = format!("must have at most {MAX_ANNOTATION_BYTES} bytes in all");
+        problems.push(Problem::new(at, message));
     }
 }
 
@@ -365,34 +400,6 @@ fn check_labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks the fields of a toleration against each other.
-fn check_toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
-    let text = |name: &str| value[name].as_str().unwrap_or_default();
-    let (exists, is_timed) = (text("operator") == "Exists", !value["tolerationSeconds"].is_null());
-    for (fits, field, message) in [
-        (
-            exists || !text("key").is_empty(),
-            "operator",
-            "operator must be Exists when `key` is empty",
-        ),
-        (
-            !exists || text("value").is_empty(),
-            "operator",
-            "value must be empty when `operator` is 'Exists'",
-        ),
-        (
-            !is_timed || text("effect") == "NoExecute",
-            "effect",
-            "effect must be 'NoExecute' when `tolerationSeconds` is set",
-        ),
-    ] {
-        if !fits {
-            let problem = Problem::invalid(format!("{at}.{field}"), text(field));
-            problems.push(problem.with_details(message));
-        }
-    }
-}
-
 /// Checks that no request exceeds the limit of the same resource.
 fn check_requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
     let limits = &resources["limits"];
@@ -489,23 +496,34 @@ mod tests {
 
     /// Samples for the rules that are functions: accepted and refused texts.
     const TEXT_RULE_SAMPLES: &[TextRuleSamples] = &[
-        (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host"]),
+        (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host", "::ffff:1.2.3.4"]),
         (is_subdomain, &["a", "a.b-c"], &["A", "a_b", "-a", "a..b"]),
         (is_qualified_name, &["a", "x.io/A_b"], &["/a", "a b", "-"]),
         (is_config_key, &["a", "a.b", ".a"], &["..", "..a", "a/b", "."]),
         (is_env_name, &["A", "a b", "1"], &["a=b", "a\n", "ä"]),
         (is_header_name, &["X-A"], &["X A", "X_A", "a:"]),
         (is_inner_path, &["a", "a/b", "..a"], &["/a", "../a", "a/.."]),
+        (is_file_path, &["a", "a/b", "a/..b"], &["/a", "../a", "a/..", "..a"]),
+        (is_driver_name, &["a.b", "A.b"], &["a_b", "a..b"]),
         (is_label, &["a", "a-1"], &["A", "a.b", "-a"]),
         (is_label_value, &["a", "A_b"], &["a/b", "a b", "-"]),
         (is_search_domain, &["a.b", "a.b.", ".", "_a.b"], &["A", "a b", "a..b"]),
         (
-            is_field_of_pod,
+            is_field_of_variable,
             &["metadata.name", "status.podIPs", "metadata.labels['a/B']"],
-            &["metadata", "METADATA.NAME", "metadata.labels[a]", "spec.nodename"],
+            &["metadata", "METADATA.NAME", "metadata.labels", "metadata.labels[a]"],
+        ),
+        (
+            is_field_of_file,
+            &["metadata.name", "metadata.labels", "metadata.annotations['A/b']"],
+            &["spec.nodeName", "status.podIP", "metadata.labels['A/b']", "metadata.labels['']"],
         ),
         (is_resource_of_container, &["limits.cpu", "requests.hugepages-2Mi"], &["cpu", "limits.x"]),
-        (is_divisor, &["1", "1m", "1Gi", "0"], &["2", "m", "1x", "-1"]),
+        (
+            is_divisor,
+            &["1", "1m", "1000m", "1E", "1Ei", "0", "0m"],
+            &["2", "m", "1x", "-1", "1e3", "1024"],
+        ),
         (is_positive_quantity, &["1Gi", "100"], &["0", "-1", "a"]),
         (has_no_parent_step, &["/a", "a..b"], &["../a", "/a/.."]),
         (is_port_name, &["http", "a-1"], &["a--b", "1", "-a", "abcdefghijklmnop"]),

@@ -202,6 +202,29 @@ static PROJECTION: FieldMask = FieldMask(&[
     ("serviceAccountToken", Any),
 ]);
 
+/// Fields whose zero value is absence for Knative and for Kubernetes, such as `hostNetwork: false`.
+const ZERO_IS_ABSENCE: [&str; 14] = [
+    "dnsPolicy",
+    "hostIP",
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "hostPort",
+    "hostname",
+    "nodeName",
+    "priorityClassName",
+    "schedulerName",
+    "stdin",
+    "stdinOnce",
+    "subdomain",
+    "tty",
+];
+
+fn is_zero(name: &str, value: &Value) -> bool {
+    ZERO_IS_ABSENCE.contains(&name)
+        && (*value == false || value.as_i64() == Some(0) || value.as_str() == Some(""))
+}
+
 impl FieldMask {
     pub(crate) fn rule_of(&self, name: &str) -> Option<FieldRule> {
         self.0.iter().find(|(field_name, _)| *field_name == name).map(|(_, field)| *field)
@@ -217,7 +240,7 @@ impl FieldMask {
     ) {
         for (name, inner) in value.as_object().into_iter().flatten() {
             // `null` equals an absent field, and Go's types write absent fields so.
-            if inner.is_null() {
+            if inner.is_null() || is_zero(name, inner) {
                 continue;
             }
             let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };

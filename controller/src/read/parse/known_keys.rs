@@ -263,6 +263,10 @@ fn key_warning(
     if is_autoscaling_key && class == AutoscalerClass::Hpa && !HPA_KEYS.contains(&short_name) {
         return no_effect("a HorizontalPodAutoscaler has no such setting");
     }
+    let is_count = matches!(short_name, "min-scale" | "initial-scale");
+    if is_autoscaling_key && class == AutoscalerClass::Hpa && is_count && value == "0" {
+        return no_effect("a HorizontalPodAutoscaler keeps at least one pod");
+    }
     if name == key::VISIBILITY && !matches!(value, "" | "cluster-local") {
         return no_effect("only cluster-local hides a name");
     }

@@ -92,7 +92,9 @@ pub(super) fn refuse_autoscaling_annotations(
 /// Checks the annotations of a Service or Route.
 pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
     const AT: &str = "metadata.annotations";
-    if let Some((name, text)) = first_set(annotations, &key::ROLLOUT_DURATION) {
+    if let Some((name, text)) = first_set(annotations, &key::ROLLOUT_DURATION)
+        && !text.is_empty()
+    {
         check_duration("rollout-duration", name, text, ZeroDuration::Allowed, AT, problems);
     }
     check_path(annotations, AT, problems);
@@ -105,7 +107,9 @@ pub(super) fn check_template_annotations(
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
-    if let Some((name, text)) = first_set(annotations, &key::PROGRESS_DEADLINE) {
+    if let Some((name, text)) = first_set(annotations, &key::PROGRESS_DEADLINE)
+        && !text.is_empty()
+    {
         check_duration("progress-deadline", name, text, ZeroDuration::Refused, at, problems);
     }
     check_path(annotations, at, problems);

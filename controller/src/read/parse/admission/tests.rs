@@ -10,6 +10,7 @@ use crate::{
     read::parse::AdmissionPlatform,
 };
 
+mod deployable_pods;
 mod mutation;
 mod properties;
 
@@ -400,7 +401,7 @@ fn contents_of_volumes_are_judged_in_knatives_words() {
             ),
         ),
         (
-            "{name: v, secret: {items: [{key: a}]}}",
+            "{name: v, secret: {secretName: s, items: [{key: a}]}}",
             format!("missing field(s): {VOLUME}.secret.items[0].path"),
         ),
         (
@@ -438,7 +439,7 @@ fn fields_behind_features_follow_them() {
         ("shareProcessNamespace", "true", |it| it.podspec_shareprocessnamespace = Flag::Enabled),
         ("priorityClassName", "a", |it| it.podspec_priorityclassname = Flag::Enabled),
         ("schedulerName", "a", |it| it.podspec_schedulername = Flag::Enabled),
-        ("dnsPolicy", "None", |it| it.podspec_dnspolicy = Flag::Enabled),
+        ("dnsPolicy", "Default", |it| it.podspec_dnspolicy = Flag::Enabled),
         ("dnsConfig", "{}", |it| it.podspec_dnsconfig = Flag::Enabled),
         ("hostIPC", "true", |it| it.podspec_hostipc = Flag::Enabled),
         ("hostNetwork", "true", |it| it.podspec_hostnetwork = Flag::Enabled),
@@ -451,6 +452,16 @@ fn fields_behind_features_follow_them() {
         let mut features = Features::default();
         switch(&mut features);
         assert_eq!(problems_with(AdmittedKind::Service, &object, &features), "", "{field}");
+    }
+    for zero in [
+        "hostNetwork: false",
+        "hostPID: false",
+        "hostIPC: false",
+        "dnsPolicy: ''",
+        "schedulerName: ''",
+    ] {
+        let object = template(&format!("{{{zero}, containers: [{{image: a, stdin: false}}]}}"));
+        assert_eq!(problems(AdmittedKind::Service, &object), "", "{zero}");
     }
     for field in ["nodeName", "restartPolicy", "terminationGracePeriodSeconds", "subdomain"] {
         let value = if field.ends_with("Seconds") { "1" } else { "a" };
@@ -489,6 +500,8 @@ fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
         (annotated("autoscaling.knative.dev/min-scale", "x"), format!("invalid value: x: {scale}/min-scale")),
         (annotated("autoscaling.knative.dev/initial-scale", "-1"), format!("invalid value: -1: {scale}/initial-scale must be greater than 0")),
         (annotated("serving.knative.dev/progress-deadline", "0s"), format!("progress-deadline=0s must be positive: {at}.serving.knative.dev/progress-deadline")),
+        (annotated("serving.knative.dev/progress-deadline", ""), String::new()),
+        (annotated("autoscaling.knative.dev/metric-aggregation-algorithm", ""), String::new()),
         (annotated("serving.knative.dev/progressDeadline", "1s1ms"), format!("progress-deadline=1s1ms is not at second precision: {at}.serving.knative.dev/progressDeadline")),
         (annotated(&format!("{side}/resource-percentage"), "101"), format!("expected 0.1 <= 101 <= 100: {at}.[{side}/resource-percentage]")),
         (annotated(&format!("{side}/cpu-resource-request"), "x"), format!("invalid value: x: {at}.[{side}/cpu-resource-request]")),

@@ -6,8 +6,12 @@ use serde_json::Value;
 
 use crate::read::parse::{dns_names, metadata};
 
+/// Accepts an address, but no IPv4 address that is written as one of IPv6.
 pub(super) fn is_address(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok()
+    match text.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => address.to_ipv4_mapped().is_none(),
+        address => address.is_ok(),
+    }
 }
 
 pub(super) fn is_subdomain(text: &str) -> bool {
@@ -39,11 +43,8 @@ pub(super) fn is_search_domain(text: &str) -> bool {
     text == "." || is_subdomain(text.strip_suffix('.').unwrap_or(&text))
 }
 
-/// Accepts a field of a pod that variables and files of its containers may refer to.
-pub(super) fn is_field_of_pod(text: &str) -> bool {
-    let metadata_fields = ["metadata.labels", "metadata.annotations"];
-    // One label or annotation, as in `metadata.labels['app']`.
-    let key = |field: &str| text.strip_prefix(field)?.strip_prefix("['")?.strip_suffix("']");
+/// Accepts a field of a pod that variables of its containers may refer to.
+pub(super) fn is_field_of_variable(text: &str) -> bool {
     const FIELDS: [&str; 9] = [
         "metadata.name",
         "metadata.namespace",
@@ -55,10 +56,27 @@ pub(super) fn is_field_of_pod(text: &str) -> bool {
         "status.podIP",
         "status.podIPs",
     ];
-    FIELDS.contains(&text)
-        || metadata_fields.contains(&text)
+    FIELDS.contains(&text) || is_metadata_entry(text)
+}
+
+/// Accepts a field of a pod that files of its volumes may refer to.
+pub(super) fn is_field_of_file(text: &str) -> bool {
+    const FIELDS: [&str; 5] = [
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.uid",
+        "metadata.labels",
+        "metadata.annotations",
+    ];
+    FIELDS.contains(&text) || is_metadata_entry(text)
+}
+
+/// Returns true for one label or annotation, as in `metadata.labels['app']`.
+fn is_metadata_entry(text: &str) -> bool {
+    let key = |field: &str| text.strip_prefix(field)?.strip_prefix("['")?.strip_suffix("']");
+    key("metadata.labels").is_some_and(is_qualified_name)
         // The domain of an annotation's key may have capitals (Kubernetes' `ValidateAnnotations`).
-        || metadata_fields.into_iter().filter_map(key).any(|it| is_qualified_name(&it.to_ascii_lowercase()))
+        || key("metadata.annotations").is_some_and(|it| is_qualified_name(&it.to_ascii_lowercase()))
 }
 
 /// Accepts a container's limit or request that variables may refer to.
@@ -74,9 +92,14 @@ pub(super) fn is_standard_resource(text: &str) -> bool {
 
 /// Accepts a divisor of quantities: one of a unit, or 0.
 pub(super) fn is_divisor(text: &str) -> bool {
-    let unit = text.strip_prefix('1').unwrap_or("-");
-    let units = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    text == "0" || units.contains(&unit)
+    let Some(value) = quantity_value(&text.into()).filter(|_| metadata::is_quantity(text)) else {
+        return false;
+    };
+    // Kubernetes keeps powers of ten that are written as such, and takes them for no unit.
+    let has_exponent = text.trim_end_matches(['E', 'i']).contains(['e', 'E']);
+    let base: f64 = if text.ends_with('i') { 1024.0 } else { 1000.0 };
+    let is_unit = (-1..=6).any(|power| value == base.powi(power));
+    value == 0.0 || is_unit && !has_exponent
 }
 
 pub(super) fn is_positive_quantity(text: &str) -> bool {
@@ -106,6 +129,16 @@ pub(super) fn is_header_name(text: &str) -> bool {
 /// Accepts a relative path that stays below its start.
 pub(super) fn is_inner_path(text: &str) -> bool {
     !text.starts_with('/') && has_no_parent_step(text)
+}
+
+/// Accepts the path of a file in a volume: the kubelet keeps names that begin with two dots for itself.
+pub(super) fn is_file_path(text: &str) -> bool {
+    is_inner_path(text) && !text.starts_with("..")
+}
+
+/// Accepts the name of a CSI driver, in letters of any case.
+pub(super) fn is_driver_name(text: &str) -> bool {
+    text.len() <= 63 && is_subdomain(&text.to_ascii_lowercase())
 }
 
 /// Accepts the name of a port, by the rules for service names (RFC 6335).

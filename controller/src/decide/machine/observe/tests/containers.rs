@@ -1,5 +1,5 @@
 //! Pods of several containers: ready once all of them run. They prove that the Revision works once all of them have run
-//! for five seconds. Also pods with a readiness probe that the kubelet runs.
+//! for five seconds, and longer after a container has ended. Also pods with a readiness probe that the kubelet runs.
 
 use super::*;
 
@@ -142,6 +142,38 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         assert_eq!(ready_condition(&api_server, "pair-00002"), "True : ");
         assert_eq!(targets(&api_server, "pair"), ["pair-00002"]);
     }
+}
+
+/// A container that lives longer than the trial is called well once. From then on it must run twice as long as before.
+#[test]
+fn a_container_that_ends_again_and_again_is_not_called_well_each_time() {
+    let mut api_server = FakeApiServer::new();
+    apply_service_with_sidecar(&mut api_server, "pair");
+    let ended = json!({"terminated": {"exitCode": 1, "message": "out of luck"}});
+    let exit_reason = "False ExitCode1: Container failed with: out of luck";
+    let run = |api_server: &mut FakeApiServer, restarts: u32, seconds: u64| {
+        report_containers(api_server, "pair-00001", &running(0), &running(restarts));
+        api_server.report_all_ready();
+        (0..seconds).for_each(|_| advance_time(api_server, 1000));
+        ready_condition(api_server, "pair-00001")
+    };
+    let end = |api_server: &mut FakeApiServer, restarts: u32| {
+        let state = json!({"state": ended, "restartCount": restarts});
+        report_containers(api_server, "pair-00001", &running(0), &state);
+        assert_eq!(ready_condition(api_server, "pair-00001"), exit_reason, "{restarts}");
+        advance_time(api_server, 10_000);
+    };
+    assert_eq!(run(&mut api_server, 0, 8), "True : ");
+    end(&mut api_server, 0);
+    for restarts in 1..10 {
+        assert_eq!(run(&mut api_server, restarts, 8), exit_reason, "{restarts}");
+        end(&mut api_server, restarts);
+    }
+    assert_eq!(run(&mut api_server, 10, 16), "True : ");
+    // An end after ten minutes is no sign of another one soon.
+    assert_eq!(run(&mut api_server, 10, 600), "True : ");
+    end(&mut api_server, 10);
+    assert_eq!(run(&mut api_server, 11, 5), "True : ");
 }
 
 /// Returns the only pod of the service.
