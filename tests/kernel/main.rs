@@ -6,6 +6,7 @@ mod connect_records;
 mod fixture;
 mod listening_sockets;
 mod locked_close;
+mod map_sizes;
 mod program_replacement;
 mod redirect;
 mod request_counts;

@@ -10,6 +10,8 @@ use datapath::{
     load_balancing::{SvcInfo, SvcState},
 };
 
+use crate::map_sizes::MapSizes;
+
 /// One target of connects: an entry of `BACKENDS`, without its gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendTarget {
@@ -106,6 +108,8 @@ pub struct KernelRoutes {
     pub backends: BTreeMap<u32, BackendTarget>,
     /// Bounds above which no entry was ever written.
     pub written: WrittenBounds,
+    /// Sizes of the maps.
+    pub sizes: MapSizes,
 }
 
 /// Extent to which the maps were ever written: one more than the highest number.

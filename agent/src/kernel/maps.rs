@@ -25,6 +25,7 @@ use crate::kernel::{
     map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
     sys::{self, SharedWords},
 };
+use crate::map_sizes::MapSizes;
 
 /// Error of a kernel map.
 #[derive(Debug, thiserror::Error)]
@@ -113,25 +114,29 @@ pub struct KernelMaps {
     control: SharedWords,
     connections: ConnectionStorage,
     pins: PathBuf,
+    /// Sizes with which the maps were created.
+    sizes: MapSizes,
     /// Counters that the programs of the previous version still keep.
     previous: Option<previous_version::PreviousCounters>,
 }
 
 impl KernelMaps {
-    /// Opens the maps that are pinned in the folder `pins` (`bpf/v<ABI>/`).
+    /// Opens the maps that are pinned in the folder `pins`, the [folder](crate::paths::AgentPaths::pins) of a version.
     pub fn open(pins: &Path) -> Result<Self, KernelMapError> {
         // The pinned map's capacity counts: it follows from the CPUs at the map's creation.
         let rows = capacity(pins, maps::COUNTERS)?;
+        let sizes = read_sizes(pins)?;
+        let service_ids = capacity(pins, maps::SVC_STATE)?;
         Ok(Self {
             frontends: open_hash_map(pins, maps::FRONTENDS)?,
             pods: open_hash_map(pins, maps::PODS)?,
             listen: open_hash_map(pins, maps::LISTEN)?,
             listeners: open_hash_map(pins, maps::LISTENERS)?,
             node_addresses: open_hash_map(pins, maps::NODE)?,
-            svc_state: map_words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
-            svc_info: map_words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
-            list_entries: map_words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
-            backends: map_words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
+            svc_state: map_words(pins, maps::SVC_STATE, service_ids)?,
+            svc_info: map_words(pins, maps::SVC_INFO, service_ids)?,
+            list_entries: map_words(pins, maps::SLOTS, sizes.list_entries as usize)?,
+            backends: map_words(pins, maps::BACKENDS, sizes.backends as usize * BACKEND_WORDS)?,
             counter_rows: CounterRows {
                 pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
                 counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
@@ -141,6 +146,7 @@ impl KernelMaps {
             control: map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
             connections: ConnectionStorage::open([pins])?,
             pins: pins.to_owned(),
+            sizes,
             previous: None,
         })
     }
@@ -236,7 +242,7 @@ impl KernelMaps {
 
     /// Reads the routing state of the maps, for the plan after a restart or a failed write.
     pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
-        let mut table = KernelRoutes::default();
+        let mut table = KernelRoutes { sizes: self.sizes, ..KernelRoutes::default() };
         for entry in self.frontends.iter() {
             let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
             // The self-test's frontend belongs to no service, and no plan may remove it.
@@ -271,7 +277,7 @@ impl KernelMaps {
 
     fn read_backend(&self, id: u32) -> BackendTarget {
         // Bounded: a number read from the map may be any, and must not index beyond the array.
-        let row = row(&self.backends, id as usize % abi::BACKENDS_MAX as usize, BACKEND_WORDS);
+        let row = row(&self.backends, (id % self.sizes.backends) as usize, BACKEND_WORDS);
         let mut address = [0; 16];
         address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
         address[8..].copy_from_slice(&row[1].load(Relaxed).to_ne_bytes());
@@ -538,6 +544,19 @@ fn capacity(pins: &Path, name: &'static str) -> Result<usize, KernelMapError> {
     let shape = sys::map_shape(map.as_fd())
         .map_err(|source| pin_error("read the shape of", &pins.join(name), source))?;
     Ok(shape[3] as usize)
+}
+
+/// Returns the sizes of the maps that are pinned there.
+fn read_sizes(pins: &Path) -> Result<MapSizes, KernelMapError> {
+    // The kernel stores a map's size as a `u32`.
+    let size = |name| capacity(pins, name).map(|size| size as u32);
+    Ok(MapSizes {
+        frontends: size(maps::FRONTENDS)?,
+        backends: size(maps::BACKENDS)?,
+        list_entries: size(maps::SLOTS)?,
+        connect_records: size(maps::CLIENTS)?,
+        affinity_clients: size(maps::AFFINITY)?,
+    })
 }
 
 fn map_words(pins: &Path, name: &'static str, count: usize) -> Result<SharedWords, KernelMapError> {

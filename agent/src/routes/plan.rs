@@ -46,23 +46,32 @@ pub use self::{
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp},
+    map_sizes::{self, MapSizes},
 };
 
 /// Error: a change that does not fit the kernel's maps. No part of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "map {map} needs {wanted} more entries, and can give {free} at once ({quarantined} more within a second): \
-     use fewer services, or fewer pods behind them"
+     raise {} in --map-sizes (now {size}), or use fewer services, or fewer pods behind them",
+    setting_name(.map)
 )]
 pub struct MapCapacityError {
     /// Name of the full map.
     pub map: &'static str,
+    /// Number of entries that the map has room for.
+    pub size: usize,
     /// Number of entries that are needed at once.
     pub wanted: usize,
     /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
     pub free: usize,
     /// Number of entries in quarantine; of `SLOTS`, in all extents together.
     pub quarantined: usize,
+}
+
+/// Returns the setting that a map's size follows, or the map itself if its size is fixed.
+fn setting_name(map: &str) -> &str {
+    map_sizes::setting_of(map).unwrap_or(map)
 }
 
 /// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
@@ -145,6 +154,8 @@ enum BackendListKey {
 #[derive(Debug)]
 pub struct RoutePlanner {
     table: PlannerTable,
+    /// Sizes of the kernel's maps.
+    sizes: MapSizes,
     lists: HashMap<BackendListKey, BackendList>,
     backends: UsedBackends,
     service_id_pool: KernelIdPool,
@@ -229,11 +240,12 @@ impl RoutePlanner {
     }
 
     fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
+        let sizes = kernel.sizes;
         let mut planner = Self {
             lists: HashMap::with_capacity(kernel.frontends.len() + 2),
-            backends: UsedBackends::new(),
-            service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
-            list_entry_pool: ExtentPool::new(abi::SLOTS_MAX),
+            backends: UsedBackends::new(sizes.backends),
+            service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, sizes.service_ids()),
+            list_entry_pool: ExtentPool::new(sizes.list_entries),
             has_ipv6_activator: table.has_ipv6_activator(),
             due_services: table.service_numbers().collect(),
             unfit_services: BTreeMap::new(),
@@ -241,6 +253,7 @@ impl RoutePlanner {
             frontend_claims: BTreeSet::new(),
             are_activators_unfit: false,
             is_route_table_known: true,
+            sizes,
             table,
         };
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
@@ -611,19 +624,20 @@ impl RoutePlanner {
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
         // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
         // contains the frontend of the self-test, so `lists` may have one entry less.
-        let frontends_max = abi::FRONTENDS_MAX as usize + 1;
-        let free = frontends_max.saturating_sub(self.lists.len());
-        let free = share.available(free, frontends_max);
-        let refusal =
-            |map, wanted, free| Err(MapCapacityError { map, wanted, free, quarantined: 0 });
+        let size = self.sizes.frontends as usize;
+        let free = (size + 1).saturating_sub(self.lists.len());
+        let free = share.available(free, size + 1);
+        let refusal = |map, size, wanted, free| {
+            Err(MapCapacityError { map, size, wanted, free, quarantined: 0 })
+        };
         if new_services > free {
-            return refusal(abi::maps::FRONTENDS, new_services, free);
+            return refusal(abi::maps::FRONTENDS, size, new_services, free);
         }
         // The extents themselves are checked when they are allocated.
         let entries: usize = updates.iter().map(|update| update.next.backends.len()).sum();
         let free = self.list_entry_pool.available(share);
         if share == MapShare::ThreeQuarters && entries > free {
-            return refusal(abi::maps::SLOTS, entries, free);
+            return refusal(abi::maps::SLOTS, self.sizes.list_entries as usize, entries, free);
         }
         Ok(())
     }

@@ -32,12 +32,12 @@ struct BackendUse {
 }
 
 impl UsedBackends {
-    /// Starts without backends.
-    pub(super) fn new() -> Self {
+    /// Starts without backends, for a map of this size.
+    pub(super) fn new(size: u32) -> Self {
         Self {
             uses: HashMap::new(),
             by_id: HashMap::new(),
-            pool: KernelIdPool::new(FIRST_BACKEND, abi::BACKENDS_MAX),
+            pool: KernelIdPool::new(FIRST_BACKEND, size),
         }
     }
 

@@ -78,7 +78,8 @@ impl KernelIdPool {
         if wanted <= free {
             return Ok(());
         }
-        Err(MapCapacityError { map, wanted, free, quarantined: self.0.quarantined_count() })
+        let quarantined = self.0.quarantined_count();
+        Err(MapCapacityError { map, size: self.0.size, wanted, free, quarantined })
     }
 }
 
@@ -205,6 +206,7 @@ impl ExtentPool {
     pub(super) fn capacity_error(&self, count: u32) -> MapCapacityError {
         MapCapacityError {
             map: abi::maps::SLOTS,
+            size: self.size,
             wanted: count as usize,
             free: self.by_length.last().map_or(0, |&(length, _)| length as usize),
             quarantined: self.quarantined_count(),

@@ -22,7 +22,8 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
     let text = why.to_string();
     assert!(
-        text.contains("map SLOTS needs 40 more entries") && text.contains("use fewer services"),
+        text.contains("map SLOTS needs 40 more entries")
+            && text.contains("raise list-entries in --map-sizes (now 20), or use fewer services"),
         "{text}"
     );
     assert!(fixture.planner.has_due_work());
