@@ -6,9 +6,10 @@
 //!
 //! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service id →
 //! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`.
-//! Writers fill new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed
-//! by that are in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when
-//! it [reads](crate::load_balancing::ServiceReading) them again, and starts over.
+//! Writers fill new backends and a new extent first, or change entries of the list's own extent, each to another backend
+//! of the service. Then they store one word of `SVC_STATE`. Numbers and extents freed by that are in quarantine for
+//! [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when it
+//! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 mod connection_activity;
 

@@ -4,6 +4,7 @@ mod agent;
 mod cluster_ip;
 mod connect_records;
 mod fixture;
+mod large_service;
 mod listening_sockets;
 mod locked_close;
 mod map_sizes;

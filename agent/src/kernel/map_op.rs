@@ -60,9 +60,9 @@ pub enum MapOp {
         /// New content of the backend.
         backend: BackendTarget,
     },
-    /// Fills an extent of the map `SLOTS` that no list refers to.
+    /// Writes entries of the map `SLOTS`, one store each. Connects may read them at any time.
     ListEntries {
-        /// Offset of the extent's first entry.
+        /// Offset of the first entry.
         offset: u32,
         /// Backend numbers, one for each entry.
         backends: Vec<u32>,
@@ -75,7 +75,7 @@ pub enum MapOp {
         /// List of activators, and the service's port there.
         info: SvcInfo,
     },
-    /// Switches one frontend of a service to another list, in one store.
+    /// Switches one frontend of a service to another list or length, in one store.
     State {
         /// Service id of the frontend.
         service_id: u32,

@@ -200,10 +200,10 @@ impl KernelMaps {
         match op {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),
             MapOp::ListEntries { offset, backends } => {
-                let extent = &self.list_entries.words()[*offset as usize..][..backends.len()];
-                // Relaxed is enough: no word refers to the extent yet, and the store of the state releases it.
-                for (entry, &backend) in extent.iter().zip(backends) {
-                    entry.store(backend.into(), Relaxed);
+                let entries = &self.list_entries.words()[*offset as usize..][..backends.len()];
+                // Release: a connect may read an entry of a list in force at once, and must see the backend behind it.
+                for (entry, &backend) in entries.iter().zip(backends) {
+                    entry.store(backend.into(), Release);
                 }
             }
             MapOp::Info { service_id, info } => {

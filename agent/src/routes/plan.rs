@@ -1,17 +1,20 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
 //! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
-//! refers to. Then it switches each frontend by one store, adds frontends, and at last removes frontends. What a plan
-//! frees is in quarantine for [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just
-//! read the old word still finds the old list behind it.
+//! refers to. It changes a few entries of a list in place, each by one store. Then it switches each frontend by one
+//! store, adds frontends, and at last removes frontends. What a plan frees is in quarantine for
+//! [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just read the old word still finds
+//! backends of its service behind it.
 
 mod backends;
 mod cluster_services;
+mod list_edit;
 mod map_plan;
 mod named_slab;
 mod pool;
 mod request_terms;
 mod service_number;
+mod switch;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -32,6 +35,7 @@ use self::{
     map_plan::OrderedMapOps,
     pool::{ExtentPool, KernelIdPool, MapShare},
     service_number::ServiceNumber,
+    switch::{BackendList, FreedParts, needs_order},
 };
 pub use self::{
     cluster_services::{
@@ -76,20 +80,6 @@ fn setting_name(map: &str) -> &str {
 
 /// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
 const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
-
-/// One list in force: the backends of a frontend, or of the activators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct BackendList {
-    /// Service id of the list: its index in the maps `SVC_STATE` and `SVC_INFO`.
-    service_id: u32,
-    /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
-    owner: Option<ServiceNumber>,
-    /// False if the list is one of a Service of the cluster: its backends are not pods of Revisions.
-    is_routed: bool,
-    state: SvcState,
-    info: SvcInfo,
-    backends: Box<[u32]>,
-}
 
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,7 +280,9 @@ impl RoutePlanner {
             is_routed: info.port_be != 0,
             state: *state,
             info: *info,
-            backends: backends.as_slice().into(),
+            // Spare entries of an earlier agent's extent are free now.
+            capacity: state.count,
+            backends: backends.clone(),
         };
         self.lists.insert(key, list);
     }
@@ -486,7 +478,7 @@ impl RoutePlanner {
         next: DesiredBackendList,
         updates: &mut Vec<BackendListUpdate>,
     ) {
-        // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
+        // Order is without meaning in most lists, and `next` is sorted already; numbers are compared by what they stand
         // for.
         let is_in_force = self.lists.get(&target).is_some_and(|list| {
             let mut current: Vec<&BackendTarget> =
@@ -495,6 +487,7 @@ impl RoutePlanner {
             list.state.mode == next.mode
                 && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
                 && current.iter().copied().eq(&next.backends)
+                && (list.backends.is_sorted() || !needs_order(&target, next.mode, &next.info))
         });
         if !is_in_force {
             updates.push(BackendListUpdate { target, next });
@@ -506,20 +499,18 @@ impl RoutePlanner {
         now_ns: u64,
         mut draft: MapPlanDraft,
     ) -> Result<MapPlan, MapCapacityError> {
-        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::new());
+        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::<FreedParts>::new());
         let mut plan = MapPlan::default();
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         let activators = std::mem::take(&mut draft.activators);
-        self.switch_lists(activators, true, &mut ops, &mut freed)?;
+        self.switch_lists(&activators, true, &mut ops, &mut freed)?;
         // Those that are not due now stay unfit.
         let mut unfit = std::mem::take(&mut self.unfit_services);
         for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
-            let targets: Vec<_> = updates.iter().map(|it| (it.target, it.next.info)).collect();
-            let counts: Vec<u32> = updates.iter().map(|it| it.next.backends.len() as u32).collect();
             let is_routed = service_number.is_routed();
-            let switched = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
+            let switched = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
             let Err(error) = switched else {
                 unfit.remove(&service_number);
                 continue;
@@ -529,7 +520,8 @@ impl RoutePlanner {
                 .or_insert(UnfitService { since_ns: now_ns, is_refused: false });
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
             let share = MapShare::of(is_routed);
-            if is_recent && self.fits_after_quarantine(&error, &counts, share) {
+            let lengths = self.moved_lengths(&updates, is_routed);
+            if is_recent && self.fits_after_quarantine(&error, &lengths, share) {
                 // A Service of the cluster that waits holds up no report about the RouteTable.
                 plan.is_partial |= is_routed;
                 continue;
@@ -542,155 +534,41 @@ impl RoutePlanner {
             }
             // Connects to a Service of the cluster go on to kube-proxy's rules.
             let mode = if is_routed { RoutingMode::Activator } else { RoutingMode::Pass };
-            for (target, info) in targets {
-                let fallback = DesiredBackendList { mode, info, backends: Vec::new() };
+            for BackendListUpdate { target, next } in updates {
+                let fallback = DesiredBackendList { mode, info: next.info, backends: Vec::new() };
                 let mut updates = Vec::new();
                 self.push_update(target, fallback, &mut updates);
                 // List by list: one in force always fits, and must not keep its old pods because a new one does not.
                 // A new address that does not fit gets no frontend: its connects pass unchanged.
-                let _no_frontend = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
+                let _no_frontend = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
             }
         }
         for &key in &draft.unwanted_frontends {
-            freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
+            let removed = self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
                 ops.removals.push(MapOp::RemoveFrontend { key });
                 self.service_id_pool.quarantine(list.service_id, now_ns);
-            }));
+            });
+            freed.extend(removed.map(BackendList::into_freed));
         }
         // After all switches: a backend that moves from one list to another keeps its number.
-        freed.iter().for_each(|list| self.release_list(list, now_ns, &mut ops));
+        freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
         self.commit_draft(draft, unfit, &mut ops);
         ops.finish(&mut plan);
         Ok(plan)
     }
 
-    /// Returns true if a change that fails with `error` fits once every quarantine is over. `counts` are the lengths of
-    /// its lists.
+    /// Returns true if a change that fails with `error` fits once every quarantine is over. `lengths` are those of its
+    /// lists that need a new extent.
     fn fits_after_quarantine(
         &self,
         error: &MapCapacityError,
-        counts: &[u32],
+        lengths: &[u32],
         share: MapShare,
     ) -> bool {
         if error.map == abi::maps::SLOTS {
-            return self.list_entry_pool.fits_after_quarantine(counts, share);
+            return self.list_entry_pool.fits_after_quarantine(lengths, share);
         }
         error.wanted <= error.free + error.quarantined
-    }
-
-    /// Allocates what the updates need and switches their lists, or changes nothing at all.
-    fn switch_lists(
-        &mut self,
-        updates: Vec<BackendListUpdate>,
-        is_routed: bool,
-        ops: &mut OrderedMapOps,
-        freed: &mut Vec<BackendList>,
-    ) -> Result<(), MapCapacityError> {
-        let share = MapShare::of(is_routed);
-        self.check_room(&updates, share)?;
-        // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
-        // switched.
-        let mut extents: Vec<(u32, u32)> = Vec::with_capacity(updates.len());
-        for update in &updates {
-            let count = update.next.backends.len() as u32;
-            let Some(offset) = self.list_entry_pool.allocate(count) else {
-                let refusal = self.list_entry_pool.capacity_error(count);
-                let back = |(offset, count)| self.list_entry_pool.undo_allocate(offset, count);
-                extents.into_iter().for_each(back);
-                return Err(refusal);
-            };
-            extents.push((offset, count));
-        }
-        for (update, (offset, _)) in updates.into_iter().zip(extents) {
-            freed.extend(self.switch_list(update, is_routed, offset, ops));
-        }
-        Ok(())
-    }
-
-    /// Compares the needs of one service's updates with what is free, so that only extents may have to be undone.
-    fn check_room(
-        &self,
-        updates: &[BackendListUpdate],
-        share: MapShare,
-    ) -> Result<(), MapCapacityError> {
-        let new_backends: BTreeSet<&BackendTarget> = updates
-            .iter()
-            .flat_map(|update| &update.next.backends)
-            .filter(|backend| !self.backends.contains(backend))
-            .collect();
-        self.backends.check_free(new_backends.len(), share)?;
-        let is_new_list = |update: &&BackendListUpdate| !self.lists.contains_key(&update.target);
-        let new_services = updates.iter().filter(is_new_list).count();
-        self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
-        // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
-        // contains the frontend of the self-test, so `lists` may have one entry less.
-        let size = self.sizes.frontends as usize;
-        let free = (size + 1).saturating_sub(self.lists.len());
-        let free = share.available(free, size + 1);
-        let refusal = |map, size, wanted, free| {
-            Err(MapCapacityError { map, size, wanted, free, quarantined: 0 })
-        };
-        if new_services > free {
-            return refusal(abi::maps::FRONTENDS, size, new_services, free);
-        }
-        // The extents themselves are checked when they are allocated.
-        let entries: usize = updates.iter().map(|update| update.next.backends.len()).sum();
-        let free = self.list_entry_pool.available(share);
-        if share == MapShare::ThreeQuarters && entries > free {
-            return refusal(abi::maps::SLOTS, self.sizes.list_entries as usize, entries, free);
-        }
-        Ok(())
-    }
-
-    /// Puts one list in force. Returns the list that it replaces, whose parts go into quarantine with the plan.
-    fn switch_list(
-        &mut self,
-        update: BackendListUpdate,
-        is_routed: bool,
-        offset: u32,
-        ops: &mut OrderedMapOps,
-    ) -> Option<BackendList> {
-        let DesiredBackendList { mode, info, backends } = update.next;
-        let mut backends: Vec<u32> =
-            backends.into_iter().map(|it| self.backends.acquire(it, is_routed, ops)).collect();
-        // The kernel searches these lists for the backend that a client keeps.
-        if mode == RoutingMode::PickRandom {
-            backends.sort_unstable();
-        }
-        let count = backends.len() as u32;
-        if count > 0 {
-            ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
-        }
-        let backends = backends.into_boxed_slice();
-        let old = self.lists.remove(&update.target);
-        let service_id = match (&update.target, &old) {
-            (_, Some(list)) => list.service_id,
-            (BackendListKey::Activators(list), None) => *list,
-            (BackendListKey::Frontend(_), None) => {
-                self.service_id_pool.allocate().expect("counted in check_room")
-            }
-        };
-        let owner = old.as_ref().and_then(|list| list.owner);
-        // The generation changes with each list: a connect that reads the word twice notices the switch.
-        let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
-        let state = SvcState { offset, count, generation, mode };
-        if old.as_ref().is_none_or(|list| list.info != info) {
-            ops.infos.push(MapOp::Info { service_id, info });
-        }
-        ops.states.push(MapOp::State { service_id, state });
-        if let (BackendListKey::Frontend(key), None) = (update.target, &old) {
-            ops.frontends.push(MapOp::Frontend { key, service_id });
-        }
-        let list = BackendList { service_id, owner, is_routed, state, info, backends };
-        self.lists.insert(update.target, list);
-        old
-    }
-
-    fn release_list(&mut self, list: &BackendList, now_ns: u64, ops: &mut OrderedMapOps) {
-        self.list_entry_pool.quarantine(list.state.offset, list.state.count, now_ns);
-        for &id in &list.backends {
-            self.backends.release(id, list.is_routed, now_ns, ops);
-        }
     }
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.

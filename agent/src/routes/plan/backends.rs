@@ -41,7 +41,7 @@ impl UsedBackends {
         }
     }
 
-    /// Adopts a backend of a list in the maps, whose owner is not known yet.
+    /// Adopts a backend of a list in the maps, whose owner is not known yet. An entry that stands twice counts twice.
     pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget, is_routed: bool) {
         self.pool.reserve(id);
         self.by_id.insert(id, backend);
