@@ -1,15 +1,15 @@
 //! Shell: maps of other sizes: programs with new maps take over from those in force, and the other way round.
 
-use std::fs;
+use std::{collections::BTreeMap, fs};
 
 use agent::{
-    kernel::{maps::KernelMaps, programs::EbpfPrograms},
+    kernel::{map_op::MapOp, maps::KernelMaps, programs::EbpfPrograms},
     map_sizes::MapSizes,
     paths::AgentPaths,
 };
 use aya::maps::{Array, Map, MapData};
 use common::wire::ConnectionPath;
-use datapath::abi::{self, maps};
+use datapath::abi::{self, FrontendKey, maps};
 
 use crate::fixture::{KernelFixture, SERVING_PORT};
 
@@ -131,4 +131,39 @@ fn sockets_find_their_rows_in_a_small_map_of_connect_records() {
     assert!(taken() >= 20, "{} rows", taken());
     client.expect_step("drop");
     assert_eq!((taken(), fixture.maps.control_word(abi::CONTROL_OVERFLOW)), (0, 0));
+}
+
+/// Returns the writes of so many frontends, at different addresses.
+fn frontend_writes(count: u32) -> Vec<MapOp> {
+    let write = |number: u32| {
+        let mut address = [0xFD; 16];
+        address[12..].copy_from_slice(&number.to_be_bytes());
+        let key = FrontendKey { address, port_be: 80_u16.to_be(), protocol: 6, reserved: 0 };
+        MapOp::Frontend { key, service_id: abi::FIRST_SERVICE + number }
+    };
+    (0..count).map(write).collect()
+}
+
+/// They are written a thousand at once.
+#[test]
+fn thousands_of_frontends_are_written_and_found() {
+    let mut fixture = KernelFixture::new();
+    let ops = frontend_writes(10_000);
+    fixture.maps.apply(&ops).expect("they fit");
+    let found = fixture.maps.read_routes().expect("readable").frontends;
+    let entry = |op: &MapOp| match op {
+        MapOp::Frontend { key, service_id } => (*key, *service_id),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(found, ops.iter().map(entry).collect::<BTreeMap<FrontendKey, u32>>());
+}
+
+#[test]
+fn more_frontends_than_a_map_holds_are_an_error_that_names_it() {
+    let mut fixture = KernelFixture::new();
+    change_sizes(&mut fixture, SMALLEST);
+    let error = fixture.maps.apply(&frontend_writes(300)).expect_err("256 fit");
+    assert_eq!(error.to_string(), "cannot write 300 entries to map FRONTENDS");
+    let found = fixture.maps.read_routes().expect("readable").frontends;
+    assert_eq!(found.len(), 255, "and the frontend of the self-test");
 }

@@ -74,6 +74,15 @@ pub enum KernelMapError {
         subject: String,
         source: Box<MapError>,
     },
+    /// The kernel refused some of several writes.
+    #[error("cannot write {count} entries to map {name}")]
+    WriteMany {
+        /// Name of the map.
+        name: &'static str,
+        /// Number of entries that were to be written.
+        count: usize,
+        source: io::Error,
+    },
     /// A read of the map failed.
     #[error("cannot read map {name}")]
     Read {
@@ -83,6 +92,8 @@ pub enum KernelMapError {
     },
 }
 
+/// Frontends written in one system call.
+const FRONTENDS_PER_CALL: usize = 1_024;
 const BACKEND_WORDS: usize = size_of::<abi::BackendValue>() / 8;
 const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
@@ -101,6 +112,8 @@ pub(crate) mod stored_totals;
 #[derive(Debug)]
 pub struct KernelMaps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
+    /// Descriptor of that map, for writes of many entries at once.
+    frontends_fd: OwnedFd,
     pods: HashMap<MapData, u64, abi::PodValue>,
     listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
     /// Number of entries in `LISTEN` by netns cookie.
@@ -129,6 +142,7 @@ impl KernelMaps {
         let service_ids = capacity(pins, maps::SVC_STATE)?;
         Ok(Self {
             frontends: open_hash_map(pins, maps::FRONTENDS)?,
+            frontends_fd: open_pinned(pins, maps::FRONTENDS)?,
             pods: open_hash_map(pins, maps::PODS)?,
             listen: open_hash_map(pins, maps::LISTEN)?,
             listeners: open_hash_map(pins, maps::LISTENERS)?,
@@ -193,7 +207,30 @@ impl KernelMaps {
     /// Applies map operations one after the other. After an error, call [`read_routes`](Self::read_routes) and plan
     /// again.
     pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), KernelMapError> {
-        ops.iter().try_for_each(|op| self.write_op(op))
+        let is_frontend = |op: &MapOp| matches!(op, MapOp::Frontend { .. });
+        for run in ops.chunk_by(|one, next| is_frontend(one) && is_frontend(next)) {
+            match run {
+                [op] => self.write_op(op)?,
+                frontends => self.write_frontends(frontends)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes many frontends in few system calls: after a start there are thousands.
+    fn write_frontends(&self, ops: &[MapOp]) -> Result<(), KernelMapError> {
+        for ops in ops.chunks(FRONTENDS_PER_CALL) {
+            let entry = |op: &MapOp| match op {
+                MapOp::Frontend { key, service_id } => Some((*key, *service_id)),
+                _ => None,
+            };
+            let entries: Vec<_> = ops.iter().filter_map(entry).collect();
+            sys::update_batch(self.frontends_fd.as_fd(), &entries).map_err(|source| {
+                let (name, count) = (maps::FRONTENDS, entries.len());
+                KernelMapError::WriteMany { name, count, source }
+            })?;
+        }
+        Ok(())
     }
 
     fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
