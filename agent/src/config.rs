@@ -8,7 +8,10 @@ use std::{
 
 use common::replicas;
 
-use crate::paths::AgentPaths;
+use crate::{
+    map_sizes::{MapSizeOverrides, MapSizes},
+    paths::AgentPaths,
+};
 
 /// Default folder of pins; each node has a folder below it.
 const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
@@ -47,7 +50,7 @@ pub struct AgentConfig {
     #[arg(long, env = "ROUSE_IDENTITY")]
     pub identity: Option<PathBuf>,
 
-    /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several
+    /// Folder on a bpf filesystem; pins go to `v<ABI>/` or `v<ABI>-<sizes>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several
     /// nodes of one machine have separate pins.
     #[arg(long, env = "ROUSE_PINS")]
     pub pins: Option<PathBuf>,
@@ -74,6 +77,12 @@ pub struct AgentConfig {
     /// in `KUBECONFIG`, or from the pod's service account.
     #[arg(long, env = "ROUSE_CLUSTERIP", value_enum, default_value_t)]
     pub clusterip: ClusterIpMode,
+
+    /// Sizes of the kernel's maps that differ from those of --clusterip, in entries, such as
+    /// `frontends=65536,list-entries=524288`. Names: frontends, backends, list-entries, connect-records (a power of
+    /// two), affinity-clients. The agent makes new maps for other sizes, and takes over from those in force.
+    #[arg(long, env = "ROUSE_MAP_SIZES", value_name = "NAME=SIZE,...", default_value_t)]
+    pub map_sizes: MapSizeOverrides,
 
     /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
     /// clients call `/in-use` before they close stale connections.
@@ -173,6 +182,15 @@ impl AgentConfig {
         self.pins.clone().unwrap_or_else(|| Path::new(DEFAULT_PINS).join(&self.node))
     }
 
+    /// Returns the sizes of the kernel's maps: those of the mode, where the setting names no others.
+    pub fn map_sizes(&self) -> MapSizes {
+        let sizes = match self.clusterip {
+            ClusterIpMode::Off | ClusterIpMode::Labelled => MapSizes::default(),
+            ClusterIpMode::All => MapSizes::WHOLE_CLUSTER,
+        };
+        self.map_sizes.apply_to(sizes)
+    }
+
     /// Returns the cgroup of the clients that no setting names. Processes of the node itself use Services of the
     /// cluster as well: the kubelet pulls through them, for example, and pods may have the host's network.
     fn default_clients(&self, pods: &Path) -> PathBuf {
@@ -199,6 +217,7 @@ impl AgentConfig {
             pods,
             kubelet: self.kubelet_cgroup.clone(),
             version: datapath::abi::ABI_VERSION,
+            map_sizes: self.map_sizes(),
         })
     }
 }
@@ -243,6 +262,20 @@ mod tests {
         assert_eq!((all.clients, all.pods), ("/c".into(), "/c/kubepods".into()));
         let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).paths(None);
         assert_eq!(both.map(|it| (it.clients, it.pods)), Some(("/c".into(), "/c/p".into())));
+    }
+
+    #[test]
+    fn the_mode_decides_the_sizes_that_no_setting_names() {
+        let sizes = |flags: &[&str]| parse(flags).map_sizes();
+        assert_eq!(sizes(&[]), MapSizes::default());
+        assert_eq!(sizes(&["--clusterip=labelled"]), MapSizes::default());
+        assert_eq!(sizes(&["--clusterip=all"]), MapSizes::WHOLE_CLUSTER);
+        let named = sizes(&["--clusterip=all", "--map-sizes=backends=300"]);
+        assert_eq!(named, MapSizes { backends: 300, ..MapSizes::WHOLE_CLUSTER });
+        let fixed = ["agent", "--node=n", "--controller=unix:/c", "--autoscaler=unix:/a"];
+        let refused = AgentConfig::try_parse_from(fixed.iter().chain(&["--map-sizes=slots=1"]));
+        let refused = refused.expect_err("no such map").to_string();
+        assert!(refused.contains("the name must be one of frontends, backends"), "{refused}");
     }
 
     #[test]

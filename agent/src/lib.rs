@@ -4,7 +4,7 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
+//! | [`config`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -22,6 +22,7 @@ mod connections;
 pub mod incompatible;
 pub mod kernel;
 mod lock;
+pub mod map_sizes;
 mod metrics;
 pub mod net;
 pub mod paths;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::map_sizes::MapSizes;
+
 /// Paths of the cgroups and pins that the agent works with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPaths {
@@ -15,11 +17,14 @@ pub struct AgentPaths {
     pub kubelet: Option<PathBuf>,
     /// ABI version of the pins: this build's version, except in tests of upgrades.
     pub version: u32,
+    /// Sizes of the maps.
+    pub map_sizes: MapSizes,
 }
 
 impl AgentPaths {
-    /// Returns the folder of this version's pins: `v<version>` below the bpf filesystem.
+    /// Returns the folder of the pins of this version and these sizes: `v<version>` below the bpf filesystem, or
+    /// `v<version>-<sizes>` if the sizes are not the default ones.
     pub fn pins(&self) -> PathBuf {
-        self.bpffs.join(format!("v{}", self.version))
+        self.bpffs.join(format!("v{}{}", self.version, self.map_sizes.pins_suffix()))
     }
 }

@@ -6,9 +6,10 @@
 //!
 //! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service id →
 //! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`.
-//! Writers fill new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed
-//! by that are in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when
-//! it [reads](crate::load_balancing::ServiceReading) them again, and starts over.
+//! Writers fill new backends and a new extent first, or change entries of the list's own extent, each to another backend
+//! of the service. Then they store one word of `SVC_STATE`. Numbers and extents freed by that are in quarantine for
+//! [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when it
+//! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 mod connection_activity;
 
@@ -74,9 +75,9 @@ pub mod maps {
     pub const PROBES: &str = "PROBES";
     /// Hash: an address of the node itself (16 bytes in memory order, IPv4 as mapped) → 1 (`u32`).
     pub const NODE: &str = "NODE";
-    /// Array by socket cookie modulo `CLIENTS_MAX`: not 0 while a socket has that row of `CLIENTS` (`u64`).
+    /// Array by socket cookie modulo its size: not 0 while a socket has that row of `CLIENTS` (`u64`).
     pub const CLAIMS: &str = "CLAIMS";
-    /// Array by socket cookie modulo `CLIENTS_MAX`: [`ConnectRecord`](super::ConnectRecord).
+    /// Array by socket cookie modulo its size, a power of two: [`ConnectRecord`](super::ConnectRecord).
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
     pub const OVERFLOW: &str = "OVERFLOW";
@@ -94,17 +95,18 @@ pub mod maps {
     pub const ENDING: &str = "ENDING";
 }
 
-/// Most frontends (address and port): two families of 16 384 services.
+/// Most frontends (address and port) by default: two families of 16 384 services. Settings of the agent name other
+/// sizes for the maps of frontends, services, lists, backends, and of clients.
 pub const FRONTENDS_MAX: u32 = 32_768;
-/// Most service ids: one for each frontend, the two activator lists, and some in quarantine.
+/// Most service ids by default: one for each frontend, the two activator lists, and some in quarantine.
 pub const SERVICES_MAX: u32 = 40_960;
-/// Most backend numbers in lists, including extents in quarantine. Each backend fits in two lists, such as
+/// Most backend numbers in lists by default, including extents in quarantine. Each backend fits in two lists, such as
 /// those of a Route and of one tag, each once in force and once in quarantine.
 pub const SLOTS_MAX: u32 = 131_072;
-/// Most different backends of all lists.
+/// Most different backends of all lists by default.
 pub const BACKENDS_MAX: u32 = 32_768;
-/// Most clients that keep a backend, each counted once for every frontend. Beyond them, those that connected longest ago
-/// get another backend.
+/// Most clients that keep a backend by default, each counted once for every frontend. Beyond them, those that connected
+/// longest ago get another backend.
 pub const AFFINITY_MAX: u32 = 16_384;
 /// Most pods of Rouse on one node, plus one: row 0 means none. Kubernetes' own limit is 110 to 500.
 pub const PODS_MAX: u32 = 1_024;
@@ -115,7 +117,7 @@ pub const LISTEN_MAX: u32 = 16_384;
 pub const LISTEN_PER_NAMESPACE: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;
-/// Rows for client sockets: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
+/// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most known addresses of the node itself. Probes of the kubelet from further addresses are counted as requests.
 pub const NODE_MAX: u32 = 1_024;
@@ -427,8 +429,8 @@ impl ResponseCounters {
 
 /// Connect record: state of a client socket with a rewritten connect. Value of `CLIENTS` and `OVERFLOW`.
 ///
-/// Allocating socket storage costs a connect 1 µs, a row of an array nearly nothing. A socket's row is `cookie %
-/// CLIENTS_MAX`; while another socket has that row, it uses storage. Rows are freed when the socket closes
+/// Allocating socket storage costs a connect 1 µs, a row of an array nearly nothing. A socket's row is its cookie
+/// modulo the number of rows; while another socket has that row, it uses storage. Rows are freed when the socket closes
 /// (sock_release). The kernel does not report that for its own sockets, such as those of a mount: their rows stay
 /// taken, and at worst all sockets use storage.
 #[repr(C)]

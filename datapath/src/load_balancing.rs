@@ -30,8 +30,8 @@ pub enum RoutingMode {
     Refuse = 3,
     /// Counts the connect and refuses it: a proof that the programs are in force.
     SelfTest = 4,
-    /// Picks a random backend from the service's own list, which is in the order of backend numbers. With an
-    /// [affinity timeout](SvcInfo::affinity_seconds) a client keeps its backend.
+    /// Picks a random backend from the service's own list. With an [affinity timeout](SvcInfo::affinity_seconds) a
+    /// client keeps its backend. Then, and with other protocols than TCP, the list is in the order of backend numbers.
     PickRandom = 5,
 }
 
@@ -122,9 +122,10 @@ impl SvcInfo {
 
 /// Words that a connect reads on its way to a backend: once before it copies the backend's fields, and once after.
 ///
-/// Writers change one of these words, or the frontend's service id, before they reuse an entry of `SLOTS` or a backend
-/// that a list named. So fields copied between two equal readings belong to this service, however long the connect was
-/// preempted.
+/// Writers change one of these words, or the frontend's service id, before they reuse a backend that a list named, or
+/// an entry of `SLOTS` for another service. So fields copied between two equal readings belong to this service, however
+/// long the connect was preempted. Only a connect that sleeps through exactly 65,536 changes of one list, or a multiple,
+/// could take the words for unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceReading {
     /// Service id that `FRONTENDS` gives for the address.
@@ -366,7 +367,13 @@ mod tests {
             |it| it.state = word(1, 9),
             |it| it.state = word(0, 1),
         ];
-        for writes in [moved, removed] {
+        // An entry of the list in force is given to another backend of the service.
+        let edited: &[fn(&mut ServiceTablesCase)] = &[
+            |it| it.slots[0] = 1,
+            |it| it.state = word(0, 2),
+            |it| it.backends[0] = BackendOwnerCase::Others,
+        ];
+        for writes in [moved, removed, edited] {
             let (taken, avoided) = outcomes(&history(writes));
             assert!(
                 taken.contains(&BackendOwnerCase::Own)

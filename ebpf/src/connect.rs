@@ -35,6 +35,10 @@ const NO_GAUGE_GENERATION: u64 = 0;
 /// Number that no backend has.
 const NO_BACKEND: u32 = u32::MAX;
 
+/// Number of rows of `CLIENTS`, a power of two, less one. Set by the agent before loading.
+#[unsafe(no_mangle)]
+static CONNECT_RECORD_MASK: u32 = abi::CLIENTS_MAX - 1;
+
 /// Reason that a connect is not rewritten.
 enum NoRewriteReason {
     /// The address is no frontend, or there is doubt: the connect goes on unchanged.
@@ -632,16 +636,23 @@ fn claim_record(cookie: u64) -> Option<&'static mut ConnectRecord> {
     None
 }
 
+/// Returns the index of a socket's row of `CLIENTS` and `CLAIMS`.
+#[inline(always)]
+fn record_index(cookie: u64) -> u32 {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    cookie as u32 & unsafe { ptr::read_volatile(&CONNECT_RECORD_MASK) }
+}
+
 /// Returns the claim count of a socket's row.
 #[inline(always)]
 fn claim_count(cookie: u64) -> Option<*mut u64> {
-    CLAIMS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)
+    CLAIMS.get_ptr_mut(record_index(cookie))
 }
 
 /// Returns a socket's row of `CLIENTS`.
 #[inline(always)]
 fn record_at(cookie: u64) -> Option<&'static mut ConnectRecord> {
-    let row = CLIENTS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)?;
+    let row = CLIENTS.get_ptr_mut(record_index(cookie))?;
     // SAFETY: a live map value; only the socket that claimed it writes it.
     Some(unsafe { &mut *row })
 }

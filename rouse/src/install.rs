@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::config::ClusterIpMode;
+use agent::{config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -77,6 +77,10 @@ pub(crate) struct InstallArgs {
     /// time
     #[arg(long, value_enum, default_value_t)]
     clusterip: ClusterIpMode,
+    /// Sizes of the eBPF maps on each node that differ from those of --clusterip, in entries: frontends, backends,
+    /// list-entries, connect-records (a power of two), affinity-clients; other values may be applied at any time
+    #[arg(long, value_name = "NAME=SIZE,...", default_value_t, hide_default_value = true)]
+    map_sizes: MapSizeOverrides,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -120,6 +124,7 @@ impl InstallArgs {
             trusted_proxies: self.trusted_proxies.clone(),
             proxy_protocol: self.proxy_protocol,
             clusterip: self.clusterip,
+            map_sizes: self.map_sizes.clone(),
         })
     }
 }

@@ -317,6 +317,8 @@ impl RunningComponents {
             kubelet_cgroup: None,
             // No API server runs here.
             clusterip: agent::config::ClusterIpMode::Off,
+            // The activator's setting `ports_map` is for maps of the default sizes.
+            map_sizes: agent::map_sizes::MapSizeOverrides::default(),
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),

@@ -45,19 +45,8 @@ impl ClusterIpFixture {
             server
         };
         let servers = pods.iter().map(serve).collect();
-        let port = ClusterIpPort {
-            name: "http".into(),
-            protocol: TransportProtocol::Tcp,
-            port: NonZeroU16::new(80).expect("not 0"),
-        };
-        let service = ClusterIpService {
-            cluster_ips: vec![CLUSTER_IP.parse().expect("an address")],
-            ports: vec![port],
-            affinity_timeout,
-            ..ClusterIpService::default()
-        };
+        let service = observed_service(CLUSTER_IP, affinity_timeout);
         let mut fixture = Self { kernel, clients, pods, _servers: servers };
-        let service = ObservedService { service, label: None };
         let mut changes = ClusterResource::ALL.map(ClusterChange::ListBegun).to_vec();
         changes.push(ClusterChange::Service(service_name(), Some(service)));
         changes.extend(ClusterResource::ALL.map(ClusterChange::ListCompleted));
@@ -68,26 +57,8 @@ impl ClusterIpFixture {
 
     /// Makes the pods with these indexes the endpoints.
     fn set_endpoints(&mut self, pods: &[usize]) {
-        let endpoint = |index: &usize| ServiceEndpoint {
-            address: self.pods[*index].ipv4().parse::<IpAddr>().expect("an address"),
-            is_ready: true,
-            is_serving: true,
-            is_terminating: false,
-            node: "".into(),
-            zone_hints: Box::default(),
-            node_hints: Box::default(),
-        };
-        let port = ServiceSlicePort {
-            name: "http".into(),
-            protocol: TransportProtocol::Tcp,
-            port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
-        };
-        let slice = ServiceSlice {
-            family: AddressFamily::V4,
-            ports: [port].into(),
-            endpoints: pods.iter().map(endpoint).collect(),
-        };
-        let slice = ObservedSlice { service: service_name(), slice };
+        let address = |index: &usize| self.pods[*index].ipv4().parse().expect("an address");
+        let slice = observed_slice(service_name(), pods.iter().map(address));
         let name = NamespacedName::new("default", "plain-1");
         self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
     }
@@ -104,6 +75,52 @@ impl ClusterIpFixture {
         let map = Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"));
         map.try_into().expect("a hash of clients")
     }
+}
+
+/// Returns a Service with this ClusterIP and port 80.
+pub(crate) fn observed_service(
+    cluster_ip: &str,
+    affinity_timeout: Option<Duration>,
+) -> ObservedService {
+    let port = ClusterIpPort {
+        name: "http".into(),
+        protocol: TransportProtocol::Tcp,
+        port: NonZeroU16::new(80).expect("not 0"),
+    };
+    let service = ClusterIpService {
+        cluster_ips: vec![cluster_ip.parse().expect("an address")],
+        ports: vec![port],
+        affinity_timeout,
+        ..ClusterIpService::default()
+    };
+    ObservedService { service, label: None }
+}
+
+/// Returns an EndpointSlice of a Service with ready endpoints at these addresses.
+pub(crate) fn observed_slice(
+    service: NamespacedName,
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> ObservedSlice {
+    let endpoint = |address| ServiceEndpoint {
+        address,
+        is_ready: true,
+        is_serving: true,
+        is_terminating: false,
+        node: "".into(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    };
+    let port = ServiceSlicePort {
+        name: "http".into(),
+        protocol: TransportProtocol::Tcp,
+        port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
+    };
+    let slice = ServiceSlice {
+        family: AddressFamily::V4,
+        ports: [port].into(),
+        endpoints: addresses.into_iter().map(endpoint).collect(),
+    };
+    ObservedSlice { service, slice }
 }
 
 fn service_name() -> NamespacedName {

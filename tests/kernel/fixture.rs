@@ -25,6 +25,7 @@ use agent::{
         netns_cookies::NetnsCookies,
         programs::{self, EbpfPrograms},
     },
+    map_sizes::MapSizes,
     paths::AgentPaths,
     routes::plan::{ClusterChange, RoutePlanner},
 };
@@ -335,10 +336,10 @@ impl KernelFixture {
         self.planner.serve_cluster_services(mode, "here");
     }
 
-    /// Applies observations of the cluster, and puts them in force.
-    pub(crate) fn observe_cluster(&mut self, changes: Vec<ClusterChange>) {
+    /// Applies observations of the cluster, and puts them in force. Returns the number of map operations.
+    pub(crate) fn observe_cluster(&mut self, changes: Vec<ClusterChange>) -> usize {
         self.planner.apply_cluster_changes(changes);
-        self.apply_table();
+        self.apply_table()
     }
 
     fn add_netns(&mut self, name: &str) -> NetnsFixture {
@@ -395,6 +396,7 @@ pub(crate) fn create_cgroups() -> (AgentPaths, FixtureCleanup) {
         clients,
         kubelet: None,
         version: abi::ABI_VERSION,
+        map_sizes: MapSizes::default(),
     };
     let guard = FixtureCleanup(name);
     for cgroup in [paths.pods.clone(), paths.clients.join("clients")] {
@@ -514,6 +516,7 @@ fn remove_fixture(name: &str) {
         pods: cgroup2_mount().join(name).join("pods"),
         kubelet: None,
         version: abi::ABI_VERSION,
+        map_sizes: MapSizes::default(),
     };
     let _none = programs::remove_pins(&paths);
     let _not_mounted = nix::mount::umount(&paths.bpffs);

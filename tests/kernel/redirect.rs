@@ -211,29 +211,40 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
 }
 
-#[test]
-fn every_connect_under_a_hammering_writer_reaches_a_pod() {
+/// Replaces one of `ready_count` ready pods at each of 3,000 plans, while a client connects as often.
+fn connect_while_pods_change(ready_count: usize) {
     let mut fixture = SharedKernelFixture::new();
     let client = fixture.add_client();
-    let pods = [fixture.add_pod(), fixture.add_pod(), fixture.add_pod()];
+    let pods: Vec<_> = (0..ready_count + 2).map(|_| fixture.add_pod()).collect();
     let mut servers: Vec<_> = pods.iter().map(|pod| pod.start_process()).collect();
     for (pod, server) in pods.iter().zip(&mut servers) {
         server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} pod{}", pod.number));
     }
     fixture.add_service(1, ConnectionPath::Direct);
-    fixture.add_ready_pod(&pods[0], 1);
+    pods[..ready_count].iter().for_each(|pod| fixture.add_ready_pod(pod, 1));
     fixture.apply_table();
     let mut client = client.start_process();
     client.send_step("hammer 10.96.0.1:80 3000");
     for turn in 0..3_000 {
-        fixture.table.pods.remove(&pod_uid(&pods[turn % 3]));
-        fixture.add_ready_pod(&pods[(turn + 1) % 3], 1);
+        fixture.table.pods.remove(&pod_uid(&pods[turn % pods.len()]));
+        fixture.add_ready_pod(&pods[(turn + ready_count) % pods.len()], 1);
         fixture.apply_table();
     }
     let reply = client.read_reply().expect("no connect failed");
     let total: u32 =
         reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
     assert_eq!(total, 3_000, "{reply}");
+}
+
+#[test]
+fn every_connect_under_a_hammering_writer_reaches_a_pod() {
+    connect_while_pods_change(1);
+}
+
+/// Longer lists change in place.
+#[test]
+fn every_connect_under_a_writer_that_edits_lists_reaches_a_pod() {
+    connect_while_pods_change(3);
 }
 
 /// Two services whose lists change as no agent would change them: freed backends are used by the other service at

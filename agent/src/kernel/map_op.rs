@@ -10,6 +10,8 @@ use datapath::{
     load_balancing::{SvcInfo, SvcState},
 };
 
+use crate::map_sizes::MapSizes;
+
 /// One target of connects: an entry of `BACKENDS`, without its gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendTarget {
@@ -58,9 +60,9 @@ pub enum MapOp {
         /// New content of the backend.
         backend: BackendTarget,
     },
-    /// Fills an extent of the map `SLOTS` that no list refers to.
+    /// Writes entries of the map `SLOTS`, one store each. Connects may read them at any time.
     ListEntries {
-        /// Offset of the extent's first entry.
+        /// Offset of the first entry.
         offset: u32,
         /// Backend numbers, one for each entry.
         backends: Vec<u32>,
@@ -73,7 +75,7 @@ pub enum MapOp {
         /// List of activators, and the service's port there.
         info: SvcInfo,
     },
-    /// Switches one frontend of a service to another list, in one store.
+    /// Switches one frontend of a service to another list or length, in one store.
     State {
         /// Service id of the frontend.
         service_id: u32,
@@ -106,6 +108,8 @@ pub struct KernelRoutes {
     pub backends: BTreeMap<u32, BackendTarget>,
     /// Bounds above which no entry was ever written.
     pub written: WrittenBounds,
+    /// Sizes of the maps.
+    pub sizes: MapSizes,
 }
 
 /// Extent to which the maps were ever written: one more than the highest number.

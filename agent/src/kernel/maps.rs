@@ -25,6 +25,7 @@ use crate::kernel::{
     map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
     sys::{self, SharedWords},
 };
+use crate::map_sizes::MapSizes;
 
 /// Error of a kernel map.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +74,15 @@ pub enum KernelMapError {
         subject: String,
         source: Box<MapError>,
     },
+    /// The kernel refused some of several writes.
+    #[error("cannot write {count} entries to map {name}")]
+    WriteMany {
+        /// Name of the map.
+        name: &'static str,
+        /// Number of entries that were to be written.
+        count: usize,
+        source: io::Error,
+    },
     /// A read of the map failed.
     #[error("cannot read map {name}")]
     Read {
@@ -82,6 +92,8 @@ pub enum KernelMapError {
     },
 }
 
+/// Frontends written in one system call.
+const FRONTENDS_PER_CALL: usize = 1_024;
 const BACKEND_WORDS: usize = size_of::<abi::BackendValue>() / 8;
 const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
@@ -100,6 +112,8 @@ pub(crate) mod stored_totals;
 #[derive(Debug)]
 pub struct KernelMaps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
+    /// Descriptor of that map, for writes of many entries at once.
+    frontends_fd: OwnedFd,
     pods: HashMap<MapData, u64, abi::PodValue>,
     listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
     /// Number of entries in `LISTEN` by netns cookie.
@@ -113,25 +127,30 @@ pub struct KernelMaps {
     control: SharedWords,
     connections: ConnectionStorage,
     pins: PathBuf,
+    /// Sizes with which the maps were created.
+    sizes: MapSizes,
     /// Counters that the programs of the previous version still keep.
     previous: Option<previous_version::PreviousCounters>,
 }
 
 impl KernelMaps {
-    /// Opens the maps that are pinned in the folder `pins` (`bpf/v<ABI>/`).
+    /// Opens the maps that are pinned in the folder `pins`, the [folder](crate::paths::AgentPaths::pins) of a version.
     pub fn open(pins: &Path) -> Result<Self, KernelMapError> {
         // The pinned map's capacity counts: it follows from the CPUs at the map's creation.
         let rows = capacity(pins, maps::COUNTERS)?;
+        let sizes = read_sizes(pins)?;
+        let service_ids = capacity(pins, maps::SVC_STATE)?;
         Ok(Self {
             frontends: open_hash_map(pins, maps::FRONTENDS)?,
+            frontends_fd: open_pinned(pins, maps::FRONTENDS)?,
             pods: open_hash_map(pins, maps::PODS)?,
             listen: open_hash_map(pins, maps::LISTEN)?,
             listeners: open_hash_map(pins, maps::LISTENERS)?,
             node_addresses: open_hash_map(pins, maps::NODE)?,
-            svc_state: map_words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
-            svc_info: map_words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
-            list_entries: map_words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
-            backends: map_words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
+            svc_state: map_words(pins, maps::SVC_STATE, service_ids)?,
+            svc_info: map_words(pins, maps::SVC_INFO, service_ids)?,
+            list_entries: map_words(pins, maps::SLOTS, sizes.list_entries as usize)?,
+            backends: map_words(pins, maps::BACKENDS, sizes.backends as usize * BACKEND_WORDS)?,
             counter_rows: CounterRows {
                 pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
                 counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
@@ -141,6 +160,7 @@ impl KernelMaps {
             control: map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
             connections: ConnectionStorage::open([pins])?,
             pins: pins.to_owned(),
+            sizes,
             previous: None,
         })
     }
@@ -187,17 +207,40 @@ impl KernelMaps {
     /// Applies map operations one after the other. After an error, call [`read_routes`](Self::read_routes) and plan
     /// again.
     pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), KernelMapError> {
-        ops.iter().try_for_each(|op| self.write_op(op))
+        let is_frontend = |op: &MapOp| matches!(op, MapOp::Frontend { .. });
+        for run in ops.chunk_by(|one, next| is_frontend(one) && is_frontend(next)) {
+            match run {
+                [op] => self.write_op(op)?,
+                frontends => self.write_frontends(frontends)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes many frontends in few system calls: after a start there are thousands.
+    fn write_frontends(&self, ops: &[MapOp]) -> Result<(), KernelMapError> {
+        for ops in ops.chunks(FRONTENDS_PER_CALL) {
+            let entry = |op: &MapOp| match op {
+                MapOp::Frontend { key, service_id } => Some((*key, *service_id)),
+                _ => None,
+            };
+            let entries: Vec<_> = ops.iter().filter_map(entry).collect();
+            sys::update_batch(self.frontends_fd.as_fd(), &entries).map_err(|source| {
+                let (name, count) = (maps::FRONTENDS, entries.len());
+                KernelMapError::WriteMany { name, count, source }
+            })?;
+        }
+        Ok(())
     }
 
     fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
         match op {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),
             MapOp::ListEntries { offset, backends } => {
-                let extent = &self.list_entries.words()[*offset as usize..][..backends.len()];
-                // Relaxed is enough: no word refers to the extent yet, and the store of the state releases it.
-                for (entry, &backend) in extent.iter().zip(backends) {
-                    entry.store(backend.into(), Relaxed);
+                let entries = &self.list_entries.words()[*offset as usize..][..backends.len()];
+                // Release: a connect may read an entry of a list in force at once, and must see the backend behind it.
+                for (entry, &backend) in entries.iter().zip(backends) {
+                    entry.store(backend.into(), Release);
                 }
             }
             MapOp::Info { service_id, info } => {
@@ -236,7 +279,7 @@ impl KernelMaps {
 
     /// Reads the routing state of the maps, for the plan after a restart or a failed write.
     pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
-        let mut table = KernelRoutes::default();
+        let mut table = KernelRoutes { sizes: self.sizes, ..KernelRoutes::default() };
         for entry in self.frontends.iter() {
             let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
             // The self-test's frontend belongs to no service, and no plan may remove it.
@@ -271,7 +314,7 @@ impl KernelMaps {
 
     fn read_backend(&self, id: u32) -> BackendTarget {
         // Bounded: a number read from the map may be any, and must not index beyond the array.
-        let row = row(&self.backends, id as usize % abi::BACKENDS_MAX as usize, BACKEND_WORDS);
+        let row = row(&self.backends, (id % self.sizes.backends) as usize, BACKEND_WORDS);
         let mut address = [0; 16];
         address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
         address[8..].copy_from_slice(&row[1].load(Relaxed).to_ne_bytes());
@@ -538,6 +581,19 @@ fn capacity(pins: &Path, name: &'static str) -> Result<usize, KernelMapError> {
     let shape = sys::map_shape(map.as_fd())
         .map_err(|source| pin_error("read the shape of", &pins.join(name), source))?;
     Ok(shape[3] as usize)
+}
+
+/// Returns the sizes of the maps that are pinned there.
+fn read_sizes(pins: &Path) -> Result<MapSizes, KernelMapError> {
+    // The kernel stores a map's size as a `u32`.
+    let size = |name| capacity(pins, name).map(|size| size as u32);
+    Ok(MapSizes {
+        frontends: size(maps::FRONTENDS)?,
+        backends: size(maps::BACKENDS)?,
+        list_entries: size(maps::SLOTS)?,
+        connect_records: size(maps::CLIENTS)?,
+        affinity_clients: size(maps::AFFINITY)?,
+    })
 }
 
 fn map_words(pins: &Path, name: &'static str, count: usize) -> Result<SharedWords, KernelMapError> {

@@ -1,7 +1,7 @@
 //! Shell: the eBPF programs: loads, attaches, pins and replaces them.
 //!
-//! Pins are in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects work without
-//! it. The next agent puts its programs into the same links, so there is no moment without programs.
+//! Pins are in `bpf/v<ABI>/`, or in `bpf/v<ABI>-<sizes>/` if the maps have other sizes than the default ones: maps by
+//! their names, links in `links/`. They outlive the agent, so connects work without it. The next agent puts its programs into the same links, so there is no moment without programs.
 
 use std::{
     collections::BTreeMap,
@@ -539,7 +539,8 @@ pub fn open_unloaded(
     open_object(object, paths, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
 }
 
-/// Returns the path of the map that the activator puts its one listener for all services' ports into.
+/// Returns the path of the map that the activator puts its one listener for all services' ports into, where maps have
+/// the default sizes.
 pub fn ports_map(bpffs: &Path) -> PathBuf {
     bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
 }
@@ -578,11 +579,18 @@ fn path_error(attempt: &'static str, path: &Path, source: io::Error) -> EbpfProg
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map_sizes::MapSizes;
 
     #[test]
-    fn pins_are_named_after_the_version() {
+    fn pins_are_named_after_the_version_and_sizes_that_are_not_the_default_ones() {
         let (bpffs, clients, pods) = ("/b".into(), "/c".into(), "/c/p".into());
-        let paths = AgentPaths { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
-        assert_eq!(paths.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
+        let map_sizes = MapSizes::default();
+        let version = abi::ABI_VERSION;
+        let paths = AgentPaths { bpffs, clients, pods, kubelet: None, version, map_sizes };
+        assert_eq!(paths.pins(), Path::new("/b").join(format!("v{version}")));
+        assert_eq!(ports_map(&paths.bpffs), paths.pins().join(maps::PORTS));
+        let sized = AgentPaths { map_sizes: MapSizes { backends: 300, ..map_sizes }, ..paths };
+        let name = format!("v{version}-32768-300-131072-8192-16384");
+        assert_eq!(sized.pins(), Path::new("/b").join(name));
     }
 }

@@ -77,6 +77,7 @@ const BPF_MAP_GET_NEXT_ID: i32 = 12;
 const BPF_PROG_GET_FD_BY_ID: i32 = 13;
 const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
 const BPF_PROG_QUERY: i32 = 16;
+const BPF_MAP_UPDATE_BATCH: i32 = 26;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_LINK_UPDATE: i32 = 29;
 const BPF_ITER_CREATE: i32 = 33;
@@ -237,6 +238,37 @@ pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjPinAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Writes entries of a map in one system call (5.6). After an error, a part of them may be written.
+pub fn update_batch<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    entries: &[(K, V)],
+) -> io::Result<()> {
+    #[repr(C)]
+    struct MapBatchAttr {
+        in_batch: u64,
+        out_batch: u64,
+        keys: u64,
+        values: u64,
+        count: u32,
+        map: u32,
+        entry_flags: u64,
+        flags: u64,
+    }
+    // They outlive the call, which reads that many keys and values.
+    let (keys, values): (Vec<K>, Vec<V>) = entries.iter().copied().unzip();
+    let mut attr = MapBatchAttr {
+        in_batch: 0,
+        out_batch: 0,
+        keys: keys.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        count: entries.len() as u32,
+        map: map.as_raw_fd() as u32,
+        entry_flags: 0,
+        flags: 0,
+    };
+    bpf(BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
 /// Creates a hash map with keys and values of these sizes in bytes. An entry takes memory only while it exists.

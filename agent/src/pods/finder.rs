@@ -575,6 +575,7 @@ mod tests {
             pods: root.clone(),
             kubelet: None,
             version: 0,
+            map_sizes: crate::map_sizes::MapSizes::default(),
         };
         let cookies = NetnsCookies::new(&in_force);
         let config =

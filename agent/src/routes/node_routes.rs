@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn refused_services_are_reported_when_they_change() {
         let mut routes = routes();
-        let error = MapCapacityError { map: "SLOTS", wanted: 2, free: 1, quarantined: 0 };
+        let error = MapCapacityError { map: "SLOTS", size: 9, wanted: 2, free: 1, quarantined: 0 };
         let name = |name| NamespacedName::new("default", name);
         assert!(!routes.record_refused(BTreeMap::new()), "none as before");
         let two = BTreeMap::from([(name("a"), error), (name("b"), error)]);
@@ -321,6 +321,7 @@ mod tests {
         let reason = routes.refused_reason().expect("two are refused");
         assert!(reason.starts_with("connects to default/a (and 1 more) go through"), "{reason}");
         assert!(reason.contains("or unchanged if the address has no frontend: map"), "{reason}");
+        assert!(reason.contains("raise list-entries in --map-sizes (now 9)"), "{reason}");
         assert!(routes.record_refused(BTreeMap::new()));
         assert_eq!(routes.refused_reason(), None);
     }

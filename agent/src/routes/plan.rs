@@ -1,17 +1,20 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
 //! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
-//! refers to. Then it switches each frontend by one store, adds frontends, and at last removes frontends. What a plan
-//! frees is in quarantine for [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just
-//! read the old word still finds the old list behind it.
+//! refers to. It changes a few entries of a list in place, each by one store. Then it switches each frontend by one
+//! store, adds frontends, and at last removes frontends. What a plan frees is in quarantine for
+//! [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just read the old word still finds
+//! backends of its service behind it.
 
 mod backends;
 mod cluster_services;
+mod list_edit;
 mod map_plan;
 mod named_slab;
 mod pool;
 mod request_terms;
 mod service_number;
+mod switch;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -32,6 +35,7 @@ use self::{
     map_plan::OrderedMapOps,
     pool::{ExtentPool, KernelIdPool, MapShare},
     service_number::ServiceNumber,
+    switch::{BackendList, FreedParts, needs_order},
 };
 pub use self::{
     cluster_services::{
@@ -46,17 +50,21 @@ pub use self::{
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp},
+    map_sizes::{self, MapSizes},
 };
 
 /// Error: a change that does not fit the kernel's maps. No part of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "map {map} needs {wanted} more entries, and can give {free} at once ({quarantined} more within a second): \
-     use fewer services, or fewer pods behind them"
+     raise {} in --map-sizes (now {size}), or use fewer services, or fewer pods behind them",
+    setting_name(.map)
 )]
 pub struct MapCapacityError {
     /// Name of the full map.
     pub map: &'static str,
+    /// Number of entries that the map has room for.
+    pub size: usize,
     /// Number of entries that are needed at once.
     pub wanted: usize,
     /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
@@ -65,22 +73,13 @@ pub struct MapCapacityError {
     pub quarantined: usize,
 }
 
+/// Returns the setting that a map's size follows, or the map itself if its size is fixed.
+fn setting_name(map: &str) -> &str {
+    map_sizes::setting_of(map).unwrap_or(map)
+}
+
 /// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
 const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
-
-/// One list in force: the backends of a frontend, or of the activators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct BackendList {
-    /// Service id of the list: its index in the maps `SVC_STATE` and `SVC_INFO`.
-    service_id: u32,
-    /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
-    owner: Option<ServiceNumber>,
-    /// False if the list is one of a Service of the cluster: its backends are not pods of Revisions.
-    is_routed: bool,
-    state: SvcState,
-    info: SvcInfo,
-    backends: Box<[u32]>,
-}
 
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,6 +144,8 @@ enum BackendListKey {
 #[derive(Debug)]
 pub struct RoutePlanner {
     table: PlannerTable,
+    /// Sizes of the kernel's maps.
+    sizes: MapSizes,
     lists: HashMap<BackendListKey, BackendList>,
     backends: UsedBackends,
     service_id_pool: KernelIdPool,
@@ -229,11 +230,12 @@ impl RoutePlanner {
     }
 
     fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
+        let sizes = kernel.sizes;
         let mut planner = Self {
             lists: HashMap::with_capacity(kernel.frontends.len() + 2),
-            backends: UsedBackends::new(),
-            service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
-            list_entry_pool: ExtentPool::new(abi::SLOTS_MAX),
+            backends: UsedBackends::new(sizes.backends),
+            service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, sizes.service_ids()),
+            list_entry_pool: ExtentPool::new(sizes.list_entries),
             has_ipv6_activator: table.has_ipv6_activator(),
             due_services: table.service_numbers().collect(),
             unfit_services: BTreeMap::new(),
@@ -241,6 +243,7 @@ impl RoutePlanner {
             frontend_claims: BTreeSet::new(),
             are_activators_unfit: false,
             is_route_table_known: true,
+            sizes,
             table,
         };
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
@@ -277,7 +280,9 @@ impl RoutePlanner {
             is_routed: info.port_be != 0,
             state: *state,
             info: *info,
-            backends: backends.as_slice().into(),
+            // Spare entries of an earlier agent's extent are free now.
+            capacity: state.count,
+            backends: backends.clone(),
         };
         self.lists.insert(key, list);
     }
@@ -473,7 +478,7 @@ impl RoutePlanner {
         next: DesiredBackendList,
         updates: &mut Vec<BackendListUpdate>,
     ) {
-        // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
+        // Order is without meaning in most lists, and `next` is sorted already; numbers are compared by what they stand
         // for.
         let is_in_force = self.lists.get(&target).is_some_and(|list| {
             let mut current: Vec<&BackendTarget> =
@@ -482,6 +487,7 @@ impl RoutePlanner {
             list.state.mode == next.mode
                 && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
                 && current.iter().copied().eq(&next.backends)
+                && (list.backends.is_sorted() || !needs_order(&target, next.mode, &next.info))
         });
         if !is_in_force {
             updates.push(BackendListUpdate { target, next });
@@ -493,20 +499,18 @@ impl RoutePlanner {
         now_ns: u64,
         mut draft: MapPlanDraft,
     ) -> Result<MapPlan, MapCapacityError> {
-        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::new());
+        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::<FreedParts>::new());
         let mut plan = MapPlan::default();
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         let activators = std::mem::take(&mut draft.activators);
-        self.switch_lists(activators, true, &mut ops, &mut freed)?;
+        self.switch_lists(&activators, true, &mut ops, &mut freed)?;
         // Those that are not due now stay unfit.
         let mut unfit = std::mem::take(&mut self.unfit_services);
         for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
-            let targets: Vec<_> = updates.iter().map(|it| (it.target, it.next.info)).collect();
-            let counts: Vec<u32> = updates.iter().map(|it| it.next.backends.len() as u32).collect();
             let is_routed = service_number.is_routed();
-            let switched = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
+            let switched = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
             let Err(error) = switched else {
                 unfit.remove(&service_number);
                 continue;
@@ -516,7 +520,8 @@ impl RoutePlanner {
                 .or_insert(UnfitService { since_ns: now_ns, is_refused: false });
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
             let share = MapShare::of(is_routed);
-            if is_recent && self.fits_after_quarantine(&error, &counts, share) {
+            let lengths = self.moved_lengths(&updates, is_routed);
+            if is_recent && self.fits_after_quarantine(&error, &lengths, share) {
                 // A Service of the cluster that waits holds up no report about the RouteTable.
                 plan.is_partial |= is_routed;
                 continue;
@@ -529,154 +534,41 @@ impl RoutePlanner {
             }
             // Connects to a Service of the cluster go on to kube-proxy's rules.
             let mode = if is_routed { RoutingMode::Activator } else { RoutingMode::Pass };
-            for (target, info) in targets {
-                let fallback = DesiredBackendList { mode, info, backends: Vec::new() };
+            for BackendListUpdate { target, next } in updates {
+                let fallback = DesiredBackendList { mode, info: next.info, backends: Vec::new() };
                 let mut updates = Vec::new();
                 self.push_update(target, fallback, &mut updates);
                 // List by list: one in force always fits, and must not keep its old pods because a new one does not.
                 // A new address that does not fit gets no frontend: its connects pass unchanged.
-                let _no_frontend = self.switch_lists(updates, is_routed, &mut ops, &mut freed);
+                let _no_frontend = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
             }
         }
         for &key in &draft.unwanted_frontends {
-            freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
+            let removed = self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
                 ops.removals.push(MapOp::RemoveFrontend { key });
                 self.service_id_pool.quarantine(list.service_id, now_ns);
-            }));
+            });
+            freed.extend(removed.map(BackendList::into_freed));
         }
         // After all switches: a backend that moves from one list to another keeps its number.
-        freed.iter().for_each(|list| self.release_list(list, now_ns, &mut ops));
+        freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
         self.commit_draft(draft, unfit, &mut ops);
         ops.finish(&mut plan);
         Ok(plan)
     }
 
-    /// Returns true if a change that fails with `error` fits once every quarantine is over. `counts` are the lengths of
-    /// its lists.
+    /// Returns true if a change that fails with `error` fits once every quarantine is over. `lengths` are those of its
+    /// lists that need a new extent.
     fn fits_after_quarantine(
         &self,
         error: &MapCapacityError,
-        counts: &[u32],
+        lengths: &[u32],
         share: MapShare,
     ) -> bool {
         if error.map == abi::maps::SLOTS {
-            return self.list_entry_pool.fits_after_quarantine(counts, share);
+            return self.list_entry_pool.fits_after_quarantine(lengths, share);
         }
         error.wanted <= error.free + error.quarantined
-    }
-
-    /// Allocates what the updates need and switches their lists, or changes nothing at all.
-    fn switch_lists(
-        &mut self,
-        updates: Vec<BackendListUpdate>,
-        is_routed: bool,
-        ops: &mut OrderedMapOps,
-        freed: &mut Vec<BackendList>,
-    ) -> Result<(), MapCapacityError> {
-        let share = MapShare::of(is_routed);
-        self.check_room(&updates, share)?;
-        // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
-        // switched.
-        let mut extents: Vec<(u32, u32)> = Vec::with_capacity(updates.len());
-        for update in &updates {
-            let count = update.next.backends.len() as u32;
-            let Some(offset) = self.list_entry_pool.allocate(count) else {
-                let refusal = self.list_entry_pool.capacity_error(count);
-                let back = |(offset, count)| self.list_entry_pool.undo_allocate(offset, count);
-                extents.into_iter().for_each(back);
-                return Err(refusal);
-            };
-            extents.push((offset, count));
-        }
-        for (update, (offset, _)) in updates.into_iter().zip(extents) {
-            freed.extend(self.switch_list(update, is_routed, offset, ops));
-        }
-        Ok(())
-    }
-
-    /// Compares the needs of one service's updates with what is free, so that only extents may have to be undone.
-    fn check_room(
-        &self,
-        updates: &[BackendListUpdate],
-        share: MapShare,
-    ) -> Result<(), MapCapacityError> {
-        let new_backends: BTreeSet<&BackendTarget> = updates
-            .iter()
-            .flat_map(|update| &update.next.backends)
-            .filter(|backend| !self.backends.contains(backend))
-            .collect();
-        self.backends.check_free(new_backends.len(), share)?;
-        let is_new_list = |update: &&BackendListUpdate| !self.lists.contains_key(&update.target);
-        let new_services = updates.iter().filter(is_new_list).count();
-        self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
-        // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
-        // contains the frontend of the self-test, so `lists` may have one entry less.
-        let frontends_max = abi::FRONTENDS_MAX as usize + 1;
-        let free = frontends_max.saturating_sub(self.lists.len());
-        let free = share.available(free, frontends_max);
-        let refusal =
-            |map, wanted, free| Err(MapCapacityError { map, wanted, free, quarantined: 0 });
-        if new_services > free {
-            return refusal(abi::maps::FRONTENDS, new_services, free);
-        }
-        // The extents themselves are checked when they are allocated.
-        let entries: usize = updates.iter().map(|update| update.next.backends.len()).sum();
-        let free = self.list_entry_pool.available(share);
-        if share == MapShare::ThreeQuarters && entries > free {
-            return refusal(abi::maps::SLOTS, entries, free);
-        }
-        Ok(())
-    }
-
-    /// Puts one list in force. Returns the list that it replaces, whose parts go into quarantine with the plan.
-    fn switch_list(
-        &mut self,
-        update: BackendListUpdate,
-        is_routed: bool,
-        offset: u32,
-        ops: &mut OrderedMapOps,
-    ) -> Option<BackendList> {
-        let DesiredBackendList { mode, info, backends } = update.next;
-        let mut backends: Vec<u32> =
-            backends.into_iter().map(|it| self.backends.acquire(it, is_routed, ops)).collect();
-        // The kernel searches these lists for the backend that a client keeps.
-        if mode == RoutingMode::PickRandom {
-            backends.sort_unstable();
-        }
-        let count = backends.len() as u32;
-        if count > 0 {
-            ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
-        }
-        let backends = backends.into_boxed_slice();
-        let old = self.lists.remove(&update.target);
-        let service_id = match (&update.target, &old) {
-            (_, Some(list)) => list.service_id,
-            (BackendListKey::Activators(list), None) => *list,
-            (BackendListKey::Frontend(_), None) => {
-                self.service_id_pool.allocate().expect("counted in check_room")
-            }
-        };
-        let owner = old.as_ref().and_then(|list| list.owner);
-        // The generation changes with each list: a connect that reads the word twice notices the switch.
-        let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
-        let state = SvcState { offset, count, generation, mode };
-        if old.as_ref().is_none_or(|list| list.info != info) {
-            ops.infos.push(MapOp::Info { service_id, info });
-        }
-        ops.states.push(MapOp::State { service_id, state });
-        if let (BackendListKey::Frontend(key), None) = (update.target, &old) {
-            ops.frontends.push(MapOp::Frontend { key, service_id });
-        }
-        let list = BackendList { service_id, owner, is_routed, state, info, backends };
-        self.lists.insert(update.target, list);
-        old
-    }
-
-    fn release_list(&mut self, list: &BackendList, now_ns: u64, ops: &mut OrderedMapOps) {
-        self.list_entry_pool.quarantine(list.state.offset, list.state.count, now_ns);
-        for &id in &list.backends {
-            self.backends.release(id, list.is_routed, now_ns, ops);
-        }
     }
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.

@@ -1,6 +1,6 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
-use agent::config::ClusterIpMode;
+use agent::{config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use ipnet::IpNet;
 
 /// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
@@ -54,6 +54,8 @@ pub(crate) struct InstallSettings {
     pub(crate) proxy_protocol: bool,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own.
     pub(crate) clusterip: ClusterIpMode,
+    /// Sizes of the eBPF maps that differ from those of that mode.
+    pub(crate) map_sizes: MapSizeOverrides,
 }
 
 impl Default for InstallSettings {
@@ -68,6 +70,7 @@ impl Default for InstallSettings {
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             clusterip: ClusterIpMode::default(),
+            map_sizes: MapSizeOverrides::default(),
         }
     }
 }

@@ -244,6 +244,22 @@ fn an_agent_that_serves_services_of_the_cluster_may_read_them() {
 }
 
 #[test]
+fn sizes_of_maps_reach_the_agent_only_if_they_are_given() {
+    let sizes = |map_sizes: &str| {
+        let map_sizes = map_sizes.parse().unwrap();
+        let objects = objects::all(&InstallSettings { map_sizes, ..InstallSettings::default() });
+        let is_agent = |it: &&Value| objects::kind_and_name(it) == "DaemonSet/rouse-agent";
+        let agent = objects.iter().find(is_agent).unwrap();
+        let vars = agent["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
+        let sizes = vars.iter().find(|it| it["name"] == "ROUSE_MAP_SIZES");
+        sizes.map(|it| it["value"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(sizes(""), None);
+    let given = "list-entries=524288, backends=65536";
+    assert_eq!(sizes(given).as_deref(), Some("backends=65536,list-entries=524288"));
+}
+
+#[test]
 fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
     for rule in rbac::CLUSTER_RULES
         .iter()

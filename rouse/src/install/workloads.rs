@@ -290,6 +290,11 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         let mode = settings.clusterip.to_possible_value();
         vars.extend(mode.map(|it| env_var("ROUSE_CLUSTERIP", it.get_name())));
     }
+    if !settings.map_sizes.is_empty() {
+        vars.push(env_var("ROUSE_MAP_SIZES", &settings.map_sizes.to_string()));
+    }
+    // The kernel's maps count to the agent's memory.
+    let memory = if settings.clusterip == ClusterIpMode::All { "80Mi" } else { "32Mi" };
     let needs: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     let mount = |name: &str, path: &str| {
         // Mounts that the host adds later must be visible in the pod too.
@@ -297,7 +302,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     };
     let extra = json!({
         "ports": [container_port("metrics", admin_port(app))],
-        "resources": resource_requests("50m", "32Mi"),
+        "resources": resource_requests("50m", memory),
         "securityContext": {
             "runAsUser": 0,
             "allowPrivilegeEscalation": false,

@@ -2,6 +2,7 @@
 
 use std::{io, net::IpAddr};
 
+use agent::map_sizes::MapSizes;
 use serde_json::{Value, json};
 
 use super::{fake_watch_server::FakeWatchServer, *};
@@ -156,6 +157,31 @@ fn only_labelled_services_are_served_where_the_mode_says_so() {
     assert_eq!(fixture.connect_outcome(), "unchanged", "its own label counts more");
     server.set(service(None));
     fixture.wait_outcome("connected");
+}
+
+/// Mode `all` has larger maps, so each of the two agents takes over from the other's programs.
+#[test]
+fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
+    let (mut fixture, server) = start("sizes", "labelled", true);
+    set_node(&server);
+    server.set(service(Some("true")));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+    let folder = |sizes: MapSizes| {
+        fixture.folder.join(format!("bpf/v{}{}", abi::ABI_VERSION, sizes.pins_suffix()))
+    };
+    let [default, whole] = [MapSizes::default(), MapSizes::WHOLE_CLUSTER].map(folder);
+    for (mode, next, earlier) in [("all", &whole, &default), ("labelled", &default, &whole)] {
+        assert!(earlier.exists() && !next.exists(), "before mode {mode}");
+        fixture.kill_agent();
+        fixture.start_agent_with_services(mode);
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while earlier.exists() {
+            assert_eq!(fixture.connect_outcome(), "connected", "mode {mode}");
+            assert!(Instant::now() < deadline, "mode {mode} does not take over");
+        }
+        assert_eq!(fixture.connect_outcome(), "connected", "mode {mode}");
+    }
 }
 
 /// kube-proxy in mode IPVS gives the node the ClusterIPs of all Services.

@@ -22,14 +22,15 @@ use tracing::info;
 
 use super::{
     CGROUP_PROGRAMS, EbpfProgramsError, KUBELET_PROGRAM, PORTS_PROGRAM, TAIL_CALLS, make_folder,
-    path_error, versions::version_in_force,
+    path_error,
+    versions::{set_aside_outlived, version_in_force},
 };
 use crate::kernel::{
     features::VerifierFeatures,
     locked_close::{self, LockedCloseSupport, LockedCloser},
     sys,
 };
-use crate::paths::AgentPaths;
+use crate::{map_sizes::MapSizes, paths::AgentPaths};
 
 /// An object whose maps were created, or found where they are pinned.
 pub(super) struct OpenedObject {
@@ -49,9 +50,10 @@ pub(super) fn open_object(
     check_object(object)?;
     mount_bpffs(&paths.bpffs)?;
     let pins = paths.pins();
+    set_aside_outlived(&pins)?;
     make_folder(&pins.join("links"))?;
     // Before the load: the loader reuses pinned maps without comparing their shape.
-    check_pins(&pins)?;
+    check_pins(&pins, paths.map_sizes)?;
     let previous_pins = version_in_force(paths);
     // Decided before the load: the call is patched into the object itself.
     let patched = LockedCloseSupport::detect()
@@ -60,7 +62,7 @@ pub(super) fn open_object(
         Ok((patched, fields)) => (patched.bytes(), *fields),
         Err(_) => (object, SockFieldOffsets::default()),
     };
-    let ebpf = load_object(object, &pins, previous_pins.as_deref(), (&fields, features), log)?;
+    let ebpf = load_object(object, paths, previous_pins.as_deref(), (&fields, features), log)?;
     Ok(OpenedObject { ebpf, previous_pins, locked_close: patched.map(drop) })
 }
 
@@ -96,26 +98,26 @@ fn possible_cpus() -> Result<u32, EbpfProgramsError> {
 }
 
 /// Refuses pinned maps of another shape, which the loader would reuse unchecked.
-fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
+fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
     const LRU_HASH: u32 = 9;
     let size = |bytes: usize| bytes as u32;
     let wanted = [
-        (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, abi::FRONTENDS_MAX]),
-        (maps::SVC_STATE, [ARRAY, 4, 8, abi::SERVICES_MAX]),
-        (maps::SVC_INFO, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, sizes.frontends]),
+        (maps::SVC_STATE, [ARRAY, 4, 8, sizes.service_ids()]),
+        (maps::SVC_INFO, [ARRAY, 4, 8, sizes.service_ids()]),
         (
             maps::AFFINITY,
             [
                 LRU_HASH,
                 size(size_of::<abi::AffinityKey>()),
                 size(size_of::<abi::AffinityValue>()),
-                abi::AFFINITY_MAX,
+                sizes.affinity_clients,
             ],
         ),
-        (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
-        (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), abi::BACKENDS_MAX]),
+        (maps::SLOTS, [ARRAY, 4, 8, sizes.list_entries]),
+        (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), sizes.backends]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),
         (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
         (maps::PODS, [HASH, 8, size(size_of::<abi::PodValue>()), abi::PODS_MAX]),
@@ -127,8 +129,8 @@ fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
         ),
         (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
         (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
-        (maps::CLAIMS, [ARRAY, 4, 8, abi::CLIENTS_MAX]),
-        (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::ConnectRecord>()), abi::CLIENTS_MAX]),
+        (maps::CLAIMS, [ARRAY, 4, 8, sizes.connect_records]),
+        (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::ConnectRecord>()), sizes.connect_records]),
     ];
     for (name, wanted) in wanted {
         let path = pins.join(name);
@@ -156,12 +158,14 @@ pub(super) fn log_unsupported(
 
 fn load_object(
     object: &[u8],
-    pins: &Path,
+    paths: &AgentPaths,
     old: Option<&Path>,
     (fields, features): (&SockFieldOffsets, VerifierFeatures),
     log: VerifierLogLevel,
 ) -> Result<Ebpf, EbpfProgramsError> {
+    let (pins, sizes) = (&paths.pins(), paths.map_sizes);
     let rows = counter_row_count()?;
+    let record_mask = sizes.connect_records - 1;
     // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
     let probes = abi::PROBES_MAX.max(256 * possible_cpus()?);
     let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only } = features;
@@ -177,9 +181,18 @@ fn load_object(
         .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
         .map_pin_path(maps::STREAMS, pins.join(maps::STREAMS))
         .map_pin_path(maps::OLD_CONNS, &old_conns)
+        .map_max_entries(maps::FRONTENDS, sizes.frontends)
+        .map_max_entries(maps::SVC_STATE, sizes.service_ids())
+        .map_max_entries(maps::SVC_INFO, sizes.service_ids())
+        .map_max_entries(maps::BACKENDS, sizes.backends)
+        .map_max_entries(maps::SLOTS, sizes.list_entries)
+        .map_max_entries(maps::CLAIMS, sizes.connect_records)
+        .map_max_entries(maps::CLIENTS, sizes.connect_records)
+        .map_max_entries(maps::AFFINITY, sizes.affinity_clients)
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
         .map_max_entries(maps::PROBES, probes)
+        .override_global("CONNECT_RECORD_MASK", &record_mask, true)
         .override_global("HAVE_SET_RETVAL", &retval, true)
         .override_global("SOCKET_FIELDS", fields, true)
         .override_global("HAVE_OLD", &have_old, true)

@@ -1,4 +1,5 @@
-//! Shell: pins of other versions: the version in force, and the programs that still serve its connections.
+//! Shell: pins of other versions: the version in force, and the programs that still serve its connections. Programs of
+//! this version with maps of other sizes are another version here.
 
 use std::{
     fs, io,
@@ -8,7 +9,7 @@ use std::{
 use datapath::abi::maps;
 use tracing::{info, warn};
 
-use super::{EbpfProgramsError, path_error};
+use super::{CONNECT_PROGRAMS, EbpfProgramsError, path_error};
 use crate::kernel::maps as tables;
 use crate::paths::AgentPaths;
 
@@ -17,21 +18,50 @@ const CLIENT_SOCKET_PROGRAMS: [&str; 3] = ["release", "getpeername4", "getpeerna
 /// Maps that show if such sockets are open.
 const CLIENT_SOCKET_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
 
-/// Returns the pins of another version in force: the newest one that has counting programs.
+/// Maps that the programs of client sockets use. A retired version keeps some of them only.
+const CLIENT_RECORD_MAPS: [&str; 5] =
+    [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW, maps::BACKENDS, maps::CONTROL];
+
+/// Returns the pins of another version in force, which has counting programs: one that connects follow, or else the
+/// newest one.
 pub(super) fn version_in_force(paths: &AgentPaths) -> Option<PathBuf> {
-    let in_force =
-        |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
-    other_versions(paths).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
+    let in_force = |(_, path): &(u32, PathBuf)| {
+        path.join(maps::CONNS).exists() && path.join("links/sockets").exists()
+    };
+    // A newer version without connect programs has not taken over: its agent has ended before.
+    let rank = |(version, path): &(u32, PathBuf)| (has_any_link(path, &CONNECT_PROGRAMS), *version);
+    other_versions(paths).filter(in_force).max_by_key(rank).map(|(_, path)| path)
 }
 
 /// Returns the pins of other versions, with their version numbers.
 fn other_versions(paths: &AgentPaths) -> impl Iterator<Item = (u32, PathBuf)> {
-    let own_version = paths.version;
+    let own_pins = paths.pins();
     let entries = fs::read_dir(&paths.bpffs).into_iter().flatten().flatten();
     entries.filter_map(move |entry| {
-        let version = entry.file_name().to_str()?.strip_prefix('v')?.parse().ok()?;
-        (version != own_version).then(|| (version, entry.path()))
+        let version = version_of(entry.file_name().to_str()?)?;
+        (entry.path() != own_pins).then(|| (version, entry.path()))
     })
+}
+
+/// Returns the version of a folder of pins by its name, such as `v6`, or `v6-` and the sizes of its maps.
+fn version_of(name: &str) -> Option<u32> {
+    let version = name.strip_prefix('v')?;
+    version.split_once('-').map_or(version, |(version, _)| version).parse().ok()
+}
+
+/// Moves pins aside that were retired and have open client sockets, so that their programs keep the maps of these
+/// sockets, and new programs get maps of their own. Pins that are complete, or of which nothing is left, stay.
+pub(super) fn set_aside_outlived(pins: &Path) -> Result<(), EbpfProgramsError> {
+    let has_all_maps = CLIENT_RECORD_MAPS.iter().all(|name| pins.join(name).exists());
+    if has_all_maps || !has_any_link(pins, &CLIENT_SOCKET_PROGRAMS) {
+        return Ok(());
+    }
+    let name = pins.file_name().unwrap_or_default().to_string_lossy();
+    let mut free = (1..).map(|number| pins.with_file_name(format!("{name}-outlived-{number}")));
+    let aside = free.find(|path| !path.exists()).expect("numbers without end");
+    fs::rename(pins, &aside).map_err(|source| path_error("rename", pins, source))?;
+    info!(pins = %aside.display(), "earlier programs set aside until their clients' sockets close");
+    Ok(())
 }
 
 /// Retires all other versions but `keep`. Returns the pins of those whose clients' sockets are still open.
@@ -109,5 +139,43 @@ pub(super) fn remove_other_versions(paths: &AgentPaths) {
         if let Err(error) = fs::remove_dir_all(&other) {
             warn!(pins = %other.display(), %error, "cannot remove old pins");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_pins_are_known_by_their_names() {
+        let versions = ["v6", "v6-300-300-300-256-300", "v7-outlived-1", "v", "v6x", "links", "6"];
+        let known: Vec<u32> = versions.into_iter().filter_map(version_of).collect();
+        assert_eq!(known, [6, 6, 7]);
+    }
+
+    #[test]
+    fn only_retired_pins_with_client_programs_are_set_aside() {
+        let folder = std::env::temp_dir().join(format!("rouse-aside-{}", std::process::id()));
+        let _none = fs::remove_dir_all(&folder);
+        let pins = folder.join("v6");
+        let touch = |path: PathBuf| fs::write(path, "").expect("writable");
+        set_aside_outlived(&pins).expect("there is nothing");
+        fs::create_dir_all(pins.join("links")).expect("writable");
+        touch(pins.join(maps::CLAIMS));
+        set_aside_outlived(&pins).expect("no socket is served");
+        assert!(pins.exists());
+        for number in 1..=2 {
+            fs::create_dir_all(pins.join("links")).expect("writable");
+            touch(pins.join("links/release"));
+            set_aside_outlived(&pins).expect("renamed");
+            assert!(!pins.exists());
+            assert!(folder.join(format!("v6-outlived-{number}/links/release")).exists());
+        }
+        fs::create_dir_all(pins.join("links")).expect("writable");
+        touch(pins.join("links/release"));
+        CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+        set_aside_outlived(&pins).expect("complete");
+        assert!(pins.join("links/release").exists());
+        fs::remove_dir_all(folder).expect("removed");
     }
 }

@@ -32,16 +32,16 @@ struct BackendUse {
 }
 
 impl UsedBackends {
-    /// Starts without backends.
-    pub(super) fn new() -> Self {
+    /// Starts without backends, for a map of this size.
+    pub(super) fn new(size: u32) -> Self {
         Self {
             uses: HashMap::new(),
             by_id: HashMap::new(),
-            pool: KernelIdPool::new(FIRST_BACKEND, abi::BACKENDS_MAX),
+            pool: KernelIdPool::new(FIRST_BACKEND, size),
         }
     }
 
-    /// Adopts a backend of a list in the maps, whose owner is not known yet.
+    /// Adopts a backend of a list in the maps, whose owner is not known yet. An entry that stands twice counts twice.
     pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget, is_routed: bool) {
         self.pool.reserve(id);
         self.by_id.insert(id, backend);

@@ -78,7 +78,8 @@ impl KernelIdPool {
         if wanted <= free {
             return Ok(());
         }
-        Err(MapCapacityError { map, wanted, free, quarantined: self.0.quarantined_count() })
+        let quarantined = self.0.quarantined_count();
+        Err(MapCapacityError { map, size: self.0.size, wanted, free, quarantined })
     }
 }
 
@@ -151,7 +152,13 @@ impl ExtentPool {
         Some(offset)
     }
 
-    /// Undoes a [`allocate`](Self::allocate) whose extent is in no map yet, so without quarantine.
+    /// Allocates `capacity` entries, or only `count` if there is no free run of so many. Returns offset and capacity.
+    pub(super) fn allocate_up_to(&mut self, count: u32, capacity: u32) -> Option<(u32, u32)> {
+        let mut allocate = |entries| self.allocate(entries).map(|offset| (offset, entries));
+        allocate(capacity).or_else(|| allocate(count))
+    }
+
+    /// Undoes an [`allocate`](Self::allocate) whose extent is in no map yet, so without quarantine.
     pub(super) fn undo_allocate(&mut self, offset: u32, count: u32) {
         if count > 0 {
             self.merge_free(offset, count);
@@ -201,12 +208,19 @@ impl ExtentPool {
         counts.iter().all(|&count| later.allocate(count).is_some())
     }
 
-    /// Returns the error for `count` entries that do not fit.
+    /// Returns the error for a list of `count` entries that no free run holds.
     pub(super) fn capacity_error(&self, count: u32) -> MapCapacityError {
+        let longest = self.by_length.last().map_or(0, |&(length, _)| length as usize);
+        self.shortage(count as usize, longest)
+    }
+
+    /// Returns the error for entries of which only `free` can be had.
+    pub(super) fn shortage(&self, wanted: usize, free: usize) -> MapCapacityError {
         MapCapacityError {
             map: abi::maps::SLOTS,
-            wanted: count as usize,
-            free: self.by_length.last().map_or(0, |&(length, _)| length as usize),
+            size: self.size,
+            wanted,
+            free,
             quarantined: self.quarantined_count(),
         }
     }

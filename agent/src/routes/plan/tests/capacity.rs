@@ -22,7 +22,8 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
     let text = why.to_string();
     assert!(
-        text.contains("map SLOTS needs 40 more entries") && text.contains("use fewer services"),
+        text.contains("map SLOTS needs 40 more entries")
+            && text.contains("raise list-entries in --map-sizes (now 20), or use fewer services"),
         "{text}"
     );
     assert!(fixture.planner.has_due_work());
@@ -136,26 +137,27 @@ fn an_address_that_did_not_fit_goes_to_the_next_service_that_names_it() {
 fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
     let mut fixture = PlannerFixture::new();
     let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
-    fixture.planner.list_entry_pool = ExtentPool::new(50);
+    fixture.planner.list_entry_pool = ExtentPool::new(60);
     fixture.plan(&table(&services, &pods(1, 1..=10), &[]));
-    fixture.plan(&table(&services, &pods(1, 2..=11), &[]));
-    fixture.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
+    fixture.plan(&table(&services, &pods(1, 11..=20), &[]));
+    // More pods than its extents have room for.
+    fixture.set_table(&table(&services, &[pods(1, 21..=32), pods(2, 40..=40)].concat(), &[]));
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert!(plan.is_partial && plan.refused.is_empty(), "{plan:?}");
     let found =
         |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap().1;
-    assert_eq!(found(&fixture, 1)[0], target(2));
-    assert_eq!(found(&fixture, 2), vec![target(20)]);
+    assert_eq!(found(&fixture, 1)[0], target(11));
+    assert_eq!(found(&fixture, 2), vec![target(40)]);
     fixture.now += abi::QUARANTINE_NS;
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert!(!plan.is_partial && plan.refused.is_empty(), "{plan:?}");
-    assert_eq!(found(&fixture, 1)[0], target(3));
+    assert_eq!(found(&fixture, 1)[0], target(21));
     assert!(!fixture.planner.has_due_work());
 
     // It does not wait indefinitely while others keep entries in quarantine.
     fixture.planner.list_entry_pool = ExtentPool::new(4);
     fixture.planner.list_entry_pool.quarantine(100, 1_000, u64::MAX / 2);
-    fixture.set_table(&table(&services, &pods(1, 4..=13), &[]));
+    fixture.set_table(&table(&services, &pods(1, 1..=14), &[]));
     assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial);
     fixture.now += QUARANTINE_WAIT_NS;
     let plan = fixture.plan_and_write(&BTreeMap::new());

@@ -53,6 +53,13 @@ fn set_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
     ClusterChange::Service(name(number), Some(cluster_service(number, label)))
 }
 
+/// Sets a service with or without affinity.
+fn set_sim_service(number: u8, label: ClusterIpLabel, has_affinity: bool) -> ClusterChange {
+    let mut observed = cluster_service(number, label);
+    observed.service.affinity_timeout = has_affinity.then_some(Duration::from_secs(60));
+    ClusterChange::Service(name(number), Some(observed))
+}
+
 /// Sets the only slice of a service.
 fn set_slice(service: u8, pods: &[u8]) -> ClusterChange {
     ClusterChange::Slice(name(service), Some(slice(service, pods)))
@@ -174,18 +181,24 @@ fn a_service_with_affinity_has_its_timeout_in_the_kernel() {
 
 /// The kernel finds the backend of a client by halving.
 #[test]
-fn lists_of_services_of_the_cluster_are_in_the_order_of_backend_numbers() {
+fn lists_with_affinity_are_in_the_order_of_backend_numbers() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    let services = [1, 2].map(|number| set_service(number, None));
+    let services = [set_sim_service(1, None, true), set_service(2, None)];
     fixture.observe(first_lists([services.to_vec(), vec![set_slice(2, &[6])]].concat()));
     fixture.observe(vec![set_slice(1, &[3, 4, 5, 6])]);
     let service_id = fixture.kernel.frontends[&key([10, 96, 0, 1])];
     let state = fixture.kernel.states[&service_id];
-    let ids: Vec<u32> = (state.offset..state.offset + state.count)
-        .map(|at| fixture.kernel.list_entries[&at])
-        .collect();
+    let ids = fixture.kernel.ids(&state);
     assert!(ids.len() == 4 && ids.is_sorted(), "{ids:?}");
     assert_eq!(fixture.backends(1).unwrap()[0], target(6), "it has the lowest number");
+    // Without affinity the order is free, and with it again it is restored.
+    fixture.observe(vec![set_service(1, None)]);
+    fixture.observe(vec![set_slice(1, &[4, 5, 6])]);
+    let state = fixture.kernel.states[&service_id];
+    assert!(!fixture.kernel.ids(&state).is_sorted());
+    fixture.observe(vec![set_sim_service(1, None, true)]);
+    let state = fixture.kernel.states[&service_id];
+    assert!(state.count == 3 && fixture.kernel.ids(&state).is_sorted());
 }
 
 #[test]
@@ -435,8 +448,8 @@ fn a_service_of_the_cluster_that_does_not_fit_is_left_to_kube_proxy() {
 enum SimTurn {
     /// A change of the RouteTable, of time, or of the agent.
     Routes(SimRouteChange),
-    /// A Service of the cluster is set, with this label; `None` in the outer place: it is removed.
-    Service(u8, Option<ClusterIpLabel>),
+    /// A Service of the cluster is set, with this label, and with or without affinity; or it is removed.
+    Service(u8, Option<(ClusterIpLabel, bool)>),
     /// An EndpointSlice is set to the service with this number and the pods whose bits are set; or removed.
     Slice(u8, Option<(u8, u8)>),
     /// Label of the namespace.
@@ -450,7 +463,7 @@ fn sim_turns() -> impl Strategy<Value = Vec<SimTurn>> {
     let slice = prop::option::weighted(0.8, (1u8..6, any::<u8>()));
     let turn = prop_oneof![
         5 => route_changes().prop_map(|all| SimTurn::Routes(all[0].clone())),
-        3 => (1u8..6, prop::option::weighted(0.8, label()))
+        3 => (1u8..6, prop::option::weighted(0.8, (label(), any::<bool>())))
             .prop_map(|(service, label)| SimTurn::Service(service, label)),
         4 => (1u8..6, slice).prop_map(|(name, slice)| SimTurn::Slice(name, slice)),
         1 => label().prop_map(SimTurn::Namespace),
@@ -462,7 +475,7 @@ fn sim_turns() -> impl Strategy<Value = Vec<SimTurn>> {
 /// Objects of the cluster in the simulation.
 #[derive(Default)]
 struct SimCluster {
-    services: BTreeMap<u8, ClusterIpLabel>,
+    services: BTreeMap<u8, (ClusterIpLabel, bool)>,
     slices: BTreeMap<u8, (u8, Vec<u8>)>,
     namespace: ClusterIpLabel,
     node_addresses: BTreeSet<IpAddr>,
@@ -478,9 +491,9 @@ impl SimCluster {
                 self.services.remove(number);
                 Some(ClusterChange::Service(name(*number), None))
             }
-            SimTurn::Service(number, Some(label)) => {
-                self.services.insert(*number, *label);
-                Some(set_service(*number, *label))
+            SimTurn::Service(number, Some((label, has_affinity))) => {
+                self.services.insert(*number, (*label, *has_affinity));
+                Some(set_sim_service(*number, *label, *has_affinity))
             }
             SimTurn::Slice(slice_name, None) => {
                 self.slices.remove(slice_name);
@@ -505,7 +518,10 @@ impl SimCluster {
 
     /// Returns all objects.
     fn objects(&self) -> Vec<ClusterChange> {
-        let services = self.services.iter().map(|(number, label)| set_service(*number, *label));
+        let services = self
+            .services
+            .iter()
+            .map(|(number, (label, has_affinity))| set_sim_service(*number, *label, *has_affinity));
         let slices = self.slices.iter().map(|(slice_name, (service, pods))| {
             ClusterChange::Slice(name(*slice_name), Some(slice(*service, pods)))
         });
@@ -515,7 +531,7 @@ impl SimCluster {
 
     /// Returns what a connect to a service finds that the RouteTable does not have, in mode `all`.
     fn expected(&self, number: u8) -> Option<(RoutingMode, BTreeSet<BackendTarget>)> {
-        let label = self.services.get(&number)?.or(self.namespace);
+        let label = self.services.get(&number)?.0.or(self.namespace);
         let is_own = self.node_addresses.contains(&IpAddr::from([10, 96, 0, number]));
         if label == Some(false) || is_own {
             return None;
@@ -539,13 +555,14 @@ fn resumed_with(kernel: &FakeKernelMaps, sim: &RouteSim, cluster: &SimCluster) -
 }
 
 proptest! {
-    /// A service of the RouteTable has its frontends; all others are as the cluster's Services say. After every prefix
-    /// of every plan a connect finds the old list or the new one.
+    /// A service of the RouteTable has its frontends; all others are as the cluster's Services say. After every store
+    /// of every plan a connect finds backends of the old list or the new one.
     #[test]
     fn both_sources_are_in_force(turns in sim_turns()) {
         let (mut sim, mut cluster) = (RouteSim::new(), SimCluster::default());
-        let mut kernel = FakeKernelMaps::default();
-        let mut planner = resumed_with(&kernel, &sim, &cluster);
+        let mut writer = PlanWriter::default();
+        let mut planner = resumed_with(&writer.kernel, &sim, &cluster);
+        let mut crash = None;
         for turn in &turns {
             if let SimTurn::Routes(turn) = turn {
                 sim.apply(turn, &mut planner);
@@ -553,18 +570,22 @@ proptest! {
             let change = cluster.apply(turn);
             planner.apply_cluster_changes(change);
             planner.set_node_addresses(cluster.node_addresses.clone());
-            if matches!(turn, SimTurn::Routes(SimRouteChange::Restart)) {
-                planner = resumed_with(&kernel, &sim, &cluster);
+            match turn {
+                SimTurn::Routes(SimRouteChange::Restart) => {
+                    planner = resumed_with(&writer.kernel, &sim, &cluster);
+                }
+                SimTurn::Routes(SimRouteChange::Crash(share)) => {
+                    crash = Some(*share);
+                    continue;
+                }
+                _ => {}
             }
-            let old = kernel.all();
-            let ops = planner.plan(sim.now, &sim.locals).unwrap().ops;
-            let mut after = kernel.clone();
-            ops.iter().for_each(|op| after.write(op));
-            let new = after.all();
-            for op in &ops {
-                kernel.write(op);
-                check_old_or_new(&kernel, &old, &new)?;
+            if let Some(share) = crash.take() {
+                writer.write_part(&mut planner, &sim, share)?;
+                planner = resumed_with(&writer.kernel, &sim, &cluster);
             }
+            writer.write_plan(&mut planner, &sim)?;
+            let kernel = &writer.kernel;
             for number in (1u8..6).filter(|it| !sim.table.services.contains_key(&name(*it))) {
                 let found = kernel.find(&key([10, 96, 0, number]));
                 let found = found.map(|(mode, list, _)| (mode, list.into_iter().collect()));
@@ -577,7 +598,7 @@ proptest! {
                     prop_assert_eq!(port, Some(service.activator_port.get().to_be()));
                 }
             }
-            let mut fresh = resumed_with(&kernel, &sim, &cluster);
+            let mut fresh = resumed_with(kernel, &sim, &cluster);
             let rest = fresh.plan(sim.now + abi::QUARANTINE_NS, &sim.locals);
             prop_assert_eq!(rest, Ok(MapPlan::default()));
         }
