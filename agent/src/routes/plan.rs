@@ -610,8 +610,8 @@ impl RoutePlanner {
         let new_services = updates.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
         // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
-        // contains the frontend of the self-test, so `lists` may have one entry less.
-        let frontends_max = abi::FRONTENDS_MAX as usize + 1;
+        // contains the frontends of the self-test, so `lists` may have as many entries less.
+        let frontends_max = (abi::FRONTENDS_MAX + 2 - abi::SELF_TEST_FRONTENDS) as usize;
         let free = frontends_max.saturating_sub(self.lists.len());
         let free = share.available(free, frontends_max);
         let refusal =

@@ -114,6 +114,17 @@ fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
                 abi::AFFINITY_MAX,
             ],
         ),
+        (maps::UDP_FLOWS, [LRU_HASH, size(size_of::<abi::UdpFlowKey>()), 4, abi::UDP_FLOWS_MAX]),
+        (
+            maps::UDP_REPLIES,
+            [
+                LRU_HASH,
+                size(size_of::<abi::UdpFlowKey>()),
+                size(size_of::<abi::UdpReplySource>()),
+                abi::UDP_FLOWS_MAX,
+            ],
+        ),
+        (maps::UDP_SOCKETS, [HASH, 8, size(size_of::<abi::UdpSocket>()), abi::UDP_SOCKETS_MAX]),
         (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
         (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), abi::BACKENDS_MAX]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),
