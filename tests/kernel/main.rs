@@ -2,6 +2,7 @@
 
 mod agent;
 mod cluster_ip;
+mod cluster_udp;
 mod connect_records;
 mod fixture;
 mod listening_sockets;
@@ -14,4 +15,5 @@ mod scripted_process;
 mod servers;
 mod sk_lookup;
 mod sys;
+mod udp_process;
 mod verifier;

@@ -1,6 +1,9 @@
 //! Shell: Services of the cluster, which the agent watches itself, in the running kernel.
 
-use std::{io, net::IpAddr};
+use std::{
+    io,
+    net::{IpAddr, UdpSocket},
+};
 
 use serde_json::{Value, json};
 
@@ -35,6 +38,28 @@ fn endpoint_slice(addresses: &[&str]) -> Value {
     })
 }
 
+/// Returns a Service as Kubernetes has it for its DNS: one port for both protocols.
+fn dns_service() -> Value {
+    let mut service = service(None);
+    service["spec"]["ports"] = json!([
+        {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 8080},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP", "targetPort": 8080},
+        {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080},
+    ]);
+    service
+}
+
+/// Returns the EndpointSlice of [`dns_service`] with these addresses.
+fn dns_slice(addresses: &[&str]) -> Value {
+    let mut slice = endpoint_slice(addresses);
+    slice["ports"] = json!([
+        {"name": "dns", "port": 8080, "protocol": "UDP"},
+        {"name": "dns-tcp", "port": 8080, "protocol": "TCP"},
+        {"name": "http", "port": 8080, "protocol": "TCP"},
+    ]);
+    slice
+}
+
 fn set_node(server: &FakeWatchServer) {
     let metadata = json!({"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}});
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
@@ -66,8 +91,13 @@ impl AgentFixture {
 
     /// Connects to the Service from the pod, and returns the result as one word.
     fn connect_outcome(&self) -> String {
+        self.role_outcome("connect")
+    }
+
+    /// Returns the result that a process of the pod has in this role, as one word.
+    fn role_outcome(&self, role: &str) -> String {
         let mut command =
-            self.process_command("connect", &format!("{}/poduid-1/main", self.pods_cgroup));
+            self.process_command(role, &format!("{}/poduid-1/main", self.pods_cgroup));
         let output = command.env(SENDS_VARIABLE, CLUSTER_IP).stdin(Stdio::null()).output();
         let text = String::from_utf8_lossy(&output.expect("sh").stdout).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix("outcome: "));
@@ -89,9 +119,14 @@ impl AgentFixture {
 
     /// Connects until the outcome is as expected.
     fn wait_outcome(&self, expected: &str) {
+        self.wait_role_outcome("connect", expected);
+    }
+
+    /// Starts processes in this role until the outcome is as expected.
+    fn wait_role_outcome(&self, role: &str, expected: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
-            let outcome = self.connect_outcome();
+            let outcome = self.role_outcome(role);
             if outcome == expected {
                 return;
             }
@@ -106,6 +141,39 @@ pub(super) fn run_connect() {
     let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
     let result = TcpStream::connect((address, 80)).map(drop);
     println!("outcome: {}", outcome(&result));
+}
+
+/// Sends datagrams to port 53 of an address, by a connected socket and by another one, and prints the outcome.
+pub(super) fn run_datagram() {
+    let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
+    let ask = |is_connected: bool| -> io::Result<()> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        // The pod answers its own datagram within microseconds.
+        socket.set_read_timeout(Some(Duration::from_secs(3)))?;
+        let mut answer = [0; 8];
+        if is_connected {
+            socket.connect((address, 53))?;
+            socket.send(b"query")?;
+            assert_eq!(socket.peer_addr()?.ip(), address);
+        } else {
+            socket.send_to(b"query", (address, 53))?;
+        }
+        let (length, source) = socket.recv_from(&mut answer)?;
+        assert_eq!((&answer[..length], source), (&b"query"[..], (address, 53).into()));
+        Ok(())
+    };
+    let results = [true, false].map(ask);
+    let [connected, unconnected] = results.each_ref().map(outcome);
+    println!("outcome: {}", if connected == unconnected { connected } else { "different" });
+}
+
+/// Sends each datagram to port 8080 back, until the process ends.
+pub(super) fn echo_datagrams() {
+    let socket = UdpSocket::bind("0.0.0.0:8080").expect("a free port");
+    let mut datagram = [0; 64];
+    while let Ok((length, client)) = socket.recv_from(&mut datagram) {
+        let _client_left = socket.send_to(&datagram[..length], client);
+    }
 }
 
 /// Starts a pod that listens, and an agent beside an API server with these objects.
@@ -136,6 +204,24 @@ fn a_service_of_the_cluster_leads_to_its_endpoints_or_refuses() {
         server.delete("Service", "plain");
         fixture.wait_outcome("unchanged");
     }
+}
+
+#[test]
+fn a_dns_service_answers_by_both_protocols_of_its_port() {
+    let (mut fixture, server) = start("dns", "all", true);
+    fixture.send_to_pod("datagrams");
+    set_node(&server);
+    server.set(dns_service());
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    fixture.wait_outcome("connected");
+    server.set(dns_slice(&[]));
+    fixture.wait_role_outcome("datagram", "refused");
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    server.set(service(None));
+    fixture.wait_role_outcome("datagram", "unchanged");
+    assert_eq!(fixture.connect_outcome(), "connected", "its other port stays");
 }
 
 #[test]

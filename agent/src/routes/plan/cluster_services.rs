@@ -223,11 +223,11 @@ impl ClusterServices {
         let Some(observed) = &service.observed else { return Vec::new() };
         let affinity = observed.service.affinity_timeout.map_or(0, affinity_seconds);
         let routings = route_service(&observed.service, service.slices.values(), &self.node);
-        let tcp = routings.into_iter().filter(|it| it.protocol == TransportProtocol::Tcp);
-        // Two ports of one number cannot pass admission; the first one counts.
+        // Two ports of one number and protocol cannot pass admission; the first one counts.
         let mut lists = BTreeMap::new();
-        for routing in tcp {
-            let key = frontend_key(routing.address, routing.port);
+        for routing in routings {
+            let Some(protocol) = served_protocol(routing.protocol) else { continue };
+            let key = frontend_key(routing.address, routing.port, protocol);
             if service.frontends.contains(&key) {
                 lists.entry(key).or_insert_with(|| desired_list(&routing.target, affinity));
             }
@@ -350,9 +350,10 @@ impl ClusterServices {
         }
         let ClusterIpService { cluster_ips, ports, .. } = &service.service;
         let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
-        let tcp = ports.iter().filter(|it| it.protocol == TransportProtocol::Tcp);
-        let keys = addresses
-            .flat_map(|&address| tcp.clone().map(move |port| frontend_key(address, port.port)));
+        let ports = ports.iter().filter_map(|it| Some((it.port, served_protocol(it.protocol)?)));
+        let keys = addresses.flat_map(|&address| {
+            ports.clone().map(move |(port, protocol)| frontend_key(address, port, protocol))
+        });
         keys.collect()
     }
 
@@ -368,6 +369,15 @@ impl ClusterServices {
             ClusterIpMode::Labelled => label == Some(true),
             ClusterIpMode::All => label != Some(false),
         }
+    }
+}
+
+/// Returns the IP protocol number of a protocol whose ports this node serves; `None` for those left to kube-proxy.
+fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
+    match protocol {
+        TransportProtocol::Tcp => Some(abi::IPPROTO_TCP),
+        TransportProtocol::Udp => Some(abi::IPPROTO_UDP),
+        TransportProtocol::Sctp => None,
     }
 }
 
