@@ -62,6 +62,7 @@ fn role() {
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
         Ok("datagram") => cluster_services::run_datagram(),
+        Ok("hold") => cluster_services::run_hold(),
         _ => {}
     }
 }

@@ -93,6 +93,7 @@ mod event_ring;
 pub mod gauges;
 mod previous_version;
 pub(crate) mod stored_totals;
+pub(crate) mod udp_sockets;
 
 /// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
 ///
@@ -164,6 +165,11 @@ impl KernelMaps {
     /// Opens the maps that keep the totals of Revisions while no agent runs.
     pub(crate) fn stored_totals(&self) -> Result<stored_totals::StoredTotals, KernelMapError> {
         stored_totals::StoredTotals::open(&self.pins)
+    }
+
+    /// Opens the entries of UDP sockets, for another task.
+    pub(crate) fn udp_sockets(&self) -> Result<udp_sockets::UdpSocketEntries, KernelMapError> {
+        udp_sockets::UdpSocketEntries::open(&self.pins)
     }
 
     /// Opens the gauges of pods, for another task.

@@ -117,6 +117,23 @@ impl AgentFixture {
         }
     }
 
+    /// Starts a process that holds a connected UDP socket, in a namespace of this node.
+    fn hold_socket(&self, namespace: &str, address: &str) -> HeldSocket {
+        let cgroup = self.cgroup.join("host");
+        fs::create_dir_all(&cgroup).expect("a cgroup");
+        let entering = self.role_command("hold", namespace);
+        let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
+        let procs = cgroup.join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), args.join(" "));
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(ROLE, "hold").env(SENDS_VARIABLE, address);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
+        let lines = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        let mut held = HeldSocket { child, lines };
+        held.wait_line("held");
+        held
+    }
+
     /// Connects until the outcome is as expected.
     fn wait_outcome(&self, expected: &str) {
         self.wait_role_outcome("connect", expected);
@@ -165,6 +182,45 @@ pub(super) fn run_datagram() {
     let results = [true, false].map(ask);
     let [connected, unconnected] = results.each_ref().map(outcome);
     println!("outcome: {}", if connected == unconnected { connected } else { "different" });
+}
+
+/// Connects a UDP socket to an address, asks once, and prints how the next receive ends.
+pub(super) fn run_hold() {
+    let address = env::var(SENDS_VARIABLE).expect("set");
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    socket.connect(&address).expect("an endpoint");
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
+    socket.send(b"query").expect("a peer");
+    socket.recv(&mut [0; 8]).expect("an answer");
+    println!("held");
+    let ended = socket.recv(&mut [0; 8]).map_err(|error| error.kind());
+    println!("ended: {ended:?}");
+}
+
+/// A process that holds a connected UDP socket.
+struct HeldSocket {
+    child: Child,
+    lines: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl HeldSocket {
+    /// Waits for the next line of the process that begins with a word.
+    fn wait_line(&mut self, word: &str) -> String {
+        let mut lines = self.lines.by_ref().lines().map_while(Result::ok);
+        let found = lines.find(|line| line.starts_with(word));
+        found.unwrap_or_else(|| panic!("no line `{word}`"))
+    }
+
+    fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for HeldSocket {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
 }
 
 /// Sends each datagram to port 8080 back, until the process ends.
@@ -222,6 +278,37 @@ fn a_dns_service_answers_by_both_protocols_of_its_port() {
     server.set(service(None));
     fixture.wait_role_outcome("datagram", "unchanged");
     assert_eq!(fixture.connect_outcome(), "connected", "its other port stays");
+}
+
+#[test]
+fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
+    const ENDED: &str = "ended: Err(ConnectionAborted)";
+    let (mut fixture, server) = start("ended", "all", true);
+    fixture.send_to_pod("datagrams");
+    set_node(&server);
+    server.set(dns_service());
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    let cluster_ip = format!("{CLUSTER_IP}:53");
+    // A pod, and a process of the node itself, in whose namespace the agent is.
+    let redirected = ["p", "n"].map(|it| fixture.hold_socket(it, &cluster_ip));
+    let mut direct = fixture.hold_socket("p", ADDRESS);
+    server.set(dns_slice(&["10.77.0.2", "10.77.0.9"]));
+    server.set(dns_slice(&["10.77.0.9"]));
+    for mut socket in redirected {
+        assert_eq!(socket.wait_line("ended"), ENDED);
+    }
+    const ENDED_METRIC: &str = "rouse_agent_udp_sockets_ended_total";
+    fixture.wait_metric(ENDED_METRIC, 2);
+    // An endpoint that leaves while no agent runs.
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    let mut socket = fixture.hold_socket("p", &cluster_ip);
+    fixture.kill_agent();
+    server.set(dns_slice(&["10.77.0.9"]));
+    fixture.start_agent_with_services("all");
+    assert_eq!(socket.wait_line("ended"), ENDED);
+    assert!(direct.is_running(), "it asked for the endpoint itself");
 }
 
 #[test]

@@ -170,6 +170,41 @@ fn udp_ports_have_frontends_of_their_own() {
     assert_eq!(fixture.kernel.find(&dns_key(1)).unwrap().1, vec![target(6)]);
 }
 
+/// The agent ends connected sockets to those that are missing here.
+#[test]
+fn endpoints_for_datagrams_are_told_when_some_have_left() {
+    let at = |pods: &[u8]| {
+        let pods = pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080)));
+        Some(UdpEndpoints::from([(dns_key(1), pods.collect())]))
+    };
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.planner.take_changed_udp_endpoints()
+    };
+    assert_eq!(told(slice(&[5, 6])), None, "the lists are not complete");
+    let objects = [vec![set_service(1, None)], slice(&[5, 6])].concat();
+    assert_eq!(told(first_lists(objects)), at(&[5, 6]));
+    assert_eq!(told(vec![]), None, "once");
+    assert_eq!(told(slice(&[5, 6, 7])), None, "none has left");
+    assert_eq!(told(slice(&[6, 7])), at(&[6, 7]));
+    // One that terminates and still answers is no target of new sockets, and keeps those that it has.
+    let mut terminating = dns_slice(1, &[6, 7]);
+    (terminating.slice.endpoints[0].is_ready, terminating.slice.endpoints[0].is_terminating) =
+        (false, true);
+    let mut gone = terminating.clone();
+    gone.slice.endpoints[0].is_serving = false;
+    let set = |slice| vec![ClusterChange::Slice(name(1), Some(slice))];
+    assert_eq!(told(set(terminating)), None);
+    assert_eq!(told(set(gone)), at(&[7]));
+    // Without endpoints, sockets are left alone until there are some.
+    assert_eq!(told(slice(&[])), None);
+    assert_eq!(told(slice(&[8])), at(&[8]));
+    assert_eq!(told(vec![set_service(1, Some(false))]), None, "handed back to kube-proxy");
+    assert_eq!(told(vec![set_service(1, None)]), at(&[8]));
+}
+
 #[test]
 fn endpoints_become_the_list_of_the_port_that_names_them() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
