@@ -30,6 +30,7 @@ use crate::{
         audit::scan::GaugeAuditor,
         deadlines::task::OverdueRequestTask,
         stale_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
+        stale_udp_sockets::task::StaleUdpSocketTask,
     },
     kernel::{
         map_op::BackendTarget,
@@ -101,6 +102,8 @@ pub(crate) struct Agent {
     remote_pods: RemotePodProber,
     /// Stale connections of this node's clients.
     stale_connections: StaleConnectionTask,
+    /// UDP sockets of this node's clients whose endpoints have left.
+    stale_udp_sockets: StaleUdpSocketTask,
     /// Deadlines of the requests of this node's pods.
     overdue_requests: OverdueRequestTask,
     housekeeping: HousekeepingTimes,
@@ -133,6 +136,11 @@ impl Agent {
         let now = Instant::now();
         Ok(Self {
             node,
+            stale_udp_sockets: StaleUdpSocketTask::new(
+                clients.cgroup().to_owned(),
+                handles.maps.udp_sockets()?,
+                metrics.clone(),
+            ),
             stale_connections: StaleConnectionTask::new(clients, metrics.clone()),
             overdue_requests: OverdueRequestTask::new(
                 handles.finder.channel(),

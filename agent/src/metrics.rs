@@ -76,6 +76,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) connections_closed: Counter,
     /// Times that a stale connection was due but turned out to be in use.
     pub(crate) connections_spared: Counter,
+    /// Connected UDP sockets that were ended, because their endpoint had left its Service.
+    pub(crate) udp_sockets_ended: Counter,
     /// Stale connections that are left.
     pub(crate) connections_stale: Gauge,
     /// 1 if stale connections are closed under their locks, else 0.
@@ -121,6 +123,7 @@ impl AgentMetrics {
             cluster_services_refused: Gauge::default(),
             connections_closed: Counter::default(),
             connections_spared: Counter::default(),
+            udp_sockets_ended: Counter::default(),
             connections_stale: Gauge::default(),
             closes_locked: Gauge::default(),
             overdue_closed: Counter::default(),
@@ -175,6 +178,8 @@ impl AgentMetrics {
         registry.register("connections_ended", help, self.connections_closed.clone());
         let help = "Stale connections not closed, because they were in use again";
         registry.register("connections_spared", help, self.connections_spared.clone());
+        let help = "UDP sockets ended, because their endpoint had left its Service";
+        registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";

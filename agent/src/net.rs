@@ -6,7 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `netlink` | sockets of netlink: requests and dumps |
-//! | [`sockdiag`] | the TCP sockets of a namespace: lists and closes them |
+//! | [`sockdiag`] | the TCP sockets and connected UDP sockets of a namespace: lists and closes them |
 //! | `netfilter` | rules of a namespace that redirect connections |
 //! | [`reachability`], `remote_prober` | pure: reachability of the pods of other nodes; the probes of these pods |
 

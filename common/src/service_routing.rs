@@ -9,7 +9,7 @@ mod kubernetes;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     time::Duration,
@@ -207,6 +207,19 @@ pub fn route_service<'a>(
         }
     }
     routings
+}
+
+/// Returns the endpoints of one family that answer at a port, also those that new connections do not go to. `slices`
+/// are all EndpointSlices of the Service. kube-proxy keeps the UDP flows to these endpoints
+/// (`pkg/proxy/conntrack/cleanup.go`).
+pub fn answering_endpoints<'a>(
+    port: &ClusterIpPort,
+    family: AddressFamily,
+    slices: impl Iterator<Item = &'a ServiceSlice>,
+) -> BTreeSet<SocketAddr> {
+    let endpoints = endpoints_of_port(port, family, slices);
+    let answering = endpoints.into_iter().filter(|(_, it)| it.is_ready || it.is_serving);
+    answering.map(|(address, _)| address).collect()
 }
 
 /// Endpoints of one port, by address.

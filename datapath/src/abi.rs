@@ -4,7 +4,7 @@
 //! meaning raises [`ABI_VERSION`]: pins live in a folder named after it, and the agent refuses an object of another
 //! version.
 //!
-//! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service id →
+//! A connect finds its pod in these steps: `FRONTENDS[address, port, protocol]` → service id →
 //! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`.
 //! Writers fill new backends and a new extent first, or change entries of the list's own extent, each to another backend
 //! of the service. Then they store one word of `SVC_STATE`. Numbers and extents freed by that are in quarantine for
@@ -12,10 +12,14 @@
 //! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 mod connection_activity;
+mod udp_sockets;
 
 use core::mem::size_of;
 
-pub use self::connection_activity::ConnectionActivity;
+pub use self::{
+    connection_activity::ConnectionActivity,
+    udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
+};
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
 pub const ABI_VERSION: u32 = 6;
@@ -81,6 +85,14 @@ pub mod maps {
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
     pub const OVERFLOW: &str = "OVERFLOW";
+    /// LRU hash: [`UdpFlowKey`](super::UdpFlowKey) with a frontend → number of the backend that gets the socket's
+    /// datagrams to it (`u32`). It counts only while the frontend's list names it.
+    pub const UDP_FLOWS: &str = "UDP_FLOWS";
+    /// LRU hash: [`UdpFlowKey`](super::UdpFlowKey) with a backend → [`UdpReplySource`](super::UdpReplySource).
+    pub const UDP_REPLIES: &str = "UDP_REPLIES";
+    /// Hash: cookie of an open UDP socket of which a connect or a datagram was redirected (`u64`) →
+    /// [`UdpSocket`](super::UdpSocket).
+    pub const UDP_SOCKETS: &str = "UDP_SOCKETS";
     /// Socket storage of listeners and of accepted connections: [`ServerSocket`](super::ServerSocket).
     pub const CONNS: &str = "CONNS";
     /// Socket storage of connections that speak HTTP/2: [`Http2Connection`](crate::h2::Http2Connection).
@@ -108,6 +120,11 @@ pub const BACKENDS_MAX: u32 = 32_768;
 /// Most clients that keep a backend by default, each counted once for every frontend. Beyond them, those that connected
 /// longest ago get another backend.
 pub const AFFINITY_MAX: u32 = 16_384;
+/// Most pairs of an unconnected UDP socket and a frontend that are remembered. Beyond them, those that were used
+/// longest ago are forgotten: the next datagram may go to another backend.
+pub const UDP_FLOWS_MAX: u32 = 16_384;
+/// Most open UDP sockets of which a connect or a datagram was redirected. Those of further sockets go on unchanged.
+pub const UDP_SOCKETS_MAX: u32 = 65_536;
 /// Most pods of Rouse on one node, plus one: row 0 means none. Kubernetes' own limit is 110 to 500.
 pub const PODS_MAX: u32 = 1_024;
 /// Most pairs of namespace and port with a listener.
@@ -143,9 +160,19 @@ pub const FIRST_SERVICE: u32 = 3;
 pub const SELF_TEST_FRONTEND: FrontendKey = FrontendKey {
     address: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 192, 0, 0, 8],
     port_be: 1u16.to_be(),
-    protocol: 6,
+    protocol: IPPROTO_TCP,
     reserved: 0,
 };
+/// Frontend of the self-test for datagrams.
+pub const SELF_TEST_DATAGRAM_FRONTEND: FrontendKey =
+    FrontendKey { protocol: IPPROTO_UDP, ..SELF_TEST_FRONTEND };
+/// Number of frontends of the self-test.
+pub const SELF_TEST_FRONTENDS: u32 = 2;
+
+/// IP protocol number of TCP.
+pub const IPPROTO_TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const IPPROTO_UDP: u8 = 17;
 
 /// Index in `CONTROL`: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
@@ -162,11 +189,16 @@ pub const CONTROL_LISTEN_FULL: u32 = 4;
 pub const CONTROL_UNANSWERED: u32 = 5;
 /// Index in `CONTROL`: listeners beyond the [`LISTEN_PER_NAMESPACE`] ports of their namespace.
 pub const CONTROL_LISTEN_OVER_QUOTA: u32 = 6;
+/// Index in `CONTROL`: datagrams to a frontend of mode `SelfTest`.
+pub const CONTROL_SELF_TEST_DATAGRAMS: u32 = 7;
 /// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
 /// line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
+/// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
+/// no cache line with the word above.
+pub const CONTROL_UDP_SOCKETS: u32 = 16;
 /// Number of words in `CONTROL`.
-pub const CONTROL_WORDS: u32 = 16;
+pub const CONTROL_WORDS: u32 = 24;
 
 /// Address and port that clients connect to: key of `FRONTENDS`.
 #[repr(C)]
@@ -176,7 +208,7 @@ pub struct FrontendKey {
     pub address: [u8; 16],
     /// Port, network byte order.
     pub port_be: u16,
-    /// IP protocol number; always 6 (TCP) in this version.
+    /// IP protocol number: [`IPPROTO_TCP`] or [`IPPROTO_UDP`].
     pub protocol: u8,
     /// Padding, always zero: the kernel compares keys bytewise.
     pub reserved: u8,
@@ -739,6 +771,12 @@ mod pod {
     unsafe impl aya::Pod for super::AffinityKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::AffinityValue {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::UdpFlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::UdpReplySource {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::UdpSocket {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SockFieldOffsets {}
     // SAFETY: two bytes.

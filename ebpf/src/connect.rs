@@ -19,7 +19,8 @@ use crate::{
         AFFINITY, BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS,
         SLOTS, SVC_INFO, SVC_STATE, add_to_control, atomic_add, increment_control, monotonic_ns,
     },
-    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_connect},
+    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_call},
+    udp,
 };
 
 /// Picks of two backends before the activator gets the connect.
@@ -33,17 +34,17 @@ const MINUS_ONE: u64 = 1u64.wrapping_neg();
 /// Generation that no backend has: a socket with it counts in no gauge. Generations begin with 1.
 const NO_GAUGE_GENERATION: u64 = 0;
 /// Number that no backend has.
-const NO_BACKEND: u32 = u32::MAX;
+pub const NO_BACKEND: u32 = u32::MAX;
 
 /// Number of rows of `CLIENTS`, a power of two, less one. Set by the agent before loading.
 #[unsafe(no_mangle)]
 static CONNECT_RECORD_MASK: u32 = abi::CLIENTS_MAX - 1;
 
-/// Reason that a connect is not rewritten.
-enum NoRewriteReason {
-    /// The address is no frontend, or there is doubt: the connect goes on unchanged.
+/// Reason that a connect or datagram is not rewritten.
+pub enum NoRewriteReason {
+    /// The address is no frontend, or there is doubt: the call goes on unchanged.
     Pass,
-    /// The frontend's mode refuses connects.
+    /// The frontend's mode refuses calls.
     Refuse,
     /// The maps have changed since they were read.
     Changed,
@@ -53,12 +54,12 @@ enum NoRewriteReason {
 /// for the quarantine.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
-struct ChosenBackend {
+pub struct ChosenBackend {
     /// Number of the backend in `BACKENDS`.
-    backend: u32,
-    port_be: u16,
+    pub backend: u32,
+    pub port_be: u16,
     generation: u64,
-    address: [u32; 4],
+    pub address: [u32; 4],
 }
 
 /// One backend picked from a list.
@@ -72,17 +73,15 @@ struct BackendPick {
 #[inline(always)]
 pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if !ctx.is_tcp() {
-        return ALLOW;
-    }
-    let StackAligned(key) = &frontend_key(ctx.ipv4(), ctx.port_be());
+    let Some(protocol) = ctx.frontend_protocol() else { return ALLOW };
+    let StackAligned(key) = &frontend_key(ctx.ipv4(), ctx.port_be(), protocol);
     match choose_backend(ctx, key) {
         Ok(target) => {
             // An IPv4 socket cannot connect to an IPv6 pod; the agent plans no such lists, so this only guards.
-            if load_balancing::is_ipv4_mapped(&target.address) {
+            if load_balancing::is_ipv4_mapped(&target.address) && record_connect(ctx, key, &target)
+            {
                 ctx.set_ipv4(&target.address);
                 ctx.set_port_be(target.port_be);
-                record_connect(ctx, key, &target);
             }
             ALLOW
         }
@@ -90,7 +89,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             handle_unchanged_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_connect(),
+        Err(NoRewriteReason::Refuse) => refuse_call(),
     }
 }
 
@@ -98,22 +97,21 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if !ctx.is_tcp() {
-        return ALLOW;
-    }
-    let StackAligned(key) = &frontend_key(ctx.ipv6(), ctx.port_be());
+    let Some(protocol) = ctx.frontend_protocol() else { return ALLOW };
+    let StackAligned(key) = &frontend_key(ctx.ipv6(), ctx.port_be(), protocol);
     match choose_backend(ctx, key) {
         Ok(target) => {
-            ctx.set_ipv6(&target.address);
-            ctx.set_port_be(target.port_be);
-            record_connect(ctx, key, &target);
+            if record_connect(ctx, key, &target) {
+                ctx.set_ipv6(&target.address);
+                ctx.set_port_be(target.port_be);
+            }
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
             handle_unchanged_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_connect(),
+        Err(NoRewriteReason::Refuse) => refuse_call(),
     }
 }
 
@@ -121,7 +119,9 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(client) = record_for_peer(ctx, ctx.ipv4()) {
+    if ctx.is_udp() {
+        udp::show_asked_peer4(ctx);
+    } else if let Some(client) = record_for_peer(ctx, ctx.ipv4()) {
         ctx.set_ipv4(&address_words(client.original_address));
         ctx.set_port_be(client.original_port_be);
     }
@@ -132,14 +132,16 @@ pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(client) = record_for_peer(ctx, ctx.ipv6()) {
+    if ctx.is_udp() {
+        udp::show_asked_peer6(ctx);
+    } else if let Some(client) = record_for_peer(ctx, ctx.ipv6()) {
         ctx.set_ipv6(&address_words(client.original_address));
         ctx.set_port_be(client.original_port_be);
     }
     ALLOW
 }
 
-/// Removes a socket that is released from the gauge of its backend, and frees its row.
+/// Removes a socket that is released from the gauge of its backend, and frees its row. A UDP socket has neither.
 #[inline(always)]
 pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     // SAFETY: the helper takes the context as it is.
@@ -154,6 +156,8 @@ pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     } else if let Some(client) = find_overflow_record(socket.cast()) {
         leave_gauge(client);
         add_to_control(abi::CONTROL_OVERFLOW, MINUS_ONE);
+    } else {
+        udp::release_socket(socket, cookie);
     }
     ALLOW
 }
@@ -168,12 +172,12 @@ fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut Conn
 
 /// Aligned to whole words of the stack, as the verifier requires for stores of whole words.
 #[repr(align(8))]
-struct StackAligned<T>(T);
+pub struct StackAligned<T>(pub T);
 
-/// Builds the frontend key of an address and port, for TCP.
+/// Builds the frontend key of an address, port and protocol.
 #[inline(always)]
-fn frontend_key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
-    StackAligned(FrontendKey { address: address_bytes(address), port_be, protocol: 6, reserved: 0 })
+pub fn frontend_key(address: [u32; 4], port_be: u16, protocol: u8) -> StackAligned<FrontendKey> {
+    StackAligned(FrontendKey { address: address_bytes(address), port_be, protocol, reserved: 0 })
 }
 
 /// Chooses a backend, in up to three attempts if the maps change meanwhile.
@@ -228,7 +232,7 @@ fn try_choose_backend(
 /// Chooses a random backend, or the one that the client keeps. Of a list without a usable entry, the connect goes on
 /// unchanged.
 #[inline(always)]
-fn choose_random(
+pub fn choose_random(
     ctx: BpfSockAddr,
     key: &FrontendKey,
     read: ServiceReading,
@@ -281,7 +285,7 @@ fn choose_activator(
 
 /// Reads again all words that the choice came from; an error if any has changed.
 #[inline(always)]
-fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
+pub fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
     let service_id = service_id_of(key).ok_or(NoRewriteReason::Changed)?;
     let state = read_word(&SVC_STATE, before.service_id).ok_or(NoRewriteReason::Changed)?;
     let mut current = ServiceReading { service_id, state, info: 0, activator_list: 0 };
@@ -299,21 +303,21 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
 /// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
 /// reading it [again](verify_unchanged) shows that.
 #[inline(always)]
-fn service_id_of(key: &FrontendKey) -> Option<u32> {
+pub fn service_id_of(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
     FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
 }
 
 /// Reads a word of a service id. Volatile: user space stores it at any time, and the value is read twice.
 #[inline(always)]
-fn read_word(words: &Array<u64>, service_id: u32) -> Option<u64> {
+pub fn read_word(words: &Array<u64>, service_id: u32) -> Option<u64> {
     // SAFETY: a live map value; a word, which user space stores at once.
     words.get_ptr(service_id).map(|word| unsafe { ptr::read_volatile(word) })
 }
 
 /// Copies the row of a backend.
 #[inline(always)]
-fn copy_backend(backend: u32) -> Option<ChosenBackend> {
+pub fn copy_backend(backend: u32) -> Option<ChosenBackend> {
     let row = BACKENDS.get_ptr(backend)?;
     // SAFETY: a live map value. It may be half-written or another backend's; reading all words again shows that.
     unsafe {
@@ -379,6 +383,13 @@ extern "C" fn kept_backend(state: u64, seconds: u32, service_id: u32, client: u6
     if monotonic_ns().wrapping_sub(connected_ns) > u64::from(seconds) * SECOND_NS {
         return NO_BACKEND;
     }
+    if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
+}
+
+/// Returns this backend while its list names it, else [`NO_BACKEND`]. Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn listed_backend(state: u64, backend: u32) -> u32 {
     if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
 }
 
@@ -500,9 +511,20 @@ fn is_listening(pick: &BackendPick) -> bool {
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
 }
 
-/// Records the rewritten connect of a socket, and counts the socket in the backend's gauge.
+/// Records a connect that is to be rewritten. Returns false if it must go on unchanged, because it is one of UDP and
+/// there is no memory for its record.
 #[inline(always)]
-fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
+fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> bool {
+    if key.protocol == abi::IPPROTO_UDP {
+        return udp::record_connect(ctx, key, target);
+    }
+    record_tcp_connect(ctx, key, target);
+    true
+}
+
+/// Records a connect of TCP, and counts the socket in the backend's gauge.
+#[inline(always)]
+fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
     // The kernel reports no close of such sockets, so they would count forever.
     if ctx.is_mptcp_subflow() {
         return increment_control(abi::CONTROL_UNTRACKED);
@@ -538,6 +560,9 @@ fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
 /// A recorded earlier connect of the socket has failed or was disconnected.
 #[inline(always)]
 fn handle_unchanged_connect(ctx: BpfSockAddr) {
+    if ctx.is_udp() {
+        return udp::forget_connect(ctx);
+    }
     handle_disconnect(ctx.socket(), ctx.socket_cookie());
 }
 

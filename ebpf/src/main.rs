@@ -1,8 +1,9 @@
-//! The eBPF programs: maps and program entries. Each entry calls one function of a file named after its hook.
+//! The eBPF programs: maps and program entries. Each entry calls one function of a file named after its hook;
+//! `udp` has sendmsg and recvmsg.
 //!
-//! Helpers used and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and bind (5.7),
-//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional helpers are used only behind a constant that the
-//! agent sets, or in a program that older kernels do without (`end`).
+//! Helpers and hooks used, and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and
+//! bind (5.7), ring buffer (5.8), getpeername (5.8), sock_release (5.9), sendmsg (4.18), recvmsg (5.2). Optional
+//! helpers are used only behind a constant that the agent sets, or in a program that older kernels do without (`end`).
 #![no_std]
 #![no_main]
 #![allow(
@@ -26,6 +27,7 @@ mod packet;
 mod sk_lookup;
 mod sock_addr;
 mod sock_ops;
+mod udp;
 
 /// Mark in the object's read-only data, by which the agent learns the ABI version before it loads the object.
 #[unsafe(no_mangle)]
@@ -54,6 +56,26 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     connect::getpeername6(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    udp::sendmsg4(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    udp::sendmsg6(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    udp::recvmsg4(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    udp::recvmsg6(ctx.sock_addr)
 }
 
 #[cgroup_sock(sock_release)]

@@ -90,6 +90,14 @@ pub static CLIENTS: Array<abi::ConnectRecord> = Array::pinned(abi::CLIENTS_MAX, 
 #[btf_map]
 pub static OVERFLOW: SocketStorage<abi::ConnectRecord, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
+#[map]
+pub static UDP_FLOWS: LruHashMap<abi::UdpFlowKey, u32> = LruHashMap::pinned(abi::UDP_FLOWS_MAX, 0);
+#[map]
+pub static UDP_REPLIES: LruHashMap<abi::UdpFlowKey, abi::UdpReplySource> =
+    LruHashMap::pinned(abi::UDP_FLOWS_MAX, 0);
+#[map]
+pub static UDP_SOCKETS: HashMap<u64, abi::UdpSocket> =
+    HashMap::pinned(abi::UDP_SOCKETS_MAX, BPF_F_NO_PREALLOC);
 /// Storage of listeners and their connections. Cloned: an accepted socket begins with its listener's values.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::ServerSocket, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =

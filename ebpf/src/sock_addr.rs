@@ -6,23 +6,27 @@
 use core::{ffi::c_void, mem::transmute, ptr};
 
 use aya_ebpf::{
-    bindings::bpf_sock_addr,
+    bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{
         bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock,
     },
 };
-use datapath::load_balancing;
+use datapath::{abi, load_balancing};
 
 /// Verdict: the call goes on with the present address.
 pub const ALLOW: i32 = 1;
 /// Verdict: the call fails.
 pub const DENY: i32 = 0;
 
-const TCP: u32 = 6;
+const TCP: u32 = abi::IPPROTO_TCP as u32;
+const UDP: u32 = abi::IPPROTO_UDP as u32;
 const MPTCP: u32 = 262;
+/// State of a connected socket, also of UDP.
+const ESTABLISHED: u32 = 1;
 const ECONNREFUSED: i32 = 111;
 
-/// Flag: 1 if `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
+/// Flag: 1 if `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading. A kernel
+/// that has it for connects has it for sendmsg.
 #[unsafe(no_mangle)]
 static HAVE_SET_RETVAL: u8 = 0;
 
@@ -30,7 +34,7 @@ static HAVE_SET_RETVAL: u8 = 0;
 #[unsafe(no_mangle)]
 static HAVE_MPTCP_SOCK: u8 = 0;
 
-/// Context of a connect, bind or getpeername.
+/// Context of a connect, bind, getpeername, sendmsg or recvmsg.
 #[derive(Clone, Copy)]
 pub struct BpfSockAddr(pub *mut bpf_sock_addr);
 
@@ -54,6 +58,30 @@ impl BpfSockAddr {
     pub fn is_tcp(self) -> bool {
         let protocol = read!(self.0, protocol);
         protocol == TCP || protocol == MPTCP
+    }
+
+    /// Returns true if the socket speaks UDP.
+    #[inline(always)]
+    pub fn is_udp(self) -> bool {
+        read!(self.0, protocol) == UDP
+    }
+
+    /// Returns the protocol of the frontends to which the socket can connect; `None` if there are none for it.
+    #[inline(always)]
+    pub fn frontend_protocol(self) -> Option<u8> {
+        match read!(self.0, protocol) {
+            TCP | MPTCP => Some(abi::IPPROTO_TCP),
+            UDP => Some(abi::IPPROTO_UDP),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the socket is connected.
+    #[inline(always)]
+    pub fn is_connected(self) -> bool {
+        let socket = self.socket().cast::<bpf_sock>();
+        // SAFETY: the context has a socket; a single word of it.
+        unsafe { ptr::read_volatile(&raw const (*socket).state) == ESTABLISHED }
     }
 
     /// Returns the IPv4 address as an IPv4-mapped one, in memory order.
@@ -133,7 +161,7 @@ impl BpfSockAddr {
 
 /// Makes the call fail with ECONNREFUSED, or with EPERM on kernels before 5.18.
 #[inline(always)]
-pub fn refuse_connect() -> i32 {
+pub fn refuse_call() -> i32 {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
     if unsafe { ptr::read_volatile(&HAVE_SET_RETVAL) } != 0 {
         // SAFETY: takes a number. Where it is missing, the constant above is 0 and the verifier drops this branch.

@@ -61,6 +61,8 @@ fn role() {
         Ok("client") => run_client(),
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
+        Ok("datagram") => cluster_services::run_datagram(),
+        Ok("hold") => cluster_services::run_hold(),
         _ => {}
     }
 }
@@ -90,7 +92,8 @@ fn run_client() {
 }
 
 /// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
-/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them.
+/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After
+/// `datagrams`, datagrams to that port are sent back.
 fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -111,6 +114,7 @@ fn run_pod() {
                 listener = Some(bound);
             }
             Ok("close") => listener = None,
+            Ok("datagrams") => drop(thread::spawn(cluster_services::echo_datagrams)),
             Ok("good") => status = "200 OK",
             Ok("keep") => keep = true,
             Ok("drop") => connections.clear(),

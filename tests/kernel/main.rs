@@ -2,6 +2,7 @@
 
 mod agent;
 mod cluster_ip;
+mod cluster_udp;
 mod connect_records;
 mod fixture;
 mod large_service;
@@ -16,4 +17,5 @@ mod scripted_process;
 mod servers;
 mod sk_lookup;
 mod sys;
+mod udp_process;
 mod verifier;

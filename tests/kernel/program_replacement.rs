@@ -45,7 +45,7 @@ fn the_self_test_is_seen() {
     let missing = programs.verify_by_self_test(&mut fixture.maps).unwrap_err().to_string();
     assert!(missing.contains("connect was not seen"), "{missing}");
     std::fs::create_dir(programs.pins().join("links")).unwrap();
-    assert_eq!(programs.keep_attached().unwrap(), 10);
+    assert_eq!(programs.keep_attached().unwrap(), 14);
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
@@ -56,7 +56,7 @@ fn the_programs_follow_cgroups_that_were_recreated() {
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     fixture.recreate_cgroups();
-    assert_eq!(programs.keep_attached().unwrap(), 10);
+    assert_eq!(programs.keep_attached().unwrap(), 14);
     assert_eq!(programs.keep_attached().unwrap(), 0);
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
@@ -137,14 +137,14 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     std::fs::create_dir(programs.pins().join("links")).unwrap();
     // A program leaves its cgroup a moment after its last pin is removed.
     while client.expect_step("hammer 10.96.0.1:80 20") != "theirs=20" {}
-    assert_eq!(programs.keep_attached().unwrap(), 10);
+    assert_eq!(programs.keep_attached().unwrap(), 14);
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20");
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
 /// Attaches the same programs under the next version number beside the fixture's, which act as the earlier version.
-fn load_next_abi(fixture: &mut KernelFixture) -> (AgentPaths, EbpfPrograms) {
+pub(crate) fn load_next_abi(fixture: &mut KernelFixture) -> (AgentPaths, EbpfPrograms) {
     let version = fixture.paths().version + 1;
     let paths = AgentPaths { version, ..fixture.paths().clone() };
     let programs = EbpfPrograms::load(paths.clone()).expect("the kernel takes them");

@@ -73,7 +73,13 @@ impl Agent {
         // Before the write: after a failure the planner keeps its changes, and `housekeep` requests another write.
         self.routes.clear_dirty();
         let begun = Instant::now();
-        match self.write_plan() {
+        let written = self.write_plan();
+        if written.is_ok()
+            && let Some(endpoints) = self.routes.take_changed_udp_endpoints()
+        {
+            self.stale_udp_sockets.set_endpoints(endpoints);
+        }
+        match written {
             // Lists of the previous table are still in force, so this version is not reported yet.
             Ok(MapPlanProgress { is_partial: true, .. }) => {}
             Ok(MapPlanProgress { writes, .. }) => {

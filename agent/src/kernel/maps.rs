@@ -105,6 +105,7 @@ mod event_ring;
 pub mod gauges;
 mod previous_version;
 pub(crate) mod stored_totals;
+pub(crate) mod udp_sockets;
 
 /// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
 ///
@@ -184,6 +185,11 @@ impl KernelMaps {
     /// Opens the maps that keep the totals of Revisions while no agent runs.
     pub(crate) fn stored_totals(&self) -> Result<stored_totals::StoredTotals, KernelMapError> {
         stored_totals::StoredTotals::open(&self.pins)
+    }
+
+    /// Opens the entries of UDP sockets, for another task.
+    pub(crate) fn udp_sockets(&self) -> Result<udp_sockets::UdpSocketEntries, KernelMapError> {
+        udp_sockets::UdpSocketEntries::open(&self.pins)
     }
 
     /// Opens the gauges of pods, for another task.
@@ -282,7 +288,7 @@ impl KernelMaps {
         let mut table = KernelRoutes { sizes: self.sizes, ..KernelRoutes::default() };
         for entry in self.frontends.iter() {
             let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
-            // The self-test's frontend belongs to no service, and no plan may remove it.
+            // The self-test's frontends belong to no service, and no plan may remove them.
             if service_id < abi::FIRST_SERVICE {
                 continue;
             }
@@ -420,13 +426,15 @@ impl KernelMaps {
         }
     }
 
-    /// Writes the frontend of the self-test, whose connects the programs count and refuse.
-    pub fn write_self_test_frontend(&mut self) -> Result<(), KernelMapError> {
+    /// Writes the frontends of the self-test, whose connects and datagrams the programs count and refuse.
+    pub fn write_self_test_frontends(&mut self) -> Result<(), KernelMapError> {
+        let service_id = abi::SELF_TEST_SERVICE;
         let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::SelfTest };
-        // The state before the frontend: a connect must never find an address without a state.
-        self.write_op(&MapOp::State { service_id: abi::SELF_TEST_SERVICE, state })?;
-        let key = abi::SELF_TEST_FRONTEND;
-        self.write_op(&MapOp::Frontend { key, service_id: abi::SELF_TEST_SERVICE })
+        // The state before the frontends: a connect must never find an address without a state.
+        self.write_op(&MapOp::State { service_id, state })?;
+        let keys: [_; abi::SELF_TEST_FRONTENDS as usize] =
+            [abi::SELF_TEST_FRONTEND, abi::SELF_TEST_DATAGRAM_FRONTEND];
+        keys.into_iter().try_for_each(|key| self.write_op(&MapOp::Frontend { key, service_id }))
     }
 
     /// Removes the entry of a port whose listeners are known to be closed.
@@ -533,12 +541,14 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// Returns true if client sockets are open whose connects the programs with these pins redirected. Such a socket has a
-/// claimed row, or storage of its own. If that cannot be read, there may be some.
+/// Returns true if client sockets are open whose connects or datagrams the programs with these pins redirected. Such a
+/// socket has a claimed row, storage of its own, or an entry of UDP sockets. If that cannot be read, there may be some.
 pub(crate) fn has_client_sockets(pins: &Path) -> Result<bool, KernelMapError> {
     let control = map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?;
-    // The overflow count is of sockets that found their row claimed, and have socket storage instead.
-    if control.words()[abi::CONTROL_OVERFLOW as usize].load(Relaxed) != 0 {
+    // Counts of sockets that found their row claimed and have storage instead, and of UDP sockets. Versions before 6
+    // have no word for UDP; it reads as 0, as the rest of the page.
+    let counts = [abi::CONTROL_OVERFLOW, abi::CONTROL_UDP_SOCKETS];
+    if counts.iter().any(|&word| control.words()[word as usize].load(Relaxed) != 0) {
         return Ok(true);
     }
     let claims: Array<MapData, u64> = Array::try_from(Map::Array(open_map(pins, maps::CLAIMS)?))

@@ -126,8 +126,9 @@ enum AttachCgroup {
 
 /// Attached programs: name, the kernel's attach type (`enum bpf_attach_type`), cgroup.
 ///
-/// Pods' programs come first: a connect that is redirected to a local pod relies on their records.
-const CGROUP_PROGRAMS: [(&str, u32, AttachCgroup); 10] = [
+/// Pods' programs come first: a connect that is redirected to a local pod relies on their records. Programs that show
+/// addresses come before those that replace them.
+const CGROUP_PROGRAMS: [(&str, u32, AttachCgroup); 14] = [
     ("bind4", 8, AttachCgroup::Pods),
     ("bind6", 9, AttachCgroup::Pods),
     ("sockets", 3, AttachCgroup::Pods),
@@ -136,11 +137,18 @@ const CGROUP_PROGRAMS: [(&str, u32, AttachCgroup); 10] = [
     ("release", 34, AttachCgroup::Clients),
     ("getpeername4", 29, AttachCgroup::Clients),
     ("getpeername6", 30, AttachCgroup::Clients),
+    ("recvmsg4", 19, AttachCgroup::Clients),
+    ("recvmsg6", 20, AttachCgroup::Clients),
+    ("sendmsg4", 14, AttachCgroup::Clients),
+    ("sendmsg6", 15, AttachCgroup::Clients),
     ("connect4", 10, AttachCgroup::Clients),
     ("connect6", 11, AttachCgroup::Clients),
 ];
 
 /// Programs among them that follow the tables.
+const TABLE_PROGRAMS: [&str; 4] = ["sendmsg4", "sendmsg6", "connect4", "connect6"];
+
+/// Programs among them at whose hooks other load balancers are looked for.
 const CONNECT_PROGRAMS: [&str; 2] = ["connect4", "connect6"];
 
 /// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
@@ -217,7 +225,7 @@ impl EbpfPrograms {
         let locked_closer = locked_close.and_then(|()| LockedCloser::load(&mut ebpf));
         // An agent that completed the takeover continues with its own tables; one that stopped halfway repeats it.
         let follows_previous =
-            previous_pins.as_ref().is_some_and(|pins| has_any_link(pins, &CONNECT_PROGRAMS));
+            previous_pins.as_ref().is_some_and(|pins| has_any_link(pins, &TABLE_PROGRAMS));
         let (found_kubelet, activator_netns, outlived_pins, locked_closer) =
             (None, None, Vec::new(), log_unsupported(locked_closer));
         let mut programs = Self {
@@ -235,8 +243,8 @@ impl EbpfPrograms {
         for (name, array, index) in TAIL_CALLS {
             set_tail_call(&mut programs.ebpf, name, array, index)?;
         }
-        // Before the attach: the first self-test needs its frontend.
-        KernelMaps::open(&pins)?.write_self_test_frontend()?;
+        // Before the attach: the first self-test needs its frontends.
+        KernelMaps::open(&pins)?.write_self_test_frontends()?;
         programs.attach_or_replace(programs.wanted_programs())?;
         programs.mark_kubelet();
         if let Some(pins) = &programs.previous_pins {
@@ -266,11 +274,11 @@ impl EbpfPrograms {
             return Ok(());
         }
         // Both are in force for a moment: an address that one has rewritten is no service's address to the other.
-        let connects =
-            CGROUP_PROGRAMS.into_iter().filter(|(name, ..)| CONNECT_PROGRAMS.contains(name));
-        self.attach_or_replace(connects)?;
+        let following =
+            CGROUP_PROGRAMS.into_iter().filter(|(name, ..)| TABLE_PROGRAMS.contains(name));
+        self.attach_or_replace(following)?;
         if let Some(old) = &self.previous_pins {
-            CONNECT_PROGRAMS.iter().try_for_each(|name| remove_link(old, name))?;
+            TABLE_PROGRAMS.iter().try_for_each(|name| remove_link(old, name))?;
             info!(old = %old.display(), "connects follow this version's tables");
         }
         self.follows_previous = false;
@@ -394,7 +402,7 @@ impl EbpfPrograms {
         let waits = self.follows_previous;
         CGROUP_PROGRAMS
             .into_iter()
-            .filter(move |(name, ..)| !(waits && CONNECT_PROGRAMS.contains(name)))
+            .filter(move |(name, ..)| !(waits && TABLE_PROGRAMS.contains(name)))
     }
 
     fn attach_or_replace(

@@ -424,6 +424,8 @@ pub struct SelfTestReport {
     pub cookie: u64,
     /// Port on which it listens on loopback; 0 if it could not.
     pub port: u16,
+    /// Errno of its datagram over IPv4, which should fail; 0 if it was sent.
+    pub send_errno: i32,
 }
 
 /// A process that runs in a given cgroup, makes the calls that the eBPF programs should see, and listens until dropped.
@@ -466,6 +468,7 @@ impl SelfTestProcess {
             connects: i32_at(12).unsigned_abs(),
             cookie: u64::from_ne_bytes(cookie),
             port: u16::from_ne_bytes([bytes[24], bytes[25]]),
+            send_errno: i32_at(28),
         };
         Ok(process)
     }
@@ -510,7 +513,7 @@ unsafe fn close_all_but(one: i32, other: i32) {
 }
 
 /// Runs the self-test: enters the namespace and the cgroup, connects to [`datapath::abi::SELF_TEST_FRONTEND`] in both
-/// families, listens on loopback, reports, and waits for the kill.
+/// families, sends it a datagram, listens on loopback, reports, and waits for the kill.
 ///
 /// # Safety
 ///
@@ -548,6 +551,11 @@ unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: 
             report.connect_errno = *libc::__errno_location();
         }
         report.connects = 1;
+        let sender = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let (empty, address) = (std::ptr::null(), std::ptr::from_ref(&to).cast());
+        if libc::sendto(sender, empty, 0, libc::MSG_DONTWAIT, address, length) < 0 {
+            report.send_errno = *libc::__errno_location();
+        }
         // The same address in the form that IPv6 programs use.
         let client = libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if client >= 0 {

@@ -1,10 +1,11 @@
-//! Shell: TCP sockets of the calling thread's network namespace, listed and closed by sock_diag.
+//! Shell: sockets of the calling thread's network namespace, listed and closed by sock_diag: those of TCP, and
+//! connected ones of UDP.
 
 use std::{io, net::SocketAddr, time::Duration};
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_CLOSE_WAIT, TCP_ESTABLISHED},
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, TCP_CLOSE_WAIT, TCP_ESTABLISHED},
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags, nlas::Nla},
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
@@ -24,6 +25,7 @@ pub struct DiagConnection {
     pub activity: TcpActivity,
     id: SocketId,
     family: u8,
+    protocol: u8,
 }
 
 /// Activity of a connection, seen from its own end.
@@ -77,7 +79,8 @@ impl DiagConnection {
 impl DiagConnection {
     /// Makes a connection as a dump would list it.
     pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, activity: TcpActivity) -> Self {
-        Self { local, peer, activity, id: SocketId::new_v4(), family: AF_INET }
+        let (family, protocol) = (AF_INET, IPPROTO_TCP);
+        Self { local, peer, activity, id: SocketId::new_v4(), family, protocol }
     }
 }
 
@@ -109,9 +112,25 @@ impl SockDiag {
     pub fn connections(&self) -> io::Result<Vec<DiagConnection>> {
         let mut connections = Vec::new();
         self.dump_sockets(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
-            connections.push(connection(&socket));
+            connections.push(connection(&socket, IPPROTO_TCP));
         })?;
         Ok(connections)
+    }
+
+    /// Returns the connected UDP sockets of the namespace, without activity. `NotFound` if the kernel lists none
+    /// (INET_UDP_DIAG).
+    pub fn connected_udp_sockets(&self) -> io::Result<Vec<DiagConnection>> {
+        let mut sockets = Vec::new();
+        let (states, extensions) = (StateFlags::ESTABLISHED, ExtensionFlags::empty());
+        for request in requests_for_both_families(&states, &extensions) {
+            let request = InetRequest { protocol: IPPROTO_UDP, ..request };
+            self.netlink.dump(SockDiagMessage::InetRequest(request), |response| {
+                if let SockDiagMessage::InetResponse(socket) = response {
+                    sockets.push(connection(&socket, IPPROTO_UDP));
+                }
+            })?;
+        }
+        Ok(sockets)
     }
 
     /// Returns a listed connection as it is now. `NotFound` if it is not established any more.
@@ -160,15 +179,16 @@ impl SockDiag {
         }
     }
 
-    /// Closes a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
+    /// Closes a connection from this side: its owner reads ECONNABORTED, the peer gets a reset. A UDP socket is
+    /// disconnected.
     ///
-    /// `NotFound` if it has closed by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY; `Unsupported`
-    /// without.
+    /// `NotFound` if it has closed by itself, or has another peer. Needs CAP_NET_ADMIN and a kernel with
+    /// INET_DIAG_DESTROY; `Unsupported` without.
     pub fn destroy(&self, connection: &DiagConnection) -> io::Result<()> {
         let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
         let request = request(connection.family, states, extensions, connection.exact_id());
-        let request = SockDiagMessage::InetRequest(request);
-        self.netlink.command(SockDiagDestroy::new(request))
+        let request = InetRequest { protocol: connection.protocol, ..request };
+        self.netlink.command(SockDiagDestroy::new(SockDiagMessage::InetRequest(request)))
     }
 
     fn dump_sockets(
@@ -188,14 +208,15 @@ impl SockDiag {
     }
 }
 
-/// Converts a listed socket to a connection.
-fn connection(socket: &InetResponse) -> DiagConnection {
+/// Converts a listed socket of a protocol to a connection.
+fn connection(socket: &InetResponse, protocol: u8) -> DiagConnection {
     let id = socket.header.socket_id.clone();
     DiagConnection {
         local: local(&id),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
         activity: tcp_activity(socket),
         family: socket.header.family,
+        protocol,
         id,
     }
 }
@@ -314,6 +335,22 @@ mod tests {
         assert!(
             is_listed(client_address, server_address) && is_listed(server_address, client_address)
         );
+    }
+
+    #[test]
+    fn it_lists_connected_udp_sockets_alone() {
+        use std::net::UdpSocket;
+        let server = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+        let client = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+        client.connect(server.local_addr().expect("bound")).expect("it is local");
+        let sockets = match SockDiag::open().and_then(|diag| diag.connected_udp_sockets()) {
+            // This kernel does not list them.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            sockets => sockets.expect("a dump"),
+        };
+        let at = |socket: &UdpSocket| socket.local_addr().expect("bound");
+        let peer_of = |socket| sockets.iter().find(|it| it.local == at(socket)).map(|it| it.peer);
+        assert_eq!((peer_of(&client), peer_of(&server)), (Some(at(&server)), None));
     }
 
     #[test]

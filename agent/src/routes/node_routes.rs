@@ -21,6 +21,7 @@ use crate::{
     kernel::map_op::{KernelPodIds, KernelRoutes},
     routes::plan::{
         ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerTable, RoutePlanner,
+        UdpEndpoints,
     },
 };
 
@@ -122,6 +123,12 @@ impl NodeRoutes {
     /// Returns the number of Services of the cluster that do not fit.
     pub(crate) fn refused_cluster_services(&self) -> usize {
         self.planner.refused_cluster_services()
+    }
+
+    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
+    /// Call it after the writes of a plan.
+    pub(crate) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
+        self.planner.take_changed_udp_endpoints()
     }
 
     /// Returns true if all frontends of this node are known.

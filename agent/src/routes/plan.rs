@@ -40,7 +40,7 @@ use self::{
 pub use self::{
     cluster_services::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
-        ObservedSlice,
+        ObservedSlice, UdpEndpoints,
     },
     map_plan::MapPlan,
     request_terms::RevisionRequestTerms,
@@ -204,6 +204,12 @@ impl RoutePlanner {
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         self.table.cluster.set_node_addresses(addresses);
         self.collect_cluster_changes();
+    }
+
+    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
+    /// Call it after the writes of a plan: before them, a socket may still get an endpoint that has left.
+    pub fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
+        self.table.cluster.take_changed_udp_endpoints()
     }
 
     /// Makes the Services of the cluster due again that did not fit. Call it from time to time: each attempt costs as

@@ -1,6 +1,9 @@
 //! Shell: Services of the cluster, which the agent watches itself, in the running kernel.
 
-use std::{io, net::IpAddr};
+use std::{
+    io,
+    net::{IpAddr, UdpSocket},
+};
 
 use agent::map_sizes::MapSizes;
 use serde_json::{Value, json};
@@ -36,6 +39,28 @@ fn endpoint_slice(addresses: &[&str]) -> Value {
     })
 }
 
+/// Returns a Service as Kubernetes has it for its DNS: one port for both protocols.
+fn dns_service() -> Value {
+    let mut service = service(None);
+    service["spec"]["ports"] = json!([
+        {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 8080},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP", "targetPort": 8080},
+        {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080},
+    ]);
+    service
+}
+
+/// Returns the EndpointSlice of [`dns_service`] with these addresses.
+fn dns_slice(addresses: &[&str]) -> Value {
+    let mut slice = endpoint_slice(addresses);
+    slice["ports"] = json!([
+        {"name": "dns", "port": 8080, "protocol": "UDP"},
+        {"name": "dns-tcp", "port": 8080, "protocol": "TCP"},
+        {"name": "http", "port": 8080, "protocol": "TCP"},
+    ]);
+    slice
+}
+
 fn set_node(server: &FakeWatchServer) {
     let metadata = json!({"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}});
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
@@ -67,8 +92,13 @@ impl AgentFixture {
 
     /// Connects to the Service from the pod, and returns the result as one word.
     fn connect_outcome(&self) -> String {
+        self.role_outcome("connect")
+    }
+
+    /// Returns the result that a process of the pod has in this role, as one word.
+    fn role_outcome(&self, role: &str) -> String {
         let mut command =
-            self.process_command("connect", &format!("{}/poduid-1/main", self.pods_cgroup));
+            self.process_command(role, &format!("{}/poduid-1/main", self.pods_cgroup));
         let output = command.env(SENDS_VARIABLE, CLUSTER_IP).stdin(Stdio::null()).output();
         let text = String::from_utf8_lossy(&output.expect("sh").stdout).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix("outcome: "));
@@ -88,11 +118,33 @@ impl AgentFixture {
         }
     }
 
+    /// Starts a process that holds a connected UDP socket, in a namespace of this node.
+    fn hold_socket(&self, namespace: &str, address: &str) -> HeldSocket {
+        let cgroup = self.cgroup.join("host");
+        fs::create_dir_all(&cgroup).expect("a cgroup");
+        let entering = self.role_command("hold", namespace);
+        let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
+        let procs = cgroup.join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), args.join(" "));
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(ROLE, "hold").env(SENDS_VARIABLE, address);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
+        let lines = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        let mut held = HeldSocket { child, lines };
+        held.wait_line("held");
+        held
+    }
+
     /// Connects until the outcome is as expected.
     fn wait_outcome(&self, expected: &str) {
+        self.wait_role_outcome("connect", expected);
+    }
+
+    /// Starts processes in this role until the outcome is as expected.
+    fn wait_role_outcome(&self, role: &str, expected: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
-            let outcome = self.connect_outcome();
+            let outcome = self.role_outcome(role);
             if outcome == expected {
                 return;
             }
@@ -107,6 +159,78 @@ pub(super) fn run_connect() {
     let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
     let result = TcpStream::connect((address, 80)).map(drop);
     println!("outcome: {}", outcome(&result));
+}
+
+/// Sends datagrams to port 53 of an address, by a connected socket and by another one, and prints the outcome.
+pub(super) fn run_datagram() {
+    let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
+    let ask = |is_connected: bool| -> io::Result<()> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        // The pod answers its own datagram within microseconds.
+        socket.set_read_timeout(Some(Duration::from_secs(3)))?;
+        let mut answer = [0; 8];
+        if is_connected {
+            socket.connect((address, 53))?;
+            socket.send(b"query")?;
+            assert_eq!(socket.peer_addr()?.ip(), address);
+        } else {
+            socket.send_to(b"query", (address, 53))?;
+        }
+        let (length, source) = socket.recv_from(&mut answer)?;
+        assert_eq!((&answer[..length], source), (&b"query"[..], (address, 53).into()));
+        Ok(())
+    };
+    let results = [true, false].map(ask);
+    let [connected, unconnected] = results.each_ref().map(outcome);
+    println!("outcome: {}", if connected == unconnected { connected } else { "different" });
+}
+
+/// Connects a UDP socket to an address, asks once, and prints how the next receive ends.
+pub(super) fn run_hold() {
+    let address = env::var(SENDS_VARIABLE).expect("set");
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    socket.connect(&address).expect("an endpoint");
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
+    socket.send(b"query").expect("a peer");
+    socket.recv(&mut [0; 8]).expect("an answer");
+    println!("held");
+    let ended = socket.recv(&mut [0; 8]).map_err(|error| error.kind());
+    println!("ended: {ended:?}");
+}
+
+/// A process that holds a connected UDP socket.
+struct HeldSocket {
+    child: Child,
+    lines: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl HeldSocket {
+    /// Waits for the next line of the process that begins with a word.
+    fn wait_line(&mut self, word: &str) -> String {
+        let mut lines = self.lines.by_ref().lines().map_while(Result::ok);
+        let found = lines.find(|line| line.starts_with(word));
+        found.unwrap_or_else(|| panic!("no line `{word}`"))
+    }
+
+    fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for HeldSocket {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+/// Sends each datagram to port 8080 back, until the process ends.
+pub(super) fn echo_datagrams() {
+    let socket = UdpSocket::bind("0.0.0.0:8080").expect("a free port");
+    let mut datagram = [0; 64];
+    while let Ok((length, client)) = socket.recv_from(&mut datagram) {
+        let _client_left = socket.send_to(&datagram[..length], client);
+    }
 }
 
 /// Starts a pod that listens, and an agent beside an API server with these objects.
@@ -137,6 +261,55 @@ fn a_service_of_the_cluster_leads_to_its_endpoints_or_refuses() {
         server.delete("Service", "plain");
         fixture.wait_outcome("unchanged");
     }
+}
+
+#[test]
+fn a_dns_service_answers_by_both_protocols_of_its_port() {
+    let (mut fixture, server) = start("dns", "all", true);
+    fixture.send_to_pod("datagrams");
+    set_node(&server);
+    server.set(dns_service());
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    fixture.wait_outcome("connected");
+    server.set(dns_slice(&[]));
+    fixture.wait_role_outcome("datagram", "refused");
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    server.set(service(None));
+    fixture.wait_role_outcome("datagram", "unchanged");
+    assert_eq!(fixture.connect_outcome(), "connected", "its other port stays");
+}
+
+#[test]
+fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
+    const ENDED: &str = "ended: Err(ConnectionAborted)";
+    let (mut fixture, server) = start("ended", "all", true);
+    fixture.send_to_pod("datagrams");
+    set_node(&server);
+    server.set(dns_service());
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    let cluster_ip = format!("{CLUSTER_IP}:53");
+    // A pod, and a process of the node itself, in whose namespace the agent is.
+    let redirected = ["p", "n"].map(|it| fixture.hold_socket(it, &cluster_ip));
+    let mut direct = fixture.hold_socket("p", ADDRESS);
+    server.set(dns_slice(&["10.77.0.2", "10.77.0.9"]));
+    server.set(dns_slice(&["10.77.0.9"]));
+    for mut socket in redirected {
+        assert_eq!(socket.wait_line("ended"), ENDED);
+    }
+    const ENDED_METRIC: &str = "rouse_agent_udp_sockets_ended_total";
+    fixture.wait_metric(ENDED_METRIC, 2);
+    // An endpoint that leaves while no agent runs.
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    let mut socket = fixture.hold_socket("p", &cluster_ip);
+    fixture.kill_agent();
+    server.set(dns_slice(&["10.77.0.9"]));
+    fixture.start_agent_with_services("all");
+    assert_eq!(socket.wait_line("ended"), ENDED);
+    assert!(direct.is_running(), "it asked for the endpoint itself");
 }
 
 #[test]

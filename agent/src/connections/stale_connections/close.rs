@@ -53,6 +53,11 @@ impl StaleConnectionCloser {
         Self { cgroup, locked_closer, last_scan: Arc::default() }
     }
 
+    /// Returns the cgroup of the clients.
+    pub(crate) fn cgroup(&self) -> &Path {
+        &self.cgroup
+    }
+
     /// Returns true if connections are closed under their locks.
     pub(crate) fn can_close_locked(&self) -> bool {
         self.locked_closer.is_some()
@@ -283,7 +288,7 @@ fn close_if_due(
 }
 
 /// Returns one path to each network namespace except the agent's own.
-fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
+pub(in crate::connections) fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
     let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
     let paths =
         processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));

@@ -116,6 +116,17 @@ fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
                 sizes.affinity_clients,
             ],
         ),
+        (maps::UDP_FLOWS, [LRU_HASH, size(size_of::<abi::UdpFlowKey>()), 4, abi::UDP_FLOWS_MAX]),
+        (
+            maps::UDP_REPLIES,
+            [
+                LRU_HASH,
+                size(size_of::<abi::UdpFlowKey>()),
+                size(size_of::<abi::UdpReplySource>()),
+                abi::UDP_FLOWS_MAX,
+            ],
+        ),
+        (maps::UDP_SOCKETS, [HASH, 8, size(size_of::<abi::UdpSocket>()), abi::UDP_SOCKETS_MAX]),
         (maps::SLOTS, [ARRAY, 4, 8, sizes.list_entries]),
         (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), sizes.backends]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),

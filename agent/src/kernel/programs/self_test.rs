@@ -13,7 +13,7 @@ use crate::{
 
 impl EbpfPrograms {
     /// Proves that the programs see events below the pods' cgroup: a process there connects to the frontend of the
-    /// self-test and listens. Takes a few milliseconds; blocks.
+    /// self-test, sends it a datagram, and listens. Takes a few milliseconds; blocks.
     pub fn verify_by_self_test(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
         if self.follows_previous {
             // The other version's programs see the self-test, and count it in their own maps.
@@ -31,11 +31,13 @@ impl EbpfPrograms {
 
     fn run_self_test(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
         let failed = |what: String| EbpfProgramsError::SelfTest { cgroup: cgroup.to_owned(), what };
-        let (before, began_ns) = (maps.control_word(abi::CONTROL_SELF_TEST), monotonic_ns());
+        let words = [abi::CONTROL_SELF_TEST, abi::CONTROL_SELF_TEST_DATAGRAMS];
+        let (before, began_ns) = (words.map(|word| maps.control_word(word)), monotonic_ns());
         let process = sys::SelfTestProcess::start(cgroup, None)
             .map_err(|e| failed(format!("it did not run: {e}")))?;
         let report = process.report();
-        let connects_seen = maps.control_word(abi::CONTROL_SELF_TEST).wrapping_sub(before);
+        let [connects_seen, datagrams_seen] =
+            [0, 1].map(|at| maps.control_word(words[at]).wrapping_sub(before[at]));
         if connects_seen < u64::from(report.connects) {
             let mut what = format!("its connect was not seen (errno {})", report.connect_errno);
             if connects_seen > 0 {
@@ -46,6 +48,9 @@ impl EbpfPrograms {
                 what += &format!(", and it could not enter the cgroup: {entering}");
             }
             return Err(failed(what));
+        }
+        if datagrams_seen == 0 {
+            return Err(failed(format!("its datagram was not seen (errno {})", report.send_errno)));
         }
         if report.port == 0 {
             return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));

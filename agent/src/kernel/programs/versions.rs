@@ -14,7 +14,8 @@ use crate::kernel::maps as tables;
 use crate::paths::AgentPaths;
 
 /// Programs that serve a client's socket for as long as it is open.
-const CLIENT_SOCKET_PROGRAMS: [&str; 3] = ["release", "getpeername4", "getpeername6"];
+const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
+    ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
 /// Maps that show if such sockets are open.
 const CLIENT_SOCKET_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
 

@@ -14,6 +14,7 @@ use netlink_packet_core::{
 };
 use netlink_packet_sock_diag::{
     SockDiagMessage,
+    constants::IPPROTO_TCP,
     inet::{ExtensionFlags, InetResponse, StateFlags},
 };
 
@@ -68,7 +69,7 @@ impl SockDiag {
                 SocketStorageMessage { inner: SockDiagMessage::InetRequest(request), attribute };
             self.netlink.dump(message, |response| {
                 if let SockDiagMessage::InetResponse(socket) = response.inner {
-                    each(connection(&socket), stored_value(&socket));
+                    each(connection(&socket, IPPROTO_TCP), stored_value(&socket));
                 }
             })?;
         }

@@ -11,7 +11,8 @@ use std::{
 
 use common::{
     service_routing::{
-        ClusterIpService, NodeTopology, PortTarget, ServiceSlice, TransportProtocol, route_service,
+        AddressFamily, ClusterIpService, NodeTopology, PortTarget, ServiceSlice, TransportProtocol,
+        answering_endpoints, route_service,
     },
     wire::NamespacedName,
 };
@@ -94,6 +95,9 @@ pub enum ClusterChange {
     ListCompleted(ClusterResource),
 }
 
+/// Endpoints that answer datagrams, by the frontend that leads to them.
+pub type UdpEndpoints = BTreeMap<FrontendKey, BTreeSet<SocketAddr>>;
+
 /// Services of the cluster, and what this node needs to route them.
 #[derive(Debug, Default)]
 pub struct ClusterServices {
@@ -112,6 +116,8 @@ pub struct ClusterServices {
     listed: BTreeSet<ClusterResource>,
     /// Numbers of the services that have changed since the last [`take_changed`](Self::take_changed).
     changed: BTreeSet<u32>,
+    /// True if connected UDP sockets may have endpoints that do not answer any more.
+    may_have_stale_sockets: bool,
 }
 
 /// A Service, or EndpointSlices whose Service is not known.
@@ -122,6 +128,8 @@ struct ClusterService {
     slices: BTreeMap<SmolStr, ServiceSlice>,
     /// Frontends that the planner has for the service.
     frontends: Box<[FrontendKey]>,
+    /// Endpoints of its frontends for UDP.
+    udp_endpoints: UdpEndpoints,
 }
 
 /// A changed service.
@@ -206,6 +214,17 @@ impl ClusterServices {
         updated.filter(|it| it.is_served || !it.released.is_empty()).collect()
     }
 
+    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
+    pub(super) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
+        if !std::mem::take(&mut self.may_have_stale_sockets) {
+            return None;
+        }
+        let numbers = self.services.numbers.values().copied();
+        let services = numbers.map(|number| &self.services.get(number).udp_endpoints);
+        let all = services.flatten().map(|(key, endpoints)| (*key, endpoints.clone()));
+        Some(all.collect())
+    }
+
     /// Returns the numbers of the services that have frontends.
     pub(super) fn served_numbers(&self) -> impl Iterator<Item = u32> {
         let numbers = self.services.numbers.values().copied();
@@ -223,11 +242,11 @@ impl ClusterServices {
         let Some(observed) = &service.observed else { return Vec::new() };
         let affinity = observed.service.affinity_timeout.map_or(0, affinity_seconds);
         let routings = route_service(&observed.service, service.slices.values(), &self.node);
-        let tcp = routings.into_iter().filter(|it| it.protocol == TransportProtocol::Tcp);
-        // Two ports of one number cannot pass admission; the first one counts.
+        // Two ports of one number and protocol cannot pass admission; the first one counts.
         let mut lists = BTreeMap::new();
-        for routing in tcp {
-            let key = frontend_key(routing.address, routing.port);
+        for routing in routings {
+            let Some(protocol) = served_protocol(routing.protocol) else { continue };
+            let key = frontend_key(routing.address, routing.port, protocol);
             if service.frontends.contains(&key) {
                 lists.entry(key).or_insert_with(|| desired_list(&routing.target, affinity));
             }
@@ -328,7 +347,10 @@ impl ClusterServices {
     fn update_frontends(&mut self, number: u32) -> ChangedService {
         let frontends = self.wanted_frontends(number);
         let is_served = !frontends.is_empty();
+        let udp_endpoints = self.udp_endpoints_of(number, &frontends);
         let service = self.services.get_mut(number);
+        self.may_have_stale_sockets |= have_endpoints_left(&service.udp_endpoints, &udp_endpoints);
+        service.udp_endpoints = udp_endpoints;
         let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
         let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
         let released = before.iter().filter(is_released).copied().collect();
@@ -350,10 +372,28 @@ impl ClusterServices {
         }
         let ClusterIpService { cluster_ips, ports, .. } = &service.service;
         let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
-        let tcp = ports.iter().filter(|it| it.protocol == TransportProtocol::Tcp);
-        let keys = addresses
-            .flat_map(|&address| tcp.clone().map(move |port| frontend_key(address, port.port)));
+        let ports = ports.iter().filter_map(|it| Some((it.port, served_protocol(it.protocol)?)));
+        let keys = addresses.flat_map(|&address| {
+            ports.clone().map(move |(port, protocol)| frontend_key(address, port, protocol))
+        });
         keys.collect()
+    }
+
+    /// Returns the endpoints of those frontends of a service that are for UDP.
+    fn udp_endpoints_of(&self, number: u32, frontends: &BTreeSet<FrontendKey>) -> UdpEndpoints {
+        let service = self.services.get(number);
+        let Some(observed) = &service.observed else { return UdpEndpoints::new() };
+        let ClusterIpService { cluster_ips, ports, .. } = &observed.service;
+        let udp = ports.iter().filter(|it| it.protocol == TransportProtocol::Udp);
+        let all = udp.flat_map(|port| {
+            cluster_ips.iter().filter_map(move |&address| {
+                let key = frontend_key(address, port.port, abi::IPPROTO_UDP);
+                let (family, slices) = (AddressFamily::of(address), service.slices.values());
+                let is_wanted = frontends.contains(&key);
+                is_wanted.then(|| (key, answering_endpoints(port, family, slices)))
+            })
+        });
+        all.collect()
     }
 
     /// Returns true if the mode selects a Service with this label.
@@ -369,6 +409,24 @@ impl ClusterServices {
             ClusterIpMode::All => label != Some(false),
         }
     }
+}
+
+/// Returns the IP protocol number of a protocol whose ports this node serves; `None` for those left to kube-proxy.
+fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
+    match protocol {
+        TransportProtocol::Tcp => Some(abi::IPPROTO_TCP),
+        TransportProtocol::Udp => Some(abi::IPPROTO_UDP),
+        TransportProtocol::Sctp => None,
+    }
+}
+
+/// Returns true if sockets may have endpoints that left a frontend between these states. Without other endpoints their
+/// programs could only be refused, so such a frontend counts once it has endpoints again.
+fn have_endpoints_left(before: &UdpEndpoints, now: &UdpEndpoints) -> bool {
+    now.iter().any(|(key, now)| {
+        let known = before.get(key).filter(|before| !before.is_empty());
+        !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
+    })
 }
 
 /// Returns an affinity timeout for the kernel. Kubernetes allows a day at most.

@@ -16,8 +16,6 @@ use super::{
 };
 use crate::kernel::map_op::{BackendTarget, MapOp};
 
-/// IP protocol number of TCP.
-const IPPROTO_TCP: u8 = 6;
 /// Share of an extent's entries, as one in so many, that a new extent gets beyond its list: each further backend then
 /// costs a few writes on average.
 const SPARE_DIVISOR: u32 = 8;
@@ -72,7 +70,7 @@ impl BackendList {
 pub(super) fn needs_order(target: &BackendListKey, mode: RoutingMode, info: &SvcInfo) -> bool {
     let is_tcp = match target {
         BackendListKey::Activators(_) => true,
-        BackendListKey::Frontend(key) => key.protocol == IPPROTO_TCP,
+        BackendListKey::Frontend(key) => key.protocol == abi::IPPROTO_TCP,
     };
     mode == RoutingMode::PickRandom && (info.affinity_seconds != 0 || !is_tcp)
 }
@@ -228,10 +226,11 @@ impl RoutePlanner {
         let new_services = updates.iter().filter(is_new_list).count();
         self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services, share)?;
         // The two lists of activators need no frontend, so `lists` may have two entries more than the map. The map also
-        // contains the frontend of the self-test, so `lists` may have one entry less.
+        // contains the frontends of the self-test, so `lists` may have as many entries less.
         let size = self.sizes.frontends as usize;
-        let free = (size + 1).saturating_sub(self.lists.len());
-        let free = share.available(free, size + 1);
+        let lists_max = size + 2 - abi::SELF_TEST_FRONTENDS as usize;
+        let free = lists_max.saturating_sub(self.lists.len());
+        let free = share.available(free, lists_max);
         if new_services > free {
             return Err(MapCapacityError {
                 map: abi::maps::FRONTENDS,

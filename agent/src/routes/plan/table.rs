@@ -28,8 +28,6 @@ use super::{
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
-const TCP: u8 = 6;
-
 /// Input to a plan: the RouteTable, and the Services of the cluster. Changed by [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
 #[derive(Debug, Default)]
 pub struct PlannerTable {
@@ -150,10 +148,9 @@ impl PlannerTable {
     }
 
     /// Returns the frontends of a service of the RouteTable.
-    /// Returns the key of a frontend for TCP.
     pub(super) fn frontend_keys(&self, service_number: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service_number);
-        service.addresses.iter().map(|&address| frontend_key(address, service.port)).collect()
+        service.addresses.iter().map(|&address| tcp_frontend(address, service.port)).collect()
     }
 
     /// Returns the name of a service.
@@ -330,7 +327,7 @@ impl PlannerTable {
                 info: SvcInfo { activators, affinity_seconds: 0, port_be },
                 backends,
             };
-            (frontend_key(address, service.port), list)
+            (tcp_frontend(address, service.port), list)
         });
         each.collect()
     }
@@ -368,10 +365,15 @@ impl PlannerTable {
     }
 }
 
-/// Returns the key of a frontend for TCP.
-pub(super) fn frontend_key(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+/// Returns the key of a frontend of the RouteTable, whose services speak TCP only.
+fn tcp_frontend(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+    frontend_key(address, port, abi::IPPROTO_TCP)
+}
+
+/// Returns the key of a frontend; `protocol` is an IP protocol number.
+pub(super) fn frontend_key(address: IpAddr, port: NonZeroU16, protocol: u8) -> FrontendKey {
     let port_be = port.get().to_be();
-    FrontendKey { address: to_v6_octets(address), port_be, protocol: TCP, reserved: 0 }
+    FrontendKey { address: to_v6_octets(address), port_be, protocol, reserved: 0 }
 }
 
 fn sort_and_dedup(mut backends: Vec<BackendTarget>) -> Vec<BackendTarget> {

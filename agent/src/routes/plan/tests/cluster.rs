@@ -19,6 +19,7 @@ fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
         ports: vec![
             port("http", TransportProtocol::Tcp, 80),
             port("dns", TransportProtocol::Udp, 53),
+            port("signals", TransportProtocol::Sctp, 80),
         ],
         ..ClusterIpService::default()
     };
@@ -133,13 +134,93 @@ fn a_label_that_changes_gives_a_service_to_the_node_or_back() {
     assert_eq!(fixture.backends(1), None);
 }
 
+/// Returns the slice of [`slice`] with a port for datagrams besides.
+fn dns_slice(service: u8, pods: &[u8]) -> ObservedSlice {
+    let mut observed = slice(service, pods);
+    let port = ServiceSlicePort {
+        name: "dns".into(),
+        protocol: TransportProtocol::Udp,
+        port: NonZeroU16::new(8080).unwrap(),
+    };
+    observed.slice.ports = [observed.slice.ports[0].clone(), port].into();
+    observed
+}
+
+/// Returns the frontend for datagrams of a service.
+fn dns_key(number: u8) -> FrontendKey {
+    let port_be = 53u16.to_be();
+    FrontendKey { port_be, protocol: abi::IPPROTO_UDP, ..key([10, 96, 0, number]) }
+}
+
 #[test]
-fn endpoints_become_the_list_of_a_services_tcp_ports() {
+fn udp_ports_have_frontends_of_their_own() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut both = cluster_service(1, None);
+    // As with a DNS server: one number for both protocols.
+    both.service.ports[0].port = both.service.ports[1].port;
+    let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
+    fixture.observe(first_lists(vec![ClusterChange::Service(name(1), Some(both.clone()))]));
+    fixture.observe(slice(&[5, 6]));
+    let tcp_key = FrontendKey { protocol: abi::IPPROTO_TCP, ..dns_key(1) };
+    let expected = (RoutingMode::PickRandom, vec![target(5), target(6)], 0);
+    assert_eq!(
+        fixture.kernel.all(),
+        BTreeMap::from([(tcp_key, expected.clone()), (dns_key(1), expected)])
+    );
+    // The lists are of the same backends, and change by one store each.
+    let ops = fixture.observe(slice(&[6])).ops;
+    let stores = ops.iter().filter(|op| matches!(op, MapOp::State { .. })).count();
+    assert_eq!((stores, ops.len()), (2, 4), "{ops:?}");
+    both.service.ports.remove(0);
+    fixture.observe(vec![ClusterChange::Service(name(1), Some(both))]);
+    assert_eq!(fixture.kernel.find(&tcp_key), None);
+    assert_eq!(fixture.kernel.find(&dns_key(1)).unwrap().1, vec![target(6)]);
+}
+
+/// The agent ends connected sockets to those that are missing here.
+#[test]
+fn endpoints_for_datagrams_are_told_when_some_have_left() {
+    let at = |pods: &[u8]| {
+        let pods = pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080)));
+        Some(UdpEndpoints::from([(dns_key(1), pods.collect())]))
+    };
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.planner.take_changed_udp_endpoints()
+    };
+    assert_eq!(told(slice(&[5, 6])), None, "the lists are not complete");
+    let objects = [vec![set_service(1, None)], slice(&[5, 6])].concat();
+    assert_eq!(told(first_lists(objects)), at(&[5, 6]));
+    assert_eq!(told(vec![]), None, "once");
+    assert_eq!(told(slice(&[5, 6, 7])), None, "none has left");
+    assert_eq!(told(slice(&[6, 7])), at(&[6, 7]));
+    // One that terminates and still answers is no target of new sockets, and keeps those that it has.
+    let mut terminating = dns_slice(1, &[6, 7]);
+    (terminating.slice.endpoints[0].is_ready, terminating.slice.endpoints[0].is_terminating) =
+        (false, true);
+    let mut gone = terminating.clone();
+    gone.slice.endpoints[0].is_serving = false;
+    let set = |slice| vec![ClusterChange::Slice(name(1), Some(slice))];
+    assert_eq!(told(set(terminating)), None);
+    assert_eq!(told(set(gone)), at(&[7]));
+    // Without endpoints, sockets are left alone until there are some.
+    assert_eq!(told(slice(&[])), None);
+    assert_eq!(told(slice(&[8])), at(&[8]));
+    assert_eq!(told(vec![set_service(1, Some(false))]), None, "handed back to kube-proxy");
+    assert_eq!(told(vec![set_service(1, None)]), at(&[8]));
+}
+
+#[test]
+fn endpoints_become_the_list_of_the_port_that_names_them() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5, 6])]));
     let found = fixture.kernel.find(&key([10, 96, 0, 1]));
     assert_eq!(found, Some((RoutingMode::PickRandom, vec![target(5), target(6)], 0)));
-    assert_eq!(fixture.kernel.frontends.len(), 1, "UDP is kube-proxy's");
+    let dns = fixture.kernel.find(&dns_key(1));
+    assert_eq!(dns, Some((RoutingMode::Refuse, vec![], 0)), "the slice has no such port");
+    assert_eq!(fixture.kernel.frontends.len(), 2, "SCTP is kube-proxy's");
     let ops = fixture.observe(vec![set_slice(1, &[6])]).ops;
     assert_eq!(fixture.backends(1), Some(vec![target(6)]));
     assert_eq!(ops.len(), 2, "one extent and one store: {ops:?}");
@@ -502,7 +583,7 @@ impl SimCluster {
             SimTurn::Slice(slice_name, Some((service, pods))) => {
                 let pods: Vec<u8> = bits(*pods).collect();
                 self.slices.insert(*slice_name, (*service, pods.clone()));
-                Some(ClusterChange::Slice(name(*slice_name), Some(slice(*service, &pods))))
+                Some(ClusterChange::Slice(name(*slice_name), Some(dns_slice(*service, &pods))))
             }
             SimTurn::Namespace(label) => {
                 self.namespace = *label;
@@ -523,13 +604,13 @@ impl SimCluster {
             .iter()
             .map(|(number, (label, has_affinity))| set_sim_service(*number, *label, *has_affinity));
         let slices = self.slices.iter().map(|(slice_name, (service, pods))| {
-            ClusterChange::Slice(name(*slice_name), Some(slice(*service, pods)))
+            ClusterChange::Slice(name(*slice_name), Some(dns_slice(*service, pods)))
         });
         let namespace = ClusterChange::Namespace("default".into(), self.namespace);
         services.chain(slices).chain([namespace]).collect()
     }
 
-    /// Returns what a connect to a service finds that the RouteTable does not have, in mode `all`.
+    /// Returns what a datagram to a service finds in mode `all`, and a connect if the RouteTable does not have it.
     fn expected(&self, number: u8) -> Option<(RoutingMode, BTreeSet<BackendTarget>)> {
         let label = self.services.get(&number)?.0.or(self.namespace);
         let is_own = self.node_addresses.contains(&IpAddr::from([10, 96, 0, number]));
@@ -555,8 +636,8 @@ fn resumed_with(kernel: &FakeKernelMaps, sim: &RouteSim, cluster: &SimCluster) -
 }
 
 proptest! {
-    /// A service of the RouteTable has its frontends; all others are as the cluster's Services say. After every store
-    /// of every plan a connect finds backends of the old list or the new one.
+    /// A service of the RouteTable has its frontends; all others are as the cluster's Services say, those of UDP too.
+    /// After every store of every plan a connect finds backends of the old list or the new one.
     #[test]
     fn both_sources_are_in_force(turns in sim_turns()) {
         let (mut sim, mut cluster) = (RouteSim::new(), SimCluster::default());
@@ -588,6 +669,11 @@ proptest! {
             let kernel = &writer.kernel;
             for number in (1u8..6).filter(|it| !sim.table.services.contains_key(&name(*it))) {
                 let found = kernel.find(&key([10, 96, 0, number]));
+                let found = found.map(|(mode, list, _)| (mode, list.into_iter().collect()));
+                prop_assert_eq!(found, cluster.expected(number));
+            }
+            for number in 1u8..6 {
+                let found = kernel.find(&dns_key(number));
                 let found = found.map(|(mode, list, _)| (mode, list.into_iter().collect()));
                 prop_assert_eq!(found, cluster.expected(number));
             }

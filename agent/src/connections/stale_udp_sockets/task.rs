@@ -1,0 +1,80 @@
+//! Shell: the endpoints of frontends for UDP, and the task that ends stale UDP sockets.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinHandle;
+use tracing::info;
+
+use super::scan::end_stale_sockets;
+use crate::{
+    kernel::maps::udp_sockets::UdpSocketEntries, metrics::AgentMetrics, routes::plan::UdpEndpoints,
+};
+
+/// Number of rounds after a change. The first one may miss a socket whose connect had chosen its endpoint before the
+/// change, and had not completed yet.
+const ROUNDS: u32 = 2;
+/// Shortest time between two rounds: lists may change many times a second.
+const ROUND_PERIOD: Duration = Duration::from_millis(500);
+
+/// Rounds that end stale UDP sockets. They run one at a time, and only after changes.
+#[derive(Debug)]
+pub(crate) struct StaleUdpSocketTask {
+    /// Cgroup of this node's client processes.
+    clients: PathBuf,
+    entries: UdpSocketEntries,
+    endpoints: Arc<UdpEndpoints>,
+    rounds_left: u32,
+    next_round: Instant,
+    /// Task of the newest round.
+    round: Option<JoinHandle<()>>,
+    metrics: AgentMetrics,
+}
+
+impl StaleUdpSocketTask {
+    /// Starts without endpoints.
+    pub(crate) fn new(clients: PathBuf, entries: UdpSocketEntries, metrics: AgentMetrics) -> Self {
+        Self {
+            clients,
+            entries,
+            endpoints: Arc::default(),
+            rounds_left: 0,
+            next_round: Instant::now(),
+            round: None,
+            metrics,
+        }
+    }
+
+    /// Sets the endpoints of all frontends, which are in force.
+    pub(crate) fn set_endpoints(&mut self, endpoints: UdpEndpoints) {
+        self.endpoints = Arc::new(endpoints);
+        self.rounds_left = ROUNDS;
+    }
+
+    /// Returns true if a round is still to come.
+    pub(crate) fn has_rounds_left(&self) -> bool {
+        self.rounds_left > 0
+    }
+
+    /// Starts the round that is due, if any, unless another one still runs.
+    pub(crate) fn start_due_round(&mut self, now: Instant) {
+        let is_running = self.round.as_ref().is_some_and(|round| !round.is_finished());
+        if is_running || self.rounds_left == 0 || now < self.next_round {
+            return;
+        }
+        self.rounds_left -= 1;
+        self.next_round = now + ROUND_PERIOD;
+        let (clients, entries) = (self.clients.clone(), self.entries.clone());
+        let (endpoints, metrics) = (Arc::clone(&self.endpoints), self.metrics.clone());
+        self.round = Some(tokio::task::spawn_blocking(move || {
+            let count = end_stale_sockets(&clients, &entries, &endpoints);
+            metrics.udp_sockets_ended.inc_by(count);
+            if count > 0 {
+                info!(count, "UDP sockets ended, whose endpoints have left their Services");
+            }
+        }));
+    }
+}

@@ -1,0 +1,499 @@
+//! Shell: UDP to the ClusterIPs of Services of the cluster: connected and unconnected sockets, sources of answers.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    time::Duration,
+};
+
+use agent::{
+    config::ClusterIpMode,
+    kernel::programs::EbpfPrograms,
+    routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
+};
+use aya::maps::{Array, HashMap, Map, MapData};
+use common::{
+    service_routing::{
+        AddressFamily, ClusterIpPort, ClusterIpService, ServiceEndpoint, ServiceSlice,
+        ServiceSlicePort, TransportProtocol,
+    },
+    wire::NamespacedName,
+};
+use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
+
+use crate::{
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, command_in},
+    program_replacement::load_next_abi,
+    scripted_process::ScriptedProcess,
+    udp_process,
+};
+
+const EAGAIN: i32 = 11;
+const ENOTCONN: i32 = 107;
+const ECONNREFUSED: i32 = 111;
+/// Port of the Services, for both protocols.
+const PORT: u16 = 53;
+
+/// Pods that answer datagrams, and Services with some of them as endpoints.
+struct ClusterUdpFixture {
+    kernel: KernelFixture,
+    client: NetnsFixture,
+    pods: Vec<NetnsFixture>,
+    /// Kept, as they serve.
+    _servers: Vec<ScriptedProcess>,
+}
+
+impl ClusterUdpFixture {
+    fn new(pod_count: usize) -> Self {
+        let mut kernel = KernelFixture::new();
+        kernel.serve_cluster_services(ClusterIpMode::All);
+        let client = kernel.add_client();
+        let pods: Vec<_> = (0..pod_count).map(|_| kernel.add_pod()).collect();
+        let serve = |(index, pod): (usize, &NetnsFixture)| {
+            let mut server = udp_process::start_in(pod);
+            for address in [pod.ipv4(), format!("[{}]", pod.ipv6())] {
+                server.expect_step(&format!("serve {address}:{SERVING_PORT} pod{index}"));
+            }
+            server
+        };
+        let servers = pods.iter().enumerate().map(serve).collect();
+        let mut fixture = Self { kernel, client, pods, _servers: servers };
+        let begin = ClusterResource::ALL.map(ClusterChange::ListBegun);
+        let end = ClusterResource::ALL.map(ClusterChange::ListCompleted);
+        fixture.kernel.observe_cluster([begin, end].concat());
+        fixture
+    }
+
+    /// Adds the Service at 10.96.0.`number` and fd96::`number`, with these pods as its endpoints.
+    fn add_service(&mut self, number: u8, pods: &[usize]) {
+        self.add_service_with(number, pods, None);
+    }
+
+    fn add_service_with(&mut self, number: u8, pods: &[usize], affinity: Option<Duration>) {
+        let port = |name: &str, protocol| ClusterIpPort {
+            name: name.into(),
+            protocol,
+            port: NonZeroU16::new(PORT).expect("not 0"),
+        };
+        let addresses = [format!("10.96.0.{number}"), format!("fd96::{number:x}")];
+        let service = ClusterIpService {
+            cluster_ips: addresses.map(|it| it.parse().expect("an address")).to_vec(),
+            ports: vec![
+                port("dns", TransportProtocol::Udp),
+                port("dns-tcp", TransportProtocol::Tcp),
+            ],
+            affinity_timeout: affinity,
+            ..ClusterIpService::default()
+        };
+        let service = ObservedService { service, label: None };
+        let change = ClusterChange::Service(service_name(number), Some(service));
+        self.kernel.observe_cluster(vec![change]);
+        self.set_endpoints(number, pods);
+    }
+
+    /// Makes the pods with these indexes the endpoints of a Service for datagrams, in both families.
+    fn set_endpoints(&mut self, number: u8, pods: &[usize]) {
+        self.set_port_endpoints(number, "dns", TransportProtocol::Udp, pods);
+    }
+
+    fn set_port_endpoints(
+        &mut self,
+        number: u8,
+        port: &str,
+        protocol: TransportProtocol,
+        pods: &[usize],
+    ) {
+        for family in [AddressFamily::V4, AddressFamily::V6] {
+            let address = |pod: &NetnsFixture| match family {
+                AddressFamily::V4 => pod.ipv4(),
+                AddressFamily::V6 => pod.ipv6(),
+            };
+            let endpoint = |index: &usize| ServiceEndpoint {
+                address: address(&self.pods[*index]).parse::<IpAddr>().expect("an address"),
+                is_ready: true,
+                is_serving: true,
+                is_terminating: false,
+                node: "".into(),
+                zone_hints: Box::default(),
+                node_hints: Box::default(),
+            };
+            let slice_port = ServiceSlicePort {
+                name: port.into(),
+                protocol,
+                port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
+            };
+            let slice = ServiceSlice {
+                family,
+                ports: [slice_port].into(),
+                endpoints: pods.iter().map(endpoint).collect(),
+            };
+            let name = NamespacedName::new("default", format!("s{number}-{port}-{family:?}"));
+            let slice = ObservedSlice { service: service_name(number), slice };
+            self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
+        }
+    }
+
+    fn start_client(&self) -> ScriptedProcess {
+        udp_process::start_in(&self.client)
+    }
+
+    /// Number of open sockets that have an entry.
+    fn sockets(&self) -> u64 {
+        self.kernel.maps.control_word(abi::CONTROL_UDP_SOCKETS)
+    }
+
+    /// Address of a pod's server, as clients see it that ask it directly.
+    fn direct(&self, index: usize) -> String {
+        format!("{}:{SERVING_PORT}", self.pods[index].ipv4())
+    }
+
+    fn pinned_map(&self, name: &str) -> MapData {
+        MapData::from_pin(self.kernel.paths().pins().join(name)).expect("it is pinned")
+    }
+}
+
+fn service_name(number: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("s{number}"))
+}
+
+/// Returns the only name in counts of answers.
+fn only_name(counts: &str) -> &str {
+    let (name, _) = counts.split_once('=').expect("a count");
+    assert!(!counts.contains(' '), "one endpoint: {counts}");
+    name
+}
+
+#[test]
+fn sockets_of_each_kind_get_answers_from_the_cluster_ip() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    for (open, address) in
+        [("open4", "10.96.0.9:53"), ("open6", "[fd96::9]:53"), ("open6", "[::ffff:10.96.0.9]:53")]
+    {
+        client.expect_step(open);
+        assert_eq!(client.expect_step(&format!("ask {address}")), format!("pod0 {address}"));
+        assert_eq!(client.expect_step(&format!("connect {address}")), address);
+        assert_eq!(client.expect_step("ask"), format!("pod0 {address}"));
+        assert_eq!(client.expect_step("peer"), address);
+    }
+}
+
+#[test]
+fn addresses_that_are_no_service_are_left_alone() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    fixture.add_service(9, &[0]);
+    let (direct, mut client) = (fixture.direct(1), fixture.start_client());
+    client.expect_step("open4");
+    assert_eq!(client.expect_step(&format!("ask {direct}")), format!("pod1 {direct}"));
+    assert_eq!(client.expect_step(&format!("connect {direct}")), direct);
+    assert_eq!(client.expect_step("ask"), format!("pod1 {direct}"));
+    // Such a connect only asks which source address the kernel would choose.
+    assert_eq!(client.run_step("connect 10.96.0.9:0"), Err(ENOTCONN), "it has no peer");
+    assert_eq!(fixture.sockets(), 0);
+    // A socket that has asked a service sees other sources as they are.
+    client.expect_step("open4");
+    let reply = client.expect_step(&format!("ask 10.96.0.9:53 {direct}"));
+    assert_eq!(reply, format!("pod0 10.96.0.9:53 pod1 {direct}"));
+}
+
+#[test]
+fn sockets_are_spread_at_random_and_each_keeps_its_endpoint() {
+    let mut fixture = ClusterUdpFixture::new(3);
+    fixture.add_service(9, &[0, 1, 2]);
+    let mut client = fixture.start_client();
+    for kind in ["connected", "unconnected"] {
+        let counts = client.expect_step(&format!("{kind} 10.96.0.9:53 300"));
+        // Of 300 picks of three, fewer than 50 for one are less likely than one in a billion.
+        let numbers: Vec<u32> = counts
+            .split(' ')
+            .map(|it| it.split_once('=').expect("a count").1.parse().expect("a number"))
+            .collect();
+        assert!(numbers.len() == 3 && numbers.iter().all(|&it| it >= 50), "{kind}: {counts}");
+    }
+    client.expect_step("open4");
+    let answers: BTreeSet<String> =
+        (0..40).map(|_| client.expect_step("ask 10.96.0.9:53")).collect();
+    assert_eq!(answers.len(), 1, "{answers:?}");
+}
+
+#[test]
+fn a_socket_goes_to_another_endpoint_once_its_own_has_left() {
+    let mut fixture = ClusterUdpFixture::new(3);
+    fixture.add_service(9, &[0, 1, 2]);
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    let first = client.expect_step("ask 10.96.0.9:53");
+    let kept = (0..3).find(|it| first == format!("pod{it} 10.96.0.9:53")).expect("a pod");
+    let others: Vec<usize> = (0..3).filter(|it| *it != kept).collect();
+    // Other endpoints come and go, and the list moves.
+    fixture.set_endpoints(9, &[kept, others[0]]);
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), first);
+    fixture.set_endpoints(9, &others);
+    let second = client.expect_step("ask 10.96.0.9:53");
+    assert!(second != first && second.ends_with(" 10.96.0.9:53"), "{second}");
+    fixture.set_endpoints(9, &[0, 1, 2]);
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), second, "it does not go back");
+}
+
+#[test]
+fn one_socket_asks_several_cluster_ips() {
+    let mut fixture = ClusterUdpFixture::new(3);
+    for number in 0..3 {
+        fixture.add_service(number + 7, &[usize::from(number)]);
+    }
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    for _ in 0..5 {
+        let reply = client.expect_step("ask 10.96.0.7:53 10.96.0.8:53 10.96.0.9:53");
+        assert_eq!(reply, "pod0 10.96.0.7:53 pod1 10.96.0.8:53 pod2 10.96.0.9:53");
+    }
+    // An IPv6 socket asks addresses of both families.
+    client.expect_step("open6");
+    let reply = client.expect_step("ask [fd96::7]:53 [::ffff:10.96.0.8]:53");
+    assert_eq!(reply, "pod0 [fd96::7]:53 pod1 [::ffff:10.96.0.8]:53");
+    assert_eq!(fixture.sockets(), 2);
+}
+
+/// Two Services of the same pods: their answers come from one address.
+#[test]
+fn an_answer_of_an_endpoint_of_two_services_is_shown_as_of_the_one_asked_last() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(7, &[0]);
+    fixture.add_service(8, &[0]);
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    for address in ["10.96.0.7:53", "10.96.0.8:53", "10.96.0.7:53"] {
+        assert_eq!(client.expect_step(&format!("ask {address}")), format!("pod0 {address}"));
+    }
+}
+
+#[test]
+fn without_endpoints_connects_and_datagrams_are_refused() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[]);
+    let mut client = fixture.start_client();
+    client.expect_step("open6");
+    for address in ["[fd96::9]:53", "[::ffff:10.96.0.9]:53"] {
+        assert_eq!(client.run_step(&format!("ask {address}")), Err(ECONNREFUSED), "{address}");
+        assert_eq!(client.run_step(&format!("connect {address}")), Err(ECONNREFUSED));
+    }
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    fixture.set_endpoints(9, &[0]);
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
+}
+
+/// A connected socket receives from its peer only, so that a random endpoint would answer in vain.
+#[test]
+fn a_connected_socket_that_names_its_cluster_ip_asks_its_own_endpoint() {
+    let mut fixture = ClusterUdpFixture::new(3);
+    fixture.add_service(9, &[0, 1, 2]);
+    let mut client = fixture.start_client();
+    for address in ["10.96.0.9:53", "[fd96::9]:53", "[::ffff:10.96.0.9]:53"] {
+        client.expect_step(&format!("connect {address}"));
+        let own = client.expect_step("ask");
+        for _ in 0..10 {
+            assert_eq!(client.expect_step(&format!("ask {address}")), own);
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_connects_elsewhere_shows_its_new_peer() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    fixture.add_service(8, &[0]);
+    fixture.add_service(9, &[1]);
+    let (direct, mut client) = (fixture.direct(0), fixture.start_client());
+    client.expect_step("connect 10.96.0.8:53");
+    assert_eq!(client.expect_step("reconnect 10.96.0.9:53"), "10.96.0.9:53");
+    assert_eq!(client.expect_step("ask"), "pod1 10.96.0.9:53");
+    assert_eq!(client.expect_step("reconnect 10.96.0.8:53"), "10.96.0.8:53");
+    assert_eq!(client.expect_step(&format!("reconnect {direct}")), direct, "its backend before");
+    assert_eq!(client.expect_step("ask"), format!("pod0 {direct}"));
+    // Without a peer, it asks as any other socket does.
+    client.expect_step("reconnect 10.96.0.8:53");
+    client.expect_step("disconnect");
+    assert_eq!(client.run_step("peer"), Err(ENOTCONN));
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod1 10.96.0.9:53");
+    assert_eq!(client.expect_step(&format!("ask {direct}")), format!("pod0 {direct}"));
+}
+
+#[test]
+fn tcp_and_udp_of_one_port_have_endpoints_of_their_own() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    fixture.add_service(9, &[0]);
+    let mut server = fixture.pods[1].start_process();
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} tcp"));
+    let mut stream_client = fixture.client.start_process();
+    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    fixture.set_port_endpoints(9, "dns-tcp", TransportProtocol::Tcp, &[1]);
+    assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
+    let mut client = fixture.start_client();
+    assert_eq!(client.expect_step("connected 10.96.0.9:53 20"), "pod0=20");
+    fixture.set_endpoints(9, &[]);
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
+}
+
+#[test]
+fn sockets_leave_nothing_behind_and_count_as_no_connection() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    for step in ["connect 10.96.0.9:53", "ask", "open4", "ask 10.96.0.9:53", "connect [fd96::9]:53"]
+    {
+        client.expect_step(step);
+    }
+    assert_eq!(fixture.sockets(), 3);
+    let routes = fixture.kernel.maps.read_routes().expect("readable");
+    let open: u64 =
+        routes.backends.keys().map(|id| fixture.kernel.maps.open_connections(*id)).sum();
+    let claims: Array<MapData, u64> =
+        Map::Array(fixture.pinned_map(abi::maps::CLAIMS)).try_into().expect("words");
+    let claimed = claims.iter().filter(|it| *it.as_ref().expect("readable") != 0).count();
+    let words = [abi::CONTROL_OVERFLOW, abi::CONTROL_UNTRACKED];
+    let words = words.map(|word| fixture.kernel.maps.control_word(word));
+    assert_eq!((open, claimed, words), (0, 0, [0, 0]));
+    client.expect_step("drop");
+    assert_eq!(fixture.sockets(), 0);
+    client.expect_step("connect 10.96.0.9:53");
+    drop(client);
+    assert_eq!(fixture.sockets(), 0, "also of a process that was killed");
+}
+
+#[test]
+fn a_client_keeps_its_endpoint_for_the_affinity_timeout() {
+    let mut fixture = ClusterUdpFixture::new(3);
+    fixture.add_service_with(9, &[0, 1, 2], Some(Duration::from_secs(3_600)));
+    let mut client = fixture.start_client();
+    let first = client.expect_step("connected 10.96.0.9:53 30");
+    let kept = only_name(&first).to_owned();
+    let others = client.expect_step("unconnected 10.96.0.9:53 30");
+    assert_eq!(only_name(&others), kept, "both kinds");
+}
+
+#[test]
+fn more_sockets_than_are_remembered_still_get_an_answer() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    fixture.add_service(9, &[0, 1]);
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    client.expect_step("ask 10.96.0.9:53");
+    let mut flows: HashMap<MapData, UdpFlowKey, u32> =
+        Map::LruHashMap(fixture.pinned_map(abi::maps::UDP_FLOWS)).try_into().expect("a hash");
+    let mut replies: HashMap<MapData, UdpFlowKey, UdpReplySource> =
+        Map::LruHashMap(fixture.pinned_map(abi::maps::UDP_REPLIES)).try_into().expect("a hash");
+    assert_eq!((flows.iter().count(), replies.iter().count()), (1, 1));
+    for socket_cookie in 1 << 60..(1 << 60) + u64::from(abi::UDP_FLOWS_MAX) + 100 {
+        let key = UdpFlowKey { socket_cookie, ..UdpFlowKey::default() };
+        flows.insert(key, 0, 0).expect("older ones give way");
+        replies.insert(key, UdpReplySource::default(), 0).expect("older ones give way");
+    }
+    for _ in 0..10 {
+        let reply = client.expect_step("ask 10.96.0.9:53");
+        assert!(reply.ends_with(" 10.96.0.9:53"), "{reply}");
+    }
+    assert!(client.expect_step("unconnected 10.96.0.9:53 10").contains('='));
+}
+
+#[test]
+fn a_socket_that_finds_no_room_is_left_to_kube_proxy() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut sockets: HashMap<MapData, u64, UdpSocket> =
+        Map::HashMap(fixture.pinned_map(abi::maps::UDP_SOCKETS)).try_into().expect("a hash");
+    let cookies = 1 << 60..(1 << 60) + u64::from(abi::UDP_SOCKETS_MAX);
+    for cookie in cookies.clone() {
+        sockets.insert(cookie, UdpSocket::default(), 0).expect("room");
+    }
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "no rule leads it on here");
+    assert_eq!(client.expect_step("connect 10.96.0.9:53"), "10.96.0.9:53");
+    assert!(client.run_step("ask").is_err());
+    assert_eq!(fixture.sockets(), 0);
+    sockets.remove(&cookies.start).expect("it is there");
+    client.expect_step("open4");
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
+    assert_eq!(fixture.sockets(), 1);
+}
+
+/// glibc's resolver connects its socket, and drops answers whose source is not the server that it asked.
+#[test]
+fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    fixture.add_service(9, &[]);
+    let mut server = udp_process::start_in(&fixture.pods[0]);
+    server.expect_step(&format!("resolve {}:5353 203.0.113.7", fixture.pods[0].ipv4()));
+    // The server's own port: the pods' other one answers with names of pods.
+    let slice_port = ServiceSlicePort {
+        name: "dns".into(),
+        protocol: TransportProtocol::Udp,
+        port: NonZeroU16::new(5353).expect("not 0"),
+    };
+    let address: SocketAddr = format!("{}:5353", fixture.pods[0].ipv4()).parse().expect("one");
+    let endpoint = ServiceEndpoint {
+        address: address.ip(),
+        is_ready: true,
+        is_serving: true,
+        is_terminating: false,
+        node: "".into(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    };
+    let slice = ServiceSlice {
+        family: AddressFamily::V4,
+        ports: [slice_port].into(),
+        endpoints: [endpoint].into(),
+    };
+    let slice = ObservedSlice { service: service_name(9), slice };
+    let name = NamespacedName::new("default", "resolver");
+    fixture.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("writable");
+        path
+    };
+    let resolver = file("resolv.conf", "nameserver 10.96.0.9\noptions attempts:1 timeout:3\n");
+    let sources = file("nsswitch.conf", "hosts: dns\n");
+    // A mount namespace of its own shows this process other files under the names that the library knows.
+    let script = "mount --bind \"$1\" /etc/resolv.conf || exit 1
+                  [ ! -e /etc/nsswitch.conf ] || mount --bind \"$2\" /etc/nsswitch.conf
+                  exec getent ahostsv4 web.test";
+    let mut command = command_in(&fixture.client.cgroup, &fixture.client.netns);
+    command.args(["unshare", "--mount", "sh", "-c", script, "sh"]).arg(resolver).arg(sources);
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.starts_with("203.0.113.7"), "{text} {errors}");
+}
+
+/// The programs of the next version follow tables of their own, which are empty here.
+#[test]
+fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    client.expect_step("connect 10.96.0.9:53");
+    let old = fixture.kernel.programs.as_ref().expect("loaded").pins();
+    let (paths, mut programs) = load_next_abi(&mut fixture.kernel);
+    assert_eq!(client.expect_step("connected 10.96.0.9:53 5"), "pod0=5", "by the old tables");
+    programs.take_over().expect("writable");
+    programs.retire_previous().expect("writable");
+    assert_eq!(client.expect_step("ask"), "pod0 10.96.0.9:53");
+    assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "the new tables are empty");
+    drop(programs);
+    let mut programs = EbpfPrograms::load(paths).expect("the kernel takes them");
+    assert_eq!(programs.remove_outlived_pins(), 1);
+    client.expect_step("drop");
+    assert_eq!(programs.remove_outlived_pins(), 0);
+    assert!(!old.exists());
+    fixture.kernel.programs = Some(programs);
+}
