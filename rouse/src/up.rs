@@ -317,6 +317,8 @@ impl RunningComponents {
             kubelet_cgroup: None,
             // No API server runs here.
             clusterip: agent::config::ClusterIpMode::Off,
+            apiservers: Vec::new(),
+            state: None,
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),

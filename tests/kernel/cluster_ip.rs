@@ -57,7 +57,7 @@ impl ClusterIpFixture {
             ..ClusterIpService::default()
         };
         let mut fixture = Self { kernel, clients, pods, _servers: servers };
-        let service = ObservedService { service, label: None };
+        let service = ObservedService { service, label: None, is_dns: false };
         let mut changes = ClusterResource::ALL.map(ClusterChange::ListBegun).to_vec();
         changes.push(ClusterChange::Service(service_name(), Some(service)));
         changes.extend(ClusterResource::ALL.map(ClusterChange::ListCompleted));

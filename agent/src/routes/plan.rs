@@ -6,6 +6,7 @@
 //! read the old word still finds the old list behind it.
 
 mod backends;
+mod bootstrap;
 mod cluster_services;
 mod map_plan;
 mod named_slab;
@@ -34,6 +35,7 @@ use self::{
     service_number::ServiceNumber,
 };
 pub use self::{
+    bootstrap::bootstrap_ops,
     cluster_services::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
         ObservedSlice,
@@ -181,6 +183,12 @@ impl RoutePlanner {
     /// Serves the Services of the cluster that this mode selects on this node, besides those of the RouteTable.
     pub fn serve_cluster_services(&mut self, mode: ClusterIpMode, node: &str) {
         self.table.cluster = ClusterServices::new(mode, node);
+    }
+
+    /// Serves the API server's own Service like any other. `addresses` are those at which the agent reaches API servers
+    /// without the Service.
+    pub fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.table.cluster.serve_api_server(addresses);
     }
 
     /// Sets whether the RouteTable is known. Until it is, plans leave alone what may be of the RouteTable.
