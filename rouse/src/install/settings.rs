@@ -1,6 +1,6 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
-use agent::config::ClusterIpMode;
+use agent::{api_servers::ApiServerUrl, config::ClusterIpMode};
 use ipnet::IpNet;
 
 /// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
@@ -54,6 +54,8 @@ pub(crate) struct InstallSettings {
     pub(crate) proxy_protocol: bool,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own.
     pub(crate) clusterip: ClusterIpMode,
+    /// API servers that the agents ask; none: they ask the API server's own Service.
+    pub(crate) apiservers: Vec<ApiServerUrl>,
 }
 
 impl Default for InstallSettings {
@@ -68,6 +70,7 @@ impl Default for InstallSettings {
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             clusterip: ClusterIpMode::default(),
+            apiservers: Vec::new(),
         }
     }
 }
