@@ -5,7 +5,8 @@
 //! returns as an event.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -44,7 +45,10 @@ use crate::{
         probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
         types::PodTrackerEvent,
     },
-    routes::{cluster_watch::ClusterInbox, node_routes::NodeRoutes, route_stream::RouteBatchInbox},
+    routes::{
+        bootstrap::BootstrapFrontend, bootstrap_file::BootstrapPublisher,
+        cluster_watch::ClusterInbox, node_routes::NodeRoutes, route_stream::RouteBatchInbox,
+    },
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
 
@@ -76,6 +80,8 @@ pub(crate) struct AgentHandles {
     pub(crate) revision_totals: RevisionTotalsStore,
     /// Set once pod reports can be relied on.
     pub(crate) reports_ready: OnceSignal,
+    /// Receivers of the facts about the start of a node.
+    pub(crate) bootstrap: BootstrapPublisher,
     /// Metrics that `/metrics` exports.
     pub(crate) metrics: AgentMetrics,
     /// Not-ready reasons that `/readyz` shows.
@@ -86,6 +92,16 @@ pub(crate) struct AgentHandles {
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
     pub(crate) takeover_stage: watch::Sender<ProgramTakeoverStage>,
+}
+
+/// Facts about the Services of the cluster with which an agent starts.
+pub(crate) struct ClusterStart {
+    /// Services that the node serves.
+    pub(crate) mode: ClusterIpMode,
+    /// Addresses at which the agent reaches API servers without their Service; `None`: it needs the Service.
+    pub(crate) api_server_addresses: Option<BTreeSet<IpAddr>>,
+    /// Lists of the bootstrap file.
+    pub(crate) frontends: Vec<BootstrapFrontend>,
 }
 
 /// State of the agent's loop, by owner. See [`Agent::run`].
@@ -118,18 +134,21 @@ impl Agent {
     /// Makes an agent that continues with what the maps hold.
     pub(crate) fn new(
         node: String,
-        clusterip: ClusterIpMode,
+        cluster: ClusterStart,
         clients: StaleConnectionCloser,
-        handles: AgentHandles,
+        mut handles: AgentHandles,
     ) -> Result<Self, KernelMapError> {
         let pods = handles.maps.pods()?;
         let slots_by_cookie = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
-        let kernel = handles.maps.read_routes()?;
+        let kernel = route_updates::fill_empty_maps(&mut handles.maps, &cluster)?;
         // The previous agent has reached these pods from here. Excluding them until a probe succeeds would interrupt
         // their traffic.
         let known_addresses =
             kernel.backends.values().filter_map(BackendTarget::pod_address).collect();
-        let routes = NodeRoutes::resume(kernel, clusterip, &node, monotonic_ns());
+        let mut routes = NodeRoutes::resume(kernel, cluster.mode, &node, monotonic_ns());
+        if let Some(addresses) = cluster.api_server_addresses {
+            routes.serve_api_server(addresses);
+        }
         let (pod_events_tx, pod_events_rx) = mpsc::channel(POD_EVENTS_MAX);
         info!(pods = pods.len(), "maps read back");
         let metrics = &handles.metrics;
@@ -225,6 +244,9 @@ impl Agent {
             self.handles.finder.flush();
             if self.routes.is_dirty() {
                 self.apply_routes();
+            }
+            if let Some(services) = self.routes.take_bootstrap_services() {
+                self.handles.bootstrap.publish(services);
             }
             self.release_reports();
         }

@@ -1,7 +1,8 @@
 //! Pure: settings of the agent, from flags and environment.
 
 use std::{
-    net::SocketAddr,
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -9,12 +10,16 @@ use std::{
 use common::replicas;
 
 use crate::{
+    api_servers::ApiServerUrl,
     map_sizes::{MapSizeOverrides, MapSizes},
     paths::AgentPaths,
 };
 
 /// Default folder of pins; each node has a folder below it.
 const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
+
+/// Extensions of files beside the bootstrap file: of the draft of the next one, and of one that cannot be used.
+pub(crate) const BOOTSTRAP_EXTENSIONS: [&str; 2] = ["json.new", "json.ignored"];
 
 /// Services that a node serves in kube-proxy's place, besides Rouse's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -73,8 +78,8 @@ pub struct AgentConfig {
     pub kubelet_cgroup: Option<PathBuf>,
 
     /// Services that this node serves in kube-proxy's place, besides Rouse's own. Other than `off`, the agent watches
-    /// Services, EndpointSlices, namespaces and its Node. The API server's address and credentials come from the file
-    /// in `KUBECONFIG`, or from the pod's service account.
+    /// Services, EndpointSlices, namespaces and its Node. The API server's credentials, and without --apiserver its
+    /// address, come from the file in `KUBECONFIG`, or from the pod's service account.
     #[arg(long, env = "ROUSE_CLUSTERIP", value_enum, default_value_t)]
     pub clusterip: ClusterIpMode,
 
@@ -83,6 +88,16 @@ pub struct AgentConfig {
     /// two), affinity-clients. The agent makes new maps for other sizes, and takes over from those in force.
     #[arg(long, env = "ROUSE_MAP_SIZES", value_name = "NAME=SIZE,...", default_value_t)]
     pub map_sizes: MapSizeOverrides,
+
+    /// URLs of the API servers themselves, not of their Service: `https://IP:PORT`, several joined by commas. If one
+    /// fails, the next is asked. With them, this node also serves the Service `default/kubernetes`.
+    #[arg(long = "apiserver", env = "ROUSE_APISERVERS", value_name = "URL", value_delimiter = ',')]
+    pub apiservers: Vec<ApiServerUrl>,
+
+    /// Folder on the node's disk for the bootstrap file: what the agent needs after a reboot, before an API server, DNS
+    /// or a controller answers. None: no such file.
+    #[arg(long, env = "ROUSE_STATE")]
+    pub state: Option<PathBuf>,
 
     /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
     /// clients call `/in-use` before they close stale connections.
@@ -143,6 +158,7 @@ impl AgentConfig {
             ("clients-cgroup", &self.clients_cgroup),
             ("pods-cgroup", &self.pods_cgroup),
             ("kubelet-cgroup", &self.kubelet_cgroup),
+            ("state", &self.state),
         ] {
             if let Some(path) = path
                 && !path.is_absolute()
@@ -175,6 +191,27 @@ impl AgentConfig {
     /// Returns the time that a draining pod waits for its upgraded connections.
     pub fn upgraded_drain_time(&self) -> Duration {
         Duration::from_millis(self.tunnel_drain_ms)
+    }
+
+    /// Returns the addresses at which the agent reaches API servers without their Service; `None` if it needs the
+    /// Service. Servers that are given by name have none here.
+    pub fn api_server_addresses(&self) -> Option<BTreeSet<IpAddr>> {
+        let addresses = || self.apiservers.iter().filter_map(ApiServerUrl::address).collect();
+        (!self.apiservers.is_empty()).then(addresses)
+    }
+
+    /// Returns the path of the bootstrap file, if there is to be one.
+    pub fn bootstrap_file(&self) -> Option<PathBuf> {
+        self.state.as_ref().map(|folder| folder.join(format!("{}.json", self.node)))
+    }
+
+    /// Returns the path of the bootstrap file and those of its draft and of an ignored file before it.
+    pub fn bootstrap_files(&self) -> Vec<PathBuf> {
+        let paths = |file: PathBuf| {
+            let [draft, ignored] = BOOTSTRAP_EXTENSIONS.map(|it| file.with_extension(it));
+            [file, draft, ignored]
+        };
+        self.bootstrap_file().into_iter().flat_map(paths).collect()
     }
 
     /// Returns the folder of this agent's pins, by default one for each node.
@@ -279,11 +316,36 @@ mod tests {
     }
 
     #[test]
+    fn each_node_has_a_bootstrap_file_of_its_own() {
+        assert_eq!(parse(&[]).bootstrap_files(), [] as [PathBuf; 0]);
+        let config = AgentConfig { node: "n1.example".into(), ..parse(&["--state=/s"]) };
+        let names = ["/s/n1.example.json", "/s/n1.example.json.new", "/s/n1.example.json.ignored"];
+        assert_eq!(config.bootstrap_files(), names.map(PathBuf::from));
+    }
+
+    #[test]
+    fn several_api_servers_are_joined_by_commas() {
+        let shown = |all: &str| {
+            let config = parse(&[&format!("--apiserver={all}")]);
+            config.apiservers.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown("https://10.0.0.1:6443,https://[fd00::1]"),
+            ["https://10.0.0.1:6443", "https://[fd00::1]:443"]
+        );
+        let args = ["agent", "--node=n1", "--controller=unix:/c", "--autoscaler=unix:/a"];
+        let bad = args.iter().chain(&["--apiserver=https://10.0.0.1,10.0.0.2"]);
+        let refused = AgentConfig::try_parse_from(bad).expect_err("no scheme").to_string();
+        assert!(refused.contains("\"10.0.0.2\": must be https://HOST"), "{refused}");
+    }
+
+    #[test]
     fn a_bad_setting_is_named_with_what_would_do() {
         let cases = [
             (AgentConfig { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
             (AgentConfig { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
+            (parse(&["--state=lib"]), "--state is \"lib\""),
             (parse(&["--tunnel-drain-ms=600001"]), "--tunnel-drain-ms is \"600001\""),
             (
                 parse(&["--pods-cgroup=/elsewhere", "--clients-cgroup=/here"]),

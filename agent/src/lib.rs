@@ -4,7 +4,7 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
+//! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -16,6 +16,7 @@
 
 mod admin;
 mod agent;
+pub mod api_servers;
 mod clock;
 pub mod config;
 mod connections;
@@ -48,7 +49,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use crate::{
-    agent::{Agent, AgentHandles},
+    agent::{Agent, AgentHandles, ClusterStart},
     config::AgentConfig,
     connections::stale_connections::close::StaleConnectionCloser,
     kernel::{
@@ -64,7 +65,9 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
-        cluster_watch,
+        bootstrap::BootstrapDocument,
+        bootstrap_file::{BootstrapFile, BootstrapPublisher, BootstrapSources},
+        cluster_watch::{self, ClusterInbox},
         route_stream::{self, RouteBatchInbox},
     },
     usage::{
@@ -122,12 +125,18 @@ pub enum AgentError {
     Admin(#[from] pages::AdminError),
 }
 
+/// Replica resolvers of the components that the agent opens streams to.
+struct StreamTargets {
+    controllers: Arc<ReplicaResolver>,
+    autoscalers: Arc<ReplicaResolver>,
+}
+
 /// Makes the replica resolvers of controller and autoscaler, and renews the certificate if an identity is configured.
 fn replica_resolvers(
     config: &AgentConfig,
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
-) -> (Arc<ReplicaResolver>, Arc<ReplicaResolver>) {
+) -> StreamTargets {
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
     let resolver = |component, setting| {
         ReplicaResolver::with_credentials(component, setting, credentials.as_ref())
@@ -143,7 +152,7 @@ fn replica_resolvers(
             shutdown.clone(),
         ));
     }
-    (controllers, autoscalers)
+    StreamTargets { controllers, autoscalers }
 }
 
 /// Returns a token that is cancelled after `shutdown`, but not before each waiting kubelet has its response. A preStop
@@ -167,6 +176,47 @@ fn shutdown_after_prestop(
     end
 }
 
+/// Watches of the cluster's Services, and the bootstrap file with what it gives to others.
+struct ClusterSources {
+    targets: StreamTargets,
+    inbox: ClusterInbox,
+    bootstrap: BootstrapPublisher,
+    start: ClusterStart,
+}
+
+impl ClusterSources {
+    /// Reads the bootstrap file, makes the resolvers with its replicas, and starts the watches. They run until `shutdown`,
+    /// as does the task that writes the file.
+    async fn open(
+        config: &AgentConfig,
+        tasks: &TaskTracker,
+        shutdown: &CancellationToken,
+    ) -> Result<Self, AgentError> {
+        let file = config.bootstrap_file().map(|path| BootstrapFile::open(path, &config.node));
+        let nothing = BootstrapDocument::new(&config.node);
+        let document = file.as_ref().map_or(&nothing, BootstrapFile::document).clone();
+        let targets = replica_resolvers(config, tasks, shutdown);
+        let StreamTargets { controllers, autoscalers } = &targets;
+        controllers.set_remembered(document.controllers);
+        autoscalers.set_remembered(document.autoscalers);
+        let api_servers = cluster_watch::connect(config, &document.api_servers).await?;
+        let inbox = cluster_watch::start(api_servers.as_ref(), &config.node, tasks, shutdown);
+        let (bootstrap, services) = BootstrapPublisher::new(api_servers);
+        if let Some(file) = file {
+            let controllers = controllers.subscribe_known();
+            let autoscalers = autoscalers.subscribe_known();
+            let sources = BootstrapSources { services, controllers, autoscalers };
+            tasks.spawn(file.keep(sources, shutdown.clone()));
+        }
+        let start = ClusterStart {
+            mode: config.clusterip,
+            api_server_addresses: config.api_server_addresses(),
+            frontends: document.frontends,
+        };
+        Ok(Self { targets, inbox, bootstrap, start })
+    }
+}
+
 /// Streams to the controllers and the autoscalers.
 struct AgentStreams {
     routes: Arc<RouteBatchInbox>,
@@ -177,26 +227,31 @@ struct AgentStreams {
 
 impl AgentStreams {
     /// Opens the streams and keeps them open until `shutdown`.
-    fn open(config: &AgentConfig, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
-        let (controllers, autoscalers) = replica_resolvers(config, tasks, shutdown);
+    fn open(
+        config: &AgentConfig,
+        targets: &StreamTargets,
+        tasks: &TaskTracker,
+        shutdown: &CancellationToken,
+    ) -> Self {
+        let StreamTargets { controllers, autoscalers } = targets;
         let link = |to: &Arc<ReplicaResolver>| {
             ComponentLink::with_resolver(Arc::clone(to), own_subscriber(config), shutdown.clone())
         };
         let routes = Arc::new(RouteBatchInbox::default());
-        let routes_link = link(&controllers)
-            .with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers))
-            .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
+        let routes_link = link(controllers)
+            .with_listed_replicas(ServerComponent::Controller, Arc::clone(controllers))
+            .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(autoscalers));
         let inbox = Arc::clone(&routes);
         tasks.spawn(async move { inbox.receive_batches(Arc::new(routes_link)).await });
         let (reports, reports_ready) = (Outbox::new(), OnceSignal::new());
         tasks.spawn(route_stream::report_pods(
-            Arc::new(link(&controllers)),
+            Arc::new(link(controllers)),
             reports.clone(),
             reports_ready.clone(),
             shutdown.clone(),
         ));
         let usage = PodUsageReporter::default();
-        let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
+        let (totals, usage_link) = (usage.outbox(), link(autoscalers));
         tasks.spawn(async move { usage_link.report_usage(&totals).await });
         Self { routes, reports, reports_ready, usage }
     }
@@ -232,10 +287,9 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
 
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
-    // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
-    let AgentStreams { routes, reports, reports_ready, usage } =
-        AgentStreams::open(&config, &tasks, &shutdown);
-    let cluster = cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
+    let cluster = ClusterSources::open(&config, &tasks, &shutdown).await?;
+    // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
+    let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -244,10 +298,11 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         maps,
         probe_marks,
         finder: FinderQueue::new(finder_commands),
-        reports,
-        usage,
+        reports: streams.reports,
+        usage: streams.usage,
         revision_totals,
-        reports_ready,
+        reports_ready: streams.reports_ready,
+        bootstrap: cluster.bootstrap,
         metrics,
         not_ready,
         prestop_hooks,
@@ -255,10 +310,10 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
-    let agent = Agent::new(config.node.clone(), config.clusterip, closer, handles)?;
+    let agent = Agent::new(config.node.clone(), cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
-        ended = agent.run(events, &routes, cluster, finder_events, &shutdown) => ended.map_err(AgentError::Events),
+        ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();

@@ -10,7 +10,12 @@
 //! | [`plan`] | from the RouteTable to ordered writes of the kernel's maps |
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
+//! | `api_client` | shell: the client of these watches, which asks the next API server when one fails |
+//! | [`bootstrap`], `bootstrap_file` | the file that a node starts from after a reboot; shell: its reads and writes |
 
+pub(crate) mod api_client;
+pub mod bootstrap;
+pub(crate) mod bootstrap_file;
 pub mod cluster_watch;
 pub(crate) mod node_routes;
 pub mod plan;

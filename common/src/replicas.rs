@@ -124,14 +124,17 @@ impl EndpointSetting {
 
 /// Union of the replicas that the setting, DNS and the RouteTable name.
 ///
-/// A lookup that fails changes nothing: the last result stays. A replica that two sources name counts once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A lookup that fails changes nothing: the last result stays. A replica that two sources name counts once. While no
+/// source names any, remembered replicas count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownReplicas {
     fixed: BTreeSet<ReplicaEndpoint>,
     /// Addresses from DNS.
     resolved: BTreeSet<ReplicaEndpoint>,
     /// Replicas from the RouteTable.
     listed: BTreeSet<ReplicaEndpoint>,
+    /// Replicas that an earlier process knew.
+    remembered: BTreeSet<ReplicaEndpoint>,
 }
 
 impl KnownReplicas {
@@ -141,7 +144,7 @@ impl KnownReplicas {
             EndpointSetting::Fixed(all) => all.clone(),
             EndpointSetting::Dns { .. } => BTreeSet::new(),
         };
-        Self { fixed, resolved: BTreeSet::new(), listed: BTreeSet::new() }
+        Self { fixed, ..Self::default() }
     }
 
     /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: an outdated
@@ -163,14 +166,31 @@ impl KnownReplicas {
         differs
     }
 
-    /// Returns every known replica, each one once.
-    pub fn all(&self) -> BTreeSet<ReplicaEndpoint> {
-        self.fixed.iter().chain(&self.resolved).chain(&self.listed).cloned().collect()
+    /// Replaces the replicas that an earlier process knew. Returns true if they changed.
+    pub fn set_remembered(&mut self, endpoints: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
+        let new: BTreeSet<_> = endpoints.into_iter().collect();
+        let differs = new != self.remembered;
+        self.remembered = new;
+        differs
     }
 
-    /// Returns true if any source names `endpoint`.
+    /// Returns every known replica, each one once.
+    pub fn all(&self) -> BTreeSet<ReplicaEndpoint> {
+        self.sources().into_iter().flatten().cloned().collect()
+    }
+
+    /// Returns true if `endpoint` is a known replica.
     pub fn contains(&self, endpoint: &ReplicaEndpoint) -> bool {
-        [&self.fixed, &self.resolved, &self.listed].into_iter().any(|all| all.contains(endpoint))
+        self.sources().into_iter().any(|all| all.contains(endpoint))
+    }
+
+    /// Returns the sources that count. Remembered addresses may belong to other pods by now, so any source is better.
+    fn sources(&self) -> [&BTreeSet<ReplicaEndpoint>; 3] {
+        let named = [&self.fixed, &self.resolved, &self.listed];
+        match named.iter().all(|all| all.is_empty()) {
+            true => [&self.remembered; 3],
+            false => named,
+        }
     }
 }
 
@@ -322,6 +342,25 @@ mod tests {
         assert_eq!(known.all(), [at(2), at(3)].into());
         assert!(known.set_listed([]));
         assert_eq!(known.all(), [at(2)].into());
+    }
+
+    #[test]
+    fn remembered_replicas_count_until_a_source_names_one() {
+        let setting = EndpointSetting::Dns { name: "a".into(), port: 1 };
+        let sources: [fn(&mut KnownReplicas) -> bool; 2] =
+            [|known| known.set_resolved([at(2)]), |known| known.set_listed([at(2)])];
+        for name_another in sources {
+            let mut known = KnownReplicas::new(&setting);
+            assert!(known.set_remembered([at(1)]));
+            assert!(!known.set_remembered([at(1)]), "the same one");
+            known.set_resolved([]);
+            known.set_listed([]);
+            assert_eq!((known.all(), known.contains(&at(1))), ([at(1)].into(), true));
+            assert!(name_another(&mut known));
+            assert_eq!((known.all(), known.contains(&at(1))), ([at(2)].into(), false));
+            known.set_listed([]);
+            assert!(!known.all().is_empty(), "some replica is always known");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) enum ComponentCommand {
     Autoscaler,
     /// Controller: objects → child objects, statuses and routes.
     Controller,
-    /// Removal of the pins of this node's agent, for good.
+    /// Removal of the pins and the bootstrap file of this node's agent, for good.
     AgentRemove,
     /// Idle process after the removal, until it is ended.
     AgentRemoved,
@@ -116,16 +116,8 @@ impl ComponentCommand {
                 })
             }
             Self::AgentRemove => {
-                // Missing pins are no error: the init container may run again after a restart of its pod.
-                let pins = agent::config::AgentConfig::parse_from(args).pins();
-                Box::pin(async move {
-                    match std::fs::remove_dir_all(&pins) {
-                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                            Err(error).with_context(|| format!("cannot remove {}", pins.display()))
-                        }
-                        _ => Ok(()),
-                    }
-                })
+                let config = agent::config::AgentConfig::parse_from(args);
+                Box::pin(async move { remove_agent_files(&config) })
             }
             Self::AgentRemoved => Box::pin(async move {
                 shutdown.cancelled().await;
@@ -140,6 +132,22 @@ impl ComponentCommand {
             }
         }
     }
+}
+
+/// Removes the pins and the bootstrap file of this node's agent.
+fn remove_agent_files(config: &agent::config::AgentConfig) -> Result<()> {
+    let pins = config.pins();
+    let removed = [(&pins, std::fs::remove_dir_all(&pins))];
+    let files = config.bootstrap_files();
+    let files = files.iter().map(|file| (file, std::fs::remove_file(file)));
+    for (path, result) in removed.into_iter().chain(files) {
+        match result {
+            // The init container may run again after a restart of its pod.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            result => result.with_context(|| format!("cannot remove {}", path.display()))?,
+        }
+    }
+    Ok(())
 }
 
 /// Raises the soft limit of open files to the hard limit. Container runtimes start processes with a low one, which

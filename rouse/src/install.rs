@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{config::ClusterIpMode, map_sizes::MapSizeOverrides};
+use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -81,6 +81,10 @@ pub(crate) struct InstallArgs {
     /// list-entries, connect-records (a power of two), affinity-clients; other values may be applied at any time
     #[arg(long, value_name = "NAME=SIZE,...", default_value_t, hide_default_value = true)]
     map_sizes: MapSizeOverrides,
+    /// URLs of the API servers themselves, for --clusterip: https://ADDRESS:PORT, several joined by commas. The agents ask
+    /// them in turn, without kube-proxy, and serve the Service default/kubernetes too
+    #[arg(long = "apiserver", value_name = "URL", value_delimiter = ',')]
+    apiservers: Vec<ApiServerUrl>,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -113,6 +117,11 @@ impl InstallArgs {
                 bail!("--{flag} is {domain:?}: must be a domain name");
             }
         }
+        if !self.apiservers.is_empty() && self.clusterip == ClusterIpMode::Off {
+            bail!(
+                "--apiserver needs --clusterip labelled or all: otherwise no agent asks an API server"
+            );
+        }
         let image = self.image.clone().unwrap_or_else(|| InstallSettings::default().image);
         Ok(InstallSettings {
             namespace: self.namespace.clone(),
@@ -125,6 +134,7 @@ impl InstallArgs {
             proxy_protocol: self.proxy_protocol,
             clusterip: self.clusterip,
             map_sizes: self.map_sizes.clone(),
+            apiservers: self.apiservers.clone(),
         })
     }
 }

@@ -319,6 +319,8 @@ impl RunningComponents {
             clusterip: agent::config::ClusterIpMode::Off,
             // The activator's setting `ports_map` is for maps of the default sizes.
             map_sizes: agent::map_sizes::MapSizeOverrides::default(),
+            apiservers: Vec::new(),
+            state: None,
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),

@@ -93,7 +93,7 @@ pub(crate) fn observed_service(
         affinity_timeout,
         ..ClusterIpService::default()
     };
-    ObservedService { service, label: None }
+    ObservedService { service, label: None, is_dns: false }
 }
 
 /// Returns an EndpointSlice of a Service with ready endpoints at these addresses.

@@ -87,7 +87,7 @@ impl ClusterUdpFixture {
             affinity_timeout: affinity,
             ..ClusterIpService::default()
         };
-        let service = ObservedService { service, label: None };
+        let service = ObservedService { service, label: None, is_dns: false };
         let change = ClusterChange::Service(service_name(number), Some(service));
         self.kernel.observe_cluster(vec![change]);
         self.set_endpoints(number, pods);

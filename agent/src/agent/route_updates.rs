@@ -6,14 +6,19 @@ use common::{
     link::{PodReportKey, RouteBatch, error_chain},
     wire::{NamespacedName, PodEntry, PodReportItem, RouteChange, RouteKey},
 };
-use tracing::{debug, error, warn};
+use tracing::{debug, error, info, warn};
 
-use super::Agent;
+use super::{Agent, ClusterStart};
 use crate::{
     clock::monotonic_ns,
-    kernel::takeover_stage::ProgramTakeoverStage,
+    config::ClusterIpMode,
+    kernel::{
+        map_op::KernelRoutes,
+        maps::{KernelMapError, KernelMaps},
+        takeover_stage::ProgramTakeoverStage,
+    },
     pods::types::PodTrackerEvent,
-    routes::plan::{MapCapacityError, MapPlan},
+    routes::plan::{MapCapacityError, MapPlan, bootstrap_ops},
 };
 
 /// Number of refused Services of the cluster that one plan logs by name.
@@ -25,6 +30,28 @@ struct MapPlanProgress {
     writes: usize,
     /// True if lists of the previous table are still in force.
     is_partial: bool,
+}
+
+/// Fills maps without frontends with the lists of the bootstrap file, as after a reboot, and returns the routes in force.
+/// Frontends that an earlier agent left are newer than the file.
+pub(super) fn fill_empty_maps(
+    maps: &mut KernelMaps,
+    cluster: &ClusterStart,
+) -> Result<KernelRoutes, KernelMapError> {
+    let kernel = maps.read_routes()?;
+    let has_lists = cluster.mode != ClusterIpMode::Off && !cluster.frontends.is_empty();
+    if !has_lists || !kernel.frontends.is_empty() {
+        return Ok(kernel);
+    }
+    let own = cluster.api_server_addresses.as_ref();
+    match bootstrap_ops(kernel, &cluster.frontends, own, monotonic_ns()) {
+        Ok(ops) => {
+            maps.apply(&ops)?;
+            info!(writes = ops.len(), "maps filled from the bootstrap file");
+        }
+        Err(error) => warn!(%error, "the lists of the bootstrap file do not fit"),
+    }
+    maps.read_routes()
 }
 
 impl Agent {

@@ -2,7 +2,7 @@
 //!
 //! The agent watches them itself: whatever stands in for kube-proxy may depend on nothing but the API server.
 
-use std::{collections::BTreeSet, future::pending, time::Duration};
+use std::{collections::BTreeSet, future::pending, net::SocketAddr, time::Duration};
 
 use common::{
     link::error_chain,
@@ -26,8 +26,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 use watches::{OutageChange, WatchOutage, watch_streamed};
 
-use super::plan::{ClusterChange, ClusterIpLabel, ClusterResource, ObservedService, ObservedSlice};
-use crate::config::ClusterIpMode;
+use super::{
+    api_client::ApiServerClient,
+    plan::{ClusterChange, ClusterIpLabel, ClusterResource, ObservedService, ObservedSlice},
+};
+use crate::{
+    api_servers::ApiServerRotation,
+    config::{AgentConfig, ClusterIpMode},
+};
 
 /// Longest pause before a broken watch is begun again. kube-proxy's client waits as long: a cluster has many nodes.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -43,6 +49,8 @@ const BATCH_MAX: usize = 256;
 const CLUSTERIP_LABEL: &str = "rouse.dev/clusterip";
 /// Label of the Services of Rouse's Routes, which the RouteTable has.
 const ROUTE_LABEL: &str = "serving.knative.dev/route";
+/// Label and value of the Services of the cluster's DNS, whatever their names.
+const DNS_LABEL: (&str, &str) = ("k8s-app", "kube-dns");
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Label of a node with its zone.
@@ -83,15 +91,14 @@ pub enum ClusterWatchError {
     Client(#[source] kube::Error),
 }
 
-/// Starts the watches of `node`, which run until `shutdown`. Without Services to serve, none.
-pub(crate) async fn start(
-    mode: ClusterIpMode,
-    node: &str,
-    tasks: &TaskTracker,
-    shutdown: &CancellationToken,
-) -> Result<ClusterInbox, ClusterWatchError> {
-    if mode == ClusterIpMode::Off {
-        return Ok(ClusterInbox::default());
+/// Makes the client of the API servers: the given ones, the learnt ones that an earlier agent remembered, and those that
+/// [`ApiServerClient::set_learnt`] names later. Without Services to serve, none.
+pub(crate) async fn connect(
+    settings: &AgentConfig,
+    learnt: &BTreeSet<SocketAddr>,
+) -> Result<Option<ApiServerClient>, ClusterWatchError> {
+    if settings.clusterip == ClusterIpMode::Off {
+        return Ok(None);
     }
     let mut config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
     // The API server sends a bookmark each minute. Without this, a watch of a host that has lost its power would be
@@ -99,7 +106,23 @@ pub(crate) async fn start(
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    let client = Client::try_from(config).map_err(ClusterWatchError::Client)?;
+    let offset = node_number(&settings.node) as usize;
+    let mut rotation = ApiServerRotation::new(&settings.apiservers, offset);
+    rotation.set_learnt(learnt);
+    let client = ApiServerClient::new(config, rotation).map_err(ClusterWatchError::Client)?;
+    Ok(Some(client))
+}
+
+/// Starts the watches of `node` at the API servers, which run until `shutdown`. Without a client, none.
+pub(crate) fn start(
+    api_servers: Option<&ApiServerClient>,
+    node: &str,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) -> ClusterInbox {
+    let Some(client) = api_servers.map(ApiServerClient::client) else {
+        return ClusterInbox::default();
+    };
     let (sender, changes) = mpsc::channel(CHANNEL_CAPACITY);
     let base = || Config::default().timeout(watch_seconds(node));
     let proxied = || base().labels(PROXIED_SELECTOR);
@@ -115,14 +138,18 @@ pub(crate) async fn start(
         shutdown.cancelled().await;
         all.iter().for_each(tokio::task::JoinHandle::abort);
     });
-    Ok(ClusterInbox { changes: Some(changes), batch: Vec::new() })
+    ClusterInbox { changes: Some(changes), batch: Vec::new() }
 }
 
 /// Returns the length of one watch request in seconds, which differs from node to node: after a restart of the API
 /// server all nodes begin at once, and should not all begin again at once.
 fn watch_seconds(node: &str) -> u32 {
-    let sum = node.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-    200 + sum % 90
+    200 + node_number(node) % 90
+}
+
+/// Returns a number that differs from node to node, and is the same after each start.
+fn node_number(node: &str) -> u32 {
+    node.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
 }
 
 /// Kind of object of which a watch makes observations.
@@ -146,7 +173,9 @@ impl Observed for Service {
         let is_routed = label(&self.metadata, ROUTE_LABEL).is_some();
         let service = (!is_routed).then(|| ClusterIpService::from_kubernetes(self, ignored));
         let label = clusterip_label(&self.metadata);
-        let observed = service.flatten().map(|service| ObservedService { service, label });
+        let (dns_key, dns_value) = DNS_LABEL;
+        let is_dns = self::label(&self.metadata, dns_key) == Some(dns_value);
+        let observed = service.flatten().map(|service| ObservedService { service, label, is_dns });
         ClusterChange::Service(object_name(&self.metadata), observed)
     }
 

@@ -19,9 +19,12 @@ use common::{
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::{KernelPodIds, KernelRoutes},
-    routes::plan::{
-        ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerTable, RoutePlanner,
-        UdpEndpoints,
+    routes::{
+        bootstrap::BootstrapServices,
+        plan::{
+            ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerTable, RoutePlanner,
+            UdpEndpoints,
+        },
     },
 };
 
@@ -118,6 +121,17 @@ impl NodeRoutes {
     pub(crate) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         self.planner.set_node_addresses(addresses);
         self.is_dirty |= self.planner.has_due_changes();
+    }
+
+    /// Serves the API server's own Service like any other. `addresses` are those at which the agent reaches API servers
+    /// without the Service.
+    pub(crate) fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.planner.serve_api_server(addresses);
+    }
+
+    /// Returns the facts for the bootstrap file, if they may have changed since the last call.
+    pub(crate) fn take_bootstrap_services(&mut self) -> Option<BootstrapServices> {
+        self.planner.take_bootstrap_services()
     }
 
     /// Returns the number of Services of the cluster that do not fit.

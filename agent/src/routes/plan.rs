@@ -7,6 +7,7 @@
 //! backends of its service behind it.
 
 mod backends;
+mod bootstrap;
 mod cluster_services;
 mod list_edit;
 mod map_plan;
@@ -38,6 +39,7 @@ use self::{
     switch::{BackendList, FreedParts, needs_order},
 };
 pub use self::{
+    bootstrap::bootstrap_ops,
     cluster_services::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
         ObservedSlice, UdpEndpoints,
@@ -182,6 +184,12 @@ impl RoutePlanner {
     /// Serves the Services of the cluster that this mode selects on this node, besides those of the RouteTable.
     pub fn serve_cluster_services(&mut self, mode: ClusterIpMode, node: &str) {
         self.table.cluster = ClusterServices::new(mode, node);
+    }
+
+    /// Serves the API server's own Service like any other. `addresses` are those at which the agent reaches API servers
+    /// without the Service.
+    pub fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.table.cluster.serve_api_server(addresses);
     }
 
     /// Sets whether the RouteTable is known. Until it is, plans leave alone what may be of the RouteTable.

@@ -94,7 +94,7 @@ impl ReplicaResolver {
     }
 
     /// Returns a receiver of the known replicas, which is notified of each change.
-    pub(super) fn subscribe_known(&self) -> watch::Receiver<KnownReplicas> {
+    pub fn subscribe_known(&self) -> watch::Receiver<KnownReplicas> {
         self.known.subscribe()
     }
 
@@ -112,6 +112,16 @@ impl ReplicaResolver {
         let endpoints: Vec<_> =
             addresses.into_iter().map(|address| self.endpoint_at(address)).collect();
         self.known.send_if_modified(|known| known.set_listed(endpoints));
+    }
+
+    /// Sets the replicas that an earlier process knew. They are tried until DNS or the RouteTable names others. A
+    /// setting with fixed addresses needs none, and ignores them.
+    pub fn set_remembered(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        if matches!(self.setting, EndpointSetting::Fixed(_)) {
+            return;
+        }
+        let endpoints = addresses.into_iter().map(|address| self.endpoint_at(address));
+        self.known.send_if_modified(|known| known.set_remembered(endpoints));
     }
 
     fn endpoint_at(&self, address: SocketAddr) -> ReplicaEndpoint {

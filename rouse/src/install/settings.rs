@@ -1,6 +1,6 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
-use agent::{config::ClusterIpMode, map_sizes::MapSizeOverrides};
+use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use ipnet::IpNet;
 
 /// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
@@ -56,6 +56,8 @@ pub(crate) struct InstallSettings {
     pub(crate) clusterip: ClusterIpMode,
     /// Sizes of the eBPF maps that differ from those of that mode.
     pub(crate) map_sizes: MapSizeOverrides,
+    /// API servers that the agents ask; none: they ask the API server's own Service.
+    pub(crate) apiservers: Vec<ApiServerUrl>,
 }
 
 impl Default for InstallSettings {
@@ -71,6 +73,7 @@ impl Default for InstallSettings {
             proxy_protocol: false,
             clusterip: ClusterIpMode::default(),
             map_sizes: MapSizeOverrides::default(),
+            apiservers: Vec::new(),
         }
     }
 }

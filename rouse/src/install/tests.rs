@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use agent::config::ClusterIpMode;
-use clap::ValueEnum as _;
+use clap::{Parser as _, ValueEnum as _};
 use common::request_log;
 use controller::model::{
     cluster_state::ControllerSettings,
@@ -234,6 +234,10 @@ fn an_agent_that_serves_services_of_the_cluster_may_read_them() {
         let mode = vars.iter().find(|it| it["name"] == "ROUSE_CLUSTERIP").unwrap();
         let name = clusterip.to_possible_value().unwrap();
         assert_eq!(mode["value"], name.get_name());
+        let is_state = |it: &Value| it["name"] == "state";
+        assert!(pod["volumes"].as_array().unwrap().iter().any(is_state));
+        assert!(pod["containers"][0]["volumeMounts"].as_array().unwrap().iter().any(is_state));
+        assert!(vars.iter().all(|it| it["name"] != "ROUSE_APISERVERS"));
         let subject = &find("ClusterRoleBinding/rouse-agent")["subjects"][0];
         assert_eq!(subject["name"], "rouse-agent");
         let rules = find("ClusterRole/rouse-agent")["rules"].as_array().unwrap();
@@ -257,6 +261,58 @@ fn sizes_of_maps_reach_the_agent_only_if_they_are_given() {
     assert_eq!(sizes(""), None);
     let given = "list-entries=524288, backends=65536";
     assert_eq!(sizes(given).as_deref(), Some("backends=65536,list-entries=524288"));
+}
+
+#[test]
+fn agents_get_the_api_servers_of_the_installation() {
+    let settings = InstallSettings {
+        clusterip: ClusterIpMode::All,
+        apiservers: ["https://10.0.0.1:6443", "https://[fd00::1]"]
+            .map(|it| it.parse().unwrap())
+            .into(),
+        ..InstallSettings::default()
+    };
+    let objects = objects::all(&settings);
+    let agent = objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap();
+    let vars = containers(agent)[0]["env"].as_array().unwrap();
+    let servers = vars.iter().find(|it| it["name"] == "ROUSE_APISERVERS").unwrap();
+    assert_eq!(servers["value"], "https://10.0.0.1:6443,https://[fd00::1]:443");
+}
+
+/// Command with the options of `rouse install` only.
+#[derive(Debug, clap::Parser)]
+struct InstallOptions {
+    #[command(flatten)]
+    args: super::InstallArgs,
+}
+
+#[test]
+fn api_servers_that_cannot_be_used_are_refused_with_the_reason() {
+    let parse = |args: &[&str]| InstallOptions::try_parse_from([&["install"][..], args].concat());
+    let good = "--apiserver=https://10.0.0.1:6443,https://10.0.0.2:6443";
+    let settings = parse(&["--clusterip=all", good]).unwrap().args.settings().unwrap();
+    assert_eq!(settings.apiservers.len(), 2);
+    let unused = parse(&[good]).unwrap().args.settings().unwrap_err().to_string();
+    assert!(unused.starts_with("--apiserver needs --clusterip labelled or all"), "{unused}");
+    let own = "--apiserver=https://kubernetes.default.svc";
+    let refused = parse(&["--clusterip=all", own]).unwrap_err().to_string();
+    assert!(refused.contains("and not a name of the Service `kubernetes`"), "{refused}");
+}
+
+#[test]
+fn the_removal_of_agents_reaches_their_files_on_the_node() {
+    let removal = workloads::agent_removal_daemon_set(&InstallSettings::default());
+    read_and_write::<DaemonSet>(&removal);
+    let pod = &removal["spec"]["template"]["spec"];
+    let mounts = pod["initContainers"][0]["volumeMounts"].as_array().unwrap();
+    let paths: Vec<&Value> = mounts.iter().map(|it| &it["mountPath"]).collect();
+    assert_eq!(paths, ["/sys/fs/bpf", "/var/lib/rouse-agent"]);
+    for mount in mounts {
+        let volumes = pod["volumes"].as_array().unwrap();
+        assert!(volumes.iter().any(|it| it["name"] == mount["name"]), "{mount}");
+    }
+    let vars = pod["initContainers"][0]["env"].as_array().unwrap();
+    assert!(vars.iter().any(|it| it["name"] == "ROUSE_STATE"));
 }
 
 #[test]

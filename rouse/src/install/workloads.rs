@@ -24,6 +24,8 @@ pub(crate) const GATEWAY_PORT: u16 = 8080;
 pub(crate) const INTERNAL_PORT: u16 = controller::write::children::slices::INTERNAL_PORT;
 /// Mount path of the projected token and of the certificate authorities that a component trusts.
 const IDENTITY_MOUNT_PATH: &str = "/var/run/rouse";
+/// Folder of the agents' bootstrap files on each node. Local nodes have their folders below `/var/lib/rouse`.
+const AGENT_STATE_PATH: &str = "/var/lib/rouse-agent";
 /// Termination grace period of an activator, in seconds: Knative's 600 s for its connections, and a margin.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
@@ -277,6 +279,34 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
     object
 }
 
+/// Environment variables by which an agent serves Services of the cluster.
+fn clusterip_env(settings: &InstallSettings) -> Vec<Value> {
+    let mode = settings.clusterip.to_possible_value();
+    let mut vars: Vec<Value> =
+        mode.map(|it| env_var("ROUSE_CLUSTERIP", it.get_name())).into_iter().collect();
+    vars.push(env_var("ROUSE_STATE", AGENT_STATE_PATH));
+    if !settings.apiservers.is_empty() {
+        let urls: Vec<String> = settings.apiservers.iter().map(ToString::to_string).collect();
+        vars.push(env_var("ROUSE_APISERVERS", &urls.join(",")));
+    }
+    vars
+}
+
+/// Adds the folder of bootstrap files to a pod with one container. The kubelet makes it on the node.
+fn add_agent_state(pod: &mut Value) {
+    let volume = json!({
+        "name": "state", "hostPath": {"path": AGENT_STATE_PATH, "type": "DirectoryOrCreate"},
+    });
+    let mount = json!({"name": "state", "mountPath": AGENT_STATE_PATH});
+    push_item(&mut pod["volumes"], volume);
+    push_item(&mut pod["containers"][0]["volumeMounts"], mount);
+}
+
+/// Appends an item to a list that is not empty.
+fn push_item(list: &mut Value, item: Value) {
+    list.as_array_mut().expect("an agent has volumes, mounts and settings").push(item);
+}
+
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
     let mut vars = identity_env(settings);
@@ -287,8 +317,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     ]);
     let watches_services = settings.clusterip != ClusterIpMode::Off;
     if watches_services {
-        let mode = settings.clusterip.to_possible_value();
-        vars.extend(mode.map(|it| env_var("ROUSE_CLUSTERIP", it.get_name())));
+        vars.extend(clusterip_env(settings));
     }
     if !settings.map_sizes.is_empty() {
         vars.push(env_var("ROUSE_MAP_SIZES", &settings.map_sizes.to_string()));
@@ -326,13 +355,16 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         "containers": [component_container(app, vars, extra, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });
+    let mut accesses = HOST_ACCESS.to_vec();
     if watches_services {
         pod["automountServiceAccountToken"] = true.into();
+        add_agent_state(&mut pod);
+        accesses.push(STATE_ACCESS);
     }
     let mut object = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
     let reasons = agent::CAPABILITIES.iter().map(|(name, reason)| format!("{name}: {reason}"));
     let mut reasons: Vec<String> = reasons.collect();
-    reasons.extend(HOST_ACCESS.iter().map(|(name, reason)| format!("{name}: {reason}")));
+    reasons.extend(accesses.iter().map(|(name, reason)| format!("{name}: {reason}")));
     object["metadata"]["annotations"] = json!({"rouse.dev/needs": reasons.join("\n")});
     let spec = json!({
         "selector": {"matchLabels": {"app": app}},
@@ -343,8 +375,8 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     merge_fields(object, json!({"spec": spec}))
 }
 
-/// DaemonSet that replaces the agents' to uninstall: it removes their pins once, and then idles to show that it is
-/// done.
+/// DaemonSet that replaces the agents' to uninstall: it removes their pins and bootstrap files once, and then idles to
+/// show that it is done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     let mut object = agent_daemon_set(settings);
     let pod = &mut object["spec"]["template"]["spec"];
@@ -359,6 +391,12 @@ pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     }
     container["volumeMounts"] =
         json!([{"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "HostToContainer"}]);
+    // The settings of the installation are not known here, so each node may have a bootstrap file.
+    pod["containers"] = json!([container]);
+    add_agent_state(pod);
+    container = pod["containers"][0].take();
+    let state = env_var("ROUSE_STATE", AGENT_STATE_PATH);
+    push_item(&mut container["env"], state);
     let mut idle_container = container.clone();
     idle_container["args"] = json!(["agent-removed"]);
     container["name"] = "remove".into();
@@ -380,6 +418,10 @@ const HOST_ACCESS: [(&str, &str); 5] = [
     ("/sys/fs/bpf", "pins programs and maps, so that routes go on while no agent runs"),
     ("/sys/fs/cgroup", "attaches programs to the pods' cgroup"),
 ];
+
+/// Access to the host that agents have if they serve Services of the cluster, and the reason for it.
+const STATE_ACCESS: (&str, &str) =
+    (AGENT_STATE_PATH, "remembers what it needs after a reboot before an API server answers");
 
 /// Disruption budget by which one replica goes at a time, however many nodes are drained at once.
 fn disruption_budget(app: &str, settings: &InstallSettings) -> Value {

@@ -1,5 +1,7 @@
 //! Shell: Services of the cluster, which the agent watches itself, in the running kernel.
 
+mod bootstrap;
+
 use std::{
     io,
     net::{IpAddr, UdpSocket},
@@ -80,6 +82,11 @@ fn outcome(result: &io::Result<()>) -> &'static str {
 impl AgentFixture {
     /// Starts an agent that serves Services of the cluster.
     fn start_agent_with_services(&mut self, mode: &str) {
+        self.agent = Some(self.cluster_agent_command(mode).spawn().expect("nsenter"));
+    }
+
+    /// Returns the command of an agent that serves Services of the cluster.
+    fn cluster_agent_command(&self, mode: &str) -> Command {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, FakeWatchServer::kubeconfig().to_string()).expect("a file");
         let mut command = self.role_command("agent", "n");
@@ -87,7 +94,7 @@ impl AgentFixture {
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
         command.env("KUBECONFIG", &kubeconfig).env("ROUSE_CLUSTERIP", mode);
-        self.agent = Some(command.spawn().expect("nsenter"));
+        command
     }
 
     /// Connects to the Service from the pod, and returns the result as one word.

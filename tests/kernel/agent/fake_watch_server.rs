@@ -23,8 +23,8 @@ use tokio::sync::watch;
 
 type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Address in the namespace of the node.
-const SERVER_ADDRESS: &str = "127.0.0.1:6443";
+/// Address of the first server in the namespace of the node.
+pub(super) const SERVER_ADDRESS: &str = "127.0.0.1:6443";
 
 /// Kinds that the server knows: path, API version, kind.
 const KINDS: [(&str, &str, &str); 4] = [
@@ -36,6 +36,7 @@ const KINDS: [(&str, &str, &str); 4] = [
 
 /// The server, which runs until it is dropped.
 pub(super) struct FakeWatchServer {
+    address: &'static str,
     objects: Arc<ApiObjects>,
     /// `None` while the server is stopped.
     runtime: Option<tokio::runtime::Runtime>,
@@ -67,7 +68,14 @@ impl FakeWatchServer {
             state: Mutex::default(),
             version: watch::Sender::new(0),
         });
-        let mut server = Self { objects, runtime: None };
+        let mut server = Self { address: SERVER_ADDRESS, objects, runtime: None };
+        server.resume(netns);
+        server
+    }
+
+    /// Starts another server with the same objects, at another address in the namespace.
+    pub(super) fn start_replica(&self, netns: &str, address: &'static str) -> Self {
+        let mut server = Self { address, objects: Arc::clone(&self.objects), runtime: None };
         server.resume(netns);
         server
     }
@@ -82,7 +90,7 @@ impl FakeWatchServer {
     /// Serves again in the namespace, with the same objects.
     pub(super) fn resume(&mut self, netns: &str) {
         let namespace = NetworkNamespace::open(format!("/run/netns/{netns}")).expect("it exists");
-        let address: SocketAddr = SERVER_ADDRESS.parse().expect("an address");
+        let address: SocketAddr = self.address.parse().expect("an address");
         let listener = namespace
             .run_inside("listen", || std::net::TcpListener::bind(address))
             .expect("the port is free");

@@ -37,7 +37,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "agent",
         &[
-            "clock lock map_sizes paths incompatible pod_gauge metrics config",
+            "api_servers clock lock map_sizes paths incompatible pod_gauge metrics config",
             "net/",
             "kernel/",
             "routes/",

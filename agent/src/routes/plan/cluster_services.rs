@@ -26,8 +26,11 @@ use super::{DesiredBackendList, named_slab::NamedSlab, table::frontend_key};
 use crate::{config::ClusterIpMode, kernel::map_op::BackendTarget};
 
 /// The API server's own Service: namespace and name. If its endpoints in the maps were wrong, agents would not reach the
-/// API server by it, and could never correct them. kube-proxy knows the API server by another address.
+/// API server by it, and could never correct them. It is served only where agents know API servers by other addresses, as
+/// kube-proxy does.
 const API_SERVER_SERVICE: (&str, &str) = ("default", "kubernetes");
+/// Name of the port of the API server's own Service.
+const API_SERVER_PORT: &str = "https";
 
 /// Kind of observed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,6 +70,8 @@ pub struct ObservedService {
     pub service: ClusterIpService,
     /// Label of the Service.
     pub label: ClusterIpLabel,
+    /// True if the Service is the DNS of the cluster, without which a node finds no name after a reboot.
+    pub is_dns: bool,
 }
 
 /// An EndpointSlice that a service proxy would use.
@@ -105,6 +110,8 @@ pub struct ClusterServices {
     node: NodeTopology,
     /// Addresses of the node itself. A ClusterIP among them belongs to a local server, such as NodeLocal DNSCache.
     node_addresses: BTreeSet<IpAddr>,
+    /// Addresses at which the agent reaches API servers without their Service; `None`: it needs the Service.
+    api_server_addresses: Option<BTreeSet<IpAddr>>,
     services: NamedSlab<ClusterService>,
     /// Service of each EndpointSlice.
     slice_services: HashMap<NamespacedName, NamespacedName>,
@@ -118,6 +125,10 @@ pub struct ClusterServices {
     changed: BTreeSet<u32>,
     /// True if connected UDP sockets may have endpoints that do not answer any more.
     may_have_stale_sockets: bool,
+    /// Numbers of the served services that the node must reach first after a reboot.
+    bootstrap: BTreeSet<u32>,
+    /// True if such a service has changed since the last [`take_bootstrap_change`](Self::take_bootstrap_change).
+    is_bootstrap_changed: bool,
 }
 
 /// A Service, or EndpointSlices whose Service is not known.
@@ -147,6 +158,11 @@ impl ClusterServices {
     pub(super) fn new(mode: ClusterIpMode, node: &str) -> Self {
         let node = NodeTopology { name: node.into(), ..NodeTopology::default() };
         Self { mode, node, ..Self::default() }
+    }
+
+    /// Serves the API server's own Service too, except at an address by which the agent itself asks the API server.
+    pub(super) fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.api_server_addresses = Some(addresses);
     }
 
     /// Returns true if the mode selects any Service.
@@ -223,6 +239,30 @@ impl ClusterServices {
         let services = numbers.map(|number| &self.services.get(number).udp_endpoints);
         let all = services.flatten().map(|(key, endpoints)| (*key, endpoints.clone()));
         Some(all.collect())
+    }
+
+    /// Returns the numbers of the served services that the node must reach first after a reboot, once all services are
+    /// known. `None` if none of these has changed since the last call.
+    pub(super) fn take_bootstrap_change(&mut self) -> Option<BTreeSet<u32>> {
+        if !self.is_enabled() || !self.is_known() {
+            return None;
+        }
+        std::mem::take(&mut self.is_bootstrap_changed).then(|| self.bootstrap.clone())
+    }
+
+    /// Returns the ready endpoints of the API server's own Service, also if it is not served.
+    pub(super) fn api_servers(&self) -> BTreeSet<SocketAddr> {
+        let (namespace, name) = API_SERVER_SERVICE;
+        let number = self.services.find(&NamespacedName::new(namespace, name));
+        let slices = number.into_iter().flat_map(|it| self.services.get(it).slices.values());
+        let addresses = slices.flat_map(|slice| {
+            let ports = slice.ports.iter().filter(|it| it.name == API_SERVER_PORT);
+            let ready = slice.endpoints.iter().filter(|it| it.is_ready);
+            ports.flat_map(move |port| {
+                ready.clone().map(move |it| SocketAddr::new(it.address, port.port.get()))
+            })
+        });
+        addresses.collect()
     }
 
     /// Returns the numbers of the services that have frontends.
@@ -334,7 +374,8 @@ impl ClusterServices {
             }
             ClusterResource::Node => {}
         }
-        self.listed.insert(resource);
+        // Once all kinds are listed, it is known too that such a service does not exist.
+        self.is_bootstrap_changed |= self.listed.insert(resource);
     }
 
     fn mark_changed(&mut self, is_changed: impl Fn(&ClusterService) -> bool) {
@@ -348,6 +389,7 @@ impl ClusterServices {
         let frontends = self.wanted_frontends(number);
         let is_served = !frontends.is_empty();
         let udp_endpoints = self.udp_endpoints_of(number, &frontends);
+        self.update_bootstrap(number, is_served);
         let service = self.services.get_mut(number);
         self.may_have_stale_sockets |= have_endpoints_left(&service.udp_endpoints, &udp_endpoints);
         service.udp_endpoints = udp_endpoints;
@@ -360,17 +402,33 @@ impl ClusterServices {
         ChangedService { number, released, is_served }
     }
 
+    /// Records a changed service if the node must reach it first after a reboot, or had to.
+    fn update_bootstrap(&mut self, number: u32, is_served: bool) {
+        let observed = self.services.get(number).observed.as_ref();
+        let is_dns = is_served && observed.is_some_and(|it| it.is_dns);
+        let is_api_server = self.is_api_server(number);
+        let was_needed = self.bootstrap.remove(&number);
+        if is_dns || (is_api_server && is_served) {
+            self.bootstrap.insert(number);
+        }
+        self.is_bootstrap_changed |= was_needed || is_dns || is_api_server;
+    }
+
+    fn is_api_server(&self, number: u32) -> bool {
+        self.services.name(number).is_some_and(|it| is_api_server_service(&it))
+    }
+
     /// Returns the frontends that a service should have on this node.
     fn wanted_frontends(&self, number: u32) -> BTreeSet<FrontendKey> {
         let observed = self.services.get(number).observed.as_ref();
         let Some(service) = observed.filter(|it| self.is_selected(number, it.label)) else {
             return BTreeSet::new();
         };
-        let name = self.services.name(number);
-        if name.is_some_and(|it| (it.namespace.as_str(), it.name.as_str()) == API_SERVER_SERVICE) {
+        let ClusterIpService { cluster_ips, ports, .. } = &service.service;
+        let own = self.api_server_addresses.as_ref();
+        if self.is_api_server(number) && !may_serve_api_server(cluster_ips, own) {
             return BTreeSet::new();
         }
-        let ClusterIpService { cluster_ips, ports, .. } = &service.service;
         let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
         let ports = ports.iter().filter_map(|it| Some((it.port, served_protocol(it.protocol)?)));
         let keys = addresses.flat_map(|&address| {
@@ -429,6 +487,17 @@ fn have_endpoints_left(before: &UdpEndpoints, now: &UdpEndpoints) -> bool {
     })
 }
 
+/// Returns true if this is the API server's own Service.
+pub(super) fn is_api_server_service(name: &NamespacedName) -> bool {
+    (name.namespace.as_str(), name.name.as_str()) == API_SERVER_SERVICE
+}
+
+/// Returns true if the API server's own Service can be served at these ClusterIPs. `own` are the addresses at which the
+/// agent reaches API servers without the Service, if there are any.
+pub(super) fn may_serve_api_server(cluster_ips: &[IpAddr], own: Option<&BTreeSet<IpAddr>>) -> bool {
+    own.is_some_and(|own| !cluster_ips.iter().any(|it| own.contains(it)))
+}
+
 /// Returns an affinity timeout for the kernel. Kubernetes allows a day at most.
 fn affinity_seconds(timeout: Duration) -> u32 {
     const DAY_SECONDS: u64 = 86_400;
@@ -437,10 +506,14 @@ fn affinity_seconds(timeout: Duration) -> u32 {
 
 /// Returns the list of a port's target.
 fn desired_list(target: &PortTarget, affinity_seconds: u32) -> DesiredBackendList {
-    let addresses: &[SocketAddr] = match target {
-        PortTarget::Endpoints { addresses, .. } => addresses,
-        PortTarget::None(_) => &[],
-    };
+    match target {
+        PortTarget::Endpoints { addresses, .. } => endpoint_list(addresses, affinity_seconds),
+        PortTarget::None(_) => endpoint_list(&[], affinity_seconds),
+    }
+}
+
+/// Returns the list of these endpoints: a connect takes any of them, and is refused without one.
+pub(super) fn endpoint_list(addresses: &[SocketAddr], affinity_seconds: u32) -> DesiredBackendList {
     let mut backends: Vec<_> =
         addresses.iter().map(|&at| BackendTarget::of_pod(at, None)).collect();
     backends.sort_unstable();

@@ -355,6 +355,27 @@ async fn a_changed_answer_brings_streams_to_new_replicas() {
 }
 
 #[tokio::test]
+async fn remembered_replicas_are_tried_while_dns_does_not_answer() {
+    let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
+    one.set_activator("one");
+    two.set_activator("two");
+    let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
+    let (dns, stop) = (FakeDns::with_addresses([]), CancellationToken::new());
+    let resolver = dns.resolver();
+    dns.answer.send_replace(None);
+    resolver.set_remembered([at_one]);
+    let link =
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&resolver), agent("n1"), stop.clone()));
+    let mut tables = follow_activators(Arc::clone(&link));
+    assert_eq!(tables.recv().await, names(&["one"]));
+    // The first answer of DNS replaces what was remembered.
+    dns.set_answer(&resolver, Some(vec![at_two])).await;
+    one.stop.cancel();
+    assert_eq!(tables.recv().await, names(&["two"]));
+    stop.cancel();
+}
+
+#[tokio::test]
 async fn the_table_lists_replicas_that_no_name_resolves_to() {
     let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);

@@ -1,5 +1,7 @@
 //! Pure: plans of the cluster's Services, beside those of the RouteTable.
 
+mod bootstrap;
+
 use common::service_routing::{
     AddressFamily, ClusterIpPort, ClusterIpService, InternalTrafficPolicy, ServiceEndpoint,
     ServiceSlice, ServiceSlicePort, TransportProtocol,
@@ -23,7 +25,7 @@ fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
         ],
         ..ClusterIpService::default()
     };
-    ObservedService { service, label }
+    ObservedService { service, label, is_dns: false }
 }
 
 /// Returns an EndpointSlice of a service with ready endpoints at the addresses of [`pod`]s with these numbers.

@@ -1,0 +1,161 @@
+//! Shell: agents with several API servers, and agents that start from the bootstrap file, in the running kernel.
+
+use std::fs::File;
+
+use super::{super::fake_watch_server::SERVER_ADDRESS, *};
+
+/// Address of a second API server in the namespace of the node.
+const SECOND_ADDRESS: &str = "127.0.0.1:6444";
+/// Address of an API server that the agent learns.
+const LEARNT_ADDRESS: &str = "10.77.0.1:6445";
+/// Endpoint of the Service, as the file has it.
+const ENDPOINT: &str = "10.77.0.2:8080";
+
+/// Returns the Service or EndpointSlice as that of the API server's own Service.
+fn as_api_server(mut object: Value) -> Value {
+    let metadata = &mut object["metadata"];
+    metadata["name"] = "kubernetes".into();
+    if metadata["labels"].is_object() {
+        metadata["labels"] = json!({"kubernetes.io/service-name": "kubernetes"});
+    }
+    object
+}
+
+/// Returns the Service as the DNS of the cluster.
+fn dns_service() -> Value {
+    let mut service = service(None);
+    service["metadata"]["labels"] = json!({"k8s-app": "kube-dns"});
+    service
+}
+
+impl AgentFixture {
+    fn netns(&self) -> String {
+        format!("{}-n", self.name)
+    }
+
+    fn state_folder(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
+    /// Starts an agent in mode `all` with a bootstrap file. Its log goes to the file `log`.
+    fn start_agent_with_file(&mut self) {
+        let log = File::create(self.folder.join("log")).expect("a file");
+        let mut command = self.cluster_agent_command("all");
+        command.env("ROUSE_STATE", self.state_folder()).stderr(log);
+        self.agent = Some(command.spawn().expect("nsenter"));
+    }
+
+    /// Waits until a file in the folder of the test contains the text, or until it does not.
+    fn wait_text(&self, file: &str, text: &str, is_expected: bool) {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let content = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+            if content.contains(text) == is_expected {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{text}: expected {is_expected}: {content}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// The Service is the API server's own: agents that know API servers by their addresses serve it like any other.
+#[test]
+fn another_api_server_takes_over_when_one_goes_away() {
+    let mut fixture = AgentFixture::new("takeover");
+    let netns = fixture.netns();
+    let mut first = FakeWatchServer::start(&netns, true);
+    let mut second = first.start_replica(&netns, SECOND_ADDRESS);
+    let slice = |addresses: &[&str]| as_api_server(endpoint_slice(addresses));
+    set_node(&first);
+    first.set(as_api_server(service(None)));
+    first.set(slice(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    let mut command = fixture.cluster_agent_command("all");
+    let servers = format!("http://{SERVER_ADDRESS},http://{SECOND_ADDRESS}");
+    fixture.agent = Some(command.env("ROUSE_APISERVERS", servers).spawn().expect("nsenter"));
+    fixture.wait_outcome("connected");
+    first.stop();
+    second.set(slice(&[]));
+    fixture.wait_outcome("refused");
+    first.resume(&netns);
+    second.stop();
+    first.set(slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+}
+
+#[test]
+fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
+    let mut fixture = AgentFixture::new("learnt");
+    let netns = fixture.netns();
+    let mut configured = FakeWatchServer::start(&netns, true);
+    let learnt = configured.start_replica(&netns, LEARNT_ADDRESS);
+    let mut api_servers = as_api_server(endpoint_slice(&["10.77.0.1"]));
+    api_servers["ports"] = json!([{"name": "https", "port": 6445, "protocol": "TCP"}]);
+    set_node(&configured);
+    configured.set(api_servers);
+    configured.set(service(None));
+    configured.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_file();
+    fixture.wait_outcome("connected");
+    fixture.wait_text("state/n1.json", LEARNT_ADDRESS, true);
+    configured.stop();
+    learnt.set(endpoint_slice(&[]));
+    fixture.wait_outcome("refused");
+    // The next agent remembers it.
+    fixture.kill_agent();
+    learnt.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.start_agent_with_file();
+    fixture.wait_outcome("connected");
+}
+
+#[test]
+fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
+    let mut fixture = AgentFixture::new("booted");
+    let netns = fixture.netns();
+    let mut server = FakeWatchServer::start(&netns, true);
+    set_node(&server);
+    server.set(dns_service());
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_file();
+    fixture.wait_outcome("connected");
+    fixture.wait_text("state/n1.json", ENDPOINT, true);
+    fixture.kill_agent();
+    server.stop();
+    // No pin is left, as after a reboot.
+    run_shell(&format!("umount {}", fixture.folder.join("bpf").display()));
+    fixture.wait_outcome("unchanged");
+    fixture.start_agent_with_file();
+    fixture.wait_outcome("connected");
+    fixture.wait_not_ready_reason("clusterip:", true);
+    server.delete_silently("Service", "plain");
+    server.resume(&netns);
+    fixture.wait_outcome("unchanged");
+    fixture.wait_text("state/n1.json", ENDPOINT, false);
+}
+
+#[test]
+fn a_broken_bootstrap_file_is_told_and_replaced() {
+    let mut fixture = AgentFixture::new("broken");
+    let server = FakeWatchServer::start(&fixture.netns(), true);
+    set_node(&server);
+    server.set(dns_service());
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fs::create_dir(fixture.state_folder()).expect("a folder");
+    let file = fixture.state_folder().join("n1.json");
+    fs::write(&file, "{\"format\": 1}").expect("a file");
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_file();
+    fixture.wait_text("log", "bootstrap file is ignored", true);
+    fixture.wait_text("log", &file.display().to_string(), true);
+    fixture.wait_text("log", "it is no bootstrap file of an agent", true);
+    fixture.wait_outcome("connected");
+    fixture.wait_text("state/n1.json", ENDPOINT, true);
+    fixture.wait_text("state/n1.json.ignored", "{\"format\": 1}", true);
+}
