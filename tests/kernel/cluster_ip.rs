@@ -75,6 +75,7 @@ impl ClusterIpFixture {
             is_terminating: false,
             node: "".into(),
             zone_hints: Box::default(),
+            zone: "a".into(),
             node_hints: Box::default(),
         };
         let port = ServiceSlicePort {

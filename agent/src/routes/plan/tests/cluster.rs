@@ -34,6 +34,7 @@ fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
         is_terminating: false,
         node: "here".into(),
         zone_hints: Box::default(),
+        zone: "a".into(),
         node_hints: Box::default(),
     };
     let port = ServiceSlicePort {
