@@ -4,14 +4,15 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], [`service_facts`] | base of all others |
+//! | `health`, `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
 //! | `usage` | requests that pods have served: reports to the autoscaler, and totals of Revisions |
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
-//! | `admin` | health and metrics pages |
+//! | `admin` | pages of health, metrics and services |
 //! | `agent` | the loop that joins them |
 
 mod admin;
@@ -19,6 +20,7 @@ mod agent;
 mod clock;
 pub mod config;
 mod connections;
+mod health;
 pub mod incompatible;
 pub mod kernel;
 mod lock;
@@ -28,6 +30,7 @@ pub mod paths;
 pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
+pub mod service_facts;
 mod usage;
 
 use std::{io, sync::Arc};
@@ -50,6 +53,7 @@ use crate::{
     agent::{Agent, AgentHandles},
     config::AgentConfig,
     connections::stale_connections::close::StaleConnectionCloser,
+    health::ProxyHealth,
     kernel::{
         netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
     },
@@ -210,13 +214,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let tasks = TaskTracker::new();
     let exported_totals = SharedRevisionTotals::default();
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
-    let not_ready = NotReadyReasons::default();
+    let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
     not_ready.set("programs", Some("not in force yet".to_owned()));
+    let (facts_pages, facts_queries) = admin::facts_pages();
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let pages = pages::serve(
         config.admin,
-        admin::pages(registry, not_ready.clone()),
-        axum::Router::new(),
+        admin::pages(registry, not_ready.clone(), health.clone()),
+        facts_pages,
         shutdown.clone(),
     );
     let mut pages = std::pin::pin!(pages);
@@ -234,7 +239,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let AgentStreams { routes, reports, reports_ready, usage } =
         AgentStreams::open(&config, &tasks, &shutdown);
-    let cluster = cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
+    let cluster =
+        cluster_watch::start(config.clusterip, &config.node, &health, &tasks, &shutdown).await?;
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -249,6 +255,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         reports_ready,
         metrics,
         not_ready,
+        health,
+        facts_queries,
         prestop_hooks,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,

@@ -88,7 +88,7 @@ impl ClusterIpFixture {
             ports: [port].into(),
             endpoints: pods.iter().map(endpoint).collect(),
         };
-        let slice = ObservedSlice { service: service_name(), slice };
+        let slice = ObservedSlice { service: service_name(), slice, triggered_ms: None };
         let name = NamespacedName::new("default", "plain-1");
         self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
     }

@@ -7,6 +7,7 @@
 
 mod backends;
 mod cluster_services;
+mod facts;
 mod map_plan;
 mod named_slab;
 mod pool;
@@ -38,6 +39,7 @@ pub use self::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
         ObservedSlice,
     },
+    facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
     request_terms::RevisionRequestTerms,
     table::PlannerTable,
@@ -115,6 +117,8 @@ struct UnfitService {
     since_ns: u64,
     /// True if it was refused: waiting does not help.
     is_refused: bool,
+    /// Reason of the newest attempt.
+    error: MapCapacityError,
 }
 
 /// Changes of a plan, before it is known which of them fit.
@@ -511,9 +515,12 @@ impl RoutePlanner {
                 unfit.remove(&service_number);
                 continue;
             };
-            let service = unfit
-                .entry(service_number)
-                .or_insert(UnfitService { since_ns: now_ns, is_refused: false });
+            let service = unfit.entry(service_number).or_insert(UnfitService {
+                since_ns: now_ns,
+                is_refused: false,
+                error,
+            });
+            service.error = error;
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
             let share = MapShare::of(is_routed);
             if is_recent && self.fits_after_quarantine(&error, &counts, share) {

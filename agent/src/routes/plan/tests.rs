@@ -2,6 +2,7 @@
 
 mod capacity;
 mod cluster;
+mod facts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
