@@ -252,10 +252,8 @@ pub async fn run(
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let stop_links = CancellationToken::new();
     let links = Arc::new(ControlPlaneLinks::new(&config, &stop_links));
-    let admin = AdminState {
-        registry,
-        not_ready_reasons: not_ready_reasons(&activator, &links, &shutdown),
-    };
+    let not_ready_reasons = not_ready_reasons(&activator, &links, &shutdown);
+    let admin = AdminState::always_healthy(registry, not_ready_reasons);
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), stop_links.clone());
     let follow = route_stream::watch_routes(
         &links.routes,

@@ -1,14 +1,53 @@
-//! Shell: health and metrics pages of the agent.
+//! Shell: health and metrics pages of the agent, and those about its services.
 
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
 use common::admin::AdminState;
 use prometheus_client::registry::Registry;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
+    health::ProxyHealth,
     metrics::{AgentMetrics, NotReadyReasons},
+    routes::plan::ServiceCursor,
+    service_facts::{FrontendFacts, NodeFacts, NodeServices, TraceFacts, TraceTarget},
     usage::{
         revision_metrics::RevisionTotalsCollector, revision_totals_store::SharedRevisionTotals,
     },
 };
+
+/// Longest time for the response to one page about services.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Question of a page to the loop, which has the facts.
+#[derive(Debug)]
+pub(crate) enum FactsQuery {
+    /// Next services from this position on.
+    Services(ServiceCursor, oneshot::Sender<ServicesChunk>),
+    /// Choice for one connect.
+    Trace(TraceTarget, oneshot::Sender<TraceFacts>),
+}
+
+/// Part of the answer to [`FactsQuery::Services`].
+#[derive(Debug)]
+pub(crate) struct ServicesChunk {
+    /// State and mode of the agent.
+    pub(crate) node: NodeFacts,
+    /// Frontends of the next services.
+    pub(crate) services: Vec<FrontendFacts>,
+    /// Position behind them; `None` at the end.
+    pub(crate) next: Option<ServiceCursor>,
+}
 
 /// Makes the agent's metrics, and the registry that exports them and the totals of Revisions.
 pub(crate) fn metrics_registry(revisions: SharedRevisionTotals) -> (AgentMetrics, Registry) {
@@ -17,22 +56,192 @@ pub(crate) fn metrics_registry(revisions: SharedRevisionTotals) -> (AgentMetrics
     (metrics, registry)
 }
 
-/// Returns the content of the admin pages.
-pub(crate) fn pages(registry: Registry, not_ready: NotReadyReasons) -> AdminState {
-    AdminState { registry, not_ready_reasons: Box::new(move || not_ready.lines()) }
+/// Returns the content of the pages that all components have.
+pub(crate) fn pages(
+    registry: Registry,
+    not_ready: NotReadyReasons,
+    health: ProxyHealth,
+) -> AdminState {
+    AdminState {
+        registry,
+        not_ready_reasons: Box::new(move || not_ready.lines()),
+        unhealthy_reasons: Box::new(move |check| health.unhealthy_reasons(check, Instant::now())),
+    }
+}
+
+/// Returns the pages about services, and the questions that they ask the loop.
+///
+/// `/debug/services` has the frontends of all services, and `/debug/trace?to=IP:PORT` the choice for one connect. The
+/// loop answers between its other work, a part of a page at a time.
+pub(crate) fn facts_pages() -> (Router, mpsc::Receiver<FactsQuery>) {
+    let (queries, receiver) = mpsc::channel(1);
+    let source = FactsSource { queries, turn: Arc::new(Semaphore::new(1)) };
+    let pages = Router::new()
+        .route("/debug/services", get(services_page))
+        .route("/debug/trace", get(trace_page))
+        .with_state(source);
+    (pages, receiver)
+}
+
+/// Way of the pages to the loop.
+#[derive(Clone, Debug)]
+struct FactsSource {
+    queries: mpsc::Sender<FactsQuery>,
+    /// One page at a time: clients must not take more of the loop than that, however many they are.
+    turn: Arc<Semaphore>,
+}
+
+async fn services_page(State(source): State<FactsSource>) -> Response {
+    page_response(source.within_timeout(source.services()).await)
+}
+
+async fn trace_page(State(source): State<FactsSource>, RawQuery(query): RawQuery) -> Response {
+    match TraceTarget::from_query(&query.unwrap_or_default()) {
+        Ok(target) => {
+            let trace = source.ask(|reply| FactsQuery::Trace(target, reply));
+            page_response(source.within_timeout(trace).await)
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    }
+}
+
+fn page_response<T: serde::Serialize>(facts: Option<T>) -> Response {
+    match facts {
+        Some(facts) => Json(facts).into_response(),
+        None => {
+            let reason = "the agent does not answer now: it starts, or is busy; see /readyz\n";
+            (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
+        }
+    }
+}
+
+impl FactsSource {
+    /// Waits for the facts of a page, but not too long.
+    async fn within_timeout<T>(&self, facts: impl Future<Output = Option<T>>) -> Option<T> {
+        let in_turn = async {
+            let _turn = self.turn.acquire().await.ok()?;
+            facts.await
+        };
+        tokio::time::timeout(PAGE_TIMEOUT, in_turn).await.ok().flatten()
+    }
+
+    /// Asks the loop; `None` if it has ended.
+    async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> FactsQuery) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.queries.send(query(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Collects the facts about all services. Each part is of one moment; the parts are of several.
+    async fn services(&self) -> Option<NodeServices> {
+        let mut all = NodeServices { node: NodeFacts::default(), services: Vec::new() };
+        let mut cursor = Some(ServiceCursor::START);
+        while let Some(position) = cursor {
+            let chunk = self.ask(|reply| FactsQuery::Services(position, reply)).await?;
+            all.node = chunk.node;
+            all.services.extend(chunk.services);
+            cursor = chunk.next;
+        }
+        Some(all)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use common::admin::HealthCheck;
+
     use super::*;
+    use crate::service_facts::{FrontendMode, ServiceSource, TraceOutcome};
 
     #[test]
     fn a_not_ready_reason_shows_until_it_is_removed() {
         let not_ready = NotReadyReasons::default();
-        let admin = pages(Registry::default(), not_ready.clone());
+        let admin = pages(Registry::default(), not_ready.clone(), ProxyHealth::default());
         not_ready.set("kernel", Some("connect was not redirected".into()));
         assert_eq!((admin.not_ready_reasons)(), ["kernel: connect was not redirected"]);
         not_ready.set("kernel", None);
         assert!((admin.not_ready_reasons)().is_empty());
+    }
+
+    #[test]
+    fn the_node_s_deletion_fails_healthz_and_not_livez() {
+        let health = ProxyHealth::default();
+        let admin = pages(Registry::default(), NotReadyReasons::default(), health.clone());
+        health.set_deletion_reason(Some("gone"));
+        assert_eq!((admin.unhealthy_reasons)(HealthCheck::Healthz), ["node: gone"]);
+        assert_eq!((admin.unhealthy_reasons)(HealthCheck::Livez), [""; 0]);
+    }
+
+    fn frontend(name: &str, source: ServiceSource) -> FrontendFacts {
+        FrontendFacts {
+            namespace: "default".into(),
+            name: name.into(),
+            source,
+            address: "10.96.0.1:80".parse().unwrap(),
+            protocol: "TCP".into(),
+            mode: FrontendMode::Pods,
+            reason: None,
+            listed: Some(1),
+            known: Some(2),
+            affinity_seconds: 0,
+        }
+    }
+
+    /// Answers queries as the loop does: one service in each part.
+    async fn answer(mut queries: mpsc::Receiver<FactsQuery>) {
+        let mut answered = 0;
+        while let Some(query) = queries.recv().await {
+            answered += 1;
+            match query {
+                FactsQuery::Services(_, reply) => {
+                    let services = vec![frontend(&format!("s{answered}"), ServiceSource::Service)];
+                    let next = (answered < 3).then_some(ServiceCursor::START);
+                    let node = NodeFacts { name: "n1".into(), ..NodeFacts::default() };
+                    reply.send(ServicesChunk { node, services, next }).expect("a page waits");
+                }
+                FactsQuery::Trace(target, reply) => {
+                    let facts = TraceFacts {
+                        node: NodeFacts::default(),
+                        to: target.to,
+                        protocol: target.protocol_name().into(),
+                        outcome: TraceOutcome::Unchanged,
+                        reason: "no".into(),
+                        frontend: None,
+                        hints: None,
+                        candidates: Vec::new(),
+                        kube_proxy: None,
+                    };
+                    reply.send(facts).expect("a page waits");
+                }
+            }
+        }
+    }
+
+    fn source() -> (FactsSource, mpsc::Receiver<FactsQuery>) {
+        let (queries, receiver) = mpsc::channel(1);
+        (FactsSource { queries, turn: Arc::new(Semaphore::new(1)) }, receiver)
+    }
+
+    #[tokio::test]
+    async fn the_page_of_services_joins_all_parts() {
+        let (source, receiver) = source();
+        tokio::spawn(answer(receiver));
+        let page = source.within_timeout(source.services()).await.expect("it is answered");
+        let names: Vec<_> = page.services.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!((names, page.node.name.as_str()), (vec!["s1", "s2", "s3"], "n1"));
+    }
+
+    #[tokio::test]
+    async fn a_page_fails_with_503_when_the_loop_has_ended_and_400_without_an_address() {
+        let (source, receiver) = source();
+        drop(receiver);
+        let services = services_page(State(source.clone())).await;
+        assert_eq!(services.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let query = RawQuery(Some("to=web".to_owned()));
+        let trace = trace_page(State(source.clone()), query).await;
+        assert_eq!(trace.status(), StatusCode::BAD_REQUEST);
+        let query = RawQuery(Some("to=10.96.0.1:80".to_owned()));
+        let trace = trace_page(State(source), query).await;
+        assert_eq!(trace.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

@@ -25,7 +25,8 @@ use tracing::info;
 
 use self::housekeeping::HousekeepingTimes;
 use crate::{
-    clock::monotonic_ns,
+    admin::FactsQuery,
+    clock::{monotonic_ns, unix_ms},
     config::ClusterIpMode,
     connections::{
         audit::scan::GaugeAuditor,
@@ -33,6 +34,7 @@ use crate::{
         stale_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
         stale_udp_sockets::task::StaleUdpSocketTask,
     },
+    health::ProxyHealth,
     kernel::{
         map_op::BackendTarget,
         maps::{KernelEventRing, KernelMapError, KernelMaps},
@@ -52,6 +54,7 @@ use crate::{
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
 
+mod facts;
 mod housekeeping;
 mod pod_actions;
 mod route_updates;
@@ -86,6 +89,10 @@ pub(crate) struct AgentHandles {
     pub(crate) metrics: AgentMetrics,
     /// Not-ready reasons that `/readyz` shows.
     pub(crate) not_ready: NotReadyReasons,
+    /// Health that `/healthz` and `/livez` show.
+    pub(crate) health: ProxyHealth,
+    /// Questions of the pages about services.
+    pub(crate) facts_queries: Receiver<FactsQuery>,
     /// Kubelets that wait in preStop until their pods are drained.
     pub(crate) prestop_hooks: PreStopHooks,
     /// Time that a draining pod waits for its upgraded connections.
@@ -128,6 +135,8 @@ pub(crate) struct Agent {
     pod_events_rx: Receiver<PodTrackerEvent>,
     next_full_sweep: Instant,
     next_sweep: Instant,
+    /// Time of the agent's start, in ms since the epoch.
+    started_ms: i64,
 }
 
 impl Agent {
@@ -175,6 +184,7 @@ impl Agent {
             pod_events_rx,
             next_full_sweep: now,
             next_sweep: now,
+            started_ms: unix_ms(),
             handles,
         })
     }
@@ -234,8 +244,10 @@ impl Agent {
                     self.remote_pods.start_due_probes();
                     if sweep <= Instant::now() {
                         self.sweep();
+                        self.record_progress(cluster.has_waiting(), false);
                     }
                 }
+                Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
                 changes = cluster.next() => self.routes.apply_cluster_changes(changes),
             }
@@ -244,6 +256,8 @@ impl Agent {
             self.handles.finder.flush();
             if self.routes.is_dirty() {
                 self.apply_routes();
+                let has_failed = self.routes.has_unwritten_changes();
+                self.record_progress(cluster.has_waiting(), !has_failed);
             }
             if let Some(services) = self.routes.take_bootstrap_services() {
                 self.handles.bootstrap.publish(services);

@@ -120,7 +120,8 @@ pub struct AgentConfig {
     #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]
     pub activator_netns: Option<PathBuf>,
 
-    /// Address that serves /healthz, /readyz and /metrics.
+    /// Address that serves /healthz, /livez, /readyz and /metrics, and pages about services for `rouse services` and
+    /// `rouse trace`.
     #[arg(long, env = "ROUSE_ADMIN", default_value = "127.0.0.1:7104")]
     pub admin: SocketAddr,
 }

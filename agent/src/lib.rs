@@ -4,14 +4,15 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
+//! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`] | base of all others |
+//! | [`service_facts`], `health`, `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
 //! | `usage` | requests that pods have served: reports to the autoscaler, and totals of Revisions |
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
-//! | `admin` | health and metrics pages |
+//! | `admin` | pages of health, metrics and services |
 //! | `agent` | the loop that joins them |
 
 mod admin;
@@ -20,6 +21,7 @@ pub mod api_servers;
 mod clock;
 pub mod config;
 mod connections;
+mod health;
 pub mod incompatible;
 pub mod kernel;
 mod lock;
@@ -30,6 +32,7 @@ pub mod paths;
 pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
+pub mod service_facts;
 mod usage;
 
 use std::{io, sync::Arc};
@@ -52,6 +55,7 @@ use crate::{
     agent::{Agent, AgentHandles, ClusterStart},
     config::AgentConfig,
     connections::stale_connections::close::StaleConnectionCloser,
+    health::ProxyHealth,
     kernel::{
         netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
     },
@@ -189,6 +193,7 @@ impl ClusterSources {
     /// as does the task that writes the file.
     async fn open(
         config: &AgentConfig,
+        health: &ProxyHealth,
         tasks: &TaskTracker,
         shutdown: &CancellationToken,
     ) -> Result<Self, AgentError> {
@@ -200,7 +205,8 @@ impl ClusterSources {
         controllers.set_remembered(document.controllers);
         autoscalers.set_remembered(document.autoscalers);
         let api_servers = cluster_watch::connect(config, &document.api_servers).await?;
-        let inbox = cluster_watch::start(api_servers.as_ref(), &config.node, tasks, shutdown);
+        let inbox =
+            cluster_watch::start(api_servers.as_ref(), &config.node, health, tasks, shutdown);
         let (bootstrap, services) = BootstrapPublisher::new(api_servers);
         if let Some(file) = file {
             let controllers = controllers.subscribe_known();
@@ -266,13 +272,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let tasks = TaskTracker::new();
     let exported_totals = SharedRevisionTotals::default();
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
-    let not_ready = NotReadyReasons::default();
+    let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
     not_ready.set("programs", Some("not in force yet".to_owned()));
+    let (facts_pages, facts_queries) = admin::facts_pages();
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let pages = pages::serve(
         config.admin,
-        admin::pages(registry, not_ready.clone()),
-        axum::Router::new(),
+        admin::pages(registry, not_ready.clone(), health.clone()),
+        facts_pages,
         shutdown.clone(),
     );
     let mut pages = std::pin::pin!(pages);
@@ -287,7 +294,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
 
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
-    let cluster = ClusterSources::open(&config, &tasks, &shutdown).await?;
+    let cluster = ClusterSources::open(&config, &health, &tasks, &shutdown).await?;
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
@@ -305,6 +312,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         bootstrap: cluster.bootstrap,
         metrics,
         not_ready,
+        health,
+        facts_queries,
         prestop_hooks,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,

@@ -10,7 +10,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{incompatible::ForeignProgramOwner, lock::lock, pod_gauge::PodGauge};
+use crate::{
+    incompatible::ForeignProgramOwner,
+    lock::lock,
+    pod_gauge::PodGauge,
+    service_facts::{FrontendMode, ServiceSource},
+};
 
 /// Not-ready reasons by subject. Cheap to clone; all clones share the reasons.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +101,20 @@ pub(crate) struct AgentMetrics {
     pub(crate) uncounted: Gauge,
     /// Foreign programs that redirect connects, by owner.
     foreign_programs: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// Frontends in the maps by source and mode.
+    frontends: Family<[(&'static str, &'static str); 2], Gauge>,
+    /// Endpoints of the cluster's Services that are served, by state.
+    endpoints: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// Time from an event of the cluster until the maps follow it.
+    pub(crate) network_programming: Histogram,
+    /// Entries of a map that cannot be had now.
+    map_entries: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// Entries up to which a source may fill a map.
+    map_limit: Family<[(&'static str, &'static str); 2], Gauge>,
 }
+
+/// States of endpoints, in the order in which the planner counts them.
+const ENDPOINT_STATES: [&str; 3] = ["ready", "terminating", "not_ready"];
 
 impl AgentMetrics {
     /// Makes new metrics, and the registry that exports them.
@@ -133,6 +151,11 @@ impl AgentMetrics {
             audit_drift: Family::default(),
             uncounted: Gauge::default(),
             foreign_programs: Family::default(),
+            frontends: Family::default(),
+            endpoints: Family::default(),
+            network_programming: seconds(1e-3),
+            map_entries: Family::default(),
+            map_limit: Family::default(),
         };
         // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
         PodGauge::ALL.into_iter().for_each(|gauge| metrics.add_drift(gauge, 0));
@@ -198,6 +221,48 @@ impl AgentMetrics {
         registry.register("audit_uncounted_connections", help, self.uncounted.clone());
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.foreign_programs.clone());
+        self.register_routes(registry);
+    }
+
+    /// Registers the figures about routes.
+    fn register_routes(&self, registry: &mut Registry) {
+        let help = "Frontends in the kernel's maps, by source and by treatment of their connects";
+        registry.register("frontends", help, self.frontends.clone());
+        let help = "Endpoints of the cluster's Services that are served, by state";
+        registry.register("endpoints", help, self.endpoints.clone());
+        let help = "Time from a change of endpoints until the kernel's maps follow it";
+        let histogram = self.network_programming.clone();
+        registry.register_with_unit("network_programming", help, Unit::Seconds, histogram);
+        let help = "Entries of a kernel map that are in use or in quarantine";
+        registry.register("map_entries", help, self.map_entries.clone());
+        let help = "Entries up to which services of a source may fill a kernel map";
+        registry.register("map_limit", help, self.map_limit.clone());
+    }
+
+    /// Sets the number of frontends of a source in the maps, by mode.
+    pub(crate) fn set_frontends(&self, source: ServiceSource, mode: FrontendMode, count: usize) {
+        let labels = [("source", source.name()), ("mode", mode.name())];
+        set_count(&self.frontends.get_or_create(&labels), count);
+    }
+
+    /// Sets the number of endpoints by state: ready, terminating and still serving, neither.
+    pub(crate) fn set_endpoints(&self, counts: [usize; 3]) {
+        for (state, count) in ENDPOINT_STATES.into_iter().zip(counts) {
+            set_count(&self.endpoints.get_or_create(&[("state", state)]), count);
+        }
+    }
+
+    /// Sets the entries of a map that are in use, and the limits by source.
+    pub(crate) fn set_map_use<const N: usize>(
+        &self,
+        map: &'static str,
+        entries: usize,
+        limits: [(&'static str, usize); N],
+    ) {
+        set_count(&self.map_entries.get_or_create(&[("map", map)]), entries);
+        for (source, limit) in limits {
+            set_count(&self.map_limit.get_or_create(&[("map", map), ("source", source)]), limit);
+        }
     }
 
     /// Sets the number of pods in each of these states.
@@ -237,10 +302,31 @@ impl AgentMetrics {
     }
 }
 
+fn set_count(gauge: &Gauge, count: usize) {
+    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// Returns the latency in seconds of a change whose event was at `triggered_ms`, and which came into force at `now_ms`.
+/// `None` for an event before `started_ms`: what happened before this agent started tells nothing of its latency. Times
+/// are in ms since the epoch; a clock that lags behind the control plane's gives 0.
+pub(crate) fn programming_seconds(started_ms: i64, now_ms: i64, triggered_ms: i64) -> Option<f64> {
+    // Milliseconds of a year fit into the mantissa.
+    let seconds = now_ms.saturating_sub(triggered_ms).max(0) as f64 / 1e3;
+    (triggered_ms > started_ms).then_some(seconds)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pods::tracker::PodStateCounts;
+
+    #[test]
+    fn latencies_count_from_the_start_and_are_never_negative() {
+        assert_eq!(programming_seconds(1_000, 2_500, 2_000), Some(0.5));
+        assert_eq!(programming_seconds(1_000, 2_000, 2_500), Some(0.0), "the clock lags behind");
+        assert_eq!(programming_seconds(1_000, 2_500, 1_000), None, "before the start");
+        assert_eq!(programming_seconds(0, i64::MIN, 1), Some(0.0));
+    }
 
     #[test]
     fn metric_names_carry_units() {
@@ -250,6 +336,10 @@ mod tests {
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
+        metrics.set_frontends(ServiceSource::Service, FrontendMode::Refuse, 3);
+        metrics.set_endpoints([5, 1, 2]);
+        metrics.set_map_use("SLOTS", 7, [("route", 100), ("service", 75)]);
+        metrics.network_programming.observe(0.2);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("it is text");
         for line in [
@@ -257,6 +347,11 @@ mod tests {
             "rouse_agent_probes_total{result=\"passed\"} 1",
             "rouse_agent_listen_to_report_seconds_count 0",
             "rouse_agent_foreign_programs{owner=\"cilium\"} 2",
+            "rouse_agent_frontends{source=\"service\",mode=\"refuse\"} 3",
+            "rouse_agent_endpoints{state=\"not_ready\"} 2",
+            "rouse_agent_map_entries{map=\"SLOTS\"} 7",
+            "rouse_agent_map_limit{map=\"SLOTS\",source=\"service\"} 75",
+            "rouse_agent_network_programming_seconds_count 1",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }

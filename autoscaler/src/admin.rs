@@ -32,7 +32,7 @@ pub fn admin_pages(evaluator: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -
         true => Vec::new(),
         false => vec!["no stream of routes from the controller".to_owned()],
     };
-    AdminState { registry, not_ready_reasons: Box::new(not_ready_reasons) }
+    AdminState::always_healthy(registry, Box::new(not_ready_reasons))
 }
 
 #[derive(Debug)]

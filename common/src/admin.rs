@@ -1,4 +1,4 @@
-//! Shell: `/healthz`, `/readyz` and `/metrics` of a component.
+//! Shell: `/healthz`, `/livez`, `/readyz` and `/metrics` of a component.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,6 +22,30 @@ pub struct AdminState {
     pub registry: Registry,
     /// Returns the not-ready reasons, one line each; an empty list means ready. Called for each `/readyz`.
     pub not_ready_reasons: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+    /// Returns the reasons for which a health check fails, one line each. Called for each request.
+    pub unhealthy_reasons: UnhealthyReasons,
+}
+
+/// Function from a health check to the reasons for which it fails.
+pub type UnhealthyReasons = Box<dyn Fn(HealthCheck) -> Vec<String> + Send + Sync>;
+
+/// Page that tells if a component is healthy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HealthCheck {
+    /// `/healthz`, for load balancers that choose nodes.
+    Healthz,
+    /// `/livez`, for a supervisor that restarts the process if it fails.
+    Livez,
+}
+
+impl AdminState {
+    /// Returns the state of a component that is healthy while its process runs.
+    pub fn always_healthy(
+        registry: Registry,
+        not_ready_reasons: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+    ) -> Self {
+        Self { registry, not_ready_reasons, unhealthy_reasons: Box::new(|_| Vec::new()) }
+    }
 }
 
 impl std::fmt::Debug for AdminState {
@@ -42,8 +66,8 @@ pub struct AdminError {
 
 /// Serves `admin` at `address` until `shutdown`. `extra` adds the component's further pages.
 ///
-/// `/healthz` answers 200 while the process runs. `/readyz` answers 200 when there is no not-ready reason, else 503
-/// with the reasons as text. `/metrics` answers OpenMetrics text.
+/// `/healthz` and `/livez` answer 200 while the component is healthy, and `/readyz` when it is ready; else each of them
+/// answers 503 with the reasons as text. `/metrics` answers OpenMetrics text.
 pub async fn serve(
     address: SocketAddr,
     admin: AdminState,
@@ -53,7 +77,8 @@ pub async fn serve(
     let failed = |source| AdminError { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let pages = Router::new()
-        .route("/healthz", get(async || "ok\n"))
+        .route("/healthz", get(healthz))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(admin));
@@ -61,10 +86,22 @@ pub async fn serve(
     axum::serve(listener, pages.merge(extra)).with_graceful_shutdown(stop).await.map_err(failed)
 }
 
+async fn healthz(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
+    check_response(&(admin.unhealthy_reasons)(HealthCheck::Healthz))
+}
+
+async fn livez(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
+    check_response(&(admin.unhealthy_reasons)(HealthCheck::Livez))
+}
+
 async fn readyz(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
     // Readiness is computed at each request: a cached one would outlive its reason.
-    match (admin.not_ready_reasons)() {
-        reasons if reasons.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
+    check_response(&(admin.not_ready_reasons)())
+}
+
+fn check_response(reasons: &[String]) -> (StatusCode, String) {
+    match reasons {
+        [] => (StatusCode::OK, "ok\n".to_owned()),
         reasons => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n"),
     }
 }

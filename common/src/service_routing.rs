@@ -4,6 +4,7 @@
 //! Kubernetes. One rule differs: where kube-proxy drops the packets of a Service with `internalTrafficPolicy: Local`
 //! because no endpoint is on the node, the result is [`NoEndpointReason::NoneOnNode`], and connects are refused.
 
+mod explanation;
 mod kubernetes;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,13 @@ use std::{
 
 use smol_str::SmolStr;
 
-pub use self::kubernetes::ServiceDecodeError;
+pub use self::{
+    explanation::{
+        EndpointVerdict, ExplainedEndpoint, HintState, PortExplanation, count_endpoints,
+        explain_port,
+    },
+    kubernetes::ServiceDecodeError,
+};
 
 /// Transport protocol of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +123,8 @@ pub struct ServiceEndpoint {
     pub is_terminating: bool,
     /// Node of the endpoint; empty if it is not stated.
     pub node: SmolStr,
+    /// Zone of the endpoint; empty if it is not stated. Only hints count for the selection.
+    pub zone: SmolStr,
     /// Zones whose clients should use the endpoint; empty without such a hint.
     pub zone_hints: Box<[SmolStr]>,
     /// Nodes whose clients should use the endpoint; empty without such a hint.
@@ -248,46 +257,61 @@ fn endpoints_of_port<'a>(
     endpoints
 }
 
+impl ServiceEndpoint {
+    /// Returns true if the endpoint is on this node.
+    fn is_on(&self, node: &NodeTopology) -> bool {
+        !node.name.is_empty() && self.node == node.name
+    }
+
+    /// Returns true if the endpoint terminates and still serves.
+    fn is_draining(&self) -> bool {
+        self.is_serving && self.is_terminating
+    }
+}
+
 /// Selects the endpoints of one port that clients on `node` use.
 fn select_endpoints(
     endpoints: &EndpointsByAddress<'_>,
     policy: InternalTrafficPolicy,
     node: &NodeTopology,
 ) -> PortTarget {
-    let is_on_node = |it: &ServiceEndpoint| !node.name.is_empty() && it.node == node.name;
-    let is_draining = |it: &ServiceEndpoint| it.is_serving && it.is_terminating;
-    let select = |rule, is_usable: &dyn Fn(&ServiceEndpoint) -> bool| {
-        let usable = endpoints.iter().filter(|(_, endpoint)| is_usable(endpoint));
-        let addresses: Vec<_> = usable.map(|(&address, _)| address).collect();
-        (!addresses.is_empty()).then_some(PortTarget::Endpoints { addresses, rule })
-    };
-    let is_usable_somewhere = endpoints.values().any(|it| it.is_ready || is_draining(it));
-    let selected = match policy {
-        InternalTrafficPolicy::Local => {
-            select(SelectionRule::ReadyOnNode, &|it| it.is_ready && is_on_node(it)).or_else(|| {
-                let rule = SelectionRule::TerminatingOnNode;
-                select(rule, &|it| is_draining(it) && is_on_node(it))
-            })
+    let rule = choose_rule(endpoints, policy, node);
+    let is_selected =
+        |endpoint: &ServiceEndpoint| explanation::judge(rule, endpoint, node).is_selected();
+    match rule {
+        Ok(rule) => {
+            let selected = endpoints.iter().filter(|(_, endpoint)| is_selected(endpoint));
+            let addresses = selected.map(|(&address, _)| address).collect();
+            PortTarget::Endpoints { addresses, rule }
         }
-        InternalTrafficPolicy::Cluster => {
-            let rule = topology_rule(endpoints, node);
-            select(rule, &|it| {
-                it.is_ready
-                    && match rule {
-                        SelectionRule::SameNode => it.node_hints.contains(&node.name),
-                        SelectionRule::SameZone => it.zone_hints.contains(&node.zone),
-                        _ => true,
-                    }
-            })
-            // Hints are ignored here: the rule above has fallen back to all ready endpoints, and there are none.
-            .or_else(|| select(SelectionRule::Terminating, &is_draining))
-        }
+        Err(reason) => PortTarget::None(reason),
+    }
+}
+
+/// Chooses the rule for a port, by which at least one endpoint is usable.
+fn choose_rule(
+    endpoints: &EndpointsByAddress<'_>,
+    policy: InternalTrafficPolicy,
+    node: &NodeTopology,
+) -> Result<SelectionRule, NoEndpointReason> {
+    let has = |is_usable: fn(&ServiceEndpoint) -> bool, is_local: bool| {
+        endpoints.values().any(|it| is_usable(it) && (!is_local || it.is_on(node)))
     };
-    selected.unwrap_or(PortTarget::None(if is_usable_somewhere {
-        NoEndpointReason::NoneOnNode
-    } else {
-        NoEndpointReason::NoneInCluster
-    }))
+    let ready: fn(&ServiceEndpoint) -> bool = |it| it.is_ready;
+    let draining: fn(&ServiceEndpoint) -> bool = ServiceEndpoint::is_draining;
+    match policy {
+        InternalTrafficPolicy::Local if has(ready, true) => Ok(SelectionRule::ReadyOnNode),
+        InternalTrafficPolicy::Local if has(draining, true) => Ok(SelectionRule::TerminatingOnNode),
+        InternalTrafficPolicy::Local if has(ready, false) || has(draining, false) => {
+            Err(NoEndpointReason::NoneOnNode)
+        }
+        InternalTrafficPolicy::Cluster if has(ready, false) => Ok(topology_rule(endpoints, node)),
+        // Hints are ignored here, as in kube-proxy: they are for ready endpoints.
+        InternalTrafficPolicy::Cluster if has(draining, false) => Ok(SelectionRule::Terminating),
+        InternalTrafficPolicy::Local | InternalTrafficPolicy::Cluster => {
+            Err(NoEndpointReason::NoneInCluster)
+        }
+    }
 }
 
 /// Chooses the rule for the ready endpoints of a port with `internalTrafficPolicy: Cluster`.
@@ -295,13 +319,9 @@ fn select_endpoints(
 /// Hints count only if each ready endpoint has one and one of them names this node or its zone. Otherwise some clients
 /// would have no endpoint, or some endpoints no client.
 fn topology_rule(endpoints: &EndpointsByAddress<'_>, node: &NodeTopology) -> SelectionRule {
-    let ready = || endpoints.values().filter(|it| it.is_ready);
-    let is_hinted = |hints: fn(&ServiceEndpoint) -> &[SmolStr], name: &SmolStr| {
-        ready().all(|it| !hints(it).is_empty()) && ready().any(|it| hints(it).contains(name))
-    };
-    if is_hinted(|it| &it.node_hints, &node.name) {
+    if HintState::of_nodes(endpoints, node) == HintState::Here {
         SelectionRule::SameNode
-    } else if is_hinted(|it| &it.zone_hints, &node.zone) {
+    } else if HintState::of_zones(endpoints, node) == HintState::Here {
         SelectionRule::SameZone
     } else {
         SelectionRule::Ready

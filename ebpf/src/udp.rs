@@ -201,7 +201,8 @@ fn remember_flow(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) ->
         let StackAligned(source) = &StackAligned(UdpReplySource {
             address: key.address,
             port_be: key.port_be,
-            reserved: 0, spare: 0,
+            reserved: 0,
+            spare: 0,
         });
         if UDP_REPLIES.insert(&reply_key, source, 0).is_err() {
             return false;

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+/// Name of the local node if no option names one.
+pub(crate) const DEFAULT_NODE: &str = "rouse";
+
 /// Namespace in which objects are looked up.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NamespaceArgs {

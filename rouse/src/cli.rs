@@ -8,10 +8,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     apply,
-    args::{ApplyArgs, DeleteArgs, DescribeArgs, GetArgs, LogsArgs, TopArgs},
-    delete, describe, get, install, logs, run, stdout,
+    args::{ApplyArgs, DEFAULT_NODE, DeleteArgs, DescribeArgs, GetArgs, LogsArgs, TopArgs},
+    delete, describe, get, install, logs, run, services, stdout,
     store::NodeStore,
-    top, up,
+    top, trace, up,
 };
 
 /// Services that sleep at zero pods and wake on the next request.
@@ -20,9 +20,9 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "rouse", version, propagate_version = true)]
 pub(crate) struct RouseCli {
-    /// Name of the node, where several run side by side
-    #[arg(long, global = true, env = "ROUSE_NODE", default_value = "rouse", value_name = "NAME")]
-    node: String,
+    /// Name of the node, where several run side by side [default: rouse]; with --kubeconfig, of the Kubernetes node
+    #[arg(long, global = true, env = "ROUSE_NODE", value_name = "NAME")]
+    node: Option<String>,
     #[command(subcommand)]
     command: RouseCommand,
 }
@@ -45,6 +45,10 @@ enum RouseCommand {
     Logs(LogsArgs),
     /// Watch services, pods, requests and paths live
     Top(TopArgs),
+    /// List the services that a node's agent serves at their ClusterIPs
+    Services(services::ServicesArgs),
+    /// Show where a connect to an address goes from a node, and why
+    Trace(trace::TraceArgs),
     /// Delete services by name or manifest
     Delete(DeleteArgs),
     /// Print the manifests of Rouse on Kubernetes, or apply them
@@ -75,7 +79,13 @@ struct RunArgs {
 impl RouseCli {
     /// Runs the command and returns its exit code.
     pub(crate) fn dispatch(self) -> anyhow::Result<ExitCode> {
-        let layout = NodeLayout::new(&self.node)?;
+        let node = self.node.as_deref();
+        let local_node = match &self.command {
+            // A Kubernetes node may have a name that no local node can have.
+            RouseCommand::Services(_) | RouseCommand::Trace(_) => None,
+            _ => node,
+        };
+        let layout = NodeLayout::new(local_node.unwrap_or(DEFAULT_NODE))?;
         let store = NodeStore::new(&layout);
         // Only `up` and `down` log: the output of the other commands is for the terminal and for scripts.
         match self.command {
@@ -99,6 +109,8 @@ impl RouseCli {
             RouseCommand::Describe(args) => describe::describe(&store, &args)?,
             RouseCommand::Logs(args) => logs::logs(&layout, &store, &args)?,
             RouseCommand::Top(args) => top::top(&layout, &store, &args)?,
+            RouseCommand::Services(args) => services::services(node, &args)?,
+            RouseCommand::Trace(args) => trace::trace(node, &args)?,
             RouseCommand::Delete(args) => return Ok(delete::delete(&layout, &store, &args)?),
             RouseCommand::Install(args) => install::install(&args)?,
             RouseCommand::Uninstall(args) => install::uninstall(&args)?,
@@ -157,6 +169,9 @@ mod tests {
             "rouse delete -f hello.yaml --ignore-not-found",
             "rouse delete ksvc hello --node other",
             "rouse describe revision/hello-00001",
+            "rouse services -A -o wide --kubeconfig c --node ip-10-0-0-1.ec2.internal",
+            "rouse trace 10.96.0.1:80 --kubeconfig c --from pod/web-1 -n demo -o json",
+            "rouse trace [fd00::a]:53 --protocol udp",
         ] {
             RouseCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -19,6 +19,9 @@ pub(crate) enum CommandError {
     /// The arguments contradict each other or are incomplete.
     #[error("error: {0}")]
     Usage(String),
+    /// An agent cannot be asked, or did not answer.
+    #[error("error: {0}")]
+    Agent(String),
     /// A manifest is invalid.
     #[error("error: {file}: {reason}")]
     Manifest {

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+mod admin_pages;
+mod agent_pages;
 mod apply;
 mod args;
 mod cli;
@@ -19,10 +21,12 @@ mod logging;
 mod logs;
 mod manifests;
 mod run;
+mod services;
 mod stdout;
 mod store;
 mod table;
 mod top;
+mod trace;
 mod up;
 mod view;
 

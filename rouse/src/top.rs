@@ -1,8 +1,8 @@
 //! Shell: `rouse top`: a live view of services, pods, requests and paths.
 
 use std::{
-    io::{self, IsTerminal as _, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    io::{self, IsTerminal as _},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,8 @@ use ratatui::{
 };
 
 use crate::{
-    args::TopArgs, command_error::CommandError, stdout, store::NodeStore, table::TextTable,
+    admin_pages, args::TopArgs, command_error::CommandError, stdout, store::NodeStore,
+    table::TextTable,
 };
 
 mod snapshot;
@@ -30,7 +31,7 @@ const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Address of the autoscaler's metrics, inside the node's network namespace.
 const AUTOSCALER_ADMIN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7102);
-/// Timeout of a request for metrics.
+/// Timeout of each step of a request for metrics: a stalled autoscaler must not freeze the view.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shows the node until `q`; prints it once with `--once` or without a terminal.
@@ -90,23 +91,11 @@ fn take_snapshot(
 ) -> Result<TopSnapshot, CommandError> {
     let services = store.objects(LocalObjectKind::Service, None)?;
     let pods = store.objects(LocalObjectKind::Pod, None)?;
-    let metrics = fetch_metrics(AUTOSCALER_ADMIN);
+    let metrics = admin_pages::get_page(AUTOSCALER_ADMIN, "/metrics", METRICS_TIMEOUT);
     // Without the autoscaler the objects are still shown, and the error in the last line.
     let error = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
-    let metrics = metrics.unwrap_or_default();
+    let metrics = metrics.map(|page| page.body).unwrap_or_default();
     Ok(TopSnapshot::new(Instant::now(), &services, &pods, &metrics, error, before))
-}
-
-/// Reads `GET /metrics` from a component, without its response head.
-fn fetch_metrics(address: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
-    // A stalled autoscaler must not freeze the view.
-    stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
-    body.ok_or_else(|| io::Error::other("the response is not HTTP"))
 }
 
 fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {

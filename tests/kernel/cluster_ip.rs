@@ -108,6 +108,7 @@ pub(crate) fn observed_slice(
         is_terminating: false,
         node: "".into(),
         zone_hints: Box::default(),
+        zone: "a".into(),
         node_hints: Box::default(),
     };
     let port = ServiceSlicePort {
@@ -120,7 +121,7 @@ pub(crate) fn observed_slice(
         ports: [port].into(),
         endpoints: addresses.into_iter().map(endpoint).collect(),
     };
-    ObservedSlice { service, slice }
+    ObservedSlice { service, slice, triggered_ms: None }
 }
 
 fn service_name() -> NamespacedName {

@@ -117,6 +117,7 @@ impl ClusterUdpFixture {
                 is_terminating: false,
                 node: "".into(),
                 zone_hints: Box::default(),
+                zone: "a".into(),
                 node_hints: Box::default(),
             };
             let slice_port = ServiceSlicePort {
@@ -130,7 +131,7 @@ impl ClusterUdpFixture {
                 endpoints: pods.iter().map(endpoint).collect(),
             };
             let name = NamespacedName::new("default", format!("s{number}-{port}-{family:?}"));
-            let slice = ObservedSlice { service: service_name(number), slice };
+            let slice = ObservedSlice { service: service_name(number), slice, triggered_ms: None };
             self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
         }
     }
@@ -443,6 +444,7 @@ fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
         is_terminating: false,
         node: "".into(),
         zone_hints: Box::default(),
+        zone: "a".into(),
         node_hints: Box::default(),
     };
     let slice = ServiceSlice {
@@ -450,7 +452,7 @@ fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
         ports: [slice_port].into(),
         endpoints: [endpoint].into(),
     };
-    let slice = ObservedSlice { service: service_name(9), slice };
+    let slice = ObservedSlice { service: service_name(9), slice, triggered_ms: None };
     let name = NamespacedName::new("default", "resolver");
     fixture.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
     let folder = tempfile::tempdir().expect("a folder");

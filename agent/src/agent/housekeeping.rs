@@ -81,6 +81,7 @@ impl Agent {
         self.routes.retry_unfinished();
         self.update_node_addresses(now);
         self.delete_closed_listeners_if_due(now);
+        self.update_route_metrics();
         let orphans_due =
             self.routes.first_table_at().is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
         if orphans_due {
@@ -126,7 +127,10 @@ impl Agent {
     }
 
     fn delete_closed_listeners(&mut self) -> Result<(), KernelMapError> {
-        for (key, listen) in self.handles.maps.listen_entries()? {
+        let entries = self.handles.maps.listen_entries()?;
+        let limit = [("any", abi::LISTEN_MAX as usize)];
+        self.handles.metrics.set_map_use(abi::maps::LISTEN, entries.len(), limit);
+        for (key, listen) in entries {
             let Ok(port) = u16::try_from(key.port) else { continue };
             let uid = self.registry.uid_by_cookie(key.netns_cookie);
             let pod = uid.and_then(|uid| self.registry.get(uid));

@@ -152,6 +152,7 @@ impl Agent {
             self.routes.mark_write_failed();
             return Err(error_chain(&error));
         }
+        self.observe_programming();
         let MapPlan { ops, refused, newly_refused, is_partial, .. } = plan;
         self.report_refused(refused);
         self.report_refused_cluster_services(&newly_refused);

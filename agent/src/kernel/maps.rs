@@ -341,6 +341,15 @@ impl KernelMaps {
         )
     }
 
+    /// Returns true if a connect to a backend was left unanswered a short time ago, so that connects avoid it now.
+    /// `now_ns` is CLOCK_MONOTONIC.
+    pub fn is_unanswered(&self, backend: u32, now_ns: u64) -> bool {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        let at_ns = row[offset_of!(abi::BackendValue, unanswered_ns) / 8].load(Relaxed);
+        // The stamp of another CPU may be later than `now_ns`.
+        at_ns != 0 && now_ns.saturating_sub(at_ns) < abi::AVOID_UNANSWERED_NS
+    }
+
     /// Returns the registered pods by netns cookie.
     pub fn pods(&self) -> Result<BTreeMap<u64, abi::PodValue>, KernelMapError> {
         self.pods.iter().map(|entry| entry.map_err(|e| read_error(maps::PODS, e))).collect()

@@ -16,6 +16,7 @@ use k8s_openapi::{
         discovery::v1::EndpointSlice,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 use kube::{
     Api, Client,
@@ -33,6 +34,7 @@ use super::{
 use crate::{
     api_servers::ApiServerRotation,
     config::{AgentConfig, ClusterIpMode},
+    health::{ProxyHealth, TO_BE_DELETED_TAINT},
 };
 
 /// Longest pause before a broken watch is begun again. kube-proxy's client waits as long: a cluster has many nodes.
@@ -53,6 +55,8 @@ const ROUTE_LABEL: &str = "serving.knative.dev/route";
 const DNS_LABEL: (&str, &str) = ("k8s-app", "kube-dns");
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+/// Annotation of an EndpointSlice with the time of the event that caused its last change.
+const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of a node with its zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Label selector of the objects that concern service proxies: kube-proxy's own.
@@ -68,6 +72,11 @@ pub(crate) struct ClusterInbox {
 }
 
 impl ClusterInbox {
+    /// Returns true if observations wait.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
+    }
+
     /// Waits for observations. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Vec<ClusterChange> {
         let Some(changes) = &mut self.changes else { return pending().await };
@@ -113,10 +122,12 @@ pub(crate) async fn connect(
     Ok(Some(client))
 }
 
-/// Starts the watches of `node` at the API servers, which run until `shutdown`. Without a client, none.
+/// Starts the watches of `node` at the API servers, which run until `shutdown`. Without a client, none. `health` learns
+/// from them if the node is about to be deleted.
 pub(crate) fn start(
     api_servers: Option<&ApiServerClient>,
     node: &str,
+    health: &ProxyHealth,
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
 ) -> ClusterInbox {
@@ -127,11 +138,12 @@ pub(crate) fn start(
     let base = || Config::default().timeout(watch_seconds(node));
     let proxied = || base().labels(PROXIED_SELECTOR);
     let this_node = base().fields(&format!("metadata.name={node}"));
+    let sink = ObservationSink { sender, health: health.clone() };
     let all = [
-        tokio::spawn(watch::<Service>(client.clone(), proxied(), sender.clone())),
-        tokio::spawn(watch::<EndpointSlice>(client.clone(), proxied(), sender.clone())),
-        tokio::spawn(watch::<Namespace>(client.clone(), base(), sender.clone())),
-        tokio::spawn(watch::<Node>(client, this_node, sender)),
+        tokio::spawn(watch::<Service>(client.clone(), proxied(), sink.clone())),
+        tokio::spawn(watch::<EndpointSlice>(client.clone(), proxied(), sink.clone())),
+        tokio::spawn(watch::<Namespace>(client.clone(), base(), sink.clone())),
+        tokio::spawn(watch::<Node>(client, this_node, sink)),
     ];
     let shutdown = shutdown.clone();
     tasks.spawn(async move {
@@ -152,6 +164,13 @@ fn node_number(node: &str) -> u32 {
     node.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
 }
 
+/// Receivers of what watches observe.
+#[derive(Clone, Debug)]
+struct ObservationSink {
+    sender: mpsc::Sender<ClusterChange>,
+    health: ProxyHealth,
+}
+
 /// Kind of object of which a watch makes observations.
 trait Observed:
     kube::Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send
@@ -164,6 +183,9 @@ trait Observed:
 
     /// Returns the observation that the object is gone.
     fn observe_deleted(&self) -> ClusterChange;
+
+    /// Records what the object shows about the health of this node. `is_deleted`: the object is gone.
+    fn observe_health(&self, _is_deleted: bool, _health: &ProxyHealth) {}
 }
 
 impl Observed for Service {
@@ -193,7 +215,7 @@ impl Observed for EndpointSlice {
         let observed = service.and_then(|service| {
             let slice = ServiceSlice::from_kubernetes(self, ignored)?;
             let service = NamespacedName::new(name.namespace.as_str(), service);
-            Some(ObservedSlice { service, slice })
+            Some(ObservedSlice { service, slice, triggered_ms: triggered_ms(&self.metadata) })
         });
         ClusterChange::Slice(name, observed)
     }
@@ -226,14 +248,35 @@ impl Observed for Node {
     fn observe_deleted(&self) -> ClusterChange {
         self.observe(&mut Vec::new())
     }
+
+    fn observe_health(&self, is_deleted: bool, health: &ProxyHealth) {
+        health.set_deletion_reason(deletion_reason(self, is_deleted));
+    }
+}
+
+/// Returns the reason for which a node is about to be deleted; `None`: it is not, as far as its object shows.
+fn deletion_reason(node: &Node, is_deleted: bool) -> Option<&'static str> {
+    let mut taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
+    if is_deleted {
+        Some("its object is gone")
+    } else if node.metadata.deletion_timestamp.is_some() {
+        Some("its object is being deleted")
+    } else if taints.any(|it| it.key == TO_BE_DELETED_TAINT) {
+        Some("it has the taint ToBeDeletedByClusterAutoscaler")
+    } else {
+        None
+    }
+}
+
+/// Returns the time of the event that caused the last change of an EndpointSlice, in ms since the epoch. `None` if it
+/// is not stated, or not in a form that Kubernetes writes.
+fn triggered_ms(meta: &ObjectMeta) -> Option<i64> {
+    let stated = meta.annotations.as_ref()?.get(TRIGGER_TIME_ANNOTATION)?;
+    Some(stated.parse::<Timestamp>().ok()?.as_millisecond())
 }
 
 /// Sends the observations of one kind until the receiver is gone.
-async fn watch<K: Observed + 'static>(
-    client: Client,
-    config: Config,
-    sender: mpsc::Sender<ClusterChange>,
-) {
+async fn watch<K: Observed + 'static>(client: Client, config: Config, sink: ObservationSink) {
     let kind = K::RESOURCE.name();
     let mut events = std::pin::pin!(watch_streamed::<K>(Api::all(client), config, MAX_PAUSE));
     let mut outage = WatchOutage::default();
@@ -244,8 +287,14 @@ async fn watch<K: Observed + 'static>(
         }
         let change = match event {
             Ok(Event::Init) => ClusterChange::ListBegun(K::RESOURCE),
-            Ok(Event::InitApply(object) | Event::Apply(object)) => observe(kind, &object),
-            Ok(Event::Delete(object)) => object.observe_deleted(),
+            Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                object.observe_health(false, &sink.health);
+                observe(kind, &object)
+            }
+            Ok(Event::Delete(object)) => {
+                object.observe_health(true, &sink.health);
+                object.observe_deleted()
+            }
             Ok(Event::InitDone) => ClusterChange::ListCompleted(K::RESOURCE),
             Err(error) => {
                 if outage_change == Some(OutageChange::Began) {
@@ -254,7 +303,7 @@ async fn watch<K: Observed + 'static>(
                 continue;
             }
         };
-        if sender.send(change).await.is_err() {
+        if sink.sender.send(change).await.is_err() {
             return;
         }
     }
@@ -284,4 +333,39 @@ fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
 
 fn clusterip_label(meta: &ObjectMeta) -> ClusterIpLabel {
     label(meta, CLUSTERIP_LABEL)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_about_to_be_deleted_gives_the_reason() {
+        let reason = |node: Value| deletion_reason(&from_value(node).expect("a Node"), false);
+        let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+        let tainted = |key: &str| json!({"spec": {"taints": [taint(key)]}});
+        assert_eq!(reason(json!({})), None);
+        assert_eq!(reason(tainted("node.kubernetes.io/unschedulable")), None);
+        let of_taint = reason(tainted(TO_BE_DELETED_TAINT)).expect("a reason");
+        assert!(of_taint.contains(TO_BE_DELETED_TAINT), "{of_taint}");
+        let deleting = json!({"metadata": {"deletionTimestamp": "2026-11-29T07:00:00Z"}});
+        assert_eq!(reason(deleting), Some("its object is being deleted"));
+        assert_eq!(deletion_reason(&Node::default(), true), Some("its object is gone"));
+    }
+
+    #[test]
+    fn the_trigger_time_of_a_slice_is_read_and_a_bad_one_ignored() {
+        let time = |value: &str| {
+            let annotations = [(TRIGGER_TIME_ANNOTATION.to_owned(), value.to_owned())];
+            let annotations = Some(annotations.into());
+            triggered_ms(&ObjectMeta { annotations, ..ObjectMeta::default() })
+        };
+        assert_eq!(time("1970-01-01T00:00:01Z"), Some(1_000));
+        assert_eq!(time("1970-01-01T00:00:01.234567891Z"), Some(1_234));
+        assert_eq!(time("1970-01-01T01:00:00+01:00"), Some(0));
+        assert_eq!(time("yesterday"), None);
+        assert_eq!(triggered_ms(&ObjectMeta::default()), None);
+    }
 }

@@ -22,8 +22,8 @@ use crate::{
     routes::{
         bootstrap::BootstrapServices,
         plan::{
-            ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerTable, RoutePlanner,
-            UdpEndpoints,
+            ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerFigures,
+            PlannerTable, RoutePlanner, UdpEndpoints,
         },
     },
 };
@@ -46,6 +46,8 @@ pub(crate) struct NodeRoutes {
     maps_inconsistent: bool,
     /// True if the maps may differ from the table and the local pods.
     is_dirty: bool,
+    /// True if the figures have changed since they were last taken.
+    are_figures_due: bool,
 }
 
 impl NodeRoutes {
@@ -70,7 +72,29 @@ impl NodeRoutes {
             planned_pods: BTreeMap::new(),
             refused_services: BTreeMap::new(),
             maps_inconsistent: false,
+            are_figures_due: true,
         }
+    }
+
+    /// Returns the planner, for facts about it.
+    pub(crate) fn planner(&self) -> &RoutePlanner {
+        &self.planner
+    }
+
+    /// Returns figures about all services, if a plan may have changed them since the last call.
+    pub(crate) fn take_figures(&mut self) -> Option<PlannerFigures> {
+        std::mem::take(&mut self.are_figures_due).then(|| self.planner.figures())
+    }
+
+    /// Takes the times of the events behind changes of EndpointSlices that are in force now, in ms since the epoch.
+    /// Call it after a successful write.
+    pub(crate) fn take_programmed(&mut self) -> Vec<i64> {
+        self.planner.take_programmed()
+    }
+
+    /// Returns true if a change waits for its write, or a write failed.
+    pub(crate) fn has_unwritten_changes(&self) -> bool {
+        self.is_dirty || self.maps_inconsistent
     }
 
     /// Returns the table as the planner has it.
@@ -215,6 +239,7 @@ impl NodeRoutes {
 
     /// Returns the plan that puts the table in force with the local pods.
     pub(crate) fn plan(&mut self, now_ns: u64) -> Result<MapPlan, MapCapacityError> {
+        self.are_figures_due = true;
         self.planner.plan(now_ns, &self.planned_pods)
     }
 

@@ -9,6 +9,7 @@
 mod backends;
 mod bootstrap;
 mod cluster_services;
+mod facts;
 mod list_edit;
 mod map_plan;
 mod named_slab;
@@ -44,6 +45,7 @@ pub use self::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
         ObservedSlice, UdpEndpoints,
     },
+    facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
     request_terms::RevisionRequestTerms,
     table::PlannerTable,
@@ -116,6 +118,8 @@ struct UnfitService {
     since_ns: u64,
     /// True if it was refused: waiting does not help.
     is_refused: bool,
+    /// Reason of the newest attempt.
+    error: MapCapacityError,
 }
 
 /// Changes of a plan, before it is known which of them fit.
@@ -529,9 +533,12 @@ impl RoutePlanner {
                 unfit.remove(&service_number);
                 continue;
             };
-            let service = unfit
-                .entry(service_number)
-                .or_insert(UnfitService { since_ns: now_ns, is_refused: false });
+            let service = unfit.entry(service_number).or_insert(UnfitService {
+                since_ns: now_ns,
+                is_refused: false,
+                error,
+            });
+            service.error = error;
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
             let share = MapShare::of(is_routed);
             let lengths = self.moved_lengths(&updates, is_routed);

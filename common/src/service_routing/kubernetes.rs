@@ -155,6 +155,7 @@ fn decode_endpoint(endpoint: &Endpoint) -> Result<Option<ServiceEndpoint>, Servi
         is_serving: condition(conditions.and_then(|it| it.serving), true),
         is_terminating: condition(conditions.and_then(|it| it.terminating), false),
         node: endpoint.node_name.as_deref().unwrap_or_default().into(),
+        zone: endpoint.zone.as_deref().unwrap_or_default().into(),
         zone_hints: zones.iter().map(|it| SmolStr::from(&it.name)).collect(),
         node_hints: nodes.iter().map(|it| SmolStr::from(&it.name)).collect(),
     }))

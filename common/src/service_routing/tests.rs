@@ -1,5 +1,6 @@
 //! Pure: tests of the endpoint selection, by named cases and against an oracle on random Services.
 
+mod explanations;
 mod objects;
 mod oracle;
 
@@ -50,6 +51,7 @@ fn ready(last: u8, node: &str) -> ServiceEndpoint {
         is_serving: true,
         is_terminating: false,
         node: node.into(),
+        zone: "".into(),
         zone_hints: [].into(),
         node_hints: [].into(),
     }

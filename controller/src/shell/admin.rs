@@ -16,7 +16,7 @@ pub fn admin_state(shared: &Arc<ControllerRuntime>) -> common::admin::AdminState
     shared.metrics.register(&mut registry);
     registry.register_collector(Box::new(ObjectCountCollector(Arc::clone(shared))));
     // The controller serves routes as soon as its endpoint is open, so it never has a not-ready reason.
-    common::admin::AdminState { registry, not_ready_reasons: Box::new(Vec::new) }
+    common::admin::AdminState::always_healthy(registry, Box::new(Vec::new))
 }
 
 /// Collector that counts the cluster state's objects at each scrape.

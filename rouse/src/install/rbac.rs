@@ -306,7 +306,7 @@ pub(crate) const AGENT_RULES: [RbacRule; 3] = [
         resources: &["nodes"],
         names: &[],
         verbs: WATCH_VERBS,
-        reason: "zone of the agent's own node",
+        reason: "zone of the agent's own node, and if it is about to be deleted",
     },
 ];
 

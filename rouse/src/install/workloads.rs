@@ -116,8 +116,9 @@ fn component_container(
         json!({"httpGet": {"path": "/readyz", "port": admin_port(app)}, "periodSeconds": 2});
     // Readiness changes within seconds; only a minute without a response restarts a component.
     readiness_probe["failureThreshold"] = 3.into();
+    // Not `/healthz`: on a node that is about to be deleted, that of the agent fails.
     let mut liveness_probe =
-        json!({"httpGet": {"path": "/healthz", "port": admin_port(app)}, "periodSeconds": 10});
+        json!({"httpGet": {"path": "/livez", "port": admin_port(app)}, "periodSeconds": 10});
     liveness_probe["failureThreshold"] = 6.into();
     let container = json!({
         "name": app.trim_start_matches("rouse-"),

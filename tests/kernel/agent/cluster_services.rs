@@ -399,3 +399,169 @@ fn services_stay_while_the_api_server_is_away_and_while_agents_restart() {
     server.resume(&netns);
     fixture.wait_outcome("unchanged");
 }
+
+/// Value of the first line of a metrics page that begins with `name`.
+fn metric(page: &str, name: &str) -> Option<u64> {
+    let value = page.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().parse().ok()
+}
+
+impl AgentFixture {
+    /// Gets a page of the agent. Returns the status line and the text.
+    fn admin_page(&self, path: &str) -> (String, String) {
+        let page = self.get_page("n", "127.0.0.1:7104", path);
+        let (head, body) = page.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {page}"));
+        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    }
+
+    /// Gets a page of facts about services.
+    fn facts(&self, path: &str) -> Value {
+        let (status, body) = self.admin_page(path);
+        assert!(status.contains(" 200 "), "{path}: {status}: {body}");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
+    }
+
+    /// Waits until the page has a status with this code.
+    fn wait_status(&self, path: &str, code: &str) -> String {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let (status, body) = self.admin_page(path);
+            if status.contains(code) {
+                return body;
+            }
+            assert!(Instant::now() < deadline, "{path}: {status} instead of {code}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until the list of the Service in force has so many endpoints.
+    fn wait_listed(&self, count: u64) {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let page = self.get_page("n", "127.0.0.1:7104", "/debug/services");
+            let body = page.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+            let facts: Value = serde_json::from_str(body).unwrap_or_default();
+            if facts["services"][0]["listed"] == count {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not {count}: {page}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// What the pages say must be what a connect meets.
+#[test]
+fn the_pages_about_services_show_what_connects_meet() {
+    let (fixture, server) = start("pages", "all", true);
+    set_node(&server);
+    server.set(service(None));
+    server.set(endpoint_slice(&["10.77.0.2", "10.77.0.9"]));
+    // The second endpoint answers no connect: only the list is asked for.
+    fixture.wait_listed(2);
+    let services = fixture.facts("/debug/services");
+    assert_eq!(services["node"]["zone"], "a");
+    let plain = &services["services"][0];
+    for (field, expected) in [
+        ("namespace", json!("default")),
+        ("name", json!("plain")),
+        ("source", json!("service")),
+        ("address", json!("10.96.0.9:80")),
+        ("mode", json!("pods")),
+        ("listed", json!(2)),
+        ("known", json!(2)),
+    ] {
+        assert_eq!(plain[field], expected, "{field} of {plain}");
+    }
+    let trace = fixture.facts("/debug/trace?to=10.96.0.9:80");
+    assert_eq!(trace["outcome"], "endpoint", "{trace}");
+    assert_eq!(trace["candidates"][0]["address"], "10.77.0.2:8080", "{trace}");
+    assert_eq!(trace["candidates"][0]["usage"]["isUnanswered"], false, "{trace}");
+
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_listed(1);
+    assert_eq!(fixture.connect_outcome(), "connected");
+    server.set(endpoint_slice(&[]));
+    fixture.wait_outcome("refused");
+    let trace = fixture.facts("/debug/trace?to=10.96.0.9:80");
+    assert_eq!(trace["outcome"], "refused", "{trace}");
+    server.delete("Service", "plain");
+    fixture.wait_outcome("unchanged");
+    let trace = fixture.facts("/debug/trace?to=10.96.0.9:80");
+    assert_eq!(trace["outcome"], "unchanged", "{trace}");
+    assert_eq!(fixture.facts("/debug/services")["services"], json!([]));
+    let (status, text) = fixture.admin_page("/debug/trace?to=plain:80");
+    assert!(status.contains(" 400 ") && text.contains("IP address and port"), "{status}: {text}");
+}
+
+#[test]
+fn metrics_show_frontends_endpoints_maps_and_the_latency_of_changes() {
+    let mut fixture = AgentFixture::new("figures");
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let with_time = |addresses: &[&str]| {
+        let mut slice = endpoint_slice(addresses);
+        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        slice["metadata"]["annotations"] =
+            json!({"endpoints.kubernetes.io/last-change-trigger-time": now});
+        slice
+    };
+    set_node(&server);
+    server.set(service(None));
+    server.set(with_time(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_services("all");
+    fixture.wait_outcome("connected");
+    let latencies = "rouse_agent_network_programming_seconds_count ";
+    let (_, page) = fixture.admin_page("/metrics");
+    assert_eq!(metric(&page, latencies), Some(0), "a first list tells no latency");
+    for endpoints in [&["10.77.0.2", "10.77.0.3"][..], &["10.77.0.2"]] {
+        server.set(with_time(endpoints));
+        fixture.wait_listed(endpoints.len() as u64);
+    }
+    let (_, page) = fixture.admin_page("/metrics");
+    assert_eq!(metric(&page, latencies), Some(2));
+    fixture.wait_metric("rouse_agent_frontends{source=\"service\",mode=\"pods\"}", 1);
+    fixture.wait_metric("rouse_agent_endpoints{state=\"ready\"}", 1);
+    // That of the Service, and that of the self-test.
+    fixture.wait_metric("rouse_agent_map_entries{map=\"FRONTENDS\"}", 2);
+    let (_, page) = fixture.admin_page("/metrics");
+    let limit = |source: &str| {
+        metric(&page, &format!("rouse_agent_map_limit{{map=\"SLOTS\",source=\"{source}\"}}"))
+    };
+    assert!(limit("service") < limit("route") && limit("service") > Some(0), "{page}");
+}
+
+/// kube-proxy's meaning: load balancers leave a node that is about to be deleted, and its agent stays alive.
+#[test]
+fn health_follows_the_node_and_not_the_api_server() {
+    let (fixture, mut server) = start("health", "all", true);
+    set_node(&server);
+    server.set(service(None));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+    fixture.wait_status("/healthz", " 200 ");
+    let mut node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}},
+        "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
+    });
+    server.set(node.clone());
+    let reason = fixture.wait_status("/healthz", " 503 ");
+    assert!(reason.contains("ToBeDeletedByClusterAutoscaler"), "{reason}");
+    assert!(fixture.admin_page("/livez").0.contains(" 200 "));
+    node["spec"]["taints"] = json!([]);
+    server.set(node.clone());
+    fixture.wait_status("/healthz", " 200 ");
+    node["metadata"]["deletionTimestamp"] = json!("2026-11-29T07:00:00Z");
+    server.set(node.clone());
+    fixture.wait_status("/healthz", " 503 ");
+    set_node(&server);
+    fixture.wait_status("/healthz", " 200 ");
+    server.stop();
+    // The watches notice a closed connection at once.
+    assert_eq!(fixture.connect_outcome(), "connected");
+    for path in ["/healthz", "/livez"] {
+        assert!(fixture.admin_page(path).0.contains(" 200 "), "{path}");
+    }
+}

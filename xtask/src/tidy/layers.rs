@@ -37,7 +37,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "agent",
         &[
-            "api_servers clock lock map_sizes paths incompatible pod_gauge metrics config",
+            "api_servers clock lock map_sizes paths incompatible pod_gauge service_facts health metrics config",
             "net/",
             "kernel/",
             "routes/",
@@ -105,12 +105,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "rouse",
         &[
-            "args command_error logging stdout table view",
-            "documents kinds",
+            "admin_pages args command_error logging stdout table view",
+            "agent_pages documents kinds",
             "manifests",
             "store",
             "apply get",
-            "component delete describe install logs run top",
+            "component delete describe install logs run services top trace",
             "up",
             "cli",
         ],

@@ -68,7 +68,7 @@ pub fn bootstrap_ops(
         }
     }
     let (mut ops, mut replaced) = (OrderedMapOps::default(), Vec::new());
-    planner.switch_lists(updates, false, &mut ops, &mut replaced)?;
+    planner.switch_lists(&updates, false, &mut ops, &mut replaced)?;
     let mut plan = MapPlan::default();
     ops.finish(&mut plan);
     Ok(plan.ops)

@@ -3,6 +3,8 @@
 //! Pass in each object as it is observed. Nothing is served before all kinds of objects are listed: an endpoint in a
 //! slice that is not known yet must not be missing from a list.
 
+pub(super) mod facts;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
@@ -81,6 +83,8 @@ pub struct ObservedSlice {
     pub service: NamespacedName,
     /// Its routed part.
     pub slice: ServiceSlice,
+    /// Time of the event that caused the slice's last change, in ms since the epoch by the control plane's clock.
+    pub triggered_ms: Option<i64>,
 }
 
 /// Observation of the cluster. An object that is `None` does not exist, or concerns no service proxy.
@@ -129,6 +133,8 @@ pub struct ClusterServices {
     bootstrap: BTreeSet<u32>,
     /// True if such a service has changed since the last [`take_bootstrap_change`](Self::take_bootstrap_change).
     is_bootstrap_changed: bool,
+    /// Times of the events behind changes of slices that may not be in force yet, in ms, by service number.
+    triggers: BTreeMap<u32, Vec<i64>>,
 }
 
 /// A Service, or EndpointSlices whose Service is not known.
@@ -320,13 +326,16 @@ impl ClusterServices {
             let number = self.services.get_or_insert(&before);
             self.services.get_mut(number).slices.remove(&name.name);
             self.changed.insert(number);
+            // A slice that is gone has the time of its last change only, as in kube-proxy.
+            self.triggers.remove(&number);
         }
-        if let Some(ObservedSlice { service, slice }) = observed {
+        if let Some(ObservedSlice { service, slice, triggered_ms }) = observed {
             let number = self.services.get_or_insert(&service);
             let slices = &mut self.services.get_mut(number).slices;
             if slices.get(&name.name) != Some(&slice) {
                 slices.insert(name.name.clone(), slice);
                 self.changed.insert(number);
+                self.record_trigger(number, triggered_ms);
             }
             self.slice_services.insert(name.clone(), service);
         }
@@ -398,6 +407,9 @@ impl ClusterServices {
         let released = before.iter().filter(is_released).copied().collect();
         if service.observed.is_none() && service.slices.is_empty() {
             self.services.remove(number);
+        }
+        if !is_served {
+            self.triggers.remove(&number);
         }
         ChangedService { number, released, is_served }
     }

@@ -1,6 +1,6 @@
 //! Pure: entries by name, each with a number by which other entries refer to it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc};
 
 use common::wire::NamespacedName;
 
@@ -36,6 +36,12 @@ impl<T> NamedSlab<T> {
     pub(super) fn name(&self, number: u32) -> Option<NamespacedName> {
         let (name, _) = self.entries.get(number as usize)?.as_ref()?;
         name.split_once('/').map(|(a, b)| NamespacedName::new(a, b))
+    }
+
+    /// Returns the numbers of the entries whose names follow `name`, in the order of the names, `limit` at most.
+    pub(super) fn numbers_after(&self, name: &str, limit: usize) -> Vec<u32> {
+        let after = self.numbers.range::<str, _>((Bound::Excluded(name), Bound::Unbounded));
+        after.map(|(_, &number)| number).take(limit).collect()
     }
 
     /// Returns an entry that has not been removed.

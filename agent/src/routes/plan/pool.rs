@@ -67,6 +67,11 @@ impl KernelIdPool {
         self.0.release_expired(now_ns);
     }
 
+    /// Returns the number of ids that are not free, in quarantine or reserved ones included, and that of all.
+    pub(super) fn usage(&self) -> (usize, usize) {
+        self.0.usage()
+    }
+
     /// Refuses a demand for more ids than are free now for this share.
     pub(super) fn check_free(
         &self,
@@ -137,6 +142,11 @@ impl ExtentPool {
     /// Returns the number of entries that are free for this share.
     pub(super) fn available(&self, share: MapShare) -> usize {
         share.available(self.free_count, self.size)
+    }
+
+    /// Returns the number of entries that are not free, those in quarantine included, and that of all.
+    pub(super) fn usage(&self) -> (usize, usize) {
+        (self.size - self.free_count, self.size)
     }
 
     /// Allocates from the shortest free run that holds `count`; a run of 0 entries may start anywhere.

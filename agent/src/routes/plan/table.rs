@@ -3,6 +3,8 @@
 //! Ten thousand services may sleep here, so little is stored of each: its name once, and a number wherever another
 //! entry refers to it. Facts of a Revision or pod that no connect depends on are not stored.
 
+mod facts;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},

@@ -2,6 +2,7 @@
 
 mod capacity;
 mod cluster;
+mod facts;
 mod in_place;
 mod plan_writer;
 

@@ -127,7 +127,7 @@ fn an_endpoint_is_ready_and_serving_unless_it_states_otherwise() {
     assert!(!second.is_ready && second.is_serving);
     assert!(!third.is_ready && !third.is_serving && third.is_terminating);
     assert_eq!((third.node.as_str(), &*third.zone_hints), ("n1", &["a".into()][..]));
-    assert_eq!(third.node_hints.len(), 2);
+    assert_eq!((third.node_hints.len(), third.zone.as_str()), (2, "b"));
 }
 
 #[test]

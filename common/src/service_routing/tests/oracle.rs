@@ -85,6 +85,7 @@ impl Choices {
                     is_serving: choices.one_in(2),
                     is_terminating: choices.one_in(2),
                     node: choices.one_of(&NODES).into(),
+                    zone: "".into(),
                     zone_hints: choices.hints(&ZONES, are_zones_hinted),
                     node_hints: choices.hints(&NODES[..3], are_nodes_hinted),
                 }
@@ -149,6 +150,37 @@ fn expected(
     (used.into_iter().map(|(address, _)| *address).collect(), exists)
 }
 
+/// Checks the verdict about each endpoint: the used ones are selected, and the reason of each other one is true.
+fn check_verdicts(
+    policy: InternalTrafficPolicy,
+    endpoints: &[(SocketAddr, &ServiceEndpoint)],
+    used: &BTreeSet<SocketAddr>,
+    explained: &PortExplanation,
+    node: &NodeTopology,
+) {
+    assert_eq!(explained.endpoints.len(), endpoints.len());
+    let has_ready = endpoints.iter().any(|(_, it)| it.is_ready);
+    for ExplainedEndpoint { address, endpoint, verdict } in &explained.endpoints {
+        assert!(endpoints.iter().any(|(at, it)| at == address && *it == endpoint), "{address}");
+        let drains = endpoint.is_serving && endpoint.is_terminating;
+        let is_local = policy == InternalTrafficPolicy::Local;
+        let is_true = match verdict {
+            EndpointVerdict::Selected => used.contains(address),
+            EndpointVerdict::NotReady => !endpoint.is_ready && !drains,
+            EndpointVerdict::Terminating => !endpoint.is_ready && drains && has_ready,
+            EndpointVerdict::OnOtherNode => is_local && endpoint.node != node.name,
+            EndpointVerdict::HintedForOtherNodes => {
+                endpoint.is_ready && !is_local && !endpoint.node_hints.contains(&node.name)
+            }
+            EndpointVerdict::HintedForOtherZones => {
+                endpoint.is_ready && !is_local && !endpoint.zone_hints.contains(&node.zone)
+            }
+        };
+        assert!(is_true, "{verdict:?} of {address}: {endpoint:?} on {node:?}");
+        assert_eq!(verdict.is_selected(), used.contains(address), "{address}: {endpoint:?}");
+    }
+}
+
 #[test]
 fn random_services_are_routed_as_the_oracle_routes_them() {
     let mut kinds = BTreeSet::new();
@@ -182,6 +214,11 @@ fn random_services_are_routed_as_the_oracle_routes_them() {
             };
             assert_eq!(actual, used, "seed {seed}: {service:?} {slices:?} {node:?}");
             kinds.insert(kind);
+            let explained = explain_port(&service, service_port, address, slices.iter(), &node);
+            assert_eq!(explained.target, routing.target, "seed {seed}");
+            check_verdicts(service.internal_traffic_policy, &endpoints, &used, &explained, &node);
+            let known = count_endpoints(service_port, address, slices.iter());
+            assert_eq!(known, endpoints.len(), "seed {seed}");
         }
     }
     assert_eq!(kinds.len(), 8, "every rule and every reason occurs: {kinds:?}");

@@ -10,7 +10,7 @@ use common::service_routing::{
 use super::*;
 
 /// Returns a Service at the address of [`service`] with the same number.
-fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
+pub(super) fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
     let port = |name: &str, protocol, port| ClusterIpPort {
         name: name.into(),
         protocol,
@@ -29,7 +29,7 @@ fn cluster_service(number: u8, label: ClusterIpLabel) -> ObservedService {
 }
 
 /// Returns an EndpointSlice of a service with ready endpoints at the addresses of [`pod`]s with these numbers.
-fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
+pub(super) fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
     let endpoint = |number: &u8| ServiceEndpoint {
         address: IpAddr::from([10, 244, 0, *number]),
         is_ready: true,
@@ -37,6 +37,7 @@ fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
         is_terminating: false,
         node: "here".into(),
         zone_hints: Box::default(),
+        zone: "a".into(),
         node_hints: Box::default(),
     };
     let port = ServiceSlicePort {
@@ -49,10 +50,10 @@ fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
         ports: [port].into(),
         endpoints: pods.iter().map(endpoint).collect(),
     };
-    ObservedSlice { service: name(service), slice }
+    ObservedSlice { service: name(service), slice, triggered_ms: None }
 }
 
-fn set_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
+pub(super) fn set_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
     ClusterChange::Service(name(number), Some(cluster_service(number, label)))
 }
 
@@ -64,12 +65,12 @@ fn set_sim_service(number: u8, label: ClusterIpLabel, has_affinity: bool) -> Clu
 }
 
 /// Sets the only slice of a service.
-fn set_slice(service: u8, pods: &[u8]) -> ClusterChange {
+pub(super) fn set_slice(service: u8, pods: &[u8]) -> ClusterChange {
     ClusterChange::Slice(name(service), Some(slice(service, pods)))
 }
 
 /// Returns the changes of a first list of each kind, with these objects.
-fn first_lists(objects: Vec<ClusterChange>) -> Vec<ClusterChange> {
+pub(super) fn first_lists(objects: Vec<ClusterChange>) -> Vec<ClusterChange> {
     let begin = ClusterResource::ALL.map(ClusterChange::ListBegun);
     let end = ClusterResource::ALL.map(ClusterChange::ListCompleted);
     [begin.to_vec(), objects, end.to_vec()].concat()
@@ -77,14 +78,14 @@ fn first_lists(objects: Vec<ClusterChange>) -> Vec<ClusterChange> {
 
 impl PlannerFixture {
     /// Makes a fixture whose RouteTable is known.
-    fn with_mode(mode: ClusterIpMode) -> Self {
+    pub(super) fn with_mode(mode: ClusterIpMode) -> Self {
         let mut fixture = Self::new();
         fixture.planner.serve_cluster_services(mode, "here");
         fixture
     }
 
     /// Applies observations and writes the plan.
-    fn observe(&mut self, changes: Vec<ClusterChange>) -> MapPlan {
+    pub(super) fn observe(&mut self, changes: Vec<ClusterChange>) -> MapPlan {
         self.planner.apply_cluster_changes(changes);
         self.plan_and_write(&BTreeMap::new())
     }

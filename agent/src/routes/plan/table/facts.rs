@@ -1,0 +1,132 @@
+//! Pure: facts about the services of the RouteTable: their pods, and the reason for the path of their connects.
+
+use std::net::IpAddr;
+
+use common::wire::{NamespacedName, RoutingPhase};
+use datapath::abi::FrontendKey;
+
+use super::{PlannerPod, PlannerTable, ServiceNumber};
+use crate::{
+    kernel::map_op::to_v6_octets,
+    service_facts::{CandidateFacts, CandidateState, ServiceSource},
+};
+
+impl PlannerTable {
+    /// Returns the numbers of the services of one source whose names follow `name`, `limit` at most.
+    pub(in crate::routes::plan) fn numbers_after(
+        &self,
+        source: ServiceSource,
+        name: &str,
+        limit: usize,
+    ) -> Vec<ServiceNumber> {
+        match source {
+            ServiceSource::Route => {
+                let numbers = self.services.numbers_after(name, limit);
+                numbers.into_iter().map(ServiceNumber::Routed).collect()
+            }
+            ServiceSource::Service => {
+                let numbers = self.cluster.numbers_after(name, limit);
+                numbers.into_iter().map(ServiceNumber::Cluster).collect()
+            }
+        }
+    }
+
+    /// Returns each frontend of a service, with the number of endpoints that are known, usable or not.
+    pub(in crate::routes::plan) fn known_endpoints(
+        &self,
+        number: ServiceNumber,
+    ) -> Vec<(FrontendKey, Option<usize>)> {
+        match number {
+            ServiceNumber::Routed(number) => {
+                let revision = self.services.get(number).direct_revision;
+                // The pods of several Revisions are not endpoints of one list.
+                let known = revision.map(|it| self.revisions.get(it).pods.len());
+                self.frontend_keys(number).into_iter().map(|key| (key, known)).collect()
+            }
+            ServiceNumber::Cluster(number) => self.cluster.known_endpoints(number),
+        }
+    }
+
+    /// Returns the number of a service that has this address.
+    pub(in crate::routes::plan) fn find_address(&self, address: IpAddr) -> Option<ServiceNumber> {
+        let has_address = |&number: &u32| self.services.get(number).addresses.contains(&address);
+        let routed = self.routed_numbers().find(has_address).map(ServiceNumber::Routed);
+        routed.or_else(|| self.cluster.find_address(address).map(ServiceNumber::Cluster))
+    }
+
+    /// Returns the port of a service of the RouteTable.
+    pub(in crate::routes::plan) fn routed_port(&self, number: u32) -> u16 {
+        self.services.get(number).port.get()
+    }
+
+    /// Returns the pods of the Revision that a service sends connects directly to, with the decision about each. The
+    /// addresses are those for clients of the frontend.
+    pub(in crate::routes::plan) fn pod_candidates(
+        &self,
+        number: u32,
+        key: &FrontendKey,
+    ) -> Vec<CandidateFacts> {
+        let service = self.services.get(number);
+        let Some(revision) = service.direct_revision else { return Vec::new() };
+        let address = service.addresses.iter().find(|it| to_v6_octets(**it) == key.address);
+        let is_ipv6 = address.is_some_and(IpAddr::is_ipv6);
+        let mapped = !self.has_ipv6_activator();
+        let uids = self.revisions.get(revision).pods.iter();
+        let candidates = uids.filter_map(|uid| {
+            let pod = self.pods.get(uid)?;
+            let fitting = pod.address_for(is_ipv6, mapped);
+            // A pod without any address has no place in a list of addresses.
+            let address = fitting.or(pod.address).or(pod.other_family_address)?;
+            let exclusion = self.pod_exclusion(uid, pod, fitting.is_some());
+            Some(CandidateFacts {
+                address,
+                state: pod_state(pod.phase),
+                node: String::new(),
+                zone: String::new(),
+                zone_hints: Vec::new(),
+                node_hints: Vec::new(),
+                is_selected: exclusion.is_none(),
+                is_listed: false,
+                reason: exclusion.unwrap_or("selected").to_owned(),
+                usage: None,
+            })
+        });
+        candidates.collect()
+    }
+
+    /// Returns the reason for which no list has a pod; `None` if it is selected.
+    fn pod_exclusion(&self, uid: &str, pod: &PlannerPod, is_fitting: bool) -> Option<&'static str> {
+        match pod.phase {
+            RoutingPhase::Starting => Some("is not ready"),
+            RoutingPhase::Draining => Some("is draining"),
+            RoutingPhase::Ready if self.excluded_pods.contains(uid) => {
+                Some("is excluded: this node does not reach it, or it is about to stop")
+            }
+            RoutingPhase::Ready if !is_fitting => Some("has no address of the client's family"),
+            RoutingPhase::Ready => None,
+        }
+    }
+
+    /// Returns the reason for which connects to a service of the RouteTable go to activators.
+    pub(in crate::routes::plan) fn activator_reason(
+        &self,
+        number: u32,
+        name: &NamespacedName,
+    ) -> String {
+        match self.services.get(number).direct_revision {
+            None => format!(
+                "{name} is on the activator path: it is asleep, or its requests are divided or \
+                 counted there"
+            ),
+            Some(_) => format!("no pod of {name} can take connects of this node now"),
+        }
+    }
+}
+
+fn pod_state(phase: RoutingPhase) -> CandidateState {
+    match phase {
+        RoutingPhase::Starting => CandidateState::NotReady,
+        RoutingPhase::Ready => CandidateState::Ready,
+        RoutingPhase::Draining => CandidateState::Terminating,
+    }
+}
