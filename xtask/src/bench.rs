@@ -3,6 +3,7 @@
 mod cluster_burst;
 mod cluster_context;
 mod cluster_wake;
+mod clusterip;
 mod cold_start_stages;
 mod connect;
 mod control_plane;
@@ -14,6 +15,7 @@ mod idle;
 mod node_context;
 mod object_watch;
 mod plain_deployment;
+mod process_memory;
 mod report;
 mod resync;
 mod scale_in;
@@ -31,12 +33,13 @@ use serde_json::Value;
 
 use self::{
     cluster_context::ClusterBenchContext,
+    clusterip::ClusterIpBenchContext,
     node_context::NodeBenchContext,
     report::{BenchReport, BenchRow},
     stats::RoundValues,
 };
 use crate::{
-    build, build_ebpf, image,
+    build, build_ebpf, cluster, image,
     machine::MachineInfo,
     setup::{self, SetupPurpose},
     sh,
@@ -47,7 +50,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, resync, count
+    /// cluster-burst, footprint, scale-in, resync, count, clusterip
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -87,6 +90,8 @@ enum BenchRunner {
     Cluster(fn(&ClusterBenchContext) -> Result<Vec<BenchRow>>),
     /// The eBPF programs alone, between namespaces and cgroups that the bench creates.
     Kernel(fn(&EbpfBenchContext) -> Result<Vec<BenchRow>>),
+    /// Service proxies, on nodes that the bench creates.
+    Proxies(fn(&ClusterIpBenchContext) -> Result<Vec<BenchRow>>),
     /// No environment but the programs that the bench builds.
     Standalone(fn() -> Result<Vec<BenchRow>>),
 }
@@ -98,7 +103,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 12] = [
+const BENCHES: [NamedBench; 13] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),
@@ -111,6 +116,7 @@ const BENCHES: [NamedBench; 12] = [
     ("scale-in", BenchRunner::Cluster(scale_in::run)),
     ("resync", BenchRunner::Standalone(resync::run)),
     ("count", BenchRunner::Kernel(count::run)),
+    ("clusterip", BenchRunner::Proxies(clusterip::run)),
 ];
 
 /// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.
@@ -124,28 +130,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     }
     let folder = workspace.target.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let on_node = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Node(_)));
-    let on_cluster = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Cluster(_)));
-    // Only the environments that the chosen benches need are built: a cluster takes minutes.
-    let context = on_node.then(|| build_node_context(args, &workspace, &folder)).transpose()?;
-    let cluster_context =
-        on_cluster.then(|| build_cluster_context(args, &workspace, &folder)).transpose()?;
-    let on_kernel = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
-    let ebpf = on_kernel.then(|| build_ebpf_context(args, &workspace)).transpose()?;
+    let environments = BenchEnvironments::build(args, &workspace, &folder, &benches)?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
         println!("\n== {name} ==");
-        let measured = match (body, &context, &cluster_context, &ebpf) {
-            (BenchRunner::Node(run), Some(context), _, _) => run(context),
-            (BenchRunner::Cluster(run), _, Some(cluster_context), _) => run(cluster_context),
-            (BenchRunner::Kernel(run), _, _, Some(ebpf)) => run(ebpf),
-            (BenchRunner::Standalone(run), _, _, _) => run(),
-            (BenchRunner::Node(_), None, _, _)
-            | (BenchRunner::Cluster(_), _, None, _)
-            | (BenchRunner::Kernel(_), _, _, None) => continue,
-        };
-        match measured {
+        match environments.run(body) {
             Ok(rows) => {
                 let report =
                     BenchReport { name: name.to_owned(), machine: MachineInfo::read(), rows };
@@ -166,6 +156,53 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         bail!("not measured: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Environments of the chosen benches.
+#[derive(Debug)]
+struct BenchEnvironments {
+    node: Option<NodeBenchContext>,
+    cluster: Option<ClusterBenchContext>,
+    ebpf: Option<EbpfBenchContext>,
+    proxies: Option<ClusterIpBenchContext>,
+}
+
+impl BenchEnvironments {
+    /// Builds what `benches` need, and nothing else: a cluster takes minutes.
+    fn build(
+        args: &BenchArgs,
+        workspace: &CargoWorkspace,
+        folder: &Path,
+        benches: &[NamedBench],
+    ) -> Result<Self> {
+        let any = |is_kind: fn(&BenchRunner) -> bool| benches.iter().any(|(_, it)| is_kind(it));
+        let on_node = any(|it| matches!(it, BenchRunner::Node(_)));
+        let on_cluster = any(|it| matches!(it, BenchRunner::Cluster(_)));
+        let on_kernel = any(|it| matches!(it, BenchRunner::Kernel(_)));
+        let on_proxies = any(|it| matches!(it, BenchRunner::Proxies(_)));
+        Ok(Self {
+            node: on_node.then(|| build_node_context(args, workspace, folder)).transpose()?,
+            cluster: on_cluster
+                .then(|| build_cluster_context(args, workspace, folder))
+                .transpose()?,
+            ebpf: on_kernel.then(|| build_ebpf_context(args, workspace)).transpose()?,
+            proxies: on_proxies
+                .then(|| build_clusterip_context(args, workspace, folder))
+                .transpose()?,
+        })
+    }
+
+    /// Runs a bench in its environment.
+    fn run(&self, runner: BenchRunner) -> Result<Vec<BenchRow>> {
+        const MISSING: &str = "the bench has no environment";
+        match runner {
+            BenchRunner::Node(run) => run(self.node.as_ref().context(MISSING)?),
+            BenchRunner::Cluster(run) => run(self.cluster.as_ref().context(MISSING)?),
+            BenchRunner::Kernel(run) => run(self.ebpf.as_ref().context(MISSING)?),
+            BenchRunner::Proxies(run) => run(self.proxies.as_ref().context(MISSING)?),
+            BenchRunner::Standalone(run) => run(),
+        }
+    }
 }
 
 /// Manifest of a Service of the sample application, with annotations below `autoscaling.knative.dev`.
@@ -243,6 +280,26 @@ fn build_cluster_context(
         prepared,
         name: args.cluster.clone(),
         client: args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?,
+        folder: folder.to_owned(),
+        rounds: args.rounds,
+    })
+}
+
+/// Builds the programs that the bench of service proxies needs.
+fn build_clusterip_context(
+    args: &BenchArgs,
+    workspace: &CargoWorkspace,
+    folder: &Path,
+) -> Result<ClusterIpBenchContext> {
+    let purposes =
+        [SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster, SetupPurpose::Bench];
+    setup::prepare(&purposes, args.yes)?;
+    let rouse = args.rouse.clone().map_or_else(|| build::build_rouse(workspace, true), Ok)?;
+    let client = args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?;
+    Ok(ClusterIpBenchContext {
+        rouse,
+        client,
+        kube_proxy: cluster::kube_proxy()?,
         folder: folder.to_owned(),
         rounds: args.rounds,
     })

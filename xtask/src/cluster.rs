@@ -121,6 +121,11 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     programs::find_or_build(&build_recipes::BuildRecipe::promtool())
 }
 
+/// Returns kube-proxy of the version that clusters run by default, built once like the cluster's other programs.
+pub(crate) fn kube_proxy() -> Result<PathBuf> {
+    programs::find_or_build_kube_proxy(programs::default_version()?)
+}
+
 /// Returns Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
     programs::find_or_build(&build_recipes::BuildRecipe::helm())

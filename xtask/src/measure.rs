@@ -1,5 +1,7 @@
 //! Shell: measures connects or requests from the present namespace and cgroup; prints one JSON line.
 
+pub(crate) mod service_connects;
+
 use std::{
     io,
     net::SocketAddr,
@@ -14,6 +16,7 @@ use tokio::{
     task::{JoinSet, LocalSet},
 };
 
+use self::service_connects::ServiceMeasureCommand;
 use crate::{
     load::{LoadRecord, unix_us},
     sh,
@@ -28,10 +31,10 @@ pub(crate) struct MeasureArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum MeasureCommand {
-    /// Measure connect(2), one call after the other
+    /// Measure connect(2), one call after the other, to each of the addresses in turn
     Connect {
-        #[arg(long)]
-        addr: SocketAddr,
+        #[arg(long, value_delimiter = ',', required = true)]
+        addr: Vec<SocketAddr>,
         #[arg(long)]
         count: usize,
     },
@@ -61,6 +64,9 @@ enum MeasureCommand {
         #[arg(long, default_value_t = 60)]
         timeout_s: u64,
     },
+    /// Connect to Services of a cluster; used by the bench clusterip
+    #[command(subcommand)]
+    Services(ServiceMeasureCommand),
 }
 
 /// Times of connects or requests.
@@ -91,7 +97,8 @@ pub(crate) struct BurstTimes {
 /// Runs the hidden command `xtask measure`.
 pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
     let measured = match &args.what {
-        MeasureCommand::Connect { addr, count } => measure_connects(*addr, *count)?,
+        MeasureCommand::Connect { addr, count } => measure_connects(addr, *count)?,
+        MeasureCommand::Services(what) => return service_connects::run(what),
         MeasureCommand::Warm { addr, connections, millis } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let time = Duration::from_millis(*millis);
@@ -119,10 +126,10 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
 }
 
 /// Measures the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
-fn measure_connects(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
+fn measure_connects(addresses: &[SocketAddr], count: usize) -> Result<MeasuredTimes> {
     let (cpu, started) = (cpu_us(), Instant::now());
     let mut times = Vec::with_capacity(count);
-    for _ in 0..count {
+    for addr in addresses.iter().cycle().take(count) {
         let begin = Instant::now();
         let stream = std::net::TcpStream::connect(addr)
             .with_context(|| format!("cannot connect to {addr}"))?;
@@ -298,7 +305,7 @@ impl MeasuredTimes {
 }
 
 /// Busy CPU time of the whole machine, in µs, including softirq work.
-fn cpu_us() -> f64 {
+pub(crate) fn cpu_us() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = stat.lines().next().unwrap_or_default();
     let ticks: Vec<f64> =

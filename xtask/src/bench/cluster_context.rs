@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{is_condition_true, service_manifest};
+use super::{is_condition_true, process_memory::map_bytes, service_manifest};
 use crate::{image, sh, workspace::CargoWorkspace};
 
 /// Timeout of every wait: after this time the expected state is not going to come.
@@ -246,16 +246,7 @@ impl BenchCluster {
         for (_, id) in
             self.component_processes()?.iter().filter(|(component, _)| component == "agent")
         {
-            // `memlock` in fdinfo is the kernel's own account of a map's memory.
-            for entry in fs::read_dir(format!("/proc/{id}/fdinfo"))? {
-                let text = fs::read_to_string(entry?.path()).unwrap_or_default();
-                let field = |name: &str| -> Option<f64> {
-                    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
-                };
-                if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
-                    maps.insert(id as u64, bytes);
-                }
-            }
+            maps.extend(map_bytes(*id)?);
         }
         Ok(maps.values().sum::<f64>() / 1024.0 / 1024.0)
     }

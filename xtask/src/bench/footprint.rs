@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 
 use super::{
     cluster_context::{BenchCluster, ClusterBenchContext},
+    process_memory::pss_mib,
     report::{BenchGoal, BenchRow, case_row},
 };
 use crate::sh;
@@ -117,15 +118,6 @@ fn sum_by_component(
         *sums.entry(component.as_str()).or_default() += read(*id).unwrap_or(0.0);
     }
     sums
-}
-
-/// Proportional set size of a process, in MiB: a page shared by n processes counts 1/n.
-fn pss_mib(id: u32) -> Result<f64> {
-    let file = format!("/proc/{id}/smaps_rollup");
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib: Option<f64> = line.and_then(|it| it.split_whitespace().next()?.parse().ok());
-    Ok(kib.context("no Pss")? / 1024.0)
 }
 
 /// User and system time of a process so far, in ticks.

@@ -16,7 +16,7 @@ use super::{
     go_toolchain::GoToolchain,
     versions::{KubernetesVersion, NEWEST},
 };
-use crate::{sh, toolchain};
+use crate::{lock, sh, toolchain};
 
 /// Variable that envtest defines: a directory with `kube-apiserver`, `etcd` and `kubectl`.
 const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
@@ -158,6 +158,18 @@ pub(crate) fn find_or_build(recipe: &BuildRecipe) -> Result<PathBuf> {
     if !file.is_file() {
         println!("building {program} once, about {} s", recipe.seconds);
         build_all(recipe, &GoToolchain::find()?)?;
+    }
+    Ok(file)
+}
+
+/// Path of kube-proxy of this version: from the cache, or built now with the other programs of Kubernetes.
+pub(crate) fn find_or_build_kube_proxy(version: KubernetesVersion) -> Result<PathBuf> {
+    let _lock = lock::acquire(&toolchain::cache_directory()?.join("cluster.lock"))?;
+    let recipe = BuildRecipe::kubernetes(version);
+    let file = folder(&recipe)?.join("kube-proxy");
+    if !file.is_file() {
+        println!("building Kubernetes once, about {} s", recipe.seconds);
+        build_all(&recipe, &GoToolchain::find()?)?;
     }
     Ok(file)
 }
