@@ -276,12 +276,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     not_ready.set("programs", Some("not in force yet".to_owned()));
     let (facts_pages, facts_queries) = admin::facts_pages();
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
-    let pages = pages::serve(
-        config.admin,
-        admin::pages(registry, not_ready.clone(), health.clone()),
-        facts_pages,
-        shutdown.clone(),
-    );
+    let admin_pages = admin::pages(registry, not_ready.clone(), health.clone());
+    let pages = pages::serve(config.admin, admin_pages, facts_pages, shutdown.clone());
     let mut pages = std::pin::pin!(pages);
     let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
         started = program_supervisor::start(&config, &not_ready) => started?,
@@ -325,11 +321,15 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
+    end_tasks(&tasks, &shutdown).await;
+    ended
+}
+
+/// Ends all tasks. They complete their last writes, such as reports of pods.
+async fn end_tasks(tasks: &TaskTracker, shutdown: &CancellationToken) {
     shutdown.cancel();
-    // The tasks complete their last writes, such as reports of pods.
     tasks.close();
     tasks.wait().await;
-    ended
 }
 
 /// Subscriber identity of this agent: one agent for each node, so the node's name is enough.

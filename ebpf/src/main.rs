@@ -18,9 +18,11 @@ use aya_ebpf::{
 };
 use datapath::abi;
 
+mod backend_choice;
 mod bind;
 mod close;
 mod connect;
+mod connect_records;
 mod count;
 mod maps;
 mod packet;

@@ -21,7 +21,7 @@ use datapath::{
 
 use crate::{
     bind::{is_loopback, listen_entry},
-    connect, count,
+    connect_records, count,
     maps::{
         CONNS, NODE, OLD_CONNS, POD_STATE, PODS, PROBES, atomic_add, atomic_add32,
         increment_control, monotonic_ns, send_event,
@@ -83,7 +83,7 @@ pub fn handle_sock_op(ops: *mut bpf_sock_ops) -> u32 {
 fn handle_connect(ops: *mut bpf_sock_ops) {
     // SAFETY: the helper takes the context as it is.
     let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
-    if connect::has_record(socket(ops), cookie) {
+    if connect_records::has_record(socket(ops), cookie) {
         enable_callbacks(ops, BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
     }
 }
@@ -94,7 +94,7 @@ fn handle_retransmit(ops: *mut bpf_sock_ops) {
     // SAFETY: a live context; the helper takes it as it is.
     let (state, cookie) = unsafe { ((*ops).state, bpf_get_socket_cookie(ops.cast())) };
     if state == BPF_TCP_SYN_SENT {
-        connect::handle_unanswered(
+        connect_records::handle_unanswered(
             socket(ops),
             cookie,
             count::remote_address(ops),
@@ -280,7 +280,7 @@ fn handle_state_change(ops: *mut bpf_sock_ops) {
         return;
     }
     // SAFETY: the helper takes the context as it is.
-    connect::handle_disconnect(socket(ops), unsafe { bpf_get_socket_cookie(ops.cast()) });
+    connect_records::handle_disconnect(socket(ops), unsafe { bpf_get_socket_cookie(ops.cast()) });
     let Some(conn) = CONNS.get(socket(ops)) else { return };
     // Connections inherit the listener's flags, and may close before they are established: the state tells them apart.
     if old == BPF_TCP_LISTEN {

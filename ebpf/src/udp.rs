@@ -12,7 +12,7 @@ use datapath::{
 };
 
 use crate::{
-    connect::{
+    backend_choice::{
         ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, copy_backend,
         frontend_key, listed_backend, read_word, service_id_of, verify_unchanged,
     },

@@ -16,9 +16,9 @@ use crate::{
 /// Transport protocol of the connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum TraceProtocol {
-    /// TCP, the default
+    /// Connect of a TCP socket; the default
     Tcp,
-    /// UDP
+    /// Connect or datagram of a UDP socket
     Udp,
 }
 

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 type Responses = Vec<(&'static str, u16, String)>;
 
 /// Kubeconfig that leads to an API server of this test. The file is removed at the end of the test.
-struct FakeApiServer(PathBuf);
+struct ScriptedApiServer(PathBuf);
 
-impl FakeApiServer {
+impl ScriptedApiServer {
     fn start(test: &str, responses: Responses) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let server = format!("http://{}", listener.local_addr().expect("bound"));
@@ -48,7 +48,7 @@ impl FakeApiServer {
     }
 }
 
-impl Drop for FakeApiServer {
+impl Drop for ScriptedApiServer {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -100,7 +100,7 @@ fn services_of_a_node_are_listed_through_the_api_server() {
         ],
     });
     let responses = vec![agents(), (SERVICES, 200, facts.to_string())];
-    let server = FakeApiServer::start("services", responses);
+    let server = ScriptedApiServer::start("services", responses);
     let expected = "\
 NAME   ADDRESS            MODE   ENDPOINTS   AFFINITY   SOURCE
 cart   10.96.0.9:80/TCP   pods   2/3         -          service
@@ -123,7 +123,7 @@ fn a_trace_asks_the_agent_of_the_pod_that_connects() {
         "protocol": "TCP", "outcome": "refused", "reason": "no endpoint is ready",
     });
     let responses = vec![agents(), (CLIENT, 200, pod.to_string()), (TRACE, 200, facts.to_string())];
-    let server = FakeApiServer::start("trace", responses);
+    let server = ScriptedApiServer::start("trace", responses);
     let from = ["trace", "10.96.0.9:80", "--from", "pod/web-1", "-n", "shop"];
     let (code, out, error) = server.rouse(&from);
     assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
@@ -143,7 +143,7 @@ fn a_trace_asks_the_agent_of_the_pod_that_connects() {
 #[test]
 fn what_is_in_the_way_is_named_with_what_to_do() {
     let ask = |test: &str, code: u16, body: String| {
-        let server = FakeApiServer::start(test, vec![agents(), (SERVICES, code, body)]);
+        let server = ScriptedApiServer::start(test, vec![agents(), (SERVICES, code, body)]);
         let (code, out, error) = server.rouse(&["services", "--node", "n1"]);
         assert_eq!((code, out.as_str()), (Some(1), ""), "{error}");
         error

@@ -1,7 +1,7 @@
 //! Pure: choice of the connected UDP sockets to end, so that their programs connect again.
 //!
 //! A connected socket keeps its endpoint, also when the endpoint is gone, and nothing on the network reports that: a
-//! resolver would ask a dead server for ever. kube-proxy removes the conntrack entries of such flows. A socket is ended
+//! resolver would ask a dead server forever. kube-proxy removes the conntrack entries of such flows. A socket is ended
 //! only if the eBPF programs led it to its present peer. Sockets that are not connected get another endpoint with their
 //! next datagram.
 

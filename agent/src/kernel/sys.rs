@@ -551,11 +551,7 @@ unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: 
             report.connect_errno = *libc::__errno_location();
         }
         report.connects = 1;
-        let sender = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        let (empty, address) = (std::ptr::null(), std::ptr::from_ref(&to).cast());
-        if libc::sendto(sender, empty, 0, libc::MSG_DONTWAIT, address, length) < 0 {
-            report.send_errno = *libc::__errno_location();
-        }
+        report.send_errno = send_empty_datagram(&to);
         // The same address in the form that IPv6 programs use.
         let client = libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if client >= 0 {
@@ -584,6 +580,20 @@ unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: 
         libc::write(report_to, std::ptr::from_ref(&report).cast(), REPORT_BYTES);
         loop {
             libc::pause();
+        }
+    }
+}
+
+/// Sends an empty datagram, by system calls only. Returns the errno; 0 if it was sent.
+fn send_empty_datagram(to: &libc::sockaddr_in) -> i32 {
+    let length = size_of_val(to) as libc::socklen_t;
+    // SAFETY: the address is live and of the size given; no byte is read from the null pointer.
+    unsafe {
+        let sender = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let (empty, address) = (std::ptr::null(), std::ptr::from_ref(to).cast());
+        match libc::sendto(sender, empty, 0, libc::MSG_DONTWAIT, address, length) {
+            0.. => 0,
+            _ => *libc::__errno_location(),
         }
     }
 }

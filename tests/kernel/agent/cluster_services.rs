@@ -291,6 +291,7 @@ fn a_dns_service_answers_by_both_protocols_of_its_port() {
 #[test]
 fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     const ENDED: &str = "ended: Err(ConnectionAborted)";
+    const ENDED_METRIC: &str = "rouse_agent_udp_sockets_ended_total";
     let (mut fixture, server) = start("ended", "all", true);
     fixture.send_to_pod("datagrams");
     set_node(&server);
@@ -306,7 +307,6 @@ fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     for mut socket in redirected {
         assert_eq!(socket.wait_line("ended"), ENDED);
     }
-    const ENDED_METRIC: &str = "rouse_agent_udp_sockets_ended_total";
     fixture.wait_metric(ENDED_METRIC, 2);
     // An endpoint that leaves while no agent runs.
     server.set(dns_slice(&["10.77.0.2"]));
@@ -450,7 +450,7 @@ impl AgentFixture {
     }
 }
 
-/// What the pages say must be what a connect meets.
+/// Pages and connects must agree.
 #[test]
 fn the_pages_about_services_show_what_connects_meet() {
     let (fixture, server) = start("pages", "all", true);

@@ -65,7 +65,16 @@ const LAYERS: &[(&str, &[&str])] = &[
             "peer_streams route_stream",
         ],
     ),
-    ("ebpf", &["maps sock_addr", "bind close connect packet sk_lookup", "count", "sock_ops"]),
+    (
+        "ebpf",
+        &[
+            "maps sock_addr",
+            "backend_choice",
+            "bind close connect_records packet sk_lookup udp",
+            "connect count",
+            "sock_ops",
+        ],
+    ),
     (
         "autoscaler",
         &[

@@ -1,0 +1,408 @@
+//! Chooses the backend for a connect or a datagram to a service.
+//!
+//! In doubt there is no choice: the call goes on unchanged.
+
+use core::ptr;
+
+use aya_ebpf::{helpers::generated::bpf_get_prandom_u32, maps::Array};
+use datapath::{
+    abi::{self, AffinityKey, AffinityValue, BackendValue, FrontendKey, ListenKey},
+    load_balancing::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
+};
+
+use crate::{
+    maps::{
+        AFFINITY, BACKENDS, FRONTENDS, LISTEN, POD_STATE, PODS, SLOTS, SVC_INFO, SVC_STATE,
+        increment_control, monotonic_ns,
+    },
+    sock_addr::{BpfSockAddr, address_bytes},
+};
+
+/// Picks of two backends before the activator gets the connect.
+const MAX_PICKS: u32 = 4;
+/// Steps that find an entry in the longest list of a service, which has 20 bits for its length.
+const MAX_SEARCH_STEPS: u32 = 20;
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
+/// Number that no backend has.
+pub const NO_BACKEND: u32 = u32::MAX;
+
+/// Reason that a connect or datagram is not rewritten.
+pub enum NoRewriteReason {
+    /// The address is no frontend, or there is doubt: the call goes on unchanged.
+    Pass,
+    /// The frontend's mode refuses calls.
+    Refuse,
+    /// The maps have changed since they were read.
+    Changed,
+}
+
+/// Backend for a connect, as a copy: the backend's row may be used for another one once it has been out of all lists
+/// for the quarantine.
+///
+/// It is not a pointer, because the verifier would follow the pointer through all code in between.
+pub struct ChosenBackend {
+    /// Number of the backend in `BACKENDS`.
+    pub backend: u32,
+    pub port_be: u16,
+    pub generation: u64,
+    pub address: [u32; 4],
+}
+
+/// One backend picked from a list.
+struct BackendPick {
+    /// Number of the backend in `BACKENDS`.
+    backend: u32,
+    value: *const BackendValue,
+}
+
+/// Aligned to whole words of the stack, as the verifier requires for stores of whole words.
+#[repr(align(8))]
+pub struct StackAligned<T>(pub T);
+
+/// Builds the frontend key of an address, port and protocol.
+#[inline(always)]
+pub fn frontend_key(address: [u32; 4], port_be: u16, protocol: u8) -> StackAligned<FrontendKey> {
+    StackAligned(FrontendKey { address: address_bytes(address), port_be, protocol, reserved: 0 })
+}
+
+/// Chooses a backend, in up to three attempts if the maps change meanwhile.
+///
+/// A connect may be preempted for longer than the quarantine of what was freed. Then a service id, its list and the
+/// backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
+/// to prove what each iteration leaves to the next.
+#[inline(always)]
+pub fn choose_backend(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let first = try_choose_backend(ctx, key);
+    if !matches!(first, Err(NoRewriteReason::Changed)) {
+        return first;
+    }
+    let second = try_choose_backend(ctx, key);
+    if !matches!(second, Err(NoRewriteReason::Changed)) {
+        return second;
+    }
+    try_choose_backend(ctx, key)
+}
+
+/// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
+#[inline(always)]
+fn try_choose_backend(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let service_id = service_id_of(key).ok_or(NoRewriteReason::Pass)?;
+    let state = read_word(&SVC_STATE, service_id).ok_or(NoRewriteReason::Pass)?;
+    let read = ServiceReading { service_id, state, info: 0, activator_list: 0 };
+    match SvcState::unpack(state).mode {
+        RoutingMode::PickBackend => {
+            let backend = pick_pod(state);
+            if backend == NO_BACKEND {
+                increment_control(abi::CONTROL_FALLBACK);
+                return choose_activator(key, read);
+            }
+            let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+            verify_unchanged(key, read).map(|()| target)
+        }
+        RoutingMode::PickRandom => choose_random(ctx, key, read),
+        RoutingMode::Activator => choose_activator(key, read),
+        RoutingMode::Pass => Err(NoRewriteReason::Pass),
+        RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
+        RoutingMode::SelfTest => {
+            verify_unchanged(key, read)?;
+            increment_control(abi::CONTROL_SELF_TEST);
+            Err(NoRewriteReason::Refuse)
+        }
+    }
+}
+
+/// Chooses a random backend, or the one that the client keeps. Of a list without a usable entry, the connect goes on
+/// unchanged.
+#[inline(always)]
+pub fn choose_random(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+    read: ServiceReading,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
+    let seconds = SvcInfo::unpack(info).affinity_seconds;
+    // Most Services have no affinity, and need no cookie.
+    let client = if seconds == 0 { 0 } else { ctx.netns_cookie() };
+    let mut backend = NO_BACKEND;
+    if seconds != 0 {
+        backend = kept_backend(read.state, seconds, read.service_id, client);
+    }
+    if backend == NO_BACKEND {
+        backend = pick_random(read.state);
+    }
+    if backend == NO_BACKEND {
+        return Err(NoRewriteReason::Pass);
+    }
+    let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    verify_unchanged(key, read)?;
+    if seconds != 0 {
+        keep_backend(read.service_id, client, backend);
+    }
+    Ok(target)
+}
+
+/// Chooses the less loaded of two activators, with the service's own port there.
+///
+/// An activator whose node is gone keeps the connections it was given in its gauge. So later connects avoid it until
+/// the RouteTable drops it.
+#[inline(always)]
+fn choose_activator(
+    key: &FrontendKey,
+    read: ServiceReading,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
+    let SvcInfo { activators, port_be, .. } = SvcInfo::unpack(info);
+    let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
+    if port_be == 0 {
+        return Err(NoRewriteReason::Pass);
+    }
+    let backend = pick_activator(list);
+    if backend == NO_BACKEND {
+        return Err(NoRewriteReason::Pass);
+    }
+    let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    verify_unchanged(key, ServiceReading { info, activator_list: list, ..read })
+        .map(|()| ChosenBackend { port_be, ..target })
+}
+
+/// Reads again all words that the choice came from; an error if any has changed.
+#[inline(always)]
+pub fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
+    let service_id = service_id_of(key).ok_or(NoRewriteReason::Changed)?;
+    let state = read_word(&SVC_STATE, before.service_id).ok_or(NoRewriteReason::Changed)?;
+    let mut current = ServiceReading { service_id, state, info: 0, activator_list: 0 };
+    if before.info != 0 {
+        current.info = read_word(&SVC_INFO, before.service_id).ok_or(NoRewriteReason::Changed)?;
+        let activators = SvcInfo::unpack(before.info).activators;
+        current.activator_list =
+            read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
+    }
+    if before.is_unchanged(&current) { Ok(()) } else { Err(NoRewriteReason::Changed) }
+}
+
+/// Returns the service id of a frontend.
+///
+/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
+/// reading it [again](verify_unchanged) shows that.
+#[inline(always)]
+pub fn service_id_of(key: &FrontendKey) -> Option<u32> {
+    // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
+    FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
+}
+
+/// Reads a word of a service id. Volatile: user space stores it at any time, and the value is read twice.
+#[inline(always)]
+pub fn read_word(words: &Array<u64>, service_id: u32) -> Option<u64> {
+    // SAFETY: a live map value; a word, which user space stores at once.
+    words.get_ptr(service_id).map(|word| unsafe { ptr::read_volatile(word) })
+}
+
+/// Copies the row of a backend.
+#[inline(always)]
+pub fn copy_backend(backend: u32) -> Option<ChosenBackend> {
+    let row = BACKENDS.get_ptr(backend)?;
+    // SAFETY: a live map value. It may be half-written or another backend's; reading all words again shows that.
+    unsafe {
+        let address = ptr::read_volatile((&raw const (*row).address).cast::<[u32; 4]>());
+        let port_be = ptr::read_volatile(&raw const (*row).port_be);
+        let generation = ptr::read_volatile(&raw const (*row).generation);
+        Some(ChosenBackend { backend, port_be, generation, address })
+    }
+}
+
+/// Picks a pod of a list that can accept a connection, in up to [`MAX_PICKS`] picks of two; [`NO_BACKEND`] if there is
+/// none.
+///
+/// A function of its own: the verifier checks it once, however often it is called.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_pod(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    pick_listening_pod(&list).map_or(NO_BACKEND, |pick| pick.backend)
+}
+
+/// Picks the less loaded of two activators of a list; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_activator(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    if list.count == 0 {
+        return NO_BACKEND;
+    }
+    pick_two(&list).map_or(NO_BACKEND, |(better, _)| better.backend)
+}
+
+/// Picks a random backend of a list, in up to [`MAX_PICKS`] picks while the picked one was left unanswered a short time
+/// ago; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_random(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    if list.count == 0 {
+        return NO_BACKEND;
+    }
+    let mut backend = NO_BACKEND;
+    for _ in 0..MAX_PICKS {
+        let index = load_balancing::random_index(random(), list.count);
+        let Some(pick) = backend_at(list.offset + index) else { return NO_BACKEND };
+        backend = pick.backend;
+        if !is_recently_unanswered(&pick) {
+            break;
+        }
+    }
+    backend
+}
+
+/// Returns the backend that a client keeps, while its list names it; [`NO_BACKEND`] if it keeps none. Separate, like
+/// [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn kept_backend(state: u64, seconds: u32, service_id: u32, client: u64) -> u32 {
+    let key = AffinityKey { netns_cookie: client, service_id, reserved: 0 };
+    let Some(kept) = AFFINITY.get_ptr(key) else { return NO_BACKEND };
+    // SAFETY: a live map value; single words, any value of which is checked below.
+    let (connected_ns, backend) = unsafe { ((*kept).connected_ns, (*kept).backend) };
+    if monotonic_ns().wrapping_sub(connected_ns) > u64::from(seconds) * SECOND_NS {
+        return NO_BACKEND;
+    }
+    if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
+}
+
+/// Returns this backend while its list names it, else [`NO_BACKEND`]. Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn listed_backend(state: u64, backend: u32) -> u32 {
+    if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
+}
+
+/// Returns true if a list in the order of backend numbers names this one.
+#[inline(always)]
+fn names_backend(list: &SvcState, backend: u32) -> bool {
+    let (mut low, mut high) = (0, list.count);
+    for _ in 0..MAX_SEARCH_STEPS {
+        if low >= high {
+            return false;
+        }
+        let middle = low + (high - low) / 2;
+        let Some(entry) = SLOTS.get(list.offset + middle) else { return false };
+        let found = *entry as u32;
+        if found == backend {
+            return true;
+        }
+        if found < backend {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    false
+}
+
+/// Stores the backend that a client keeps from now on.
+#[inline(always)]
+fn keep_backend(service_id: u32, client: u64, backend: u32) {
+    let key = AffinityKey { netns_cookie: client, service_id, reserved: 0 };
+    let value = AffinityValue { connected_ns: monotonic_ns(), backend, reserved: 0 };
+    // Without memory for an entry the client gets a random backend the next time.
+    let _full = AFFINITY.insert(key, value, 0);
+}
+
+/// Picks a pod of a list that can accept a connection.
+#[inline(always)]
+fn pick_listening_pod(list: &SvcState) -> Option<BackendPick> {
+    if list.count == 0 {
+        return None;
+    }
+    if list.count == 1 {
+        return backend_at(list.offset).filter(is_listening);
+    }
+    for attempt in 1..=MAX_PICKS {
+        let (better, other) = pick_two(list)?;
+        // `pick_two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
+        if attempt < MAX_PICKS && is_recently_unanswered(&better) {
+            continue;
+        }
+        if is_listening(&better) {
+            return Some(better);
+        }
+        // A pod that has just stopped listening looks the least loaded of all, so it would be picked again and again.
+        if is_listening(&other) {
+            return Some(other);
+        }
+    }
+    None
+}
+
+/// Picks two backends of a list at random, the less loaded one first.
+#[inline(always)]
+fn pick_two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
+    let (first, second) = load_balancing::random_index_pair(random(), list.count);
+    let first = backend_at(list.offset + first)?;
+    let second = backend_at(list.offset + second)?;
+    Some(if load_balancing::prefers_first(backend_load(&first), backend_load(&second)) {
+        (first, second)
+    } else {
+        (second, first)
+    })
+}
+
+/// Returns the backend in an entry of `SLOTS`.
+#[inline(always)]
+fn backend_at(index: u32) -> Option<BackendPick> {
+    let backend = *SLOTS.get(index)? as u32;
+    Some(BackendPick { backend, value: BACKENDS.get_ptr(backend)? })
+}
+
+/// Returns the load of a backend: open connections of this node, and requests in flight of a local pod.
+#[inline(always)]
+fn backend_load(pick: &BackendPick) -> BackendLoad {
+    // SAFETY: a live map value. The gauge may change meanwhile; any value of it is good enough for a choice.
+    let (slot, open) = unsafe { ((*pick.value).pod_slot, (*pick.value).open_connections) };
+    let state = if slot == 0 { None } else { POD_STATE.get(slot) };
+    let in_flight = state.map_or(load_balancing::UNKNOWN_IN_FLIGHT, |state| state.in_flight);
+    BackendLoad {
+        open_connections: open,
+        in_flight,
+        recently_unanswered: is_recently_unanswered(pick),
+    }
+}
+
+/// Returns true if a connect to this backend was left unanswered a short time ago.
+#[inline(always)]
+fn is_recently_unanswered(pick: &BackendPick) -> bool {
+    // SAFETY: a live map value; a single word.
+    let unanswered_ns = unsafe { (*pick.value).unanswered_ns };
+    unanswered_ns != 0 && monotonic_ns().wrapping_sub(unanswered_ns) < abi::AVOID_UNANSWERED_NS
+}
+
+/// Returns true if a pod of this node has a listener; without a cookie (see `BackendValue`) the RouteTable is trusted.
+#[inline(always)]
+fn is_listening(pick: &BackendPick) -> bool {
+    // SAFETY: a live map value; single words, any value of which is checked below.
+    let (cookie, port_be) = unsafe { ((*pick.value).netns_cookie, (*pick.value).port_be) };
+    if cookie == 0 {
+        return true;
+    }
+    let key =
+        ListenKey { netns_cookie: cookie, port: u32::from(u16::from_be(port_be)), reserved: 0 };
+    // SAFETY: one word is read at once.
+    if unsafe { LISTEN.get(key) }.is_some_and(|found| found.reachable != 0) {
+        return true;
+    }
+    // SAFETY: one word is read at once. (No agent sets the flag: it writes cookie 0 instead.)
+    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
+}
+
+/// Returns a random number.
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: the helper has no arguments and cannot fail.
+    unsafe { bpf_get_prandom_u32() }
+}
