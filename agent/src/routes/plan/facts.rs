@@ -166,11 +166,12 @@ impl RoutePlanner {
             let cluster_limit = are_cluster_services_served.then_some(cluster_limit);
             MapUse { map, entries, limit: size, cluster_limit }
         };
-        // The lists of activators have no frontend, and the self-test has one without a list.
+        // The lists of activators have no frontend, and those of the self-test have no list.
         let is_frontend = |key: &&BackendListKey| matches!(key, BackendListKey::Frontend(_));
-        let frontends = self.lists.keys().filter(is_frontend).count() + 1;
+        let frontends =
+            self.lists.keys().filter(is_frontend).count() + abi::SELF_TEST_FRONTENDS as usize;
         vec![
-            entry(abi::maps::FRONTENDS, (frontends, abi::FRONTENDS_MAX as usize)),
+            entry(abi::maps::FRONTENDS, (frontends, self.sizes.frontends as usize)),
             entry(abi::maps::SVC_STATE, self.service_id_pool.usage()),
             entry(abi::maps::BACKENDS, self.backends.pool.usage()),
             entry(abi::maps::SLOTS, self.list_entry_pool.usage()),

@@ -53,6 +53,17 @@ pub(super) fn slice(service: u8, pods: &[u8]) -> ObservedSlice {
     ObservedSlice { service: name(service), slice, triggered_ms: None }
 }
 
+/// Sets a service like [`set_service`], without its port for UDP.
+pub(super) fn set_tcp_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
+    ClusterChange::Service(name(number), Some(without_udp(cluster_service(number, label))))
+}
+
+/// Returns a service without its ports for UDP.
+pub(super) fn without_udp(mut observed: ObservedService) -> ObservedService {
+    observed.service.ports.retain(|port| port.protocol != TransportProtocol::Udp);
+    observed
+}
+
 pub(super) fn set_service(number: u8, label: ClusterIpLabel) -> ClusterChange {
     ClusterChange::Service(name(number), Some(cluster_service(number, label)))
 }

@@ -1,6 +1,6 @@
 //! Pure: facts about frontends, traces of connects, and the times of changes that are in force.
 
-use common::service_routing::{ServiceEndpoint, TransportProtocol};
+use common::service_routing::ServiceEndpoint;
 
 use super::{cluster::*, *};
 use crate::service_facts::{
@@ -50,10 +50,11 @@ fn each_frontend_has_its_mode_and_its_endpoints() {
     let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Activator)];
     let pods = [pod(7, 1, RoutingPhase::Ready), pod(8, 1, RoutingPhase::Starting)];
     fixture.set_table(&table(&services, &pods, &[activator(1)]));
-    let unserved = set_service(6, Some(false));
-    let cluster = [set_service(3, None), set_slice(3, &[5, 6]), set_service(4, None), unserved];
+    let unserved = set_tcp_service(6, Some(false));
+    let cluster =
+        [set_tcp_service(3, None), set_slice(3, &[5, 6]), set_tcp_service(4, None), unserved];
     // A Service at the address of a Route's.
-    let shadowed = set_service(1, None);
+    let shadowed = set_tcp_service(1, None);
     let slices = [set_slice(1, &[9])];
     fixture.observe(first_lists([cluster.to_vec(), vec![shadowed], slices.to_vec()].concat()));
     use FrontendMode::{Activators, Pods, Refuse, Shadowed};
@@ -76,10 +77,10 @@ fn each_frontend_has_its_mode_and_its_endpoints() {
 #[test]
 fn a_service_without_room_has_the_reason() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
     fixture.planner.list_entry_pool = ExtentPool::new(4);
     let many: Vec<u8> = (1..=20).collect();
-    fixture.observe(vec![set_service(2, None), set_slice(2, &many)]);
+    fixture.observe(vec![set_tcp_service(2, None), set_slice(2, &many)]);
     let facts = fixture.facts(10);
     assert_eq!((facts[0].mode, facts[1].mode), (FrontendMode::Pods, FrontendMode::NoRoom));
     let reason = facts[1].reason.clone().unwrap();
@@ -105,7 +106,7 @@ fn a_trace_shows_the_list_in_force_and_why_endpoints_are_not_in_it() {
     let endpoints = observed.slice.endpoints.iter().cloned().chain([unready]);
     observed.slice.endpoints = endpoints.collect();
     let slice = ClusterChange::Slice(name(1), Some(observed));
-    fixture.observe(first_lists(vec![set_service(1, None), slice]));
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), slice]));
     let trace = fixture.trace("10.96.0.1:80");
     assert_eq!(trace.outcome, TraceOutcome::Endpoint);
     assert_eq!(trace.reason, "a random one of 2: all ready endpoints");
@@ -133,7 +134,7 @@ fn a_trace_of_a_refused_connect_has_the_reason() {
     let mut elsewhere = slice(2, &[5]);
     elsewhere.slice.endpoints[0].node = "there".into();
     fixture.observe(first_lists(vec![
-        set_service(1, None),
+        set_tcp_service(1, None),
         ClusterChange::Service(name(2), Some(local)),
         ClusterChange::Slice(name(2), Some(elsewhere)),
     ]));
@@ -154,9 +155,9 @@ fn a_trace_of_an_address_that_is_not_served_says_why() {
     api_server.service.ports.truncate(1);
     let api_server_name = NamespacedName::new("default", "kubernetes");
     fixture.observe(first_lists(vec![
-        set_service(1, None),
+        set_tcp_service(1, None),
         set_slice(1, &[5]),
-        set_service(2, Some(false)),
+        set_tcp_service(2, Some(false)),
         ClusterChange::Service(api_server_name, Some(api_server)),
     ]));
     for (to, reason) in [
@@ -213,10 +214,10 @@ fn figures_count_frontends_endpoints_and_entries() {
     let services = [service(1, ConnectionPath::Direct)];
     fixture.set_table(&table(&services, &[pod(7, 1, RoutingPhase::Ready)], &[activator(1)]));
     fixture.observe(first_lists(vec![
-        set_service(2, None),
+        set_tcp_service(2, None),
         set_slice(2, &[5, 6]),
-        set_service(3, None),
-        set_service(4, Some(false)),
+        set_tcp_service(3, None),
+        set_tcp_service(4, Some(false)),
         set_slice(4, &[8]),
     ]));
     let figures = fixture.planner.figures();
@@ -228,7 +229,7 @@ fn figures_count_frontends_endpoints_and_entries() {
     assert_eq!(of_route, 2, "one for each family");
     assert_eq!(figures.endpoints, [2, 0, 0], "those of a Service that is not served do not count");
     let frontends = figures.maps.iter().find(|it| it.map == abi::maps::FRONTENDS).unwrap();
-    assert_eq!(frontends.entries, 5, "four, and that of the self-test");
+    assert_eq!(frontends.entries, 6, "four, and those of the self-test");
     for it in &figures.maps {
         assert!(it.entries > 0 && it.cluster_limit < Some(it.limit), "{it:?}");
     }
@@ -244,9 +245,9 @@ fn the_times_of_changes_are_taken_once_they_are_in_force() {
         ClusterChange::Slice(name(service), Some(observed))
     };
     fixture.observe(first_lists(vec![
-        set_service(1, None),
+        set_tcp_service(1, None),
         triggered(1, &[5], 1),
-        set_service(2, Some(false)),
+        set_tcp_service(2, Some(false)),
     ]));
     assert_eq!(fixture.planner.take_programmed(), [0; 0], "a first list tells no latency");
     fixture.observe(vec![triggered(1, &[5, 6], 2), triggered(1, &[6], 3), triggered(2, &[7], 4)]);
@@ -262,7 +263,7 @@ fn the_times_of_changes_are_taken_once_they_are_in_force() {
 #[test]
 fn the_time_of_a_change_that_does_not_fit_waits_or_is_dropped() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
     let triggered = |pods: &[u8]| {
         let observed = ObservedSlice { triggered_ms: Some(7), ..slice(1, pods) };
         vec![ClusterChange::Slice(name(1), Some(observed))]
@@ -289,12 +290,8 @@ fn a_service_with_ports_of_both_protocols_has_frontends_for_those_it_serves() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
     let protocols: BTreeSet<_> = fixture.facts(10).into_iter().map(|it| it.protocol).collect();
-    let served = fixture.kernel.frontends.keys().map(|key| key.protocol);
-    let served: BTreeSet<_> =
-        served.map(|it| crate::service_facts::protocol_name(it).to_owned()).collect();
-    assert_eq!(protocols, served);
-    let udp = cluster_service(1, None).service.ports[1].protocol == TransportProtocol::Udp;
-    assert!(udp, "port 53 is for UDP");
-    let trace = fixture.trace("10.96.0.1:53");
-    assert_eq!(trace.outcome == TraceOutcome::Unchanged, !served.contains("UDP"));
+    assert_eq!(protocols, ["TCP", "UDP"].map(str::to_owned).into());
+    let outcome = |to| fixture.trace(to).outcome;
+    assert_eq!(outcome("10.96.0.1:80"), TraceOutcome::Endpoint);
+    assert_eq!(outcome("10.96.0.1:53"), TraceOutcome::Refused, "the slice has no port for it");
 }

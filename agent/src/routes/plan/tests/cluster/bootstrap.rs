@@ -13,7 +13,7 @@ fn api_server_name() -> NamespacedName {
 
 /// Sets a Service with the address of [`cluster_service`] with this number.
 fn set_named(name: NamespacedName, number: u8, is_dns: bool) -> ClusterChange {
-    let mut observed = ObservedService { is_dns, ..cluster_service(number, None) };
+    let mut observed = without_udp(ObservedService { is_dns, ..cluster_service(number, None) });
     if name == api_server_name() {
         observed.service.ports[0].name = "https".into();
     }
