@@ -94,9 +94,9 @@ impl LargeServiceFixture {
     /// Returns the addresses that connects to the large Service find, and the length of their list.
     fn found(&self) -> (BTreeSet<[u8; 16]>, usize) {
         let routes = self.kernel.maps.read_routes().expect("readable");
-        let is_large = |(_, list): &(&u32, &Vec<u32>)| list.len() > usize::from(OTHER_ENDPOINTS);
-        let lists = routes.services.iter().map(|(id, (_, _, list))| (id, list));
-        let (_, list) = lists.into_iter().find(is_large).expect("a long list");
+        let mut lists = routes.services.values().map(|(_, _, list)| list);
+        let is_large = |list: &&Vec<u32>| list.len() > usize::from(OTHER_ENDPOINTS);
+        let list = lists.find(is_large).expect("a long list");
         (list.iter().map(|id| routes.backends[id].address).collect(), list.len())
     }
 }

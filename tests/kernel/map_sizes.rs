@@ -38,8 +38,10 @@ fn change_sizes(fixture: &mut KernelFixture, map_sizes: MapSizes) {
 /// Names of the folders of pins.
 fn pin_folders(fixture: &KernelFixture) -> Vec<String> {
     let entries = fs::read_dir(&fixture.paths().bpffs).expect("a folder").flatten();
+    // The kernel puts files of its own into each bpf filesystem.
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
 }

@@ -161,7 +161,7 @@ fn a_trace_of_an_address_that_is_not_served_says_why() {
         ClusterChange::Service(api_server_name, Some(api_server)),
     ]));
     for (to, reason) in [
-        ("10.96.0.1:81", "Service default/s1 has no port 81 there, but 80/TCP, 53/UDP"),
+        ("10.96.0.1:81", "Service default/s1 has no port 81 there, but 80/TCP, 80/SCTP"),
         ("10.96.0.2:80", "the label `rouse.dev/clusterip: \"false\"` is on Service default/s2"),
         ("10.96.0.9:80", "default/kubernetes is the API server's own Service"),
         ("10.244.0.5:8080", "10.244.0.5 is the address of an endpoint of default/s1"),
