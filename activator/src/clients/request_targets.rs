@@ -203,8 +203,9 @@ impl RequestTargetInspector {
     fn rewrite_head(&mut self) -> Option<RequestPosition> {
         let (begin, end) = target_range(&self.unread)?;
         let original = self.unread.get(begin..end)?;
-        // The usual case: the target is valid, and the head passes without a copy.
-        if PathAndQuery::try_from(original).is_ok() && !original.contains(&b'#') {
+        // The usual case: the target is valid, and the head passes without a copy. The whole server may have no path.
+        let is_valid = original.is_empty() || PathAndQuery::try_from(original).is_ok();
+        if is_valid && !original.contains(&b'#') {
             let (length, at) = parse_framing(&self.unread)?;
             self.ready.unsplit(self.unread.split_to(length));
             return Some(at);
@@ -249,7 +250,8 @@ fn target_range(head: &[u8]) -> Option<(usize, usize)> {
         b'*' if target.len() == 1 => 0,
         _ => {
             let host = scheme? + 3;
-            target[host..].iter().position(|byte| b"/?#".contains(byte))? + host
+            let path = target[host..].iter().position(|byte| b"/?#".contains(byte));
+            path.map_or(target.len(), |path| host + path)
         }
     };
     Some((begin + authority, end))

@@ -51,15 +51,17 @@ fn a_target_the_library_refuses_is_percent_encoded_and_stored() {
     }
 }
 
-/// The target `*` means the server itself (RFC 9112 §3.2.4). Requests behind it are inspected like any others.
+/// The target `*` means the server itself (RFC 9112 §3.2.4), and so does one without a path. Requests behind it are inspected like any others.
 #[test]
 fn a_target_that_is_the_whole_server_ends_no_inspection() {
-    let server = &b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n"[..];
-    let [came, written] = ["/\"", "/%22"].map(|it| format!("GET {it} HTTP/1.1\r\nhost: a\r\n\r\n"));
-    for sizes in [&[1][..], &[1000]] {
-        let (bytes, changed) = read(&[server, came.as_bytes()].concat(), sizes);
-        assert_eq!(bytes, [server, written.as_bytes()].concat());
-        assert_eq!(changed, [("/%22".to_owned(), Bytes::from_static(b"/\""))]);
+    let request = |target: &str| format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");
+    for server in ["*", "http://a", "http://a:80"] {
+        let server = request(server).replace("GET", "OPTIONS");
+        for sizes in [&[1][..], &[1000]] {
+            let (bytes, changed) = read((server.clone() + &request("/?\"")).as_bytes(), sizes);
+            assert_eq!(String::from_utf8_lossy(&bytes), server.clone() + &request("/?%22"));
+            assert_eq!(changed, [("/?%22".to_owned(), Bytes::from_static(b"/?\""))]);
+        }
     }
 }
 
