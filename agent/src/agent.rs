@@ -43,7 +43,10 @@ use crate::{
         probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
         types::PodTrackerEvent,
     },
-    routes::{cluster_watch::ClusterInbox, node_routes::NodeRoutes, route_stream::RouteBatchInbox},
+    routes::{
+        cluster_watch::ClusterInbox, event_writer::ServiceEvents, node_routes::NodeRoutes,
+        route_stream::RouteBatchInbox,
+    },
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
 
@@ -75,6 +78,8 @@ pub(crate) struct AgentHandles {
     pub(crate) revision_totals: RevisionTotalsStore,
     /// Set once pod reports can be relied on.
     pub(crate) reports_ready: OnceSignal,
+    /// Events on Services of the cluster.
+    pub(crate) service_events: ServiceEvents,
     /// Metrics that `/metrics` exports.
     pub(crate) metrics: AgentMetrics,
     /// Not-ready reasons that `/readyz` shows.

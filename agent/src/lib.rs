@@ -63,7 +63,7 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
-        cluster_watch,
+        cluster_watch::{self, ClusterConnection},
         route_stream::{self, RouteBatchInbox},
     },
     usage::{
@@ -234,7 +234,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let AgentStreams { routes, reports, reports_ready, usage } =
         AgentStreams::open(&config, &tasks, &shutdown);
-    let cluster = cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
+    let ClusterConnection { inbox: cluster, events: service_events, .. } =
+        cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -247,6 +248,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         usage,
         revision_totals,
         reports_ready,
+        service_events,
         metrics,
         not_ready,
         prestop_hooks,

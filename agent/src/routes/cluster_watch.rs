@@ -26,7 +26,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 use watches::{proves_recovery, watch_streamed};
 
-use super::plan::{ClusterChange, ClusterIpLabel, ClusterResource, ObservedService, ObservedSlice};
+use super::{
+    event_writer::ServiceEvents,
+    plan::{ClusterChange, ClusterIpLabel, ClusterResource, ObservedService, ObservedSlice},
+};
 use crate::config::ClusterIpMode;
 
 /// Longest pause before a broken watch is begun again. kube-proxy's client waits as long: a cluster has many nodes.
@@ -72,6 +75,17 @@ impl ClusterInbox {
     }
 }
 
+/// What the agent has of the API server, if it serves Services of the cluster.
+#[derive(Default)]
+pub(crate) struct ClusterConnection {
+    /// Client; `None` if no Services of the cluster are to be served.
+    pub(crate) client: Option<Client>,
+    /// Observations of the cluster.
+    pub(crate) inbox: ClusterInbox,
+    /// Events on Services.
+    pub(crate) events: ServiceEvents,
+}
+
 /// Error: the API server cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterWatchError {
@@ -83,15 +97,15 @@ pub enum ClusterWatchError {
     Client(#[source] kube::Error),
 }
 
-/// Starts the watches of `node`, which run until `shutdown`. Without Services to serve, none.
+/// Starts the watches of `node`, and the task that writes Events, until `shutdown`. Without Services to serve, nothing.
 pub(crate) async fn start(
     mode: ClusterIpMode,
     node: &str,
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
-) -> Result<ClusterInbox, ClusterWatchError> {
+) -> Result<ClusterConnection, ClusterWatchError> {
     if mode == ClusterIpMode::Off {
-        return Ok(ClusterInbox::default());
+        return Ok(ClusterConnection::default());
     }
     let mut config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
     // The API server sends a bookmark each minute. Without this, a watch of a host that has lost its power would be
@@ -100,6 +114,7 @@ pub(crate) async fn start(
     config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     let client = Client::try_from(config).map_err(ClusterWatchError::Client)?;
+    let events = ServiceEvents::start(client.clone(), node, tasks, shutdown);
     let (sender, changes) = mpsc::channel(CHANNEL_CAPACITY);
     let base = || Config::default().timeout(watch_seconds(node));
     let proxied = || base().labels(PROXIED_SELECTOR);
@@ -108,14 +123,15 @@ pub(crate) async fn start(
         tokio::spawn(watch::<Service>(client.clone(), proxied(), sender.clone())),
         tokio::spawn(watch::<EndpointSlice>(client.clone(), proxied(), sender.clone())),
         tokio::spawn(watch::<Namespace>(client.clone(), base(), sender.clone())),
-        tokio::spawn(watch::<Node>(client, this_node, sender)),
+        tokio::spawn(watch::<Node>(client.clone(), this_node, sender)),
     ];
     let shutdown = shutdown.clone();
     tasks.spawn(async move {
         shutdown.cancelled().await;
         all.iter().for_each(tokio::task::JoinHandle::abort);
     });
-    Ok(ClusterInbox { changes: Some(changes), batch: Vec::new() })
+    let inbox = ClusterInbox { changes: Some(changes), batch: Vec::new() };
+    Ok(ClusterConnection { client: Some(client), inbox, events })
 }
 
 /// Returns the length of one watch request in seconds, which differs from node to node: after a restart of the API

@@ -9,6 +9,7 @@ mod backends;
 mod cluster_services;
 mod map_plan;
 mod named_slab;
+mod outranked;
 mod pool;
 mod request_terms;
 mod service_number;
@@ -39,6 +40,7 @@ pub use self::{
         ObservedSlice,
     },
     map_plan::MapPlan,
+    outranked::OutrankedService,
     request_terms::RevisionRequestTerms,
     table::PlannerTable,
 };
@@ -546,6 +548,7 @@ impl RoutePlanner {
         }
         // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|list| self.release_list(list, now_ns, &mut ops));
+        plan.newly_outranked = self.newly_outranked(&draft);
         self.commit_draft(draft, unfit, &mut ops);
         ops.finish(&mut plan);
         Ok(plan)
