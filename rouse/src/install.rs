@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 mod cluster;
 mod configs;
+mod flow_schemas;
 mod generated_files;
 mod knative_conflict;
 mod objects;

@@ -19,6 +19,7 @@ use k8s_openapi::{
         apps::v1::{DaemonSet, Deployment},
         autoscaling::v2::HorizontalPodAutoscaler,
         core::v1::{ConfigMap, Namespace, Service, ServiceAccount},
+        flowcontrol::v1::FlowSchema,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
         rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
@@ -81,6 +82,7 @@ fn every_field_is_one_that_the_api_knows() {
             "ClusterRoleBinding" => read_and_write::<ClusterRoleBinding>(&object),
             "Role" => read_and_write::<Role>(&object),
             "RoleBinding" => read_and_write::<RoleBinding>(&object),
+            "FlowSchema" => read_and_write::<FlowSchema>(&object),
             "Service" => read_and_write::<Service>(&object),
             "NetworkPolicy" => read_and_write::<NetworkPolicy>(&object),
             "Deployment" => read_and_write::<Deployment>(&object),
@@ -91,6 +93,26 @@ fn every_field_is_one_that_the_api_knows() {
         };
         assert_eq!(same, object, "{}", objects::kind_and_name(&object));
     }
+}
+
+#[test]
+fn no_account_that_talks_to_the_api_server_shares_a_level_with_users() {
+    let accounts = |clusterip| {
+        let objects = objects::all(&InstallSettings { clusterip, ..InstallSettings::default() });
+        let schemas = objects.iter().filter(|it| it["kind"] == "FlowSchema");
+        let found = schemas.map(|schema| {
+            let spec = &schema["spec"];
+            let level = spec["priorityLevelConfiguration"]["name"].as_str().unwrap();
+            assert!(!["workload-low", "global-default"].contains(&level), "{level}");
+            let account = &spec["rules"][0]["subjects"][0]["serviceAccount"];
+            assert_eq!(account["namespace"], NAMESPACE);
+            account["name"].as_str().unwrap().to_owned()
+        });
+        found.collect::<BTreeSet<String>>()
+    };
+    assert_eq!(accounts(ClusterIpMode::Off), ["controller".to_owned()].into());
+    let both = ["controller".to_owned(), "rouse-agent".to_owned()];
+    assert_eq!(accounts(ClusterIpMode::All), both.into());
 }
 
 #[test]
