@@ -157,6 +157,8 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<()> {
     let settings = InstallSettings {
         namespace: args.namespace.clone(),
         image: args.image.clone().unwrap_or_else(|| default_settings.image.clone()),
+        // The mode with the most objects: those that were never applied are skipped.
+        clusterip: ClusterIpMode::All,
         ..default_settings
     };
     build_runtime()?.block_on(async {
