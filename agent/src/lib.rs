@@ -63,7 +63,9 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
-        cluster_watch::{self, ClusterConnection},
+        cluster_watch::{self, ClusterConnection, ClusterInbox},
+        event_writer::ServiceEvents,
+        range_routes,
         route_stream::{self, RouteBatchInbox},
     },
     usage::{
@@ -234,8 +236,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let AgentStreams { routes, reports, reports_ready, usage } =
         AgentStreams::open(&config, &tasks, &shutdown);
-    let ClusterConnection { inbox: cluster, events: service_events, .. } =
-        cluster_watch::start(config.clusterip, &config.node, &tasks, &shutdown).await?;
+    let (cluster, service_events) =
+        start_cluster_tasks(&config, &takeover_stage, &not_ready, &tasks, &shutdown).await?;
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -267,6 +269,26 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     tasks.close();
     tasks.wait().await;
     ended
+}
+
+/// Starts what Services of the cluster need, if this node serves them: watches, Events, and routes for their addresses.
+async fn start_cluster_tasks(
+    config: &AgentConfig,
+    stage: &watch::Sender<ProgramTakeoverStage>,
+    not_ready: &NotReadyReasons,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) -> Result<(ClusterInbox, ServiceEvents), AgentError> {
+    let ClusterConnection { client, inbox, events } =
+        cluster_watch::start(config.clusterip, &config.node, tasks, shutdown).await?;
+    tasks.spawn(range_routes::keep_routes(
+        config.clone(),
+        client,
+        stage.subscribe(),
+        not_ready.clone(),
+        shutdown.clone(),
+    ));
+    Ok((inbox, events))
 }
 
 /// Subscriber identity of this agent: one agent for each node, so the node's name is enough.

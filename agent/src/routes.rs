@@ -10,11 +10,14 @@
 //! | [`plan`] | from the RouteTable to ordered writes of the kernel's maps |
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
+//! | `service_ranges`, `range_routes` | ranges of ClusterIPs; shell: routes for them, without kube-proxy |
 //! | `service_events`, `event_writer` | Events on Services that the node does not serve; shell: their writes |
 
 pub mod cluster_watch;
 pub(crate) mod event_writer;
 pub(crate) mod node_routes;
 pub mod plan;
+pub(crate) mod range_routes;
 pub(crate) mod route_stream;
 pub(crate) mod service_events;
+pub(crate) mod service_ranges;

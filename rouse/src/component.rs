@@ -24,7 +24,7 @@ pub(crate) enum ComponentCommand {
     Autoscaler,
     /// Controller: objects → child objects, statuses and routes.
     Controller,
-    /// Removal of the pins of this node's agent, for good.
+    /// Removal of the pins and routes of this node's agent, for good.
     AgentRemove,
     /// Idle process after the removal, until it is ended.
     AgentRemoved,
@@ -119,12 +119,14 @@ impl ComponentCommand {
                 // Missing pins are no error: the init container may run again after a restart of its pod.
                 let pins = agent::config::AgentConfig::parse_from(args).pins();
                 Box::pin(async move {
-                    match std::fs::remove_dir_all(&pins) {
-                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                            Err(error).with_context(|| format!("cannot remove {}", pins.display()))
-                        }
-                        _ => Ok(()),
+                    if let Err(error) = std::fs::remove_dir_all(&pins)
+                        && error.kind() != std::io::ErrorKind::NotFound
+                    {
+                        return Err(error)
+                            .with_context(|| format!("cannot remove {}", pins.display()));
                     }
+                    let removed = agent::net::unreachable_routes::set_unreachable(&[].into());
+                    removed.map(drop).context("cannot remove the routes of ranges of ClusterIPs")
                 })
             }
             Self::AgentRemoved => Box::pin(async move {

@@ -317,6 +317,8 @@ impl RunningComponents {
             kubelet_cgroup: None,
             // No API server runs here.
             clusterip: agent::config::ClusterIpMode::Off,
+            without_kube_proxy: false,
+            service_cidr: Vec::new(),
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),
