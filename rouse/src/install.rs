@@ -17,6 +17,8 @@ mod configs;
 mod flow_schemas;
 mod generated_files;
 mod knative_conflict;
+pub(crate) mod kube_proxy_check;
+pub(crate) mod kube_proxy_needs;
 mod objects;
 mod obsolete;
 mod policies;
@@ -78,6 +80,13 @@ pub(crate) struct InstallArgs {
     /// time
     #[arg(long, value_enum, default_value_t)]
     clusterip: ClusterIpMode,
+    /// Do without kube-proxy, with --clusterip all; refused with names while Services or pods need it
+    #[arg(long, requires = "apply")]
+    without_kube_proxy: bool,
+    /// Ranges of ClusterIPs [default: those of the cluster's ServiceCIDR objects]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', requires = "without_kube_proxy",
+          value_parser = agent::config::parse_service_cidr)]
+    service_cidr: Vec<IpNet>,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -110,6 +119,9 @@ impl InstallArgs {
                 bail!("--{flag} is {domain:?}: must be a domain name");
             }
         }
+        if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
+            bail!("--without-kube-proxy needs --clusterip all: the agents must serve all Services");
+        }
         let image = self.image.clone().unwrap_or_else(|| InstallSettings::default().image);
         Ok(InstallSettings {
             namespace: self.namespace.clone(),
@@ -121,6 +133,8 @@ impl InstallArgs {
             trusted_proxies: self.trusted_proxies.clone(),
             proxy_protocol: self.proxy_protocol,
             clusterip: self.clusterip,
+            without_kube_proxy: self.without_kube_proxy,
+            service_cidr: self.service_cidr.clone(),
         })
     }
 }
@@ -140,6 +154,9 @@ pub(crate) fn install(args: &InstallArgs) -> Result<()> {
     match &args.kubeconfig {
         Some(file) if args.apply => build_runtime()?.block_on(async {
             let cluster = ClusterClient::connect(file).await?;
+            if settings.without_kube_proxy {
+                kube_proxy_check::check_no_need(args, &cluster, &settings, &objects).await?;
+            }
             apply_objects(&cluster, &settings, &objects).await?;
             if args.wait {
                 wait_until_ready(&cluster, &settings, Duration::from_secs(args.timeout)).await?;

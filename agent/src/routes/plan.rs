@@ -37,7 +37,7 @@ use self::{
 pub use self::{
     cluster_services::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
-        ObservedSlice,
+        ObservedSlice, serves_protocol,
     },
     map_plan::MapPlan,
     outranked::OutrankedService,

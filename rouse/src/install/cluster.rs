@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Client of the cluster that a kubeconfig file names.
-pub(super) struct ClusterClient(Client);
+pub(crate) struct ClusterClient(Client);
 
 impl ClusterClient {
     /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
@@ -63,7 +63,7 @@ impl ClusterClient {
 
     /// Lists all objects of a kind that the label selector `labels` selects; an empty one selects all. Without a
     /// namespace, objects of the whole cluster are listed.
-    pub(super) async fn list(
+    pub(crate) async fn list(
         &self,
         api_version: &str,
         kind: &str,

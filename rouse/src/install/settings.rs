@@ -54,6 +54,10 @@ pub(crate) struct InstallSettings {
     pub(crate) proxy_protocol: bool,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own.
     pub(crate) clusterip: ClusterIpMode,
+    /// True if the cluster does without kube-proxy.
+    pub(crate) without_kube_proxy: bool,
+    /// Ranges of ClusterIPs; none: those of the cluster's ServiceCIDR objects.
+    pub(crate) service_cidr: Vec<IpNet>,
 }
 
 impl Default for InstallSettings {
@@ -68,6 +72,8 @@ impl Default for InstallSettings {
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             clusterip: ClusterIpMode::default(),
+            without_kube_proxy: false,
+            service_cidr: Vec::new(),
         }
     }
 }

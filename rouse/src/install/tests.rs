@@ -116,6 +116,27 @@ fn no_account_that_talks_to_the_api_server_shares_a_level_with_users() {
 }
 
 #[test]
+fn an_agent_without_kube_proxy_knows_the_ranges_of_cluster_ips() {
+    let variables = |settings: &InstallSettings| {
+        let objects = objects::all(settings);
+        let agent = objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap().clone();
+        let vars = agent["spec"]["template"]["spec"]["containers"][0]["env"].clone();
+        let vars = vars.as_array().unwrap().clone().into_iter();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        vars.map(|it| (text(&it["name"]), text(&it["value"]))).collect::<BTreeMap<_, _>>()
+    };
+    let beside = InstallSettings { clusterip: ClusterIpMode::All, ..InstallSettings::default() };
+    assert_eq!(variables(&beside).get("ROUSE_WITHOUT_KUBE_PROXY"), None);
+    let mut without = InstallSettings { without_kube_proxy: true, ..beside };
+    let vars = variables(&without);
+    assert_eq!(vars["ROUSE_WITHOUT_KUBE_PROXY"], "true");
+    assert_eq!(vars.get("ROUSE_SERVICE_CIDR"), None);
+    without.service_cidr =
+        vec!["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
+    assert_eq!(variables(&without)["ROUSE_SERVICE_CIDR"], "10.96.0.0/12,fd00:10:96::/112");
+}
+
+#[test]
 fn names_are_unique_and_every_object_has_the_installation_s_label() {
     let mut names = BTreeSet::new();
     for object in all() {

@@ -277,6 +277,18 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
     object
 }
 
+/// Environment variables of an agent in a cluster without kube-proxy.
+fn kube_proxy_env(settings: &InstallSettings) -> Vec<Value> {
+    if !settings.without_kube_proxy {
+        return Vec::new();
+    }
+    let ranges: Vec<String> = settings.service_cidr.iter().map(ToString::to_string).collect();
+    let ranges = Some(ranges.join(",")).filter(|it| !it.is_empty());
+    let mut vars = vec![env_var("ROUSE_WITHOUT_KUBE_PROXY", "true")];
+    vars.extend(ranges.map(|it| env_var("ROUSE_SERVICE_CIDR", &it)));
+    vars
+}
+
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
     let mut vars = identity_env(settings);
@@ -290,6 +302,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         let mode = settings.clusterip.to_possible_value();
         vars.extend(mode.map(|it| env_var("ROUSE_CLUSTERIP", it.get_name())));
     }
+    vars.extend(kube_proxy_env(settings));
     let needs: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     let mount = |name: &str, path: &str| {
         // Mounts that the host adds later must be visible in the pod too.

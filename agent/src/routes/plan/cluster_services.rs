@@ -124,6 +124,14 @@ struct ClusterService {
     frontends: Box<[FrontendKey]>,
 }
 
+/// Returns true if nodes serve ports of Services with this protocol. kube-proxy serves the others.
+pub fn serves_protocol(protocol: TransportProtocol) -> bool {
+    match protocol {
+        TransportProtocol::Tcp => true,
+        TransportProtocol::Udp | TransportProtocol::Sctp => false,
+    }
+}
+
 /// A changed service.
 pub(super) struct ChangedService {
     pub(super) number: u32,
@@ -223,7 +231,7 @@ impl ClusterServices {
         let Some(observed) = &service.observed else { return Vec::new() };
         let affinity = observed.service.affinity_timeout.map_or(0, affinity_seconds);
         let routings = route_service(&observed.service, service.slices.values(), &self.node);
-        let tcp = routings.into_iter().filter(|it| it.protocol == TransportProtocol::Tcp);
+        let tcp = routings.into_iter().filter(|it| serves_protocol(it.protocol));
         // Two ports of one number cannot pass admission; the first one counts.
         let mut lists = BTreeMap::new();
         for routing in tcp {
@@ -350,7 +358,7 @@ impl ClusterServices {
         }
         let ClusterIpService { cluster_ips, ports, .. } = &service.service;
         let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
-        let tcp = ports.iter().filter(|it| it.protocol == TransportProtocol::Tcp);
+        let tcp = ports.iter().filter(|it| serves_protocol(it.protocol));
         let keys = addresses
             .flat_map(|&address| tcp.clone().map(move |port| frontend_key(address, port.port)));
         keys.collect()
