@@ -4,18 +4,20 @@
 //!
 //! | layer | subject |
 //! |---|---|
-//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | base of all others |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `capabilities`, `metrics`, `clock`, `lock` | base of all |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
 //! | `usage` | requests that pods have served: reports to the autoscaler, and totals of Revisions |
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
+//! | [`node_check`] | checks of the node for `rouse check` |
 //! | `admin` | health and metrics pages |
 //! | `agent` | the loop that joins them |
 
 mod admin;
 mod agent;
+mod capabilities;
 mod clock;
 pub mod config;
 mod connections;
@@ -24,11 +26,14 @@ pub mod kernel;
 mod lock;
 mod metrics;
 pub mod net;
+pub mod node_check;
 pub mod paths;
 pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
 mod usage;
+
+pub use capabilities::CAPABILITIES;
 
 use std::{io, sync::Arc};
 
@@ -73,26 +78,6 @@ use crate::{
         usage_reporter::PodUsageReporter,
     },
 };
-
-/// Capabilities that the agent needs, each with its reason. A manifest gives it these, besides user 0, the host's
-/// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
-///
-/// `tests/kernel/agent.rs` runs every agent with exactly these. Not needed are `DAC_OVERRIDE` (user 0 owns all files it
-/// touches), `KILL` (the self-test's process is its own child) and `NET_RAW` (it opens TCP, UDP and netlink sockets
-/// only).
-pub const CAPABILITIES: [(&str, &str); 3] = [
-    (
-        "SYS_ADMIN",
-        "enters pods' network namespaces (setns), for which nothing less is enough; it includes what loading and attaching \
-         programs needs (BPF, PERFMON), which is therefore not asked for",
-    ),
-    (
-        "NET_ADMIN",
-        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' \
-         (SOCK_DESTROY)",
-    ),
-    ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
-];
 
 /// Capacity of the channel of the finder's events.
 const FINDER_EVENTS_MAX: usize = 1_024;
@@ -218,7 +203,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let pages = pages::serve(
         config.admin,
         admin::pages(registry, not_ready.clone()),
-        axum::Router::new(),
+        node_check::page::router(&config, &not_ready),
         shutdown.clone(),
     );
     let mut pages = std::pin::pin!(pages);

@@ -9,10 +9,13 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     apply,
     args::{ApplyArgs, DeleteArgs, DescribeArgs, GetArgs, LogsArgs, TopArgs},
-    delete, describe, get, install, logs, run, stdout,
+    check, delete, describe, get, install, logs, run, stdout,
     store::NodeStore,
     top, up,
 };
+
+/// Name of the local node, unless another one is given.
+const DEFAULT_NODE: &str = "rouse";
 
 /// Services that sleep at zero pods and wake on the next request.
 ///
@@ -21,7 +24,7 @@ use crate::{
 #[command(name = "rouse", version, propagate_version = true)]
 pub(crate) struct RouseCli {
     /// Name of the node, where several run side by side
-    #[arg(long, global = true, env = "ROUSE_NODE", default_value = "rouse", value_name = "NAME")]
+    #[arg(long, global = true, env = "ROUSE_NODE", default_value = DEFAULT_NODE, value_name = "NAME")]
     node: String,
     #[command(subcommand)]
     command: RouseCommand,
@@ -47,6 +50,8 @@ enum RouseCommand {
     Top(TopArgs),
     /// Delete services by name or manifest
     Delete(DeleteArgs),
+    /// Check a machine or the nodes of a cluster, and print what must be done
+    Check(check::CheckArgs),
     /// Print the manifests of Rouse on Kubernetes, or apply them
     Install(install::InstallArgs),
     /// Remove Rouse from a cluster and leave users' objects and pods
@@ -75,6 +80,11 @@ struct RunArgs {
 impl RouseCli {
     /// Runs the command and returns its exit code.
     pub(crate) fn dispatch(self) -> anyhow::Result<ExitCode> {
+        if let RouseCommand::Check(args) = &self.command {
+            // A node of a cluster, whose name may be none of a local node.
+            let node = Some(self.node.as_str()).filter(|it| *it != DEFAULT_NODE);
+            return check::check(args, node);
+        }
         let layout = NodeLayout::new(&self.node)?;
         let store = NodeStore::new(&layout);
         // Only `up` and `down` log: the output of the other commands is for the terminal and for scripts.
@@ -100,6 +110,8 @@ impl RouseCli {
             RouseCommand::Logs(args) => logs::logs(&layout, &store, &args)?,
             RouseCommand::Top(args) => top::top(&layout, &store, &args)?,
             RouseCommand::Delete(args) => return Ok(delete::delete(&layout, &store, &args)?),
+            // Above.
+            RouseCommand::Check(_) => {}
             RouseCommand::Install(args) => install::install(&args)?,
             RouseCommand::Uninstall(args) => install::uninstall(&args)?,
         }

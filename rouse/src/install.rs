@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-mod cluster;
+pub(crate) mod cluster;
 mod configs;
 mod flow_schemas;
 mod generated_files;
@@ -23,11 +23,11 @@ mod objects;
 mod obsolete;
 mod policies;
 mod rbac;
-mod readiness;
+pub(crate) mod readiness;
 mod services;
-mod settings;
+pub(crate) mod settings;
 mod uninstall;
-mod workloads;
+pub(crate) mod workloads;
 
 use self::{
     cluster::ClusterClient,

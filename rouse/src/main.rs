@@ -6,6 +6,7 @@ use clap::Parser as _;
 
 mod apply;
 mod args;
+mod check;
 mod cli;
 mod command_error;
 mod component;

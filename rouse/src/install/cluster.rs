@@ -29,7 +29,7 @@ pub(crate) struct ClusterClient(Client);
 
 impl ClusterClient {
     /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
-    pub(super) async fn connect(kubeconfig: &Path) -> Result<Self> {
+    pub(crate) async fn connect(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(connect(Some(kubeconfig)).await?))
     }
 
@@ -59,6 +59,12 @@ impl ClusterClient {
         let result = self.api_of(object).get_opt(name).await;
         let found = result.with_context(|| format!("cannot read {}", kind_and_name(object)))?;
         found.map(serde_json::to_value).transpose().context("an object is JSON")
+    }
+
+    /// Reads a page of the API server, such as one of a pod behind its proxy.
+    pub(crate) async fn get_text(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new()).context("a bad path")?;
+        self.0.request_text(request).await.with_context(|| format!("cannot read {path}"))
     }
 
     /// Lists all objects of a kind that the label selector `labels` selects; an empty one selects all. Without a

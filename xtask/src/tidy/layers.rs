@@ -37,13 +37,14 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "agent",
         &[
-            "clock lock paths incompatible pod_gauge metrics config",
+            "capabilities clock lock paths incompatible pod_gauge metrics config",
             "net/",
             "kernel/",
             "routes/",
             "usage/",
             "pods/",
             "connections/",
+            "node_check/",
             "admin",
             "agent",
         ],
@@ -111,6 +112,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "store",
             "apply get",
             "component delete describe install logs run top",
+            "check",
             "up",
             "cli",
         ],
