@@ -24,7 +24,7 @@ pub(crate) enum ComponentCommand {
     Autoscaler,
     /// Controller: objects → child objects, statuses and routes.
     Controller,
-    /// Removal of the pins and the bootstrap file of this node's agent, for good.
+    /// Removal of the pins, the bootstrap file and the routes of this node's agent, for good.
     AgentRemove,
     /// Idle process after the removal, until it is ended.
     AgentRemoved,
@@ -117,7 +117,11 @@ impl ComponentCommand {
             }
             Self::AgentRemove => {
                 let config = agent::config::AgentConfig::parse_from(args);
-                Box::pin(async move { remove_agent_files(&config) })
+                Box::pin(async move {
+                    remove_agent_files(&config)?;
+                    let removed = agent::net::unreachable_routes::set_unreachable(&[].into());
+                    removed.map(drop).context("cannot remove the routes of ranges of ClusterIPs")
+                })
             }
             Self::AgentRemoved => Box::pin(async move {
                 shutdown.cancelled().await;

@@ -1,0 +1,139 @@
+//! Shell: keeps the ranges of ClusterIPs unreachable in a cluster without kube-proxy, unless a connect is redirected.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use common::link::error_chain;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use ipnet::IpNet;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::{
+    Api, Client,
+    runtime::watcher::{Config, Event, Result as WatchResult},
+};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use watches::{OutageChange, WatchOutage, watch_streamed};
+
+use super::service_ranges::{ServiceRangeChange, ServiceRanges};
+use crate::{
+    config::{AgentConfig, parse_service_cidr},
+    kernel::takeover_stage::ProgramTakeoverStage,
+    metrics::NotReadyReasons,
+    net::unreachable_routes::{UnreachableRouteChanges, set_unreachable},
+};
+
+/// Period in which routes that are lost are added again, as after a restart of the node's network.
+const ROUTE_PERIOD: Duration = Duration::from_secs(10);
+/// Longest pause before a broken watch is begun again.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Subject of the not-ready reasons.
+const SUBJECT: &str = "service-cidr";
+
+/// Keeps the routes until `shutdown`; afterwards they stay, as the maps do. If kube-proxy serves the cluster, routes of
+/// an earlier installation are removed.
+pub(crate) async fn keep_routes(
+    config: AgentConfig,
+    client: Option<Client>,
+    stages: watch::Receiver<ProgramTakeoverStage>,
+    not_ready: NotReadyReasons,
+    shutdown: CancellationToken,
+) {
+    if !config.without_kube_proxy {
+        if let Err(error) = change_routes(BTreeSet::new()).await {
+            warn!(error, "cannot remove the routes of a cluster without kube-proxy");
+        }
+        return;
+    }
+    let ranges = ServiceRanges::new(config.service_cidr);
+    tokio::select! {
+        () = follow_ranges(ranges, client, stages, not_ready) => {}
+        () = shutdown.cancelled() => {}
+    }
+}
+
+async fn follow_ranges(
+    mut ranges: ServiceRanges,
+    client: Option<Client>,
+    mut stages: watch::Receiver<ProgramTakeoverStage>,
+    not_ready: NotReadyReasons,
+) {
+    // Before that, connects may still need another proxy's rules, as while a cluster moves from kube-proxy.
+    let is_filled = |stage: &ProgramTakeoverStage| *stage >= ProgramTakeoverStage::TablesFilled;
+    if stages.wait_for(is_filled).await.is_err() {
+        return;
+    }
+    let mut events: BoxStream<'static, WatchResult<Event<ServiceCIDR>>> = match client {
+        Some(client) if ranges.needs_objects() => {
+            watch_streamed(Api::all(client), Config::default(), MAX_PAUSE).boxed()
+        }
+        _ => stream::pending().boxed(),
+    };
+    let mut outage = WatchOutage::default();
+    loop {
+        let failure = match ranges.ranges() {
+            Some(ranges) => change_routes(ranges).await.err(),
+            None => Some(
+                "the ranges of ClusterIPs are not known: no ServiceCIDR objects were read, \
+                 and --service-cidr names none"
+                    .to_owned(),
+            ),
+        };
+        not_ready.set(SUBJECT, failure);
+        tokio::select! {
+            Some(event) = events.next() => {
+                log_outage(&event, &mut outage);
+                if let Ok(event) = event {
+                    ranges.apply(to_change(event));
+                }
+            }
+            () = sleep(ROUTE_PERIOD) => {}
+        }
+    }
+}
+
+/// Makes these ranges unreachable and logs what has changed. Returns the reason of a failure.
+async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
+    let result = spawn_blocking(move || set_unreachable(&ranges)).await;
+    let UnreachableRouteChanges { added, removed } = match result {
+        Ok(result) => result.map_err(|error| format!("cannot change routes: {error}"))?,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    };
+    for range in added {
+        info!(%range, "range of ClusterIPs is unreachable unless a connect is redirected");
+    }
+    for range in removed {
+        info!(%range, "range is not unreachable any more");
+    }
+    Ok(())
+}
+
+/// Logs the begin and the end of an outage once each.
+fn log_outage(event: &WatchResult<Event<ServiceCIDR>>, outage: &mut WatchOutage) {
+    let (kind, change) = ("ServiceCIDR", outage.record(event));
+    match event {
+        Ok(_) if change == Some(OutageChange::Ended) => info!(kind, "watch works again"),
+        Err(error) if change == Some(OutageChange::Began) => {
+            warn!(kind, error = %error_chain(error), "watch broke and is begun again");
+        }
+        _ => {}
+    }
+}
+
+fn to_change(event: Event<ServiceCIDR>) -> ServiceRangeChange {
+    let name = |object: &ServiceCIDR| object.metadata.name.clone().unwrap_or_default().into();
+    match event {
+        Event::Init => ServiceRangeChange::ListBegun,
+        Event::InitDone => ServiceRangeChange::ListCompleted,
+        Event::Delete(object) => ServiceRangeChange::Object(name(&object), BTreeSet::new()),
+        Event::InitApply(object) | Event::Apply(object) => {
+            let texts = object.spec.as_ref().and_then(|spec| spec.cidrs.as_deref());
+            let ranges = texts.unwrap_or_default().iter();
+            let ranges = ranges.filter_map(|text| parse_service_cidr(text).ok());
+            ServiceRangeChange::Object(name(&object), ranges.collect())
+        }
+    }
+}
