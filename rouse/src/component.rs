@@ -5,7 +5,7 @@
 
 use std::{ffi::OsString, future::Future, pin::Pin};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -119,8 +119,7 @@ impl ComponentCommand {
                 let config = agent::config::AgentConfig::parse_from(args);
                 Box::pin(async move {
                     remove_agent_files(&config)?;
-                    let removed = agent::net::unreachable_routes::set_unreachable(&[].into());
-                    removed.map(drop).context("cannot remove the routes of ranges of ClusterIPs")
+                    remove_routes()
                 })
             }
             Self::AgentRemoved => Box::pin(async move {
@@ -152,6 +151,16 @@ fn remove_agent_files(config: &agent::config::AgentConfig) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes the agent's routes for ranges of ClusterIPs from the node's main table.
+fn remove_routes() -> Result<()> {
+    let attempt = "cannot remove the routes of ranges of ClusterIPs";
+    let changes = agent::net::unreachable_routes::set_unreachable(&[].into()).context(attempt)?;
+    match changes.failure {
+        None => Ok(()),
+        Some(failure) => bail!("{attempt}: {failure}"),
+    }
 }
 
 /// Raises the soft limit of open files to the hard limit. Container runtimes start processes with a low one, which

@@ -32,25 +32,48 @@ pub struct UnreachableRouteChanges {
     pub added: BTreeSet<IpNet>,
     /// Ranges whose route was removed.
     pub removed: BTreeSet<IpNet>,
+    /// First change that the kernel refused: the range and the reason. The next call tries it again.
+    pub failure: Option<String>,
+}
+
+impl UnreachableRouteChanges {
+    fn record_failure(&mut self, range: IpNet, error: &io::Error) {
+        self.failure.get_or_insert_with(|| format!("{range}: {error}"));
+    }
 }
 
 /// Makes these ranges unreachable in the network namespace of the calling thread, and no others. Needs CAP_NET_ADMIN.
 ///
-/// After an error some changes may be made; the next call continues from there.
+/// A change that fails holds up no other one. Returns an error if the present routes cannot be listed.
 pub fn set_unreachable(wanted: &BTreeSet<IpNet>) -> io::Result<UnreachableRouteChanges> {
     let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
     let present = own_ranges(&netlink)?;
-    let changes = UnreachableRouteChanges {
-        added: wanted.difference(&present).copied().collect(),
-        removed: present.difference(wanted).copied().collect(),
-    };
-    for &range in &changes.removed {
-        netlink.command(RouteNetlinkMessage::DelRoute(unreachable_route(range)))?;
+    let mut changes = UnreachableRouteChanges::default();
+    for &range in present.difference(wanted) {
+        match netlink.command(RouteNetlinkMessage::DelRoute(unreachable_route(range))) {
+            Ok(()) => changes.removed.extend([range]),
+            Err(error) => changes.record_failure(range, &error),
+        }
     }
-    for &range in &changes.added {
-        netlink.create(RouteNetlinkMessage::NewRoute(unreachable_route(range)))?;
+    for &range in wanted.difference(&present) {
+        match netlink.create(RouteNetlinkMessage::NewRoute(unreachable_route(range))) {
+            Ok(()) => changes.added.extend([range]),
+            // Without the family in the kernel, no packet to the range leaves the node.
+            Err(error) if is_family_missing(&error) => {}
+            Err(error) => changes.record_failure(range, &error),
+        }
     }
     Ok(changes)
+}
+
+/// Returns the ranges that [`set_unreachable`] has made unreachable in the network namespace of the calling thread.
+pub fn unreachable_ranges() -> io::Result<BTreeSet<IpNet>> {
+    own_ranges(&NetlinkSocket::open(NETLINK_ROUTE)?)
+}
+
+/// Returns true if the kernel has no routes of this family, as one that is booted with `ipv6.disable=1`.
+fn is_family_missing(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|it| [libc::EOPNOTSUPP, libc::EAFNOSUPPORT].contains(&it))
 }
 
 /// Returns the ranges of the agent's routes.
@@ -76,7 +99,8 @@ fn own_range(route: &RouteMessage) -> Option<IpNet> {
     let RouteHeader { kind, protocol, table, destination_prefix_length, .. } = route.header;
     let is_own = kind == RouteType::Unreachable
         && u8::from(protocol) == OWN_PROTOCOL
-        && table == RouteHeader::RT_TABLE_MAIN;
+        && table == RouteHeader::RT_TABLE_MAIN
+        && route.attributes.contains(&RouteAttribute::Priority(METRIC));
     let destination = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet(four)) => Some(IpAddr::V4(*four)),
         RouteAttribute::Destination(RouteAddress::Inet6(six)) => Some(IpAddr::V6(*six)),
@@ -120,9 +144,12 @@ mod tests {
             let mut foreign = own.clone();
             foreign.header.protocol = RouteProtocol::Static;
             assert_eq!(own_range(&foreign), None, "of an operator");
-            let mut other_table = own;
+            let mut other_table = own.clone();
             other_table.header.table = 100;
             assert_eq!(own_range(&other_table), None);
+            let mut other_metric = own;
+            other_metric.attributes.pop();
+            assert_eq!(own_range(&other_metric), None, "a removal would not find it");
         }
     }
 }

@@ -42,16 +42,31 @@ pub(crate) async fn keep_routes(
     not_ready: NotReadyReasons,
     shutdown: CancellationToken,
 ) {
-    if !config.without_kube_proxy {
-        if let Err(error) = change_routes(BTreeSet::new()).await {
-            warn!(error, "cannot remove the routes of a cluster without kube-proxy");
-        }
-        return;
-    }
+    let without_kube_proxy = config.without_kube_proxy;
     let ranges = ServiceRanges::new(config.service_cidr);
+    let keep = async {
+        match without_kube_proxy {
+            true => follow_ranges(ranges, client, stages, not_ready).await,
+            false => remove_routes(not_ready).await,
+        }
+    };
     tokio::select! {
-        () = follow_ranges(ranges, client, stages, not_ready) => {}
+        () = keep => {}
         () = shutdown.cancelled() => {}
+    }
+}
+
+/// Removes the routes of an earlier installation, until none is left: one that stays would end connects that kube-proxy
+/// serves.
+async fn remove_routes(not_ready: NotReadyReasons) {
+    loop {
+        let failure = change_routes(BTreeSet::new()).await.err();
+        let is_done = failure.is_none();
+        not_ready.set(SUBJECT, failure);
+        if is_done {
+            return;
+        }
+        sleep(ROUTE_PERIOD).await;
     }
 }
 
@@ -98,8 +113,8 @@ async fn follow_ranges(
 /// Makes these ranges unreachable and logs what has changed. Returns the reason of a failure.
 async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
     let result = spawn_blocking(move || set_unreachable(&ranges)).await;
-    let UnreachableRouteChanges { added, removed } = match result {
-        Ok(result) => result.map_err(|error| format!("cannot change routes: {error}"))?,
+    let UnreachableRouteChanges { added, removed, failure } = match result {
+        Ok(result) => result.map_err(|error| format!("cannot list routes: {error}"))?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
     for range in added {
@@ -108,7 +123,7 @@ async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
     for range in removed {
         info!(%range, "range is not unreachable any more");
     }
-    Ok(())
+    failure.map_or(Ok(()), |failure| Err(format!("cannot change routes: {failure}")))
 }
 
 /// Logs the begin and the end of an outage once each.
