@@ -1,6 +1,6 @@
 //! Shell: keeps the ranges of ClusterIPs unreachable in a cluster without kube-proxy, unless a connect is redirected.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, io, time::Duration};
 
 use common::link::error_chain;
 use futures::{
@@ -18,12 +18,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use watches::{OutageChange, WatchOutage, watch_streamed};
 
-use super::service_ranges::{ServiceRangeChange, ServiceRanges};
+use super::service_ranges::{ServiceRangeChange, ServiceRanges, translated_connections};
 use crate::{
     config::{AgentConfig, parse_service_cidr},
     kernel::takeover_stage::ProgramTakeoverStage,
     metrics::NotReadyReasons,
-    net::unreachable_routes::{UnreachableRouteChanges, set_unreachable},
+    net::{
+        sockdiag::SockDiag,
+        unreachable_routes::{UnreachableRouteChanges, set_unreachable, unreachable_ranges},
+    },
 };
 
 /// Period in which routes that are lost are added again, as after a restart of the node's network.
@@ -112,8 +115,8 @@ async fn follow_ranges(
 
 /// Makes these ranges unreachable and logs what has changed. Returns the reason of a failure.
 async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
-    let result = spawn_blocking(move || set_unreachable(&ranges)).await;
-    let UnreachableRouteChanges { added, removed, failure } = match result {
+    let result = spawn_blocking(move || change_ranges(ranges)).await;
+    let (UnreachableRouteChanges { added, removed, failure }, delay) = match result {
         Ok(result) => result.map_err(|error| format!("cannot list routes: {error}"))?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
@@ -123,7 +126,41 @@ async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
     for range in removed {
         info!(%range, "range is not unreachable any more");
     }
-    failure.map_or(Ok(()), |failure| Err(format!("cannot change routes: {failure}")))
+    let failure = failure.map(|failure| format!("cannot change routes: {failure}"));
+    failure.or(delay).map_or(Ok(()), Err)
+}
+
+/// Makes these ranges unreachable. New ones have to wait while a route would end open connections; then the reason is
+/// returned too.
+fn change_ranges(
+    mut ranges: BTreeSet<IpNet>,
+) -> io::Result<(UnreachableRouteChanges, Option<String>)> {
+    let present = unreachable_ranges()?;
+    let new: BTreeSet<IpNet> = ranges.difference(&present).copied().collect();
+    let delay = delay_reason(&new)?;
+    if delay.is_some() {
+        ranges.retain(|range| present.contains(range));
+    }
+    Ok((set_unreachable(&ranges)?, delay))
+}
+
+/// Returns the reason for which routes to these ranges have to wait. kube-proxy's rules translate the packets of a
+/// process on the node's network only after their route is chosen.
+fn delay_reason(new: &BTreeSet<IpNet>) -> io::Result<Option<String>> {
+    if new.is_empty() {
+        return Ok(None);
+    }
+    let connections = SockDiag::open()?.connections()?;
+    let ends = connections.iter().map(|it| (it.canonical_local(), it.canonical_peer()));
+    let translated = translated_connections(&ends.collect::<BTreeSet<_>>(), new);
+    let reason = translated.first().map(|(own, peer)| {
+        format!(
+            "{} connections of the node's own processes pass by another proxy's rules, such as from {own} to {peer}: \
+             routes for the ranges of ClusterIPs wait for their end; restart these processes",
+            translated.len()
+        )
+    });
+    Ok(reason)
 }
 
 /// Logs the begin and the end of an outage once each.

@@ -1,6 +1,9 @@
 //! Pure: ranges of the cluster's ClusterIPs, from a setting or from the ServiceCIDR objects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use ipnet::IpNet;
 use smol_str::SmolStr;
@@ -74,6 +77,19 @@ impl ServiceRanges {
     }
 }
 
+/// Returns the connections to these ranges that another proxy's rules translate: a route to the range would end them.
+/// `connections` has both ends of all connections of one network namespace, the own end first.
+pub(crate) fn translated_connections(
+    connections: &BTreeSet<(SocketAddr, SocketAddr)>,
+    ranges: &BTreeSet<IpNet>,
+) -> Vec<(SocketAddr, SocketAddr)> {
+    let is_in_range = |peer: &SocketAddr| ranges.iter().any(|range| range.contains(&peer.ip()));
+    // The namespace itself may own a ClusterIP, as with NodeLocal DNSCache. Then both ends are in the list.
+    let is_remote = |&(own, peer): &(SocketAddr, SocketAddr)| !connections.contains(&(peer, own));
+    let to_ranges = connections.iter().copied().filter(|(_, peer)| is_in_range(peer));
+    to_ranges.filter(is_remote).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -117,6 +133,24 @@ mod tests {
         assert_eq!(observed.ranges(), Some(ranges(&["10.2.0.0/16"])));
         [ListBegun, ListCompleted].into_iter().for_each(|change| observed.apply(change));
         assert_eq!(observed.ranges(), None, "a cluster always has a range");
+    }
+
+    #[test]
+    fn connections_that_a_route_would_end_are_those_to_its_range_on_another_host() {
+        let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let pair = |own: &str, peer: &str| (address(own), address(peer));
+        let translated = pair("10.0.0.5:40001", "10.96.0.1:443");
+        let all = BTreeSet::from([
+            translated,
+            // Rouse's programs have led this one to its endpoint.
+            pair("10.0.0.5:40002", "10.244.0.7:8080"),
+            // A server of the node itself has the ClusterIP.
+            pair("10.0.0.5:40003", "10.96.0.10:53"),
+            pair("10.96.0.10:53", "10.0.0.5:40003"),
+        ]);
+        assert_eq!(translated_connections(&all, &ranges(&["10.96.0.0/12"])), [translated]);
+        assert_eq!(translated_connections(&all, &ranges(&["fd00:10:96::/112"])), []);
+        assert_eq!(translated_connections(&all, &ranges(&[])), []);
     }
 
     #[test]

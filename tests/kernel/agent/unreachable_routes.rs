@@ -87,6 +87,36 @@ fn ranges_of_cluster_ips_are_unreachable_without_kube_proxy_and_foreign_routes_s
 }
 
 #[test]
+fn routes_wait_for_the_end_of_connections_that_another_proxy_translates() {
+    let mut fixture = AgentFixture::new("open");
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
+    // The pod's namespace has the ClusterIP, as if rules of NAT led there.
+    run_shell(&format!("ip -n {}-p address add 10.96.0.77/32 dev lo", fixture.name));
+    ip(&fixture, "route add default via 10.77.0.2");
+    let in_namespace = |name: &str| {
+        NetworkNamespace::open(format!("/run/netns/{}-{name}", fixture.name)).expect("it exists")
+    };
+    let listen = || TcpListener::bind("10.96.0.77:80");
+    let listener = in_namespace("p").run_inside("listen", listen).expect("a listener");
+    let connect = || TcpStream::connect("10.96.0.77:80");
+    let mut client = in_namespace("n").run_inside("connect", connect).expect("a connection");
+    let (mut served, _) = listener.accept().expect("a connection");
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    let given = [("ROUSE_SERVICE_CIDR", "10.96.0.0/12")];
+    fixture.start_agent_with_settings(&[&WITHOUT_KUBE_PROXY[..], &given].concat());
+    let reason = "service-cidr: 1 connections of the node's own processes";
+    fixture.wait_not_ready_reason(reason, true);
+    assert_eq!(own_routes(&fixture), "");
+    client.write_all(b"still open").expect("a route");
+    let mut received = [0; 10];
+    served.read_exact(&mut received).expect("the data");
+    drop(client);
+    wait_own_routes(&fixture, &["10.96.0.0/12"]);
+    fixture.wait_not_ready_reason("service-cidr:", false);
+}
+
+#[test]
 fn ranges_of_a_setting_need_no_objects_and_unknown_ranges_are_reported() {
     let mut fixture = AgentFixture::new("given");
     let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
