@@ -23,7 +23,12 @@ struct AccountFlow {
     level: &'static str,
     /// API group and resource that it selects; all if `None`.
     resource: Option<(&'static str, &'static str)>,
+    /// Verbs that it selects.
+    verbs: &'static [&'static str],
 }
+
+/// Value that selects all.
+const ALL: &str = "*";
 
 /// The controller's Lease, at the level of the leader elections of Kubernetes' own controllers.
 const LEADER_ELECTION: AccountFlow = AccountFlow {
@@ -32,14 +37,17 @@ const LEADER_ELECTION: AccountFlow = AccountFlow {
     precedence: 210,
     level: "leader-election",
     resource: Some(("coordination.k8s.io", "leases")),
+    verbs: &[ALL],
 };
-/// The agents, at the level of the kubelets: what a node's connects follow must not wait for programs of users.
+/// The agents' watches, at the level of the kubelets: what a node's connects follow must not wait for programs of users.
+/// Events are not among them: when a map is full, all nodes write Events at once.
 const AGENT: AccountFlow = AccountFlow {
     name: "rouse-agent",
     account: "rouse-agent",
     precedence: 510,
     level: "system",
     resource: None,
+    verbs: &["list", "watch"],
 };
 /// The controller, at the level of the accounts of `kube-system`.
 const CONTROLLER: AccountFlow = AccountFlow {
@@ -48,6 +56,7 @@ const CONTROLLER: AccountFlow = AccountFlow {
     precedence: 910,
     level: "workload-high",
     resource: None,
+    verbs: &[ALL],
 };
 
 /// FlowSchemas of all accounts that talk to the API server.
@@ -59,16 +68,16 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
 
 fn flow_schema(flow: &AccountFlow, settings: &InstallSettings) -> Value {
     let account = json!({"name": flow.account, "namespace": settings.namespace});
-    let (group, resource) = flow.resource.unwrap_or(("*", "*"));
+    let (group, resource) = flow.resource.unwrap_or((ALL, ALL));
     let mut rule = json!({
         "subjects": [{"kind": "ServiceAccount", "serviceAccount": account}],
         "resourceRules": [{
-            "apiGroups": [group], "resources": [resource], "verbs": ["*"],
+            "apiGroups": [group], "resources": [resource], "verbs": flow.verbs,
             "clusterScope": true, "namespaces": ["*"],
         }],
     });
-    if flow.resource.is_none() {
-        rule["nonResourceRules"] = json!([{"nonResourceURLs": ["*"], "verbs": ["*"]}]);
+    if flow.resource.is_none() && flow.verbs == [ALL] {
+        rule["nonResourceRules"] = json!([{"nonResourceURLs": [ALL], "verbs": [ALL]}]);
     }
     let spec = json!({
         "matchingPrecedence": flow.precedence,

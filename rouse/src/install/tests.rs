@@ -116,6 +116,17 @@ fn no_account_that_talks_to_the_api_server_shares_a_level_with_users() {
 }
 
 #[test]
+fn events_of_agents_do_not_compete_with_kubelets() {
+    let settings = InstallSettings { clusterip: ClusterIpMode::All, ..InstallSettings::default() };
+    let objects = objects::all(&settings);
+    let is_of_agents =
+        |it: &&Value| it["kind"] == "FlowSchema" && it["metadata"]["name"] == "rouse-agent";
+    let rule = &objects.iter().find(is_of_agents).unwrap()["spec"]["rules"][0];
+    assert_eq!(rule["resourceRules"][0]["verbs"], serde_json::json!(["list", "watch"]));
+    assert_eq!(rule.get("nonResourceRules"), None);
+}
+
+#[test]
 fn an_agent_without_kube_proxy_knows_the_ranges_of_cluster_ips() {
     let variables = |settings: &InstallSettings| {
         let objects = objects::all(settings);
