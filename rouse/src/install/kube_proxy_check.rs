@@ -1,5 +1,8 @@
 //! Shell: the check before an installation without kube-proxy: reads the cluster, and refuses what would lose its way.
 
+use std::net::IpAddr;
+
+use agent::api_servers::ApiServerUrl;
 use anyhow::{Result, bail};
 use ipnet::IpNet;
 use serde_json::Value;
@@ -16,20 +19,35 @@ pub(super) async fn check_no_need(
     settings: &InstallSettings,
     objects: &[Value],
 ) -> Result<()> {
-    // The ClusterIP of the API server is served by what the agents read from it. After a restart of all nodes, nothing
-    // would lead to it.
-    if settings.apiservers.is_empty() {
-        bail!(
-            "--without-kube-proxy needs --apiserver: agents that know the API server by its ClusterIP only could not \
-             reach it after a restart of the nodes"
-        );
-    }
     let ranges = match settings.service_cidr.as_slice() {
         [] => listed_ranges(cluster).await?,
         given => given.to_vec(),
     };
+    check_api_servers(&settings.apiservers, &ranges)?;
     let needs = kube_proxy_needs(&read_objects(cluster).await?, objects, &ranges);
     if needs.is_empty() { Ok(()) } else { Err(KubeProxyNeededError { needs }.into()) }
+}
+
+/// Returns an error unless the agents are given an API server that they reach without a Service.
+///
+/// The ClusterIP of the API server is served by what the agents read from it, and names are resolved by the cluster's DNS,
+/// which is a Service too. On a new node, nothing would lead to either.
+fn check_api_servers(servers: &[ApiServerUrl], ranges: &[IpNet]) -> Result<()> {
+    let addresses: Vec<IpAddr> = servers.iter().filter_map(ApiServerUrl::address).collect();
+    if addresses.is_empty() {
+        bail!(
+            "--without-kube-proxy needs --apiserver https://ADDRESS:PORT with an IP address: agents could not reach the \
+             API server by its ClusterIP or by a name after a restart of the nodes"
+        );
+    }
+    let is_cluster_ip = |address: &&IpAddr| ranges.iter().any(|range| range.contains(*address));
+    if let Some(address) = addresses.iter().find(is_cluster_ip) {
+        bail!(
+            "--apiserver names {address}, which is a ClusterIP: with --without-kube-proxy, name the addresses of the API \
+             servers themselves"
+        );
+    }
+    Ok(())
 }
 
 /// Reads the objects that decide whether a cluster needs kube-proxy.
@@ -81,5 +99,26 @@ mod tests {
         let texts: Vec<String> = ranges_of(&objects).iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["10.96.0.0/12", "fd00:10:96::/112", "10.200.0.0/16"]);
         assert_eq!(ranges_of(&[json!({})]), []);
+    }
+
+    #[test]
+    fn an_api_server_must_be_reached_without_a_service() {
+        let ranges = ["10.96.0.0/12".parse().expect("a range")];
+        let check = |urls: &[&str]| {
+            let servers = urls.iter().map(|url| url.parse().expect("a URL"));
+            let servers: Vec<ApiServerUrl> = servers.collect();
+            check_api_servers(&servers, &ranges).map_err(|error| error.to_string())
+        };
+        let (named, own) = ("https://api.example.com:6443", "https://10.96.0.1:443");
+        let good = "https://10.0.0.1:6443";
+        assert_eq!(check(&[good]), Ok(()));
+        assert_eq!(check(&[named, good]), Ok(()));
+        let none: &[&str] = &[];
+        for bad in [none, &[named]] {
+            let error = check(bad).expect_err("no address");
+            assert!(error.contains("with an IP address"), "{error}");
+        }
+        let error = check(&[good, own]).expect_err("the Service itself");
+        assert!(error.contains("10.96.0.1, which is a ClusterIP"), "{error}");
     }
 }
