@@ -24,27 +24,29 @@ struct CheckPage {
     config: AgentConfig,
     not_ready: NotReadyReasons,
     /// Last check and its time. The lock lets one check run at a time.
-    last: Mutex<Option<(Instant, String)>>,
+    last: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 /// Returns the page as a router of the admin port.
 pub(crate) fn router(config: &AgentConfig, not_ready: &NotReadyReasons) -> Router {
     let page =
-        CheckPage { config: config.clone(), not_ready: not_ready.clone(), last: Mutex::new(None) };
+        CheckPage { config: config.clone(), not_ready: not_ready.clone(), last: Arc::default() };
     Router::new().route("/check", get(serve_check)).with_state(Arc::new(page))
 }
 
 async fn serve_check(State(page): State<Arc<CheckPage>>) -> impl IntoResponse {
-    let mut last = page.last.lock().await;
+    let mut last = Arc::clone(&page.last).lock_owned().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < REUSE_PERIOD) {
         return (StatusCode::OK, text.clone());
     }
-    let checked = Arc::clone(&page);
-    match spawn_blocking(move || checked.run()).await {
-        Ok(text) => {
-            *last = Some((Instant::now(), text.clone()));
-            (StatusCode::OK, text)
-        }
+    // The lock goes with the check: a client that leaves ends this function, but not the check.
+    let check = move || {
+        let text = page.run();
+        *last = Some((Instant::now(), text.clone()));
+        text
+    };
+    match spawn_blocking(check).await {
+        Ok(text) => (StatusCode::OK, text),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
