@@ -14,7 +14,6 @@ use crate::{
         cluster::ClusterClient,
         kube_proxy_check::{listed_ranges, read_objects},
         kube_proxy_needs::kube_proxy_needs,
-        network,
         settings::NAMESPACE,
         workloads,
     },
@@ -32,8 +31,9 @@ pub(crate) struct CheckArgs {
     /// Namespace of the components
     #[arg(short, long, default_value = NAMESPACE)]
     namespace: String,
-    /// Ranges of ClusterIPs [default: those of the cluster's ServiceCIDR objects]
-    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = network)]
+    /// Ranges of ClusterIPs [default: those of the installation, else of the cluster's ServiceCIDR objects]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
+          value_parser = agent::config::parse_service_cidr)]
     service_cidr: Vec<ipnet::IpNet>,
 }
 
@@ -63,15 +63,15 @@ fn print_lines(title: &str, lines: &[CheckLine]) -> Result<bool> {
 async fn check_cluster(args: &CheckArgs, node: Option<&str>) -> Result<bool> {
     let kubeconfig = args.kubeconfig.as_deref().context("no kubeconfig")?;
     let cluster = ClusterClient::connect(kubeconfig).await?;
-    let mut is_fine = print_lines("cluster", &cluster_lines(args, &cluster).await?)?;
     let pods = cluster.list("v1", "Pod", Some(&args.namespace), "app=rouse-agent").await?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut agents: Vec<(String, String)> = pods
         .iter()
         .map(|pod| (text(&pod["spec"]["nodeName"]), text(&pod["metadata"]["name"])))
-        .filter(|(on, _)| node.is_none_or(|node| on == node))
         .collect();
     agents.sort();
+    let mut is_fine = print_lines("cluster", &cluster_lines(args, &cluster, &agents).await?)?;
+    agents.retain(|(on, _)| node.is_none_or(|node| on == node));
     if let (Some(node), []) = (node, agents.as_slice()) {
         bail!("no agent runs on node {node:?}: see kubectl get nodes");
     }
@@ -82,7 +82,12 @@ async fn check_cluster(args: &CheckArgs, node: Option<&str>) -> Result<bool> {
     Ok(is_fine)
 }
 
-async fn cluster_lines(args: &CheckArgs, cluster: &ClusterClient) -> Result<Vec<CheckLine>> {
+/// Returns the lines of the cluster as a whole. `pods` has the node and the name of each agent's pod.
+async fn cluster_lines(
+    args: &CheckArgs,
+    cluster: &ClusterClient,
+    pods: &[(String, String)],
+) -> Result<Vec<CheckLine>> {
     let daemon_sets = cluster.list("apps/v1", "DaemonSet", Some(&args.namespace), "").await?;
     let agents = daemon_sets
         .iter()
@@ -91,20 +96,22 @@ async fn cluster_lines(args: &CheckArgs, cluster: &ClusterClient) -> Result<Vec<
     let services = cluster.list("v1", "Service", Some("kube-system"), dns).await?;
     let slices =
         cluster.list("discovery.k8s.io/v1", "EndpointSlice", Some("kube-system"), "").await?;
-    let ranges = match args.service_cidr.as_slice() {
-        [] => listed_ranges(cluster).await,
-        given => Ok(given.to_vec()),
-    };
+    let nodes = cluster.list("v1", "Node", None, "").await?;
+    let mut given = args.service_cidr.clone();
+    if given.is_empty() {
+        given = cluster_rules::installed_ranges(agents);
+    }
+    let ranges = if given.is_empty() { listed_ranges(cluster).await } else { Ok(given) };
     let needs_line = match ranges {
         Ok(ranges) => {
             let needs = kube_proxy_needs(&read_objects(cluster).await?, &[], &ranges);
             cluster_rules::check_kube_proxy_needs(&needs, agents)
         }
-        // Only an installation without kube-proxy needs the ranges.
-        Err(error) => CheckLine::fine("need of kube-proxy", format!("not checked: {error:#}")),
+        Err(error) => cluster_rules::unknown_ranges(&format!("{error:#}"), agents),
     };
     Ok(vec![
         cluster_rules::check_agents(agents),
+        cluster_rules::check_nodes(&nodes, pods, agents),
         cluster_rules::check_dns(&services, &slices),
         needs_line,
     ])
@@ -115,13 +122,19 @@ async fn agent_lines(cluster: &ClusterClient, namespace: &str, pod: &str) -> Vec
     let port = workloads::admin_port("rouse-agent");
     let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/check");
     match cluster.get_text(&path).await {
-        Ok(text) => text.lines().map(parse_line).collect(),
-        Err(error) => vec![CheckLine::to_do(
-            "agent",
-            format!("{pod} does not tell: {error:#}"),
-            "see its state (kubectl describe pod), and install this version if it is an older one",
-        )],
+        Ok(text) if !text.trim().is_empty() => text.lines().map(parse_line).collect(),
+        Ok(_) => vec![silent_agent(pod, "its page is empty")],
+        Err(error) => vec![silent_agent(pod, &format!("{error:#}"))],
     }
+}
+
+/// Returns the line about an agent that gives none.
+fn silent_agent(pod: &str, reason: &str) -> CheckLine {
+    CheckLine::to_do(
+        "agent",
+        format!("{pod} does not tell: {reason}"),
+        "see its state (kubectl describe pod), and install this version if it is an older one",
+    )
 }
 
 fn parse_line(line: &str) -> CheckLine {

@@ -1,6 +1,7 @@
 //! Pure: objects of a cluster → lines of `rouse check` about the cluster as a whole.
 
 use agent::node_check::rules::CheckLine;
+use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::install::{kube_proxy_needs::KubeProxyNeed, readiness};
@@ -21,6 +22,38 @@ pub(super) fn check_agents(agents: Option<&Value>) -> CheckLine {
         None => CheckLine::fine("agents", "all are ready"),
         Some(reason) => CheckLine::to_do("agents", reason, "look at the lines of their nodes"),
     }
+}
+
+/// Judges the nodes without an agent. `pods` has the node and the name of each agent's pod; `agents` is their DaemonSet.
+pub(super) fn check_nodes(
+    nodes: &[Value],
+    pods: &[(String, String)],
+    agents: Option<&Value>,
+) -> CheckLine {
+    let subject = "nodes";
+    let names = nodes.iter().map(|node| text(&node["metadata"]["name"]));
+    let bare: Vec<&str> = names.filter(|name| !pods.iter().any(|(on, _)| on == name)).collect();
+    if bare.is_empty() {
+        return CheckLine::fine(subject, format!("all {} have an agent", nodes.len()));
+    }
+    let finding = format!("no agent on {}", list_first(&bare));
+    match agents.is_some_and(is_without_kube_proxy) {
+        true => CheckLine::to_do(
+            subject,
+            finding,
+            "nothing serves ClusterIPs there: kubectl describe daemonset rouse-agent shows why",
+        ),
+        false => CheckLine::fine(subject, finding),
+    }
+}
+
+/// Joins the first items to a text, with the number of the others.
+fn list_first(items: &[impl ToString]) -> String {
+    let mut named: Vec<String> = items.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    if items.len() > NAMED_MAX {
+        named.push(format!("and {} more", items.len() - NAMED_MAX));
+    }
+    named.join("; ")
 }
 
 /// Judges the cluster's DNS by its Services and their EndpointSlices.
@@ -54,11 +87,7 @@ pub(super) fn check_kube_proxy_needs(needs: &[KubeProxyNeed], agents: Option<&Va
     if needs.is_empty() {
         return CheckLine::fine(subject, "no Service and no pod needs it");
     }
-    let mut finding: Vec<String> = needs.iter().take(NAMED_MAX).map(ToString::to_string).collect();
-    if needs.len() > NAMED_MAX {
-        finding.push(format!("and {} more", needs.len() - NAMED_MAX));
-    }
-    let finding = finding.join("; ");
+    let finding = list_first(needs);
     match agents.is_some_and(is_without_kube_proxy) {
         true => CheckLine::to_do(
             subject,
@@ -69,10 +98,31 @@ pub(super) fn check_kube_proxy_needs(needs: &[KubeProxyNeed], agents: Option<&Va
     }
 }
 
+/// Judges ranges of ClusterIPs that are not known for this reason. Only a cluster without kube-proxy needs them.
+pub(super) fn unknown_ranges(reason: &str, agents: Option<&Value>) -> CheckLine {
+    let (subject, finding) = ("need of kube-proxy", format!("not checked: {reason}"));
+    match agents.is_some_and(is_without_kube_proxy) {
+        true => CheckLine::to_do(subject, finding, "install again with --service-cidr"),
+        false => CheckLine::fine(subject, finding),
+    }
+}
+
+/// Returns the ranges of ClusterIPs with which the agents are installed; none if they read them from objects.
+pub(super) fn installed_ranges(agents: Option<&Value>) -> Vec<IpNet> {
+    let value = agents.and_then(|agents| variable(agents, "ROUSE_SERVICE_CIDR"));
+    let texts = value.unwrap_or_default().split(',');
+    texts.filter_map(|it| agent::config::parse_service_cidr(it).ok()).collect()
+}
+
 fn is_without_kube_proxy(agents: &Value) -> bool {
+    variable(agents, "ROUSE_WITHOUT_KUBE_PROXY") == Some("true")
+}
+
+/// Returns the value of an environment variable of the agents.
+fn variable<'a>(agents: &'a Value, name: &str) -> Option<&'a str> {
     let containers = agents["spec"]["template"]["spec"]["containers"].as_array();
     let variables = containers.into_iter().flatten().filter_map(|it| it["env"].as_array());
-    variables.flatten().any(|it| it["name"] == "ROUSE_WITHOUT_KUBE_PROXY" && it["value"] == "true")
+    variables.flatten().find(|it| it["name"] == name)?["value"].as_str()
 }
 
 fn text(value: &Value) -> &str {
@@ -109,6 +159,32 @@ mod tests {
         agents["status"]["numberReady"] = 1.into();
         let line = check_agents(Some(&agents));
         assert!(has_to_do(&line) && line.finding.contains("1 of 2 ready"), "{line}");
+    }
+
+    #[test]
+    fn a_node_without_an_agent_is_to_do_where_nothing_else_serves_cluster_ips() {
+        let nodes = ["n1", "n2"].map(|name| json!({"metadata": {"name": name}}));
+        let pods = ["n1", "n2"].map(|name| (name.to_owned(), format!("agent-{name}")));
+        let (beside, without) = (
+            agents(json!([])),
+            agents(json!([{"name": "ROUSE_WITHOUT_KUBE_PROXY", "value": "true"}])),
+        );
+        assert!(!has_to_do(&check_nodes(&nodes, &pods, Some(&without))));
+        let line = check_nodes(&nodes, &pods[..1], Some(&without));
+        assert!(has_to_do(&line) && line.finding == "no agent on n2", "{line}");
+        assert!(!has_to_do(&check_nodes(&nodes, &pods[..1], Some(&beside))));
+    }
+
+    #[test]
+    fn ranges_are_those_of_the_installation_and_must_be_known_without_kube_proxy() {
+        let without = agents(json!([
+            {"name": "ROUSE_WITHOUT_KUBE_PROXY", "value": "true"},
+            {"name": "ROUSE_SERVICE_CIDR", "value": "10.96.0.0/12,fd00:10:96::/112"},
+        ]));
+        assert_eq!(installed_ranges(Some(&without)).len(), 2);
+        assert_eq!(installed_ranges(None), []);
+        assert!(has_to_do(&unknown_ranges("no objects", Some(&without))));
+        assert!(!has_to_do(&unknown_ranges("no objects", Some(&agents(json!([]))))));
     }
 
     #[test]
