@@ -15,7 +15,7 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
     (
         "NET_ADMIN",
         "ends stale connections in clients' namespaces, and those of requests that take too long in pods' \
-         (SOCK_DESTROY)",
+         (SOCK_DESTROY); keeps the routes of a cluster without kube-proxy",
     ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];
