@@ -368,6 +368,10 @@ fn the_removal_of_agents_reaches_their_files_on_the_node() {
     }
     let vars = pod["initContainers"][0]["env"].as_array().unwrap();
     assert!(vars.iter().any(|it| it["name"] == "ROUSE_STATE"));
+    // The routes are in the node's own network.
+    assert_eq!(pod["hostNetwork"], true);
+    let added = &pod["initContainers"][0]["securityContext"]["capabilities"]["add"];
+    assert!(added.as_array().unwrap().contains(&"NET_ADMIN".into()), "{added}");
 }
 
 #[test]

@@ -389,8 +389,8 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     merge_fields(object, json!({"spec": spec}))
 }
 
-/// DaemonSet that replaces the agents' to uninstall: it removes their pins and bootstrap files once, and then idles to
-/// show that it is done.
+/// DaemonSet that replaces the agents' to uninstall: it removes their pins, bootstrap files and routes once, and then
+/// idles to show that it is done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     let mut object = agent_daemon_set(settings);
     let pod = &mut object["spec"]["template"]["spec"];
