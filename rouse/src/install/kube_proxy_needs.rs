@@ -11,6 +11,8 @@ use super::workloads::is_rouse_object;
 
 /// Label by which a Service or namespace is served or not.
 const CLUSTERIP_LABEL: &str = "rouse.dev/clusterip";
+/// Label of the Services of Rouse's Routes, which the agents always serve.
+const ROUTE_LABEL: &str = "serving.knative.dev/route";
 /// Labels of Services that kube-proxy leaves alone.
 const FOREIGN_PROXY_LABELS: [&str; 2] =
     ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
@@ -132,7 +134,9 @@ fn service_reasons(service: &Value, excluded: &[&str], ranges: &[IpNet]) -> Vec<
     let namespace = text(&service["metadata"]["namespace"]);
     let own_label = label(service, CLUSTERIP_LABEL);
     // The Service's own label counts more than its namespace's.
-    if own_label == "false" || (own_label != "true" && excluded.contains(&namespace)) {
+    let is_excluded =
+        own_label == "false" || (own_label != "true" && excluded.contains(&namespace));
+    if is_excluded && labels[ROUTE_LABEL].is_null() {
         let reason =
             format!("the label {CLUSTERIP_LABEL}: \"false\" leaves it to kube-proxy: remove it");
         reasons.push(reason);
@@ -295,6 +299,9 @@ mod tests {
         assert_eq!(in_namespace(labelled(None), "false"), 1);
         assert_eq!(in_namespace(labelled(Some("true")), "false"), 0, "its own label counts more");
         assert_eq!(in_namespace(labelled(None), "true"), 0);
+        let mut routed = labelled(None);
+        routed["metadata"]["labels"] = json!({ROUTE_LABEL: "hello"});
+        assert_eq!(in_namespace(routed, "false"), 0, "the RouteTable has it");
         let mut foreign = service(json!({"type": "NodePort"}));
         foreign["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "x"});
         assert_eq!(reason_of(foreign), None, "kube-proxy leaves it alone");
