@@ -118,6 +118,8 @@ async fn change_routes(ranges: BTreeSet<IpNet>) -> Result<(), String> {
     let result = spawn_blocking(move || change_ranges(ranges)).await;
     let (UnreachableRouteChanges { added, removed, failure }, delay) = match result {
         Ok(result) => result.map_err(|error| format!("cannot list routes: {error}"))?,
+        // The runtime ends.
+        Err(error) if error.is_cancelled() => return Ok(()),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
     for range in added {
