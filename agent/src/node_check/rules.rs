@@ -11,6 +11,9 @@ use crate::{
 
 /// Oldest kernel that the eBPF programs are tested on.
 const OLDEST_KERNEL: (u32, u32) = (5, 10);
+/// Subject of the connect from the node's own network.
+const NODE_CANARY: &str = "canary from the node";
+
 /// One line of a check: a finding, and what must be done because of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckLine {
@@ -306,9 +309,16 @@ fn check_agent(agent: &AgentFacts) -> Vec<CheckLine> {
             "look at the pods and endpoints of the Service kube-dns",
         ),
     });
-    if let (Some(address), Some(result)) = (agent.dns_address, &agent.node_canary) {
-        lines.push(check_canary("canary from the node", address, result, agent));
-        lines.push(check_pod_canaries(address, agent));
+    match (agent.dns_address, &agent.node_canary) {
+        (Some(address), Some(result)) => {
+            lines.push(check_canary(NODE_CANARY, address, result, agent));
+            lines.push(check_pod_canaries(address, agent));
+        }
+        _ => lines.push(CheckLine::to_do(
+            NODE_CANARY,
+            "/etc/resolv.conf of the agent names no server to connect to",
+            "give the agents the dnsPolicy ClusterFirstWithHostNet, as their manifest does",
+        )),
     }
     lines
 }
@@ -449,11 +459,12 @@ mod tests {
     fn each_fault_that_an_agent_sees_is_named() {
         let unchanged: CanaryResult = Ok(CanaryPath::Unchanged);
         let failed = || Err("timed out".to_owned());
-        let cases: [(&[&str], AgentFacts); 8] = [
+        let cases: [(&[&str], AgentFacts); 9] = [
             (&["agent"], AgentFacts { not_ready: vec!["maps: full".into()], ..fine_agent() }),
             (&["dns"], AgentFacts { dns_failure: Some("no answer".into()), ..fine_agent() }),
             (&["kube-proxy"], AgentFacts { without_kube_proxy: true, ..fine_agent() }),
             (&["canary from the node"], AgentFacts { node_canary: Some(failed()), ..fine_agent() }),
+            (&["canary from the node"], AgentFacts { dns_address: None, ..fine_agent() }),
             (
                 &["canary from a pod"],
                 AgentFacts { pod_canaries: vec![failed(), unchanged.clone()], ..fine_agent() },
