@@ -184,7 +184,7 @@ impl ClusterSources {
         config: &AgentConfig,
         health: &ProxyHealth,
         not_ready: &NotReadyReasons,
-        stage: &watch::Sender<ProgramTakeoverStage>,
+        programs_in_force: &OnceSignal,
         tasks: &TaskTracker,
         shutdown: &CancellationToken,
     ) -> Result<Self, AgentError> {
@@ -203,7 +203,7 @@ impl ClusterSources {
         tasks.spawn(range_routes::keep_routes(
             config.clone(),
             client,
-            stage.subscribe(),
+            programs_in_force.clone(),
             not_ready.clone(),
             shutdown.clone(),
         ));
@@ -290,10 +290,10 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let events = kernel::sys::register_readable(events).map_err(AgentError::Events)?;
 
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
+    let in_force = kernel.in_force();
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
     let cluster =
-        ClusterSources::open(&config, &health, &not_ready, &takeover_stage, &tasks, &shutdown)
-            .await?;
+        ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown).await?;
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);

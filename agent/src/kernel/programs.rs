@@ -266,6 +266,11 @@ impl EbpfPrograms {
         self.previous_pins.as_deref()
     }
 
+    /// Returns true while connects follow the tables of the previous version.
+    pub fn follows_previous(&self) -> bool {
+        self.follows_previous
+    }
+
     /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.
     ///
     /// After an error, call it again: completed steps stay.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, io, time::Duration};
 
-use common::link::error_chain;
+use common::{link::error_chain, once_signal::OnceSignal};
 use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
@@ -13,7 +13,7 @@ use kube::{
     Api, Client,
     runtime::watcher::{Config, Event, Result as WatchResult},
 };
-use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use watches::{OutageChange, WatchOutage, watch_streamed};
@@ -21,7 +21,6 @@ use watches::{OutageChange, WatchOutage, watch_streamed};
 use super::service_ranges::{ServiceRangeChange, ServiceRanges, translated_connections};
 use crate::{
     config::{AgentConfig, parse_service_cidr},
-    kernel::takeover_stage::ProgramTakeoverStage,
     metrics::NotReadyReasons,
     net::{
         sockdiag::SockDiag,
@@ -41,7 +40,7 @@ const SUBJECT: &str = "service-cidr";
 pub(crate) async fn keep_routes(
     config: AgentConfig,
     client: Option<Client>,
-    stages: watch::Receiver<ProgramTakeoverStage>,
+    programs_in_force: OnceSignal,
     not_ready: NotReadyReasons,
     shutdown: CancellationToken,
 ) {
@@ -49,7 +48,7 @@ pub(crate) async fn keep_routes(
     let ranges = ServiceRanges::new(config.service_cidr);
     let keep = async {
         match without_kube_proxy {
-            true => follow_ranges(ranges, client, stages, not_ready).await,
+            true => follow_ranges(ranges, client, programs_in_force, not_ready).await,
             false => remove_routes(not_ready).await,
         }
     };
@@ -76,14 +75,11 @@ async fn remove_routes(not_ready: NotReadyReasons) {
 async fn follow_ranges(
     mut ranges: ServiceRanges,
     client: Option<Client>,
-    mut stages: watch::Receiver<ProgramTakeoverStage>,
+    programs_in_force: OnceSignal,
     not_ready: NotReadyReasons,
 ) {
     // Before that, connects may still need another proxy's rules, as while a cluster moves from kube-proxy.
-    let is_filled = |stage: &ProgramTakeoverStage| *stage >= ProgramTakeoverStage::TablesFilled;
-    if stages.wait_for(is_filled).await.is_err() {
-        return;
-    }
+    programs_in_force.wait().await;
     let mut events: BoxStream<'static, WatchResult<Event<ServiceCIDR>>> = match client {
         Some(client) if ranges.needs_objects() => {
             watch_streamed(Api::all(client), Config::default(), MAX_PAUSE).boxed()
