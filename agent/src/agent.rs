@@ -49,7 +49,8 @@ use crate::{
     },
     routes::{
         bootstrap::BootstrapFrontend, bootstrap_file::BootstrapPublisher,
-        cluster_watch::ClusterInbox, node_routes::NodeRoutes, route_stream::RouteBatchInbox,
+        cluster_watch::ClusterInbox, event_writer::ServiceEvents, node_routes::NodeRoutes,
+        route_stream::RouteBatchInbox,
     },
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
@@ -85,6 +86,8 @@ pub(crate) struct AgentHandles {
     pub(crate) reports_ready: OnceSignal,
     /// Receivers of the facts about the start of a node.
     pub(crate) bootstrap: BootstrapPublisher,
+    /// Events on Services of the cluster.
+    pub(crate) service_events: ServiceEvents,
     /// Metrics that `/metrics` exports.
     pub(crate) metrics: AgentMetrics,
     /// Not-ready reasons that `/readyz` shows.

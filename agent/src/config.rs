@@ -8,6 +8,7 @@ use std::{
 };
 
 use common::replicas;
+use ipnet::IpNet;
 
 use crate::{
     api_servers::ApiServerUrl,
@@ -98,6 +99,15 @@ pub struct AgentConfig {
     /// or a controller answers. None: no such file.
     #[arg(long, env = "ROUSE_STATE")]
     pub state: Option<PathBuf>,
+    /// The cluster has no kube-proxy: connects to ClusterIPs that this node does not serve fail at once. The agent adds
+    /// routes of type `unreachable` for the ranges of ClusterIPs, and removes them without this flag. Needs --clusterip
+    /// all.
+    #[arg(long, env = "ROUSE_WITHOUT_KUBE_PROXY")]
+    pub without_kube_proxy: bool,
+
+    /// Ranges of ClusterIPs, joined by commas. None: those of the cluster's ServiceCIDR objects (Kubernetes 1.33).
+    #[arg(long, env = "ROUSE_SERVICE_CIDR", value_delimiter = ',', value_parser = parse_service_cidr)]
+    pub service_cidr: Vec<IpNet>,
 
     /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
     /// clients call `/in-use` before they close stale connections.
@@ -182,6 +192,9 @@ impl AgentConfig {
                 "must lie within the clients' cgroup",
             ));
         }
+        if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
+            return Err(setting_error("without-kube-proxy", "true", "needs --clusterip all"));
+        }
         if self.tunnel_drain_ms > 600_000 {
             let value = self.tunnel_drain_ms.to_string();
             return Err(setting_error("tunnel-drain-ms", &value, "must be at most 600000"));
@@ -260,6 +273,12 @@ impl AgentConfig {
     }
 }
 
+/// Parses a range of ClusterIPs. One that contains all addresses would cut the node off.
+pub fn parse_service_cidr(text: &str) -> Result<IpNet, &'static str> {
+    let range = common::wire::parse_network(text).filter(|range| range.prefix_len() >= 8);
+    range.ok_or("must be ADDRESS/LENGTH, with a length of at least 8")
+}
+
 fn setting_error(name: &'static str, value: &str, rule: &'static str) -> AgentConfigError {
     AgentConfigError { name, value: value.to_owned(), rule }
 }
@@ -285,6 +304,15 @@ mod tests {
         assert_eq!((&paths.clients, &paths.pods), (&paths.pods, &"/c/kubepods".into()));
         assert_eq!(paths.bpffs, Path::new("/sys/fs/bpf/rouse/n1"), "one folder a node");
         assert_eq!(config.admin.port(), 7104);
+    }
+
+    #[test]
+    fn ranges_of_cluster_ips_are_networks_that_leave_others_reachable() {
+        let ranges = parse(&["--service-cidr=10.96.0.0/12,fd00:10:96::/112"]).service_cidr;
+        assert_eq!(ranges.len(), 2);
+        for bad in ["0.0.0.0/0", "10.96.0.0-10.96.0.9", "::/0", ""] {
+            parse_service_cidr(bad).expect_err(bad);
+        }
     }
 
     #[test]
@@ -345,6 +373,10 @@ mod tests {
         let cases = [
             (AgentConfig { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
             (AgentConfig { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
+            (
+                parse(&["--without-kube-proxy"]),
+                "--without-kube-proxy is \"true\": needs --clusterip",
+            ),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
             (parse(&["--state=lib"]), "--state is \"lib\""),
             (parse(&["--tunnel-drain-ms=600001"]), "--tunnel-drain-ms is \"600001\""),

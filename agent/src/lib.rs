@@ -5,19 +5,21 @@
 //! | layer | subject |
 //! |---|---|
 //! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`] | base of all others |
-//! | [`service_facts`], `health`, `metrics`, `clock`, `lock` | base of all others |
+//! | [`service_facts`], `capabilities`, `health`, `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
 //! | `usage` | requests that pods have served: reports to the autoscaler, and totals of Revisions |
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
+//! | [`node_check`] | checks of the node for `rouse check` |
 //! | `admin` | pages of health, metrics and services |
 //! | `agent` | the loop that joins them |
 
 mod admin;
 mod agent;
 pub mod api_servers;
+mod capabilities;
 mod clock;
 pub mod config;
 mod connections;
@@ -28,12 +30,15 @@ mod lock;
 pub mod map_sizes;
 mod metrics;
 pub mod net;
+pub mod node_check;
 pub mod paths;
 pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
 pub mod service_facts;
 mod usage;
+
+pub use capabilities::CAPABILITIES;
 
 use std::{io, sync::Arc};
 
@@ -69,9 +74,12 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
+        api_client::ApiServerClient,
         bootstrap::BootstrapDocument,
         bootstrap_file::{BootstrapFile, BootstrapPublisher, BootstrapSources},
         cluster_watch::{self, ClusterInbox},
+        event_writer::ServiceEvents,
+        range_routes,
         route_stream::{self, RouteBatchInbox},
     },
     usage::{
@@ -79,26 +87,6 @@ use crate::{
         usage_reporter::PodUsageReporter,
     },
 };
-
-/// Capabilities that the agent needs, each with its reason. A manifest gives it these, besides user 0, the host's
-/// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
-///
-/// `tests/kernel/agent.rs` runs every agent with exactly these. Not needed are `DAC_OVERRIDE` (user 0 owns all files it
-/// touches), `KILL` (the self-test's process is its own child) and `NET_RAW` (it opens TCP, UDP and netlink sockets
-/// only).
-pub const CAPABILITIES: [(&str, &str); 3] = [
-    (
-        "SYS_ADMIN",
-        "enters pods' network namespaces (setns), for which nothing less is enough; it includes what loading and attaching \
-         programs needs (BPF, PERFMON), which is therefore not asked for",
-    ),
-    (
-        "NET_ADMIN",
-        "ends stale connections in clients' namespaces, and those of requests that take too long in pods' \
-         (SOCK_DESTROY)",
-    ),
-    ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
-];
 
 /// Capacity of the channel of the finder's events.
 const FINDER_EVENTS_MAX: usize = 1_024;
@@ -180,20 +168,23 @@ fn shutdown_after_prestop(
     end
 }
 
-/// Watches of the cluster's Services, and the bootstrap file with what it gives to others.
+/// Watches of the cluster's Services, Events on them, and the bootstrap file with what it gives to others.
 struct ClusterSources {
     targets: StreamTargets,
     inbox: ClusterInbox,
+    service_events: ServiceEvents,
     bootstrap: BootstrapPublisher,
     start: ClusterStart,
 }
 
 impl ClusterSources {
     /// Reads the bootstrap file, makes the resolvers with its replicas, and starts the watches. They run until `shutdown`,
-    /// as does the task that writes the file.
+    /// as do the tasks that write the file and Events, and that which keeps the routes for ranges of ClusterIPs.
     async fn open(
         config: &AgentConfig,
         health: &ProxyHealth,
+        not_ready: &NotReadyReasons,
+        programs_in_force: &OnceSignal,
         tasks: &TaskTracker,
         shutdown: &CancellationToken,
     ) -> Result<Self, AgentError> {
@@ -207,6 +198,15 @@ impl ClusterSources {
         let api_servers = cluster_watch::connect(config, &document.api_servers).await?;
         let inbox =
             cluster_watch::start(api_servers.as_ref(), &config.node, health, tasks, shutdown);
+        let client = api_servers.as_ref().map(ApiServerClient::client);
+        let service_events = ServiceEvents::start(client.clone(), &config.node, tasks, shutdown);
+        tasks.spawn(range_routes::keep_routes(
+            config.clone(),
+            client,
+            programs_in_force.clone(),
+            not_ready.clone(),
+            shutdown.clone(),
+        ));
         let (bootstrap, services) = BootstrapPublisher::new(api_servers);
         if let Some(file) = file {
             let controllers = controllers.subscribe_known();
@@ -219,7 +219,7 @@ impl ClusterSources {
             api_server_addresses: config.api_server_addresses(),
             frontends: document.frontends,
         };
-        Ok(Self { targets, inbox, bootstrap, start })
+        Ok(Self { targets, inbox, service_events, bootstrap, start })
     }
 }
 
@@ -277,7 +277,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (facts_pages, facts_queries) = admin::facts_pages();
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let admin_pages = admin::pages(registry, not_ready.clone(), health.clone());
-    let pages = pages::serve(config.admin, admin_pages, facts_pages, shutdown.clone());
+    let extra_pages = facts_pages.merge(node_check::page::router(&config, &not_ready));
+    let pages = pages::serve(config.admin, admin_pages, extra_pages, shutdown.clone());
     let mut pages = std::pin::pin!(pages);
     let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
         started = program_supervisor::start(&config, &not_ready) => started?,
@@ -289,8 +290,10 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let events = kernel::sys::register_readable(events).map_err(AgentError::Events)?;
 
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
+    let in_force = kernel.in_force();
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
-    let cluster = ClusterSources::open(&config, &health, &tasks, &shutdown).await?;
+    let cluster =
+        ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown).await?;
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
@@ -306,6 +309,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         revision_totals,
         reports_ready: streams.reports_ready,
         bootstrap: cluster.bootstrap,
+        service_events: cluster.service_events,
         metrics,
         not_ready,
         health,

@@ -8,6 +8,7 @@
 //! | `netlink` | sockets of netlink: requests and dumps |
 //! | [`sockdiag`] | the TCP sockets and connected UDP sockets of a namespace: lists and closes them |
 //! | `netfilter` | rules of a namespace that redirect connections |
+//! | [`unreachable_routes`] | routes that end connects to ranges of ClusterIPs |
 //! | [`reachability`], `remote_prober` | pure: reachability of the pods of other nodes; the probes of these pods |
 
 pub(crate) mod netfilter;
@@ -15,3 +16,4 @@ pub(crate) mod netlink;
 pub mod reachability;
 pub(crate) mod remote_prober;
 pub mod sockdiag;
+pub mod unreachable_routes;

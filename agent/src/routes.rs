@@ -12,11 +12,17 @@
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
 //! | `api_client` | shell: the client of these watches, which asks the next API server when one fails |
 //! | [`bootstrap`], `bootstrap_file` | the file that a node starts from after a reboot; shell: its reads and writes |
+//! | `service_ranges`, `range_routes` | ranges of ClusterIPs; shell: routes for them, without kube-proxy |
+//! | `service_events`, `event_writer` | Events on Services that the node does not serve; shell: their writes |
 
 pub(crate) mod api_client;
 pub mod bootstrap;
 pub(crate) mod bootstrap_file;
 pub mod cluster_watch;
+pub(crate) mod event_writer;
 pub(crate) mod node_routes;
 pub mod plan;
+pub(crate) mod range_routes;
 pub(crate) mod route_stream;
+pub(crate) mod service_events;
+pub(crate) mod service_ranges;

@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     apply,
     args::{ApplyArgs, DEFAULT_NODE, DeleteArgs, DescribeArgs, GetArgs, LogsArgs, TopArgs},
-    delete, describe, get, install, logs, run, services, stdout,
+    check, delete, describe, get, install, logs, run, services, stdout,
     store::NodeStore,
     top, trace, up,
 };
@@ -51,6 +51,8 @@ enum RouseCommand {
     Trace(trace::TraceArgs),
     /// Delete services by name or manifest
     Delete(DeleteArgs),
+    /// Check a machine or the nodes of a cluster, and print what must be done
+    Check(check::CheckArgs),
     /// Print the manifests of Rouse on Kubernetes, or apply them
     Install(install::InstallArgs),
     /// Remove Rouse from a cluster and leave users' objects and pods
@@ -82,7 +84,7 @@ impl RouseCli {
         let node = self.node.as_deref();
         let local_node = match &self.command {
             // A Kubernetes node may have a name that no local node can have.
-            RouseCommand::Services(_) | RouseCommand::Trace(_) => None,
+            RouseCommand::Services(_) | RouseCommand::Trace(_) | RouseCommand::Check(_) => None,
             _ => node,
         };
         let layout = NodeLayout::new(local_node.unwrap_or(DEFAULT_NODE))?;
@@ -112,6 +114,7 @@ impl RouseCli {
             RouseCommand::Services(args) => services::services(node, &args)?,
             RouseCommand::Trace(args) => trace::trace(node, &args)?,
             RouseCommand::Delete(args) => return Ok(delete::delete(&layout, &store, &args)?),
+            RouseCommand::Check(args) => return check::check(&args, node),
             RouseCommand::Install(args) => install::install(&args)?,
             RouseCommand::Uninstall(args) => install::uninstall(&args)?,
         }
@@ -172,6 +175,7 @@ mod tests {
             "rouse services -A -o wide --kubeconfig c --node ip-10-0-0-1.ec2.internal",
             "rouse trace 10.96.0.1:80 --kubeconfig c --from pod/web-1 -n demo -o json",
             "rouse trace [fd00::a]:53 --protocol udp",
+            "rouse check --kubeconfig c --node ip-10-0-0-1.ec2.internal",
         ] {
             RouseCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -5,7 +5,7 @@
 
 use std::{ffi::OsString, future::Future, pin::Pin};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +24,7 @@ pub(crate) enum ComponentCommand {
     Autoscaler,
     /// Controller: objects → child objects, statuses and routes.
     Controller,
-    /// Removal of the pins and the bootstrap file of this node's agent, for good.
+    /// Removal of the pins, the bootstrap file and the routes of this node's agent, for good.
     AgentRemove,
     /// Idle process after the removal, until it is ended.
     AgentRemoved,
@@ -117,7 +117,10 @@ impl ComponentCommand {
             }
             Self::AgentRemove => {
                 let config = agent::config::AgentConfig::parse_from(args);
-                Box::pin(async move { remove_agent_files(&config) })
+                Box::pin(async move {
+                    remove_agent_files(&config)?;
+                    remove_routes()
+                })
             }
             Self::AgentRemoved => Box::pin(async move {
                 shutdown.cancelled().await;
@@ -148,6 +151,16 @@ fn remove_agent_files(config: &agent::config::AgentConfig) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes the agent's routes for ranges of ClusterIPs from the node's main table.
+fn remove_routes() -> Result<()> {
+    let attempt = "cannot remove the routes of ranges of ClusterIPs";
+    let changes = agent::net::unreachable_routes::set_unreachable(&[].into()).context(attempt)?;
+    match changes.failure {
+        None => Ok(()),
+        Some(failure) => bail!("{attempt}: {failure}"),
+    }
 }
 
 /// Raises the soft limit of open files to the hard limit. Container runtimes start processes with a low one, which

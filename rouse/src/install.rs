@@ -12,19 +12,22 @@ use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-mod cluster;
+pub(crate) mod cluster;
 mod configs;
+mod flow_schemas;
 mod generated_files;
 mod knative_conflict;
+pub(crate) mod kube_proxy_check;
+pub(crate) mod kube_proxy_needs;
 mod objects;
 mod obsolete;
 mod policies;
 mod rbac;
-mod readiness;
+pub(crate) mod readiness;
 mod services;
-mod settings;
+pub(crate) mod settings;
 mod uninstall;
-mod workloads;
+pub(crate) mod workloads;
 
 use self::{
     cluster::ClusterClient,
@@ -85,6 +88,13 @@ pub(crate) struct InstallArgs {
     /// them in turn, without kube-proxy, and serve the Service default/kubernetes too
     #[arg(long = "apiserver", value_name = "URL", value_delimiter = ',')]
     apiservers: Vec<ApiServerUrl>,
+    /// Do without kube-proxy, with --clusterip all; refused with names while Services or pods need it
+    #[arg(long, requires = "apply")]
+    without_kube_proxy: bool,
+    /// Ranges of ClusterIPs [default: those of the cluster's ServiceCIDR objects]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', requires = "without_kube_proxy",
+          value_parser = agent::config::parse_service_cidr)]
+    service_cidr: Vec<IpNet>,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -122,6 +132,9 @@ impl InstallArgs {
                 "--apiserver needs --clusterip labelled or all: otherwise no agent asks an API server"
             );
         }
+        if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
+            bail!("--without-kube-proxy needs --clusterip all: the agents must serve all Services");
+        }
         let image = self.image.clone().unwrap_or_else(|| InstallSettings::default().image);
         Ok(InstallSettings {
             namespace: self.namespace.clone(),
@@ -135,6 +148,8 @@ impl InstallArgs {
             clusterip: self.clusterip,
             map_sizes: self.map_sizes.clone(),
             apiservers: self.apiservers.clone(),
+            without_kube_proxy: self.without_kube_proxy,
+            service_cidr: self.service_cidr.clone(),
         })
     }
 }
@@ -154,6 +169,9 @@ pub(crate) fn install(args: &InstallArgs) -> Result<()> {
     match &args.kubeconfig {
         Some(file) if args.apply => build_runtime()?.block_on(async {
             let cluster = ClusterClient::connect(file).await?;
+            if settings.without_kube_proxy {
+                kube_proxy_check::check_no_need(&cluster, &settings, &objects).await?;
+            }
             apply_objects(&cluster, &settings, &objects).await?;
             if args.wait {
                 wait_until_ready(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
@@ -171,6 +189,8 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<()> {
     let settings = InstallSettings {
         namespace: args.namespace.clone(),
         image: args.image.clone().unwrap_or_else(|| default_settings.image.clone()),
+        // The mode with the most objects: those that were never applied are skipped.
+        clusterip: ClusterIpMode::All,
         ..default_settings
     };
     build_runtime()?.block_on(async {

@@ -8,6 +8,7 @@ mod admin_pages;
 mod agent_pages;
 mod apply;
 mod args;
+mod check;
 mod cli;
 mod command_error;
 mod component;

@@ -321,6 +321,8 @@ impl RunningComponents {
             map_sizes: agent::map_sizes::MapSizeOverrides::default(),
             apiservers: Vec::new(),
             state: None,
+            without_kube_proxy: false,
+            service_cidr: Vec::new(),
             wait_for_drain: true,
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),

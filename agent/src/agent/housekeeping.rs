@@ -79,6 +79,7 @@ impl Agent {
         self.handles.not_ready.set("clusterip", self.routes.unknown_services_reason());
         // A failed or partial plan is tried again once a second.
         self.routes.retry_unfinished();
+        self.handles.service_events.log_left_out();
         self.update_node_addresses(now);
         self.delete_closed_listeners_if_due(now);
         self.update_route_metrics();

@@ -18,11 +18,16 @@ use crate::{
         takeover_stage::ProgramTakeoverStage,
     },
     pods::types::PodTrackerEvent,
-    routes::plan::{MapCapacityError, MapPlan, bootstrap_ops},
+    routes::{
+        plan::{MapCapacityError, MapPlan, OutrankedService, bootstrap_ops},
+        service_events::ServiceEventReason,
+    },
 };
 
-/// Number of refused Services of the cluster that one plan logs by name.
-const REFUSALS_LOGGED_MAX: usize = 5;
+/// Number of Services of the cluster that one plan logs by name.
+const SERVICES_LOGGED_MAX: usize = 5;
+/// Section of the documentation about full maps, for Events.
+const MAP_SIZES_DOCS: &str = "docs/operations.md#sizes-of-the-maps";
 
 /// Progress of one plan.
 struct MapPlanProgress {
@@ -153,22 +158,50 @@ impl Agent {
             return Err(error_chain(&error));
         }
         self.observe_programming();
-        let MapPlan { ops, refused, newly_refused, is_partial, .. } = plan;
+        let MapPlan { ops, refused, newly_refused, newly_outranked, is_partial, .. } = plan;
         self.report_refused(refused);
         self.report_refused_cluster_services(&newly_refused);
+        self.report_outranked_services(&newly_outranked);
         Ok(MapPlanProgress { writes: ops.len(), is_partial })
     }
 
     /// Reports Services of the cluster that do not fit. The agent is ready all the same: kube-proxy serves them.
     fn report_refused_cluster_services(
-        &self,
+        &mut self,
         newly_refused: &[(NamespacedName, MapCapacityError)],
     ) {
         let count = self.routes.refused_cluster_services();
         self.handles.metrics.cluster_services_refused.set(count as i64);
         // A full map refuses thousands at once, and the first ones tell which map.
-        for (service, reason) in newly_refused.iter().take(REFUSALS_LOGGED_MAX) {
+        for (service, reason) in newly_refused.iter().take(SERVICES_LOGGED_MAX) {
             warn!(%service, error = %reason, count, "service does not fit and is left to kube-proxy");
+        }
+        let node = &self.node;
+        for (service, reason) in newly_refused {
+            self.handles.service_events.record(
+                service,
+                ServiceEventReason::KernelMapFull,
+                &format_args!(
+                    "node {node} does not serve the Service: {reason}; see {MAP_SIZES_DOCS}"
+                ),
+            );
+        }
+        self.handles.service_events.log_left_out();
+    }
+
+    /// Reports Services of the cluster that are not served at an address of one of Rouse's services.
+    fn report_outranked_services(&mut self, newly_outranked: &[OutrankedService]) {
+        for outranked in newly_outranked.iter().take(SERVICES_LOGGED_MAX) {
+            let OutrankedService { service, address, owner } = outranked;
+            warn!(%service, %address, %owner, "address of a service belongs to one of Rouse's");
+        }
+        let node = &self.node;
+        for outranked in newly_outranked {
+            self.handles.service_events.record(
+                &outranked.service,
+                ServiceEventReason::ClusterIpTaken,
+                &format_args!("node {node} does not serve the Service: {outranked}"),
+            );
         }
     }
 

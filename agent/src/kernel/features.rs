@@ -90,6 +90,14 @@ impl VerifierFeatures {
     }
 }
 
+/// Returns true if the kernel accepts programs of the types that the agent attaches to cgroups, from this process.
+pub fn accepts_cgroup_programs() -> bool {
+    let pass: Vec<u64> =
+        [BpfInstruction::mov_imm(0, 1), BpfInstruction::EXIT].iter().map(|it| it.0).collect();
+    sys::accepts_program(PROG_SOCK_ADDR, ATTACH_CONNECT4, &pass)
+        && sys::accepts_program(PROG_SOCK_OPS, 0, &pass)
+}
+
 /// Returns the bit of a socket's IPV6_V6ONLY, from the kernel's BTF.
 fn find_v6_only_bit() -> Option<SocketBit> {
     KernelBtf::parse(&std::fs::read(btf::FILE).ok()?)?.v6_only()

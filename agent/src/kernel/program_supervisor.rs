@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::link::error_chain;
+use common::{link::error_chain, once_signal::OnceSignal};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -39,6 +39,8 @@ pub(crate) struct ProgramSupervisor {
     maps: KernelMaps,
     /// Foreign programs that were found on the same hooks, by owner.
     foreign_programs: BTreeMap<ForeignProgramOwner, usize>,
+    /// Set once connects follow this agent's filled tables, as a self-test has proven.
+    in_force: OnceSignal,
 }
 
 /// Waits for the cgroups, then loads and attaches the programs and opens the maps.
@@ -71,6 +73,7 @@ pub(crate) async fn start(
             programs,
             maps: KernelMaps::open(&pins)?,
             foreign_programs: BTreeMap::new(),
+            in_force: OnceSignal::new(),
         };
         Ok((kernel, maps, events, locked_closer))
     };
@@ -122,6 +125,11 @@ fn find_cgroups(config: &AgentConfig) -> Result<AgentPaths, (String, Duration)> 
 }
 
 impl ProgramSupervisor {
+    /// Returns a signal that is set once connects follow this agent's filled tables, as a self-test has proven.
+    pub(crate) fn in_force(&self) -> OnceSignal {
+        self.in_force.clone()
+    }
+
     /// Keeps the programs attached and verified until `shutdown`.
     pub(crate) async fn run(
         mut self,
@@ -131,13 +139,17 @@ impl ProgramSupervisor {
         shutdown: CancellationToken,
     ) {
         let mut next_self_test = Instant::now();
+        let mut is_proven = false;
         loop {
             let self_test_due = Instant::now() >= next_self_test;
             let current_stage = *stage.borrow_and_update();
             // Blocking calls: the programs move into the job and come back with its result.
             let check = spawn_blocking(move || {
+                let followed_previous = self.programs.follows_previous();
                 self.advance_takeover(current_stage);
-                let self_test_result = self.verify_programs(self_test_due);
+                // Programs that have just taken over are proven at once.
+                let took_over = followed_previous && !self.programs.follows_previous();
+                let self_test_result = self.verify_programs(self_test_due || took_over);
                 (self, self_test_result)
             });
             let self_test_result;
@@ -152,7 +164,12 @@ impl ProgramSupervisor {
                 // A self-test that failed runs again at the next check.
                 let period = if failure.is_some() { VERIFY_PERIOD } else { SELF_TEST_PERIOD };
                 next_self_test = Instant::now() + period;
+                // The self-test proves nothing of these programs while connects follow other ones.
+                is_proven = failure.is_none() && !self.programs.follows_previous();
                 not_ready.set("kernel", failure);
+            }
+            if is_proven && current_stage >= ProgramTakeoverStage::TablesFilled {
+                self.in_force.set();
             }
             tokio::select! {
                 () = sleep(VERIFY_PERIOD) => {}

@@ -266,6 +266,11 @@ impl EbpfPrograms {
         self.previous_pins.as_deref()
     }
 
+    /// Returns true while connects follow the tables of the previous version.
+    pub fn follows_previous(&self) -> bool {
+        self.follows_previous
+    }
+
     /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.
     ///
     /// After an error, call it again: completed steps stay.
@@ -340,24 +345,8 @@ impl EbpfPrograms {
     /// Rouse's programs run first if the foreign ones are in a cgroup above. In the same cgroup, the one that was
     /// attached first runs first.
     pub fn foreign_programs(&self) -> BTreeMap<ForeignProgramOwner, usize> {
-        let mut counts = BTreeMap::new();
-        let clients = &self.paths.clients;
-        for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
-            // The agent's own programs are attached to these cgroups, by the same names.
-            let has_own_programs = cgroup == clients || cgroup == self.paths.pods;
-            for (name, attach_type, _) in
-                CGROUP_PROGRAMS.into_iter().filter(|it| CONNECT_PROGRAMS.contains(&it.0))
-            {
-                let Ok(folder) = File::open(cgroup) else { continue };
-                // Only for information: a hook that cannot be read counts as empty.
-                let names = sys::attached_programs(folder.as_fd(), attach_type).unwrap_or_default();
-                let foreign = names.iter().filter(|it| !(has_own_programs && it.as_str() == name));
-                foreign.for_each(|it| {
-                    *counts.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
-                });
-            }
-        }
-        counts
+        let AgentPaths { clients, pods, .. } = &self.paths;
+        count_foreign_programs(clients, &[clients, pods])
     }
 
     /// Returns the folder of the pinned maps, for [`KernelMaps::open`].
@@ -570,6 +559,31 @@ fn make_folder(path: &Path) -> Result<(), EbpfProgramsError> {
 
 fn open_folder(path: &Path) -> Result<File, EbpfProgramsError> {
     File::open(path).map_err(|source| path_error("open cgroup", path, source))
+}
+
+/// Returns the number of foreign programs that redirect connects in the cgroup `lowest` or above it, by owner. `own`
+/// has the cgroups that the agent attaches its programs to.
+pub(crate) fn count_foreign_programs(
+    lowest: &Path,
+    own: &[&Path],
+) -> BTreeMap<ForeignProgramOwner, usize> {
+    let mut counts = BTreeMap::new();
+    for cgroup in lowest.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
+        // The agent's own programs are attached to these cgroups, by the same names.
+        let has_own_programs = own.contains(&cgroup);
+        for (name, attach_type, _) in
+            CGROUP_PROGRAMS.into_iter().filter(|it| CONNECT_PROGRAMS.contains(&it.0))
+        {
+            let Ok(folder) = File::open(cgroup) else { continue };
+            // Only for information: a hook that cannot be read counts as empty.
+            let names = sys::attached_programs(folder.as_fd(), attach_type).unwrap_or_default();
+            let foreign = names.iter().filter(|it| !(has_own_programs && it.as_str() == name));
+            foreign.for_each(|it| {
+                *counts.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
+            });
+        }
+    }
+    counts
 }
 
 /// Opens a network namespace. Returns it with its inode.

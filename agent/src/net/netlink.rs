@@ -3,8 +3,8 @@
 use std::{io, os::fd::AsFd as _};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_sys::{Socket, SocketAddr};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -60,6 +60,15 @@ impl NetlinkSocket {
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
         self.send(command, NLM_F_REQUEST | NLM_F_ACK)?;
+        self.receive_responses(&mut |_: T| ())
+    }
+
+    /// Sends a command that makes an object, and waits for its acknowledgement. Returns an error if the object exists.
+    pub(crate) fn create<T>(&self, command: T) -> io::Result<()>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
+    {
+        self.send(command, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?;
         self.receive_responses(&mut |_: T| ())
     }
 

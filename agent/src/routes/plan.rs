@@ -13,6 +13,7 @@ mod facts;
 mod list_edit;
 mod map_plan;
 mod named_slab;
+mod outranked;
 mod pool;
 mod request_terms;
 mod service_number;
@@ -43,10 +44,11 @@ pub use self::{
     bootstrap::bootstrap_ops,
     cluster_services::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
-        ObservedSlice, UdpEndpoints,
+        ObservedSlice, UdpEndpoints, served_protocol,
     },
     facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
+    outranked::OutrankedService,
     request_terms::RevisionRequestTerms,
     table::PlannerTable,
 };
@@ -573,6 +575,7 @@ impl RoutePlanner {
         }
         // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
+        plan.newly_outranked = self.newly_outranked(&draft);
         self.commit_draft(draft, unfit, &mut ops);
         ops.finish(&mut plan);
         Ok(plan)

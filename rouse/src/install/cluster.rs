@@ -25,11 +25,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Client of the cluster that a kubeconfig file names.
-pub(super) struct ClusterClient(Client);
+pub(crate) struct ClusterClient(Client);
 
 impl ClusterClient {
     /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
-    pub(super) async fn connect(kubeconfig: &Path) -> Result<Self> {
+    pub(crate) async fn connect(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(connect(Some(kubeconfig)).await?))
     }
 
@@ -61,9 +61,15 @@ impl ClusterClient {
         found.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
+    /// Reads a page of the API server, such as one of a pod behind its proxy.
+    pub(crate) async fn get_text(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new()).context("a bad path")?;
+        self.0.request_text(request).await.with_context(|| format!("cannot read {path}"))
+    }
+
     /// Lists all objects of a kind that the label selector `labels` selects; an empty one selects all. Without a
     /// namespace, objects of the whole cluster are listed.
-    pub(super) async fn list(
+    pub(crate) async fn list(
         &self,
         api_version: &str,
         kind: &str,

@@ -4,7 +4,7 @@ use controller::write::crds;
 use serde_json::{Value, json};
 
 use super::{
-    configs, policies, rbac, services,
+    configs, flow_schemas, policies, rbac, services,
     settings::{InstallSettings, NAME_LABEL, PART_OF_LABEL},
     workloads,
 };
@@ -15,6 +15,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     objects.extend(crds::all_definitions());
     objects.extend(configs::all(settings));
     objects.extend(rbac::all(settings));
+    objects.extend(flow_schemas::all(settings));
     objects.extend(services::all(settings));
     objects.extend(policies::all(settings));
     objects.extend(workloads::all(settings));

@@ -286,7 +286,7 @@ pub(crate) const NAMESPACE_RULES: [RbacRule; 6] = [
 ];
 
 /// Permissions of the agents if they serve Services of the cluster.
-pub(crate) const AGENT_RULES: [RbacRule; 3] = [
+pub(crate) const AGENT_RULES: [RbacRule; 5] = [
     RbacRule {
         groups: &[""],
         resources: &["services", "namespaces"],
@@ -307,6 +307,20 @@ pub(crate) const AGENT_RULES: [RbacRule; 3] = [
         names: &[],
         verbs: WATCH_VERBS,
         reason: "zone of the agent's own node, and if it is about to be deleted",
+    },
+    RbacRule {
+        groups: &["networking.k8s.io"],
+        resources: &["servicecidrs"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "ranges of ClusterIPs, which are unreachable in a cluster without kube-proxy",
+    },
+    RbacRule {
+        groups: &["events.k8s.io"],
+        resources: &["events"],
+        names: &[],
+        verbs: &["create", "patch"],
+        reason: "Events on Services that a node does not serve",
     },
 ];
 

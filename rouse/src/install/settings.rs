@@ -58,6 +58,10 @@ pub(crate) struct InstallSettings {
     pub(crate) map_sizes: MapSizeOverrides,
     /// API servers that the agents ask; none: they ask the API server's own Service.
     pub(crate) apiservers: Vec<ApiServerUrl>,
+    /// True if the cluster does without kube-proxy.
+    pub(crate) without_kube_proxy: bool,
+    /// Ranges of ClusterIPs; none: those of the cluster's ServiceCIDR objects.
+    pub(crate) service_cidr: Vec<IpNet>,
 }
 
 impl Default for InstallSettings {
@@ -74,6 +78,8 @@ impl Default for InstallSettings {
             clusterip: ClusterIpMode::default(),
             map_sizes: MapSizeOverrides::default(),
             apiservers: Vec::new(),
+            without_kube_proxy: false,
+            service_cidr: Vec::new(),
         }
     }
 }

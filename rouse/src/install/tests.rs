@@ -19,6 +19,7 @@ use k8s_openapi::{
         apps::v1::{DaemonSet, Deployment},
         autoscaling::v2::HorizontalPodAutoscaler,
         core::v1::{ConfigMap, Namespace, Service, ServiceAccount},
+        flowcontrol::v1::FlowSchema,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
         rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
@@ -81,6 +82,7 @@ fn every_field_is_one_that_the_api_knows() {
             "ClusterRoleBinding" => read_and_write::<ClusterRoleBinding>(&object),
             "Role" => read_and_write::<Role>(&object),
             "RoleBinding" => read_and_write::<RoleBinding>(&object),
+            "FlowSchema" => read_and_write::<FlowSchema>(&object),
             "Service" => read_and_write::<Service>(&object),
             "NetworkPolicy" => read_and_write::<NetworkPolicy>(&object),
             "Deployment" => read_and_write::<Deployment>(&object),
@@ -91,6 +93,58 @@ fn every_field_is_one_that_the_api_knows() {
         };
         assert_eq!(same, object, "{}", objects::kind_and_name(&object));
     }
+}
+
+#[test]
+fn no_account_that_talks_to_the_api_server_shares_a_level_with_users() {
+    let accounts = |clusterip| {
+        let objects = objects::all(&InstallSettings { clusterip, ..InstallSettings::default() });
+        let schemas = objects.iter().filter(|it| it["kind"] == "FlowSchema");
+        let found = schemas.map(|schema| {
+            let spec = &schema["spec"];
+            let level = spec["priorityLevelConfiguration"]["name"].as_str().unwrap();
+            assert!(!["workload-low", "global-default"].contains(&level), "{level}");
+            let account = &spec["rules"][0]["subjects"][0]["serviceAccount"];
+            assert_eq!(account["namespace"], NAMESPACE);
+            account["name"].as_str().unwrap().to_owned()
+        });
+        found.collect::<BTreeSet<String>>()
+    };
+    assert_eq!(accounts(ClusterIpMode::Off), ["controller".to_owned()].into());
+    let both = ["controller".to_owned(), "rouse-agent".to_owned()];
+    assert_eq!(accounts(ClusterIpMode::All), both.into());
+}
+
+#[test]
+fn events_of_agents_do_not_compete_with_kubelets() {
+    let settings = InstallSettings { clusterip: ClusterIpMode::All, ..InstallSettings::default() };
+    let objects = objects::all(&settings);
+    let is_of_agents =
+        |it: &&Value| it["kind"] == "FlowSchema" && it["metadata"]["name"] == "rouse-agent";
+    let rule = &objects.iter().find(is_of_agents).unwrap()["spec"]["rules"][0];
+    assert_eq!(rule["resourceRules"][0]["verbs"], serde_json::json!(["list", "watch"]));
+    assert_eq!(rule.get("nonResourceRules"), None);
+}
+
+#[test]
+fn an_agent_without_kube_proxy_knows_the_ranges_of_cluster_ips() {
+    let variables = |settings: &InstallSettings| {
+        let objects = objects::all(settings);
+        let agent = objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap().clone();
+        let vars = agent["spec"]["template"]["spec"]["containers"][0]["env"].clone();
+        let vars = vars.as_array().unwrap().clone().into_iter();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        vars.map(|it| (text(&it["name"]), text(&it["value"]))).collect::<BTreeMap<_, _>>()
+    };
+    let beside = InstallSettings { clusterip: ClusterIpMode::All, ..InstallSettings::default() };
+    assert_eq!(variables(&beside).get("ROUSE_WITHOUT_KUBE_PROXY"), None);
+    let mut without = InstallSettings { without_kube_proxy: true, ..beside };
+    let vars = variables(&without);
+    assert_eq!(vars["ROUSE_WITHOUT_KUBE_PROXY"], "true");
+    assert_eq!(vars.get("ROUSE_SERVICE_CIDR"), None);
+    without.service_cidr =
+        vec!["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
+    assert_eq!(variables(&without)["ROUSE_SERVICE_CIDR"], "10.96.0.0/12,fd00:10:96::/112");
 }
 
 #[test]
@@ -221,7 +275,7 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
 }
 
 #[test]
-fn an_agent_that_serves_services_of_the_cluster_may_read_them() {
+fn an_agent_that_serves_services_of_the_cluster_may_read_them_and_write_events() {
     for clusterip in [ClusterIpMode::Labelled, ClusterIpMode::All] {
         let objects = objects::all(&InstallSettings { clusterip, ..InstallSettings::default() });
         let find = |name: &str| {
@@ -241,7 +295,8 @@ fn an_agent_that_serves_services_of_the_cluster_may_read_them() {
         let subject = &find("ClusterRoleBinding/rouse-agent")["subjects"][0];
         assert_eq!(subject["name"], "rouse-agent");
         let rules = find("ClusterRole/rouse-agent")["rules"].as_array().unwrap();
-        for rule in rules {
+        // It writes nothing but Events.
+        for rule in rules.iter().filter(|rule| rule["resources"][0] != "events") {
             assert_eq!(rule["verbs"], serde_json::json!(["get", "list", "watch"]));
         }
     }
@@ -313,6 +368,10 @@ fn the_removal_of_agents_reaches_their_files_on_the_node() {
     }
     let vars = pod["initContainers"][0]["env"].as_array().unwrap();
     assert!(vars.iter().any(|it| it["name"] == "ROUSE_STATE"));
+    // The routes are in the node's own network.
+    assert_eq!(pod["hostNetwork"], true);
+    let added = &pod["initContainers"][0]["securityContext"]["capabilities"]["add"];
+    assert!(added.as_array().unwrap().contains(&"NET_ADMIN".into()), "{added}");
 }
 
 #[test]

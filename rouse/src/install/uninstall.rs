@@ -147,13 +147,13 @@ async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) 
         if started.elapsed() > WAIT_TIMEOUT {
             // A node that is permanently away must not block the rest.
             stdout::print_line(&format!(
-                "{reason}: programs and maps stay pinned on the nodes that are not ready"
+                "{reason}: programs, maps and routes stay on the nodes that are not ready"
             ))?;
             return Ok(());
         }
         cluster::wait_poll_interval().await;
     }
-    stdout::print_line("removed programs and maps from the nodes")?;
+    stdout::print_line("removed programs, maps and routes from the nodes")?;
     Ok(())
 }
 

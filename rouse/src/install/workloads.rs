@@ -290,6 +290,7 @@ fn clusterip_env(settings: &InstallSettings) -> Vec<Value> {
         let urls: Vec<String> = settings.apiservers.iter().map(ToString::to_string).collect();
         vars.push(env_var("ROUSE_APISERVERS", &urls.join(",")));
     }
+    vars.extend(kube_proxy_env(settings));
     vars
 }
 
@@ -306,6 +307,18 @@ fn add_agent_state(pod: &mut Value) {
 /// Appends an item to a list that is not empty.
 fn push_item(list: &mut Value, item: Value) {
     list.as_array_mut().expect("an agent has volumes, mounts and settings").push(item);
+}
+
+/// Environment variables of an agent in a cluster without kube-proxy.
+fn kube_proxy_env(settings: &InstallSettings) -> Vec<Value> {
+    if !settings.without_kube_proxy {
+        return Vec::new();
+    }
+    let ranges: Vec<String> = settings.service_cidr.iter().map(ToString::to_string).collect();
+    let ranges = Some(ranges.join(",")).filter(|it| !it.is_empty());
+    let mut vars = vec![env_var("ROUSE_WITHOUT_KUBE_PROXY", "true")];
+    vars.extend(ranges.map(|it| env_var("ROUSE_SERVICE_CIDR", &it)));
+    vars
 }
 
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
@@ -376,8 +389,8 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     merge_fields(object, json!({"spec": spec}))
 }
 
-/// DaemonSet that replaces the agents' to uninstall: it removes their pins and bootstrap files once, and then idles to
-/// show that it is done.
+/// DaemonSet that replaces the agents' to uninstall: it removes their pins, bootstrap files and routes once, and then
+/// idles to show that it is done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     let mut object = agent_daemon_set(settings);
     let pod = &mut object["spec"]["template"]["spec"];

@@ -81,19 +81,24 @@ fn outcome(result: &io::Result<()>) -> &'static str {
 
 impl AgentFixture {
     /// Starts an agent that serves Services of the cluster.
-    fn start_agent_with_services(&mut self, mode: &str) {
-        self.agent = Some(self.cluster_agent_command(mode).spawn().expect("nsenter"));
+    pub(super) fn start_agent_with_services(&mut self, mode: &str) {
+        self.start_agent_with_settings(&[("ROUSE_CLUSTERIP", mode)]);
     }
 
-    /// Returns the command of an agent that serves Services of the cluster.
-    fn cluster_agent_command(&self, mode: &str) -> Command {
+    /// Starts an agent beside an API server, with these settings.
+    pub(super) fn start_agent_with_settings(&mut self, settings: &[(&str, &str)]) {
+        self.agent = Some(self.cluster_agent_command(settings).spawn().expect("nsenter"));
+    }
+
+    /// Returns the command of an agent beside an API server, with these settings.
+    fn cluster_agent_command(&self, settings: &[(&str, &str)]) -> Command {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, FakeWatchServer::kubeconfig().to_string()).expect("a file");
         let mut command = self.role_command("agent", "n");
         command.envs(self.agent_environment());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
-        command.env("KUBECONFIG", &kubeconfig).env("ROUSE_CLUSTERIP", mode);
+        command.env("KUBECONFIG", &kubeconfig).envs(settings.iter().copied());
         command
     }
 
@@ -113,7 +118,7 @@ impl AgentFixture {
     }
 
     /// Waits until `/readyz` names this reason, or the agent runs and does not name it.
-    fn wait_not_ready_reason(&self, reason: &str, is_expected: bool) {
+    pub(super) fn wait_not_ready_reason(&self, reason: &str, is_expected: bool) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let page = self.get_page("n", "127.0.0.1:7104", "/readyz");

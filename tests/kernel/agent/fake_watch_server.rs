@@ -1,4 +1,5 @@
-//! Shell: an API server of Services, EndpointSlices, namespaces and nodes, for lists and watches.
+//! Shell: an API server of Services, EndpointSlices, namespaces, nodes and ServiceCIDRs, for lists and watches.
+//! It keeps Events that are written.
 
 use std::{
     collections::BTreeMap,
@@ -27,11 +28,12 @@ type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 pub(super) const SERVER_ADDRESS: &str = "127.0.0.1:6443";
 
 /// Kinds that the server knows: path, API version, kind.
-const KINDS: [(&str, &str, &str); 4] = [
+const KINDS: [(&str, &str, &str); 5] = [
     ("/api/v1/services", "v1", "Service"),
     ("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
     ("/api/v1/namespaces", "v1", "Namespace"),
     ("/api/v1/nodes", "v1", "Node"),
+    ("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR"),
 ];
 
 /// The server, which runs until it is dropped.
@@ -56,8 +58,10 @@ struct ApiState {
     version: u64,
     /// Objects by kind and name.
     objects: BTreeMap<(String, String), Value>,
-    /// Events by resource version, each with its kind.
+    /// Events of watches by resource version, each with its kind.
     events: Vec<(u64, String, Value)>,
+    /// Kubernetes Events that clients have created or changed, in this order.
+    written_events: Vec<Value>,
 }
 
 impl FakeWatchServer {
@@ -102,8 +106,13 @@ impl FakeWatchServer {
             while let Ok((stream, _)) = listener.accept().await {
                 let objects = Arc::clone(&objects);
                 let service = service_fn(move |request: Request<Incoming>| {
-                    let response = objects.respond(request.uri());
-                    async move { Ok::<_, Infallible>(response) }
+                    let objects = Arc::clone(&objects);
+                    async move {
+                        let (head, body) = request.into_parts();
+                        let body = body.collect().await.map(|it| it.to_bytes());
+                        let body = body.unwrap_or_default();
+                        Ok::<_, Infallible>(objects.respond(&head.uri, &body))
+                    }
                 });
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
@@ -120,6 +129,11 @@ impl FakeWatchServer {
             "users": named("user", json!({})),
             "contexts": named("context", json!({"cluster": "test", "user": "test"})),
         })
+    }
+
+    /// Returns the Kubernetes Events that clients have written so far.
+    pub(super) fn written_events(&self) -> Vec<Value> {
+        self.objects.lock().written_events.clone()
     }
 
     /// Creates or replaces an object.
@@ -171,7 +185,18 @@ impl ApiObjects {
         self.version.send_replace(version);
     }
 
-    fn respond(self: &Arc<Self>, uri: &hyper::Uri) -> Response<ResponseBody> {
+    fn respond(self: &Arc<Self>, uri: &hyper::Uri, body: &[u8]) -> Response<ResponseBody> {
+        if uri.path().starts_with("/apis/events.k8s.io/v1/") {
+            let event: Value = serde_json::from_slice(body).expect("an Event");
+            self.lock().written_events.push(event.clone());
+            return json_response(StatusCode::CREATED, &event);
+        }
+        if let Some(name) = uri.path().strip_prefix("/api/v1/namespaces/default/services/") {
+            let key = ("Service".to_owned(), name.to_owned());
+            let found = self.lock().objects.get(&key).cloned();
+            let response = found.map(|object| json_response(StatusCode::OK, &object));
+            return response.unwrap_or_else(not_found);
+        }
         let query = uri.query().unwrap_or_default();
         let parameter = |name: &str| {
             let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -179,7 +204,7 @@ impl ApiObjects {
         };
         let Some((_, api_version, kind)) = KINDS.iter().find(|(path, ..)| *path == uri.path())
         else {
-            return json_response(StatusCode::NOT_FOUND, &json!({"kind": "Status", "code": 404}));
+            return not_found();
         };
         if parameter("watch").is_none() {
             return json_response(StatusCode::OK, &self.list(api_version, kind));
@@ -261,6 +286,14 @@ impl ApiObjects {
         let new = state.events.iter().filter(|(at, it, _)| *at > since && it == kind);
         new.map(|(.., event)| event.clone()).collect()
     }
+}
+
+fn not_found() -> Response<ResponseBody> {
+    let status = json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound",
+        "message": "not found", "code": 404,
+    });
+    json_response(StatusCode::NOT_FOUND, &status)
 }
 
 fn json_response(status: StatusCode, value: &Value) -> Response<ResponseBody> {

@@ -37,13 +37,15 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "agent",
         &[
-            "api_servers clock lock map_sizes paths incompatible pod_gauge service_facts health metrics config",
+            "api_servers capabilities clock lock map_sizes paths incompatible pod_gauge service_facts \
+             health metrics config",
             "net/",
             "kernel/",
             "routes/",
             "usage/",
             "pods/",
             "connections/",
+            "node_check/",
             "admin",
             "agent",
         ],
@@ -120,6 +122,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "store",
             "apply get",
             "component delete describe install logs run services top trace",
+            "check",
             "up",
             "cli",
         ],

@@ -481,8 +481,8 @@ impl ClusterServices {
     }
 }
 
-/// Returns the IP protocol number of a protocol whose ports this node serves; `None` for those left to kube-proxy.
-fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
+/// Returns the IP protocol number of a protocol whose ports nodes serve; `None` for those left to kube-proxy.
+pub fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
     match protocol {
         TransportProtocol::Tcp => Some(abi::IPPROTO_TCP),
         TransportProtocol::Udp => Some(abi::IPPROTO_UDP),

@@ -7,7 +7,7 @@ use std::{
 
 use common::wire::NamespacedName;
 
-use super::MapCapacityError;
+use super::{MapCapacityError, OutrankedService};
 use crate::kernel::map_op::MapOp;
 
 /// Result of planning: the map operations that put the table in force, and their effects.
@@ -25,6 +25,8 @@ pub struct MapPlan {
     /// Services of the cluster that do not fit, and were not refused before. Until they fit, their connects pass
     /// unchanged.
     pub newly_refused: Vec<(NamespacedName, MapCapacityError)>,
+    /// Services of the cluster that do not get an address, or lose it, to a service of the RouteTable since this plan.
+    pub newly_outranked: Vec<OutrankedService>,
     /// True if lists of the previous table are still in force, which this plan leaves to a later one.
     pub is_partial: bool,
 }

@@ -40,7 +40,7 @@ impl AgentFixture {
     /// Starts an agent in mode `all` with a bootstrap file. Its log goes to the file `log`.
     fn start_agent_with_file(&mut self) {
         let log = File::create(self.folder.join("log")).expect("a file");
-        let mut command = self.cluster_agent_command("all");
+        let mut command = self.cluster_agent_command(&[("ROUSE_CLUSTERIP", "all")]);
         command.env("ROUSE_STATE", self.state_folder()).stderr(log);
         self.agent = Some(command.spawn().expect("nsenter"));
     }
@@ -72,7 +72,7 @@ fn another_api_server_takes_over_when_one_goes_away() {
     first.set(slice(&["10.77.0.2"]));
     fixture.start_pod();
     fixture.send_to_pod("listen");
-    let mut command = fixture.cluster_agent_command("all");
+    let mut command = fixture.cluster_agent_command(&[("ROUSE_CLUSTERIP", "all")]);
     let servers = format!("http://{SERVER_ADDRESS},http://{SECOND_ADDRESS}");
     fixture.agent = Some(command.env("ROUSE_APISERVERS", servers).spawn().expect("nsenter"));
     fixture.wait_outcome("connected");

@@ -8,7 +8,7 @@ use common::service_routing::{
 };
 use datapath::abi::FrontendKey;
 
-use super::{API_SERVER_SERVICE, ClusterServices};
+use super::{API_SERVER_SERVICE, ClusterServices, served_protocol};
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::to_v6_octets,
@@ -111,7 +111,7 @@ impl ClusterServices {
         let address = service.cluster_ips.iter().find(|it| to_v6_octets(**it) == key.address)?;
         let is_same = |it: &&ClusterIpPort| {
             it.port.get().to_be() == key.port_be
-                && protocol_number(it.protocol) == Some(key.protocol)
+                && served_protocol(it.protocol) == Some(key.protocol)
         };
         Some((*address, service.ports.iter().find(is_same)?))
     }
@@ -162,7 +162,7 @@ impl ClusterServices {
             let all = all.collect::<Vec<_>>().join(", ");
             return format!("Service {text} has no port {} there, but {all}", to.to.port());
         }
-        if !protocols.iter().any(|it| protocol_number(*it) == Some(to.protocol)) {
+        if !protocols.iter().any(|it| served_protocol(*it) == Some(to.protocol)) {
             let others = protocols.iter().map(|it| protocol_text(*it)).collect::<Vec<_>>();
             let (port, protocol) = (to.to.port(), to.protocol_name());
             return format!(
@@ -302,15 +302,6 @@ pub(in crate::routes::plan) fn kube_proxy_text(target: &PortTarget) -> String {
             "kube-proxy drops its packets: {}",
             no_endpoint_text(NoEndpointReason::NoneOnNode)
         ),
-    }
-}
-
-/// Returns the number of a transport protocol in IP headers; `None` for those that no frontend has.
-fn protocol_number(protocol: TransportProtocol) -> Option<u8> {
-    match protocol {
-        TransportProtocol::Tcp => Some(6),
-        TransportProtocol::Udp => Some(17),
-        TransportProtocol::Sctp => None,
     }
 }
 

@@ -1,0 +1,108 @@
+//! Shell: the page of an agent with the check of its node.
+
+use agent::node_check::rules::CheckLine;
+use serde_json::{Value, json};
+
+use super::{fake_watch_server::FakeWatchServer, *};
+
+/// ClusterIP of the cluster's DNS.
+const DNS_ADDRESS: &str = "10.96.0.10";
+
+impl AgentFixture {
+    /// Starts an agent in a pod's cgroup, so that its own connects are redirected, with this server of DNS.
+    fn start_agent_with_dns(&mut self, address: &str) {
+        let file = |name: &str, text: String| {
+            let path = self.folder.join(name);
+            fs::write(&path, text).expect("a file");
+            path
+        };
+        let kubeconfig = file("kubeconfig", FakeWatchServer::kubeconfig().to_string());
+        let resolv_conf = file("resolv.conf", format!("nameserver {address}\n"));
+        let agent_cgroup = self.cgroup.join(self.pods_cgroup).join("podagent/main");
+        fs::create_dir_all(&agent_cgroup).expect("a cgroup");
+        let entering = self.role_command("agent", "n");
+        let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
+        // The file is the agent's alone: its mount namespace is private.
+        let script = format!(
+            "echo $$ > {}/cgroup.procs && exec unshare --mount sh -c \
+             'mount --bind {} /etc/resolv.conf && exec nsenter {}'",
+            agent_cgroup.display(),
+            resolv_conf.display(),
+            args.join(" ")
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(ROLE, "agent").envs(self.agent_environment());
+        command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
+        command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
+        command.env("KUBECONFIG", &kubeconfig).env("ROUSE_CLUSTERIP", "all");
+        self.agent = Some(command.spawn().expect("sh"));
+    }
+
+    /// Returns the line with this subject, once it is as expected.
+    fn wait_check_line(
+        &self,
+        subject: &str,
+        is_expected: impl Fn(&CheckLine) -> bool,
+    ) -> CheckLine {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let page = self.get_page("n", "127.0.0.1:7104", "/check");
+            let mut lines = page.lines().filter_map(CheckLine::parse);
+            if let Some(line) = lines.find(|it| it.subject == subject && is_expected(it)) {
+                return line;
+            }
+            assert!(Instant::now() < deadline, "{subject}: {page}");
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+fn dns_slice(addresses: &[&str]) -> Value {
+    let endpoints = addresses.iter().map(|it| json!({"addresses": [it]}));
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "name": "kube-dns-1", "namespace": "kube-system",
+            "labels": {"kubernetes.io/service-name": "kube-dns"},
+        },
+        "ports": [{"name": "dns-tcp", "port": 8080, "protocol": "TCP"}],
+        "endpoints": endpoints.collect::<Vec<_>>(),
+    })
+}
+
+#[test]
+fn a_check_proves_connects_from_the_node_and_from_a_pod() {
+    let mut fixture = AgentFixture::new("check");
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
+    server.set(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "kube-dns", "namespace": "kube-system"},
+        "spec": {
+            "type": "ClusterIP", "clusterIP": DNS_ADDRESS, "clusterIPs": [DNS_ADDRESS],
+            "ports": [{"name": "dns-tcp", "port": 53, "protocol": "TCP"}],
+        },
+    }));
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent_with_dns(DNS_ADDRESS);
+
+    for subject in ["canary from the node", "canary from a pod"] {
+        let line = fixture.wait_check_line(subject, |line| line.to_do.is_none());
+        let expected = "10.96.0.10:53 leads to an endpoint by Rouse's programs";
+        assert_eq!(line.finding, expected, "{subject}");
+    }
+    for subject in ["kernel", "features", "cgroup", "capabilities", "clusterip"] {
+        let line = fixture.wait_check_line(subject, |_| true);
+        assert_eq!(line.to_do, None, "{line}");
+    }
+    // No server of DNS answers here.
+    fixture.wait_check_line("dns", |line| line.to_do.is_some());
+
+    server.set(dns_slice(&[]));
+    for subject in ["canary from the node", "canary from a pod"] {
+        let line = fixture.wait_check_line(subject, |line| line.to_do.is_some());
+        assert!(line.finding.contains("is not reached"), "{line}");
+    }
+}
