@@ -303,6 +303,39 @@ fn a_connected_socket_that_names_its_cluster_ip_asks_its_own_endpoint() {
     }
 }
 
+/// An IPv6 socket names its IPv4 peer to the programs in each datagram, so that a random endpoint would answer in vain.
+#[test]
+fn a_socket_that_connected_before_its_peer_was_served_keeps_its_peer() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    let mut client = fixture.start_client();
+    let (peer, address) = (fixture.direct(0), fixture.pods[0].ipv4());
+    let mapped = format!("[::ffff:{address}]:{SERVING_PORT}");
+    client.expect_step("open6");
+    assert_eq!(client.expect_step(&format!("reconnect {mapped}")), mapped);
+    assert_eq!(client.expect_step("ask"), format!("pod0 {mapped}"));
+    // Another Service leads to another pod from this address on.
+    let port = ClusterIpPort {
+        name: "dns".into(),
+        protocol: TransportProtocol::Udp,
+        port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
+    };
+    let service = ClusterIpService {
+        cluster_ips: vec![address.parse().expect("an address")],
+        ports: vec![port],
+        ..ClusterIpService::default()
+    };
+    let service = ObservedService { service, label: None, is_dns: false };
+    let change = ClusterChange::Service(service_name(9), Some(service));
+    fixture.kernel.observe_cluster(vec![change]);
+    fixture.set_endpoints(9, &[1]);
+    for step in ["ask".to_owned(), format!("ask {mapped}")] {
+        assert_eq!(client.expect_step(&step), format!("pod0 {mapped}"), "{step}");
+    }
+    assert_eq!(fixture.sockets(), 0);
+    assert_eq!(client.expect_step(&format!("connect {peer}")), peer);
+    assert_eq!(client.expect_step("ask"), format!("pod1 {peer}"), "a new connect");
+}
+
 #[test]
 fn a_socket_that_connects_elsewhere_shows_its_new_peer() {
     let mut fixture = ClusterUdpFixture::new(2);
