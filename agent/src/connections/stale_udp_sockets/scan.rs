@@ -25,6 +25,7 @@ pub(super) fn end_stale_sockets(
     entries: &UdpSocketEntries,
     endpoints: &UdpEndpoints,
 ) -> u64 {
+    let entries = &entries.with_other_sizes();
     if entries.is_empty() {
         return 0;
     }
