@@ -110,9 +110,43 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => ALLOW,
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            if !has_no_sockets() {
+                let words = address_words(key.address);
+                let low = u64::from(words[0]) | u64::from(words[1]) << 32;
+                let high = u64::from(words[2]) | u64::from(words[3]) << 32;
+                forget_reply(ctx.socket_cookie(), low, high, u32::from(key.port_be));
+            }
+            ALLOW
+        }
         Err(NoRewriteReason::Refuse) => refuse_call(),
     }
+}
+
+/// Lets answers from an address that a socket asks itself show that address, also if a service led the socket there
+/// before. The address is in two halves, in memory order. Returns 0.
+///
+/// A function of its own: its key takes no space on the stack of the programs that choose backends.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn forget_reply(cookie: u64, low: u64, high: u64, port_be: u32) -> u32 {
+    // The key is built for sockets that have asked a service only.
+    if UDP_SOCKETS.get_ptr(cookie).is_none() {
+        return 0;
+    }
+    let words = [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32];
+    let key = UdpFlowKey {
+        socket_cookie: cookie,
+        address: address_bytes(words),
+        port_be: port_be as u16,
+        reserved: 0,
+        spare: 0,
+    };
+    // The look-up comes first, as a removal takes a lock of the map.
+    if UDP_REPLIES.get_ptr(&key).is_some() {
+        let _gone_meanwhile = UDP_REPLIES.remove(&key);
+    }
+    0
 }
 
 /// Leads a datagram of a connected socket to its peer: unchanged if it names the peer, to the socket's backend if it

@@ -271,6 +271,23 @@ fn an_answer_of_an_endpoint_of_two_services_is_shown_as_of_the_one_asked_last() 
     }
 }
 
+/// Programs find a peer by a Service, and then ask the peer itself.
+#[test]
+fn an_answer_of_an_endpoint_that_was_asked_itself_shows_its_own_address() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let ipv6 = format!("[{}]:{SERVING_PORT}", fixture.pods[0].ipv6());
+    let (ipv4, mut client) = (fixture.direct(0), fixture.start_client());
+    let cases =
+        [("open4", "10.96.0.9:53", ipv4.as_str()), ("open6", "[fd96::9]:53", ipv6.as_str())];
+    for (open, cluster_ip, direct) in cases {
+        client.expect_step(open);
+        for address in [cluster_ip, direct, cluster_ip] {
+            assert_eq!(client.expect_step(&format!("ask {address}")), format!("pod0 {address}"));
+        }
+    }
+}
+
 #[test]
 fn without_endpoints_connects_and_datagrams_are_refused() {
     let mut fixture = ClusterUdpFixture::new(1);
