@@ -11,6 +11,7 @@ use std::{
 use agent::{
     config::ClusterIpMode,
     kernel::programs::EbpfPrograms,
+    paths::AgentPaths,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -547,5 +548,30 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
     client.expect_step("drop");
     assert_eq!(programs.remove_outlived_pins(), 0);
     assert!(!old.exists());
+    fixture.kernel.programs = Some(programs);
+}
+
+/// As with an agent whose mode selects no Services of the cluster any more: its clients are the pods only.
+#[test]
+fn a_socket_outside_of_a_narrower_cgroup_of_clients_sees_the_cluster_ip_until_it_closes() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    client.expect_step("connect 10.96.0.9:53");
+    let wide = fixture.kernel.paths().clone();
+    let narrow = AgentPaths { clients: wide.pods.clone(), ..wide.clone() };
+    drop(fixture.kernel.programs.take());
+    let programs = EbpfPrograms::load(narrow).expect("the kernel takes them");
+    assert_eq!(programs.keep_attached().expect("attached"), 0, "they stay where they are");
+    assert_eq!(client.expect_step("ask"), "pod0 10.96.0.9:53");
+    assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "it is no client any more");
+    client.expect_step("drop");
+    assert_eq!(fixture.sockets(), 0);
+    drop(programs);
+    let programs = EbpfPrograms::load(wide).expect("the kernel takes them");
+    client.expect_step("open4");
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53", "as before");
     fixture.kernel.programs = Some(programs);
 }
