@@ -120,8 +120,9 @@ pub const BACKENDS_MAX: u32 = 32_768;
 /// Most clients that keep a backend by default, each counted once for every frontend. Beyond them, those that connected
 /// longest ago get another backend.
 pub const AFFINITY_MAX: u32 = 16_384;
-/// Most pairs of an unconnected UDP socket and a frontend that are remembered. Beyond them, those that were used
-/// longest ago are forgotten: the next datagram may go to another backend.
+/// Most pairs of an unconnected UDP socket and a frontend that are remembered, on up to 64 CPUs. Beyond them, those
+/// that were used longest ago are forgotten: the next datagram may go to another backend. The agent sets 256 for each
+/// CPU if that is more, for the reason given at [`PROBES_MAX`].
 pub const UDP_FLOWS_MAX: u32 = 16_384;
 /// Most open UDP sockets of which a connect or a datagram was redirected. Those of further sockets go on unchanged.
 pub const UDP_SOCKETS_MAX: u32 = 65_536;

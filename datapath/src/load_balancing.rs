@@ -1,5 +1,7 @@
 //! Pure: choice of a backend and packing of map words; the same code runs in the eBPF programs and in unit tests.
 
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
 /// Bits of [`SvcState`] for the offset of the list in `SLOTS`.
 const OFFSET_BITS: u32 = 24;
 /// Bits of [`SvcState`] for the length of the list.
@@ -203,6 +205,18 @@ pub const fn prefers_first(first: BackendLoad, second: BackendLoad) -> bool {
         }
     }
     clamp_gauge(first.open_connections) <= clamp_gauge(second.open_connections)
+}
+
+/// Returns the time since a stamp, in ns. The stamp of another CPU may be later than `now_ns`, and then it is 0.
+#[inline(always)]
+pub const fn elapsed_ns(now_ns: u64, stamp_ns: u64) -> u64 {
+    now_ns.saturating_sub(stamp_ns)
+}
+
+/// Returns true if a client that last connected at `connected_ns` keeps its backend for this timeout.
+#[inline(always)]
+pub const fn is_affinity_in_force(now_ns: u64, connected_ns: u64, affinity_seconds: u32) -> bool {
+    elapsed_ns(now_ns, connected_ns) <= affinity_seconds as u64 * SECOND_NS
 }
 
 /// Returns a gauge that is updated without a read, as at least 0.
@@ -450,6 +464,14 @@ mod tests {
         let busy = load(9, Some(9));
         assert!(prefers_first(busy, doubtful) && !prefers_first(doubtful, busy));
         assert!(prefers_first(doubtful, doubtful));
+    }
+
+    #[test]
+    fn a_client_keeps_its_backend_until_its_timeout_and_by_a_later_stamp_too() {
+        assert!(is_affinity_in_force(SECOND_NS, SECOND_NS, 1));
+        assert!(is_affinity_in_force(2 * SECOND_NS, SECOND_NS, 1));
+        assert!(!is_affinity_in_force(2 * SECOND_NS + 1, SECOND_NS, 1));
+        assert!(is_affinity_in_force(SECOND_NS, SECOND_NS + 1, 1), "the stamp of another CPU");
     }
 
     #[test]

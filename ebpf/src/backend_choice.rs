@@ -22,8 +22,6 @@ use crate::{
 const MAX_PICKS: u32 = 4;
 /// Steps that find an entry in the longest list of a service, which has 20 bits for its length.
 const MAX_SEARCH_STEPS: u32 = 20;
-/// Nanoseconds of a second.
-const SECOND_NS: u64 = 1_000_000_000;
 /// Number that no backend has.
 pub const NO_BACKEND: u32 = u32::MAX;
 
@@ -269,7 +267,7 @@ extern "C" fn kept_backend(state: u64, seconds: u32, service_id: u32, client: u6
     let Some(kept) = AFFINITY.get_ptr(key) else { return NO_BACKEND };
     // SAFETY: a live map value; single words, any value of which is checked below.
     let (connected_ns, backend) = unsafe { ((*kept).connected_ns, (*kept).backend) };
-    if monotonic_ns().wrapping_sub(connected_ns) > u64::from(seconds) * SECOND_NS {
+    if !load_balancing::is_affinity_in_force(monotonic_ns(), connected_ns, seconds) {
         return NO_BACKEND;
     }
     if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
@@ -379,7 +377,8 @@ fn backend_load(pick: &BackendPick) -> BackendLoad {
 fn is_recently_unanswered(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; a single word.
     let unanswered_ns = unsafe { (*pick.value).unanswered_ns };
-    unanswered_ns != 0 && monotonic_ns().wrapping_sub(unanswered_ns) < abi::AVOID_UNANSWERED_NS
+    unanswered_ns != 0
+        && load_balancing::elapsed_ns(monotonic_ns(), unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
 /// Returns true if a pod of this node has a listener; without a cookie (see `BackendValue`) the RouteTable is trusted.

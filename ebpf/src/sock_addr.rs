@@ -40,7 +40,7 @@ pub struct BpfSockAddr(pub *mut bpf_sock_addr);
 
 macro_rules! read {
     ($ctx:expr, $field:ident $([$word:literal])?) => {
-        // SAFETY: the kernel hands in a live context, and this reads one word of it.
+        // SAFETY: the kernel hands in a live context with a live socket, and this reads one word of either.
         unsafe { ptr::read_volatile(ptr::addr_of!((*$ctx).$field$([$word])?)) }
     };
 }
@@ -82,6 +82,34 @@ impl BpfSockAddr {
         let socket = self.socket().cast::<bpf_sock>();
         // SAFETY: the context has a socket; a single word of it.
         unsafe { ptr::read_volatile(&raw const (*socket).state) == ESTABLISHED }
+    }
+
+    /// Returns the address of a connected socket's peer over IPv4 as an IPv4-mapped one, in memory order.
+    #[inline(always)]
+    pub fn peer_ipv4(self) -> [u32; 4] {
+        let socket = self.socket().cast::<bpf_sock>();
+        [0, 0, load_balancing::IPV4_MAPPED_WORD, read!(socket, dst_ip4)]
+    }
+
+    /// Returns the address of a connected socket's peer over IPv6, in memory order.
+    #[inline(always)]
+    pub fn peer_ipv6(self) -> [u32; 4] {
+        let socket = self.socket().cast::<bpf_sock>();
+        [
+            read!(socket, dst_ip6[0]),
+            read!(socket, dst_ip6[1]),
+            read!(socket, dst_ip6[2]),
+            read!(socket, dst_ip6[3]),
+        ]
+    }
+
+    /// Returns the port of a connected socket's peer, in network byte order.
+    #[inline(always)]
+    pub fn peer_port_be(self) -> u16 {
+        let socket = self.socket().cast::<bpf_sock>();
+        // A whole word: kernels before 5.18 refuse to read a half of it.
+        // SAFETY: the context has a socket; a single word of it, of which the port is the first half.
+        unsafe { ptr::read_volatile((&raw const (*socket).dst_port).cast::<u32>()) as u16 }
     }
 
     /// Returns the IPv4 address as an IPv4-mapped one, in memory order.

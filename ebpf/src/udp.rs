@@ -97,13 +97,7 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
         return ALLOW;
     }
     let StackAligned(key) = &frontend_key(address(ctx, is_ipv6), ctx.port_be(), abi::IPPROTO_UDP);
-    // A connected socket receives from its peer only, whatever address its datagrams name.
-    if let Some(socket) = connected_socket(ctx)
-        && socket.original_port_be == key.port_be
-        && address_words(socket.original_address) == address_words(key.address)
-    {
-        let backend = address_words(socket.backend_address);
-        set_address(ctx, is_ipv6, &backend, socket.backend_port_be);
+    if lead_to_peer(ctx, is_ipv6, key) {
         return ALLOW;
     }
     match choose_target(ctx, key) {
@@ -116,9 +110,68 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => ALLOW,
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            if !has_no_sockets() {
+                let words = address_words(key.address);
+                let low = u64::from(words[0]) | u64::from(words[1]) << 32;
+                let high = u64::from(words[2]) | u64::from(words[3]) << 32;
+                forget_reply(ctx.socket_cookie(), low, high, u32::from(key.port_be));
+            }
+            ALLOW
+        }
         Err(NoRewriteReason::Refuse) => refuse_call(),
     }
+}
+
+/// Lets answers from an address that a socket asks itself show that address, also if a service led the socket there
+/// before. The address is in two halves, in memory order. Returns 0.
+///
+/// A function of its own: its key takes no space on the stack of the programs that choose backends.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn forget_reply(cookie: u64, low: u64, high: u64, port_be: u32) -> u32 {
+    // The key is built for sockets that have asked a service only.
+    if UDP_SOCKETS.get_ptr(cookie).is_none() {
+        return 0;
+    }
+    let words = [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32];
+    let key = UdpFlowKey {
+        socket_cookie: cookie,
+        address: address_bytes(words),
+        port_be: port_be as u16,
+        reserved: 0,
+        spare: 0,
+    };
+    // The look-up comes first, as a removal takes a lock of the map.
+    if UDP_REPLIES.get_ptr(&key).is_some() {
+        let _gone_meanwhile = UDP_REPLIES.remove(&key);
+    }
+    0
+}
+
+/// Leads a datagram of a connected socket to its peer: unchanged if it names the peer, to the socket's backend if it
+/// names the address that the socket asked for. Returns false if it names another address, or if there is no peer.
+///
+/// A connected socket receives from its peer only, whatever address its datagrams name. The peer may be a service that
+/// this node did not serve at the connect. An IPv6 socket with an IPv4 peer names it in each of its datagrams.
+#[inline(always)]
+fn lead_to_peer(ctx: BpfSockAddr, is_ipv6: bool, key: &FrontendKey) -> bool {
+    if !ctx.is_connected() {
+        return false;
+    }
+    let named = address_words(key.address);
+    let peer = if is_ipv6 { ctx.peer_ipv6() } else { ctx.peer_ipv4() };
+    if peer == named && ctx.peer_port_be() == key.port_be {
+        return true;
+    }
+    let Some(socket) = find_socket(ctx) else { return false };
+    let is_asked = socket.original_port_be == key.port_be
+        && address_words(socket.original_address) == named;
+    if is_asked {
+        let backend = address_words(socket.backend_address);
+        set_address(ctx, is_ipv6, &backend, socket.backend_port_be);
+    }
+    is_asked
 }
 
 /// Chooses the backend of a datagram, in up to three attempts, as a connect does.
@@ -262,12 +315,6 @@ fn show_original(ctx: BpfSockAddr, is_ipv6: bool, socket: &UdpSocket) {
         let original = address_words(socket.original_address);
         set_address(ctx, is_ipv6, &original, socket.original_port_be);
     }
-}
-
-/// Returns the entry of a connected socket, if it has any.
-#[inline(always)]
-fn connected_socket(ctx: BpfSockAddr) -> Option<&'static UdpSocket> {
-    if ctx.is_connected() { find_socket(ctx) } else { None }
 }
 
 /// Returns a socket's entry, if it has any; no look-up takes place while no socket has one.

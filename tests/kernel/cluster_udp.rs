@@ -11,6 +11,7 @@ use std::{
 use agent::{
     config::ClusterIpMode,
     kernel::programs::EbpfPrograms,
+    paths::AgentPaths,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -271,6 +272,23 @@ fn an_answer_of_an_endpoint_of_two_services_is_shown_as_of_the_one_asked_last() 
     }
 }
 
+/// Programs find a peer by a Service, and then ask the peer itself.
+#[test]
+fn an_answer_of_an_endpoint_that_was_asked_itself_shows_its_own_address() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let ipv6 = format!("[{}]:{SERVING_PORT}", fixture.pods[0].ipv6());
+    let (ipv4, mut client) = (fixture.direct(0), fixture.start_client());
+    let cases =
+        [("open4", "10.96.0.9:53", ipv4.as_str()), ("open6", "[fd96::9]:53", ipv6.as_str())];
+    for (open, cluster_ip, direct) in cases {
+        client.expect_step(open);
+        for address in [cluster_ip, direct, cluster_ip] {
+            assert_eq!(client.expect_step(&format!("ask {address}")), format!("pod0 {address}"));
+        }
+    }
+}
+
 #[test]
 fn without_endpoints_connects_and_datagrams_are_refused() {
     let mut fixture = ClusterUdpFixture::new(1);
@@ -301,6 +319,39 @@ fn a_connected_socket_that_names_its_cluster_ip_asks_its_own_endpoint() {
             assert_eq!(client.expect_step(&format!("ask {address}")), own);
         }
     }
+}
+
+/// An IPv6 socket names its IPv4 peer to the programs in each datagram, so that a random endpoint would answer in vain.
+#[test]
+fn a_socket_that_connected_before_its_peer_was_served_keeps_its_peer() {
+    let mut fixture = ClusterUdpFixture::new(2);
+    let mut client = fixture.start_client();
+    let (peer, address) = (fixture.direct(0), fixture.pods[0].ipv4());
+    let mapped = format!("[::ffff:{address}]:{SERVING_PORT}");
+    client.expect_step("open6");
+    assert_eq!(client.expect_step(&format!("reconnect {mapped}")), mapped);
+    assert_eq!(client.expect_step("ask"), format!("pod0 {mapped}"));
+    // Another Service leads to another pod from this address on.
+    let port = ClusterIpPort {
+        name: "dns".into(),
+        protocol: TransportProtocol::Udp,
+        port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
+    };
+    let service = ClusterIpService {
+        cluster_ips: vec![address.parse().expect("an address")],
+        ports: vec![port],
+        ..ClusterIpService::default()
+    };
+    let service = ObservedService { service, label: None, is_dns: false };
+    let change = ClusterChange::Service(service_name(9), Some(service));
+    fixture.kernel.observe_cluster(vec![change]);
+    fixture.set_endpoints(9, &[1]);
+    for step in ["ask".to_owned(), format!("ask {mapped}")] {
+        assert_eq!(client.expect_step(&step), format!("pod0 {mapped}"), "{step}");
+    }
+    assert_eq!(fixture.sockets(), 0);
+    assert_eq!(client.expect_step(&format!("connect {peer}")), peer);
+    assert_eq!(client.expect_step("ask"), format!("pod1 {peer}"), "a new connect");
 }
 
 #[test]
@@ -497,5 +548,30 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
     client.expect_step("drop");
     assert_eq!(programs.remove_outlived_pins(), 0);
     assert!(!old.exists());
+    fixture.kernel.programs = Some(programs);
+}
+
+/// As with an agent whose mode selects no Services of the cluster any more: its clients are the pods only.
+#[test]
+fn a_socket_outside_of_a_narrower_cgroup_of_clients_sees_the_cluster_ip_until_it_closes() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    client.expect_step("connect 10.96.0.9:53");
+    let wide = fixture.kernel.paths().clone();
+    let narrow = AgentPaths { clients: wide.pods.clone(), ..wide.clone() };
+    drop(fixture.kernel.programs.take());
+    let programs = EbpfPrograms::load(narrow).expect("the kernel takes them");
+    assert_eq!(programs.keep_attached().expect("attached"), 0, "they stay where they are");
+    assert_eq!(client.expect_step("ask"), "pod0 10.96.0.9:53");
+    assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "it is no client any more");
+    client.expect_step("drop");
+    assert_eq!(fixture.sockets(), 0);
+    drop(programs);
+    let programs = EbpfPrograms::load(wide).expect("the kernel takes them");
+    client.expect_step("open4");
+    assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53", "as before");
     fixture.kernel.programs = Some(programs);
 }

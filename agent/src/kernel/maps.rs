@@ -346,8 +346,8 @@ impl KernelMaps {
     pub fn is_unanswered(&self, backend: u32, now_ns: u64) -> bool {
         let row = row(&self.backends, backend as usize, BACKEND_WORDS);
         let at_ns = row[offset_of!(abi::BackendValue, unanswered_ns) / 8].load(Relaxed);
-        // The stamp of another CPU may be later than `now_ns`.
-        at_ns != 0 && now_ns.saturating_sub(at_ns) < abi::AVOID_UNANSWERED_NS
+        let elapsed_ns = datapath::load_balancing::elapsed_ns(now_ns, at_ns);
+        at_ns != 0 && elapsed_ns < abi::AVOID_UNANSWERED_NS
     }
 
     /// Returns the registered pods by netns cookie.

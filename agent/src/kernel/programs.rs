@@ -35,8 +35,8 @@ use crate::{
 
 use self::load::{OpenedObject, load_programs, log_unsupported, open_object, set_tail_call};
 use self::versions::{
-    has_any_link, remove_link, remove_other_versions, remove_pin, retire, retire_or_keep,
-    retire_other_versions,
+    CLIENT_SOCKET_PROGRAMS, has_any_link, remove_link, remove_other_versions, remove_pin, retire,
+    retire_or_keep, retire_other_versions,
 };
 
 mod load;
@@ -370,7 +370,7 @@ impl EbpfPrograms {
         for (name, attach_type, cgroup) in self.wanted_programs() {
             let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
-            if !self.is_attached(name, &folder)? {
+            if !self.is_attached(name, path, &folder)? {
                 self.attach_new(name, attach_type, path, &folder)?;
                 attached += 1;
             }
@@ -401,7 +401,7 @@ impl EbpfPrograms {
         for (name, attach_type, cgroup) in programs {
             let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
-            if self.try_replace(name, &folder)? {
+            if self.try_replace(name, path, &folder)? {
                 debug!(program = name, "program replaced in place");
             } else {
                 self.attach_new(name, attach_type, path, &folder)?;
@@ -439,7 +439,7 @@ impl EbpfPrograms {
                     io::ErrorKind::InvalidInput.into(),
                 ));
             }
-            match self.try_replace(KUBELET_PROGRAM, &folder)? {
+            match self.try_replace(KUBELET_PROGRAM, path, &folder)? {
                 true => Ok(()),
                 false => self.attach_new(KUBELET_PROGRAM, ATTACH_SOCK_OPS, path, &folder),
             }
@@ -460,18 +460,35 @@ impl EbpfPrograms {
         self.pins().join("links").join(name)
     }
 
-    fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
-        let Ok(link) = sys::open_pin(&self.link_pin(name)) else { return Ok(false) };
+    /// Returns true if the program is attached to this cgroup.
+    ///
+    /// One that serves clients' sockets may also be attached to a cgroup above, where the clients' cgroup was before:
+    /// open sockets outside of the present one still need it.
+    fn is_attached(
+        &self,
+        name: &'static str,
+        path: &Path,
+        cgroup: &File,
+    ) -> Result<bool, EbpfProgramsError> {
+        let pin = self.link_pin(name);
+        let Ok(link) = sys::open_pin(&pin) else { return Ok(false) };
         let wanted = cgroup.metadata().map(|metadata| metadata.ino());
-        let path = || self.link_pin(name);
-        let wanted = wanted.map_err(|source| path_error("stat the cgroup for", &path(), source))?;
+        let wanted = wanted.map_err(|source| path_error("stat the cgroup for", &pin, source))?;
         let linked = sys::link_cgroup(link.as_fd());
-        Ok(linked.map_err(|source| path_error("ask about link", &path(), source))? == wanted)
+        let linked = linked.map_err(|source| path_error("ask about link", &pin, source))?;
+        let may_be_above = CLIENT_SOCKET_PROGRAMS.contains(&name);
+        let is_above = || may_be_above && cgroups_above(path).any(|inode| inode == linked);
+        Ok(linked == wanted || is_above())
     }
 
     /// Puts the program into the pinned link, if that is still attached to this cgroup. Returns true if it did.
-    fn try_replace(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
-        if !self.is_attached(name, cgroup)? {
+    fn try_replace(
+        &self,
+        name: &'static str,
+        cgroup_path: &Path,
+        cgroup: &File,
+    ) -> Result<bool, EbpfProgramsError> {
+        if !self.is_attached(name, cgroup_path, cgroup)? {
             return Ok(false);
         }
         let path = self.link_pin(name);
@@ -584,6 +601,12 @@ pub(crate) fn count_foreign_programs(
         }
     }
     counts
+}
+
+/// Returns the inodes of the cgroups above this one.
+fn cgroups_above(cgroup: &Path) -> impl Iterator<Item = u64> {
+    let above = cgroup.ancestors().skip(1).take_while(|it| it.join("cgroup.procs").exists());
+    above.filter_map(|it| Some(fs::metadata(it).ok()?.ino()))
 }
 
 /// Opens a network namespace. Returns it with its inode.

@@ -223,7 +223,15 @@ impl RoutePlanner {
     /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
     /// Call it after the writes of a plan: before them, a socket may still get an endpoint that has left.
     pub fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        self.table.cluster.take_changed_udp_endpoints()
+        let endpoints = self.table.cluster.take_changed_udp_endpoints()?;
+        // A Service that waits for room keeps its old list, so that sockets may get what has left until its next plan.
+        let is_waiting = |(number, unfit): (&ServiceNumber, &UnfitService)| {
+            !number.is_routed() && !unfit.is_refused
+        };
+        if self.unfit_services.iter().any(is_waiting) {
+            self.table.cluster.mark_sockets_stale();
+        }
+        Some(endpoints)
     }
 
     /// Makes the Services of the cluster due again that did not fit. Call it from time to time: each attempt costs as

@@ -21,7 +21,8 @@ const _: () = assert!(size_of::<UdpFlowKey>() == 32);
 
 /// Frontend that a datagram from a backend answers for, as its socket has asked for it: value of `UDP_REPLIES`.
 ///
-/// If a socket asks two frontends and both lead to one backend, answers are shown as of the one asked last.
+/// If a socket asks two frontends and both lead to one backend, answers are shown as of the one asked last. A datagram
+/// to the backend's own address removes the entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpReplySource {

@@ -369,6 +369,32 @@ fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
     }
 }
 
+/// The entry of such a socket is in the maps of the earlier sizes, which stay until it has closed.
+#[test]
+fn a_connected_udp_socket_from_before_a_change_of_sizes_is_ended_too() {
+    let (mut fixture, server) = start("outlived", "labelled", true);
+    fixture.send_to_pod("datagrams");
+    set_node(&server);
+    let mut labelled = dns_service();
+    labelled["metadata"]["labels"] = json!({"rouse.dev/clusterip": "true"});
+    server.set(labelled);
+    server.set(dns_slice(&["10.77.0.2"]));
+    fixture.wait_role_outcome("datagram", "connected");
+    let mut socket = fixture.hold_socket("p", &format!("{CLUSTER_IP}:53"));
+    fixture.kill_agent();
+    fixture.start_agent_with_services("all");
+    // The earlier tables are gone once the programs with the larger maps have taken over.
+    let earlier = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while earlier.join("FRONTENDS").exists() {
+        assert!(Instant::now() < deadline, "the agent does not take over");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(socket.is_running() && earlier.join("UDP_SOCKETS").exists());
+    server.set(dns_slice(&["10.77.0.9"]));
+    assert_eq!(socket.wait_line("ended"), "ended: Err(ConnectionAborted)");
+}
+
 /// kube-proxy in mode IPVS gives the node the ClusterIPs of all Services.
 #[test]
 fn an_address_that_kube_proxy_gave_the_node_is_no_reason_to_leave_its_service_alone() {

@@ -5,40 +5,53 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::link::error_chain;
-use tracing::warn;
-
 use super::is_stale;
 use crate::{
     connections::stale_connections::close::client_namespaces,
-    kernel::maps::udp_sockets::UdpSocketEntries, net::sockdiag::SockDiag,
-    pods::namespace::NetworkNamespace, routes::plan::UdpEndpoints,
+    kernel::maps::udp_sockets::UdpSocketEntries,
+    net::sockdiag::SockDiag,
+    pods::namespace::{NamespaceError, NetworkNamespace},
+    routes::plan::UdpEndpoints,
 };
 
 /// Network namespace of the agent, in which programs of the node itself may run.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Ends the stale sockets of all processes in the cgroup `clients`, and of the agent's network namespace. Returns the
-/// number of sockets that were ended. Blocks.
+/// Result of one round over all namespaces.
+#[derive(Debug, Default)]
+pub(super) struct StaleUdpRound {
+    /// Number of sockets that were ended.
+    pub(super) ended: u64,
+    /// Number of namespaces in which the round failed. A kernel that cannot end sockets fails in all of them.
+    pub(super) failed_namespaces: usize,
+    /// Error of the first of these namespaces.
+    pub(super) first_error: Option<NamespaceError>,
+}
+
+/// Ends the stale sockets of all processes in the cgroup `clients`, and of the agent's network namespace. Blocks.
 pub(super) fn end_stale_sockets(
     clients: &Path,
     entries: &UdpSocketEntries,
     endpoints: &UdpEndpoints,
-) -> u64 {
+) -> StaleUdpRound {
+    let mut round = StaleUdpRound::default();
+    let entries = &entries.with_other_sizes();
     if entries.is_empty() {
-        return 0;
+        return round;
     }
-    let mut ended = 0;
     for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
         // Without a namespace its process has just ended.
         let Ok(namespace) = NetworkNamespace::open(path) else { continue };
         let end = || end_in_namespace(entries, endpoints);
         match namespace.run_inside("end UDP sockets", end) {
-            Ok(count) => ended += count,
-            Err(error) => warn!(error = %error_chain(&error), "cannot end stale UDP sockets"),
+            Ok(count) => round.ended += count,
+            Err(error) => {
+                round.failed_namespaces += 1;
+                round.first_error.get_or_insert(error);
+            }
         }
     }
-    ended
+    round
 }
 
 fn end_in_namespace(entries: &UdpSocketEntries, endpoints: &UdpEndpoints) -> io::Result<u64> {

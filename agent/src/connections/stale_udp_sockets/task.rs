@@ -2,14 +2,18 @@
 
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
+use common::link::error_chain;
 use tokio::task::JoinHandle;
-use tracing::info;
+use tracing::{info, warn};
 
-use super::scan::end_stale_sockets;
+use super::scan::{StaleUdpRound, end_stale_sockets};
 use crate::{
     kernel::maps::udp_sockets::UdpSocketEntries, metrics::AgentMetrics, routes::plan::UdpEndpoints,
 };
@@ -31,6 +35,8 @@ pub(crate) struct StaleUdpSocketTask {
     next_round: Instant,
     /// Task of the newest round.
     round: Option<JoinHandle<()>>,
+    /// True if the latest round has failed in a namespace, which was logged.
+    is_failing: Arc<AtomicBool>,
     metrics: AgentMetrics,
 }
 
@@ -44,6 +50,7 @@ impl StaleUdpSocketTask {
             rounds_left: 0,
             next_round: Instant::now(),
             round: None,
+            is_failing: Arc::default(),
             metrics,
         }
     }
@@ -69,12 +76,23 @@ impl StaleUdpSocketTask {
         self.next_round = now + ROUND_PERIOD;
         let (clients, entries) = (self.clients.clone(), self.entries.clone());
         let (endpoints, metrics) = (Arc::clone(&self.endpoints), self.metrics.clone());
+        let is_failing = Arc::clone(&self.is_failing);
         self.round = Some(tokio::task::spawn_blocking(move || {
-            let count = end_stale_sockets(&clients, &entries, &endpoints);
-            metrics.udp_sockets_ended.inc_by(count);
-            if count > 0 {
-                info!(count, "UDP sockets ended, whose endpoints have left their Services");
-            }
+            let round = end_stale_sockets(&clients, &entries, &endpoints);
+            metrics.udp_sockets_ended.inc_by(round.ended);
+            log_round(&round, is_failing.swap(round.first_error.is_some(), Relaxed));
         }));
+    }
+}
+
+/// Logs the result of a round. A failure is logged once, as rounds follow each change of a list.
+fn log_round(round: &StaleUdpRound, was_failing: bool) {
+    if round.ended > 0 {
+        let count = round.ended;
+        info!(count, "UDP sockets ended, whose endpoints have left their Services");
+    }
+    if let Some(error) = round.first_error.as_ref().filter(|_| !was_failing) {
+        let namespaces = round.failed_namespaces;
+        warn!(namespaces, error = %error_chain(error), "cannot end stale UDP sockets");
     }
 }

@@ -97,12 +97,22 @@ fn possible_cpus() -> Result<u32, EbpfProgramsError> {
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
 }
 
+/// Returns the size of an LRU map that is to remember at least `minimum` entries.
+///
+/// Before 6.16 each CPU takes 128 free entries at once and keeps them. A CPU that finds none left uses one entry again
+/// and again, so that it forgets each entry with the next one.
+const fn lru_size(minimum: u32, cpus: u32) -> u32 {
+    let for_cpus = 256 * cpus;
+    if for_cpus > minimum { for_cpus } else { minimum }
+}
+
 /// Refuses pinned maps of another shape, which the loader would reuse unchecked.
 fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
     const LRU_HASH: u32 = 9;
     let size = |bytes: usize| bytes as u32;
+    let udp_flows = lru_size(abi::UDP_FLOWS_MAX, possible_cpus()?);
     let wanted = [
         (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, sizes.frontends]),
         (maps::SVC_STATE, [ARRAY, 4, 8, sizes.service_ids()]),
@@ -116,14 +126,14 @@ fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
                 sizes.affinity_clients,
             ],
         ),
-        (maps::UDP_FLOWS, [LRU_HASH, size(size_of::<abi::UdpFlowKey>()), 4, abi::UDP_FLOWS_MAX]),
+        (maps::UDP_FLOWS, [LRU_HASH, size(size_of::<abi::UdpFlowKey>()), 4, udp_flows]),
         (
             maps::UDP_REPLIES,
             [
                 LRU_HASH,
                 size(size_of::<abi::UdpFlowKey>()),
                 size(size_of::<abi::UdpReplySource>()),
-                abi::UDP_FLOWS_MAX,
+                udp_flows,
             ],
         ),
         (maps::UDP_SOCKETS, [HASH, 8, size(size_of::<abi::UdpSocket>()), abi::UDP_SOCKETS_MAX]),
@@ -177,8 +187,8 @@ fn load_object(
     let (pins, sizes) = (&paths.pins(), paths.map_sizes);
     let rows = counter_row_count()?;
     let record_mask = sizes.connect_records - 1;
-    // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
-    let probes = abi::PROBES_MAX.max(256 * possible_cpus()?);
+    let cpus = possible_cpus()?;
+    let (probes, udp_flows) = (lru_size(abi::PROBES_MAX, cpus), lru_size(abi::UDP_FLOWS_MAX, cpus));
     let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
@@ -203,6 +213,8 @@ fn load_object(
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
         .map_max_entries(maps::PROBES, probes)
+        .map_max_entries(maps::UDP_FLOWS, udp_flows)
+        .map_max_entries(maps::UDP_REPLIES, udp_flows)
         .override_global("CONNECT_RECORD_MASK", &record_mask, true)
         .override_global("HAVE_SET_RETVAL", &retval, true)
         .override_global("SOCKET_FIELDS", fields, true)
@@ -279,6 +291,13 @@ mod tests {
     fn a_stub_is_refused_with_the_command_to_run() {
         let text = check_object(&[]).unwrap_err().to_string();
         assert!(text.contains("cargo xtask build-ebpf"), "{text}");
+    }
+
+    #[test]
+    fn an_lru_map_has_entries_for_each_cpu() {
+        assert_eq!(lru_size(abi::UDP_FLOWS_MAX, 64), abi::UDP_FLOWS_MAX);
+        assert_eq!(lru_size(abi::UDP_FLOWS_MAX, 192), 49_152);
+        assert_eq!(lru_size(abi::PROBES_MAX, 2), abi::PROBES_MAX);
     }
 
     #[test]

@@ -14,14 +14,21 @@ use crate::kernel::maps as tables;
 use crate::paths::AgentPaths;
 
 /// Programs that serve a client's socket for as long as it is open.
-const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
+pub(super) const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
     ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
-/// Maps that show if such sockets are open.
-const CLIENT_SOCKET_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
+/// Maps that show if such sockets are open, and to which endpoints those of UDP were led.
+const CLIENT_SOCKET_MAPS: [&str; 3] = [maps::CLAIMS, maps::CONTROL, maps::UDP_SOCKETS];
 
 /// Maps that the programs of client sockets use. A retired version keeps some of them only.
-const CLIENT_RECORD_MAPS: [&str; 5] =
-    [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW, maps::BACKENDS, maps::CONTROL];
+const CLIENT_RECORD_MAPS: [&str; 7] = [
+    maps::CLAIMS,
+    maps::CLIENTS,
+    maps::OVERFLOW,
+    maps::BACKENDS,
+    maps::CONTROL,
+    maps::UDP_REPLIES,
+    maps::UDP_SOCKETS,
+];
 
 /// Returns the pins of another version in force, which has counting programs: one that connects follow, or else the
 /// newest one.
@@ -177,6 +184,15 @@ mod tests {
         CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
         set_aside_outlived(&pins).expect("complete");
         assert!(pins.join("links/release").exists());
+        // An agent that ended while it retired these pins may have removed any one of the maps.
+        for (number, name) in (3..).zip([maps::UDP_SOCKETS, maps::UDP_REPLIES, maps::CLIENTS]) {
+            CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+            fs::remove_file(pins.join(name)).expect("it is there");
+            set_aside_outlived(&pins).expect("renamed");
+            assert!(folder.join(format!("v6-outlived-{number}/links/release")).exists(), "{name}");
+            fs::create_dir_all(pins.join("links")).expect("writable");
+            touch(pins.join("links/release"));
+        }
         fs::remove_dir_all(folder).expect("removed");
     }
 }

@@ -247,6 +247,11 @@ impl ClusterServices {
         Some(all.collect())
     }
 
+    /// Marks that UDP sockets may have endpoints that have left, whatever has changed.
+    pub(super) fn mark_sockets_stale(&mut self) {
+        self.may_have_stale_sockets = true;
+    }
+
     /// Returns the numbers of the served services that the node must reach first after a reboot, once all services are
     /// known. `None` if none of these has changed since the last call.
     pub(super) fn take_bootstrap_change(&mut self) -> Option<BTreeSet<u32>> {

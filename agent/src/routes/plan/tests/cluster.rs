@@ -226,6 +226,34 @@ fn endpoints_for_datagrams_are_told_when_some_have_left() {
     assert_eq!(told(vec![set_service(1, None)]), at(&[8]));
 }
 
+/// Until a Service that waits for room has its next list, sockets may get an endpoint that has left.
+#[test]
+fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_list() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    // Six entries are for Services of the cluster: two lists of two, and one more.
+    fixture.planner.list_entry_pool = ExtentPool::new(8);
+    let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
+    let in_list = |fixture: &PlannerFixture| {
+        let (_, backends, _) = fixture.kernel.find(&dns_key(1)).unwrap();
+        backends.into_iter().collect::<BTreeSet<_>>()
+    };
+    let mut told = Vec::new();
+    fixture.observe(first_lists([vec![set_service(1, None)], slice(&[5, 6])].concat()));
+    told.push(fixture.planner.take_changed_udp_endpoints().is_some());
+    for pods in [[6, 7], [7, 8]] {
+        fixture.observe(slice(&pods));
+        told.push(fixture.planner.take_changed_udp_endpoints().is_some());
+    }
+    assert_eq!(in_list(&fixture), [6, 7].map(target).into(), "it waits");
+    assert!(fixture.planner.has_due_work());
+    fixture.now += abi::QUARANTINE_NS;
+    fixture.planner.retry_unfit();
+    fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(in_list(&fixture), [7, 8].map(target).into());
+    told.extend([(); 2].map(|()| fixture.planner.take_changed_udp_endpoints().is_some()));
+    assert_eq!(told, [true, true, true, true, false]);
+}
+
 #[test]
 fn endpoints_become_the_list_of_the_port_that_names_them() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
