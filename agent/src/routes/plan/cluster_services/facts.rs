@@ -8,7 +8,7 @@ use common::service_routing::{
 };
 use datapath::abi::FrontendKey;
 
-use super::{API_SERVER_SERVICE, ClusterServices};
+use super::{ClusterServices, may_serve_api_server};
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::to_v6_octets,
@@ -151,8 +151,7 @@ impl ClusterServices {
         let Some(observed) = &self.services.get(number).observed else {
             return "the Service does not exist any more".to_owned();
         };
-        let name = self.services.name(number);
-        let text = name.as_ref().map(ToString::to_string).unwrap_or_default();
+        let text = self.services.name(number).map(|it| it.to_string()).unwrap_or_default();
         let ports = observed.service.ports.iter();
         let at_port = |it: &&ClusterIpPort| it.port.get() == to.to.port();
         let protocols: Vec<TransportProtocol> =
@@ -170,8 +169,13 @@ impl ClusterServices {
                 others.join(", ")
             );
         }
-        if name.is_some_and(|it| (it.namespace.as_str(), it.name.as_str()) == API_SERVER_SERVICE) {
-            return format!("{text} is the API server's own Service, which is left to kube-proxy");
+        let own = self.api_server_addresses.as_ref();
+        if self.is_api_server(number) && !may_serve_api_server(&observed.service.cluster_ips, own) {
+            let reason = match own {
+                None => "without --apiserver it is left to kube-proxy",
+                Some(_) => "--apiserver names its ClusterIP, so that it is left to kube-proxy",
+            };
+            return format!("{text} is the API server's own Service: {reason}");
         }
         if self.node_addresses.contains(&to.to.ip()) {
             return format!(

@@ -179,6 +179,25 @@ fn a_trace_of_an_address_that_is_not_served_says_why() {
 }
 
 #[test]
+fn a_trace_of_the_api_server_tells_its_own_reason_from_that_of_the_label() {
+    for (own, reason) in [
+        (None, "default/kubernetes is the API server's own Service: without --apiserver"),
+        (Some(9), "default/kubernetes is the API server's own Service: --apiserver names"),
+        (Some(77), "the label `rouse.dev/clusterip: \"true\"` is neither on Service default/kube"),
+    ] {
+        let mut fixture = PlannerFixture::with_mode(ClusterIpMode::Labelled);
+        own.into_iter().for_each(|it: u8| {
+            fixture.planner.serve_api_server([IpAddr::from([10, 96, 0, it])].into());
+        });
+        let name = NamespacedName::new("default", "kubernetes");
+        let service = ClusterChange::Service(name, Some(cluster_service(9, None)));
+        fixture.observe(first_lists(vec![service]));
+        let trace = fixture.trace("10.96.0.9:80");
+        assert!(trace.reason.starts_with(reason), "{}", trace.reason);
+    }
+}
+
+#[test]
 fn a_trace_says_that_services_are_not_known_yet() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.planner.set_route_table_known(false);
