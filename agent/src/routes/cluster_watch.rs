@@ -53,6 +53,8 @@ const CLUSTERIP_LABEL: &str = "rouse.dev/clusterip";
 const ROUTE_LABEL: &str = "serving.knative.dev/route";
 /// Label and value of the Services of the cluster's DNS, whatever their names.
 const DNS_LABEL: (&str, &str) = ("k8s-app", "kube-dns");
+/// Namespace of these Services. Users may set the label in theirs, and must not fill the bootstrap file by that.
+const DNS_NAMESPACE: &str = "kube-system";
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Annotation of an EndpointSlice with the time of the event that caused its last change.
@@ -196,7 +198,8 @@ impl Observed for Service {
         let service = (!is_routed).then(|| ClusterIpService::from_kubernetes(self, ignored));
         let label = clusterip_label(&self.metadata);
         let (dns_key, dns_value) = DNS_LABEL;
-        let is_dns = self::label(&self.metadata, dns_key) == Some(dns_value);
+        let is_dns = self.metadata.namespace.as_deref() == Some(DNS_NAMESPACE)
+            && self::label(&self.metadata, dns_key) == Some(dns_value);
         let observed = service.flatten().map(|service| ObservedService { service, label, is_dns });
         ClusterChange::Service(object_name(&self.metadata), observed)
     }
@@ -353,6 +356,24 @@ mod tests {
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-11-29T07:00:00Z"}});
         assert_eq!(reason(deleting), Some("its object is being deleted"));
         assert_eq!(deletion_reason(&Node::default(), true), Some("its object is gone"));
+    }
+
+    #[test]
+    fn only_the_namespace_of_the_system_has_the_dns_of_the_cluster() {
+        let is_dns = |namespace: &str, app: &str| {
+            let object = json!({
+                "metadata": {"name": "a", "namespace": namespace, "labels": {"k8s-app": app}},
+                "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]},
+            });
+            let service: Service = from_value(object).expect("a Service");
+            match service.observe(&mut Vec::new()) {
+                ClusterChange::Service(_, observed) => observed.expect("a ClusterIP").is_dns,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(is_dns("kube-system", "kube-dns"));
+        assert!(!is_dns("kube-system", "web"));
+        assert!(!is_dns("shop", "kube-dns"));
     }
 
     #[test]
