@@ -121,6 +121,18 @@ pub(super) fn is_of_agent(status: &Status) -> bool {
     status.reason == "Failed to parse error data"
 }
 
+/// Checks that the node that was named has answered: on a Kubernetes node the agent of this machine answers, whatever
+/// node is named. `answered` is the node of the page.
+pub(crate) fn check_node(named: Option<&str>, answered: &str) -> Result<(), String> {
+    match named {
+        Some(node) if node != answered => Err(format!(
+            "the agent of this machine is that of node {answered}, not of {node}: \
+             name the cluster with --kubeconfig FILE"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the text of a page, or the error that the agent responded with.
 pub(super) fn page_text(page: AdminPage) -> Result<String, String> {
     let body = page.body.trim();
@@ -197,6 +209,14 @@ mod tests {
         let all = all.expect("it is on a node");
         assert_eq!(all.len(), 3, "{all:?}");
         assert!(all[1].contains("gvisor") && all[2].contains("istio-proxy"), "{all:?}");
+    }
+
+    #[test]
+    fn the_page_of_another_node_is_no_answer() {
+        assert_eq!(check_node(None, "n1"), Ok(()));
+        assert_eq!(check_node(Some("n1"), "n1"), Ok(()));
+        let other = check_node(Some("n2"), "n1").unwrap_err();
+        assert!(other.contains("of node n1, not of n2: name the cluster"), "{other}");
     }
 
     #[test]
