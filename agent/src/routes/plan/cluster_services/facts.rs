@@ -15,6 +15,9 @@ use crate::{
     service_facts::{CandidateFacts, CandidateState, NodeFacts, TraceTarget},
 };
 
+/// Most changes of one service whose trigger times wait until they are in force; later ones are not measured.
+const TRIGGERS_MAX: usize = 128;
+
 /// Decision about the trigger times of a service whose changes may be in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TriggerFate {
@@ -31,7 +34,11 @@ impl ClusterServices {
     /// nothing of this node's latency.
     pub(super) fn record_trigger(&mut self, number: u32, triggered_ms: Option<i64>) {
         if self.is_known() {
-            self.triggers.entry(number).or_default().extend(triggered_ms);
+            let times = self.triggers.entry(number).or_default();
+            // No time is taken while no plan can be written.
+            if times.len() < TRIGGERS_MAX {
+                times.extend(triggered_ms);
+            }
         }
     }
 

@@ -305,6 +305,20 @@ fn the_time_of_a_change_that_does_not_fit_waits_or_is_dropped() {
 }
 
 #[test]
+fn times_of_changes_that_no_plan_writes_do_not_pile_up() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None)]));
+    for at in 0..10_000_i64 {
+        let pods = [5 + u8::from(at % 2 == 0)];
+        let observed = ObservedSlice { triggered_ms: Some(at), ..slice(1, &pods) };
+        fixture.planner.apply_cluster_changes(vec![ClusterChange::Slice(name(1), Some(observed))]);
+    }
+    fixture.observe(vec![]);
+    let taken = fixture.planner.take_programmed().len();
+    assert!((1..1_000).contains(&taken), "{taken}");
+}
+
+#[test]
 fn a_service_with_ports_of_both_protocols_has_frontends_for_those_it_serves() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_service(1, None), set_slice(1, &[5])]));
