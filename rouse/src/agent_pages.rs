@@ -42,7 +42,7 @@ pub(crate) struct AgentArgs {
 pub(crate) enum AgentChoice<'a> {
     /// The agent of this node.
     OfNode(&'a str),
-    /// Any one: all have the same services.
+    /// Any one, if possible a ready one: all have the same services.
     Any,
     /// The only one. With several, the node must be named.
     Only,

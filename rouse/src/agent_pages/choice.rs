@@ -17,14 +17,18 @@ pub(super) struct AgentPod {
     name: String,
     node: String,
     phase: String,
+    /// True if the pod is ready. On a node that is away it is not, and stays in its phase.
+    is_ready: bool,
 }
 
 impl AgentPod {
-    /// Reads the pod's name, node and phase.
+    /// Reads the pod's name, node and state.
     pub(super) fn new(pod: &Pod) -> Self {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
         let phase = pod.status.as_ref().and_then(|it| it.phase.clone());
+        let mut conditions = pod.status.iter().flat_map(|it| it.conditions.iter().flatten());
         Self {
+            is_ready: conditions.any(|it| it.type_ == "Ready" && it.status == "True"),
             name: pod.metadata.name.clone().unwrap_or_default(),
             node: node.unwrap_or_default(),
             phase: phase.unwrap_or_default(),
@@ -72,7 +76,8 @@ pub(super) fn choose_agent(
         )),
         AgentChoice::Any | AgentChoice::Only => {
             let none = || format!("no agent in namespace {namespace} is Running");
-            running().next().ok_or_else(none)
+            let ready = running().find(|it| it.is_ready);
+            ready.or_else(|| running().next()).ok_or_else(none)
         }
     };
     found.map(|it| it.name.clone())
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     fn agent(name: &str, node: &str, phase: &str) -> AgentPod {
-        AgentPod { name: name.into(), node: node.into(), phase: phase.into() }
+        AgentPod { name: name.into(), node: node.into(), phase: phase.into(), is_ready: true }
     }
 
     fn pod(spec: Value) -> Pod {
@@ -185,6 +190,26 @@ mod tests {
         // A pod that is replaced stays for a while beside its successor.
         let both = [agent("a-1", "n1", "Failed"), agent("a-2", "n1", "Running")];
         assert_eq!(choose_agent(&both, AgentChoice::OfNode("n1"), "rouse"), Ok("a-2".into()));
+    }
+
+    #[test]
+    fn an_agent_of_a_node_that_is_away_is_asked_last() {
+        let agent_pod = |node: &str, ready: &str| {
+            let conditions = json!([
+                {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready},
+            ]);
+            let pod = json!({
+                "metadata": {"name": format!("a-{node}")},
+                "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": "Running", "conditions": conditions},
+            });
+            AgentPod::new(&serde_json::from_value(pod).expect("a pod"))
+        };
+        let pods = [agent_pod("n1", "False"), agent_pod("n2", "True")];
+        let choose = |pods: &[AgentPod]| choose_agent(pods, AgentChoice::Any, "rouse");
+        assert_eq!(choose(&pods), Ok("a-n2".into()));
+        assert_eq!(choose(&pods[..1]), Ok("a-n1".into()), "it may tell why it is not ready");
+        assert_eq!(choose_agent(&pods, AgentChoice::OfNode("n1"), "rouse"), Ok("a-n1".into()));
     }
 
     #[test]
