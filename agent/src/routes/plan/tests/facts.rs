@@ -246,7 +246,10 @@ fn figures_count_frontends_endpoints_and_entries() {
     assert_eq!(of_service.map(|mode| count(Service, mode)), [1, 1, 0]);
     let of_route = count(Route, FrontendMode::Pods) + count(Route, FrontendMode::Activators);
     assert_eq!(of_route, 2, "one for each family");
-    assert_eq!(figures.endpoints, [2, 0, 0], "those of a Service that is not served do not count");
+    let counts = Some([2, 0, 0]);
+    assert_eq!(figures.endpoints, counts, "those of a Service that is not served do not count");
+    let unknown = PlannerFixture::with_mode(ClusterIpMode::All).planner.figures();
+    assert_eq!(unknown.endpoints, None, "no list is complete");
     let frontends = figures.maps.iter().find(|it| it.map == abi::maps::FRONTENDS).unwrap();
     assert_eq!(frontends.entries, 6, "four, and those of the self-test");
     for it in &figures.maps {
