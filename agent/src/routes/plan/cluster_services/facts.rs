@@ -184,6 +184,9 @@ impl ClusterServices {
             };
             return format!("{text} is the API server's own Service: {reason}");
         }
+        if own.is_some_and(|own| own.contains(&to.to.ip())) {
+            return format!("agents ask API servers at the address of Service {text}");
+        }
         if self.node_addresses.contains(&to.to.ip()) {
             return format!(
                 "the node itself has the address of Service {text}, for a server of its own"

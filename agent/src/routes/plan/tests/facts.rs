@@ -195,6 +195,11 @@ fn a_trace_of_the_api_server_tells_its_own_reason_from_that_of_the_label() {
         let trace = fixture.trace("10.96.0.9:80");
         assert!(trace.reason.starts_with(reason), "{}", trace.reason);
     }
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.serve_api_server([IpAddr::from([10, 96, 0, 3])].into());
+    fixture.observe(first_lists(vec![set_tcp_service(3, None)]));
+    let reason = fixture.trace("10.96.0.3:80").reason;
+    assert_eq!(reason, "agents ask API servers at the address of Service default/s3");
 }
 
 #[test]
