@@ -1,23 +1,30 @@
 //! Shell: health and metrics pages of the agent, and those about its services.
 
 use std::{
-    sync::Arc,
+    io,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use axum::{
-    Json, Router,
+    Router,
+    body::{Body, Bytes},
     extract::{RawQuery, State},
-    http::StatusCode,
+    http::{
+        StatusCode,
+        header::{CONTENT_LENGTH, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
     routing::get,
 };
 use common::admin::AdminState;
+use futures::stream;
 use prometheus_client::registry::Registry;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::{
     health::ProxyHealth,
+    lock::lock,
     metrics::{AgentMetrics, NotReadyReasons},
     routes::plan::ServiceCursor,
     service_facts::{FrontendFacts, NodeFacts, NodeServices, TraceFacts, TraceTarget},
@@ -26,8 +33,10 @@ use crate::{
     },
 };
 
-/// Longest time for the response to one page about services.
+/// Longest time for the answer to one page about services, and then for its client to read it.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Size of the parts in which such a page is sent.
+const PART_BYTES: usize = 64 << 10;
 
 /// Question of a page to the loop, which has the facts.
 #[derive(Debug)]
@@ -87,7 +96,7 @@ pub(crate) fn facts_pages() -> (Router, mpsc::Receiver<FactsQuery>) {
 #[derive(Clone, Debug)]
 struct FactsSource {
     queries: mpsc::Sender<FactsQuery>,
-    /// One page at a time: clients must not take more of the loop than that, however many they are.
+    /// One page at a time: clients must not take more of the loop and of the memory than that, however many they are.
     turn: Arc<Semaphore>,
 }
 
@@ -105,22 +114,65 @@ async fn trace_page(State(source): State<FactsSource>, RawQuery(query): RawQuery
     }
 }
 
-fn page_response<T: serde::Serialize>(facts: Option<T>) -> Response {
-    match facts {
-        Some(facts) => Json(facts).into_response(),
-        None => {
-            let reason = "the agent does not answer now: it starts, or is busy; see /readyz\n";
-            (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
+fn page_response<T: serde::Serialize>(facts: Option<(T, OwnedSemaphorePermit)>) -> Response {
+    let Some((facts, turn)) = facts else {
+        let reason = "the agent does not answer now: it starts, or is busy; see /readyz\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
+    };
+    match serde_json::to_vec(&facts) {
+        Ok(text) => {
+            let headers = [
+                (CONTENT_TYPE, "application/json".to_owned()),
+                (CONTENT_LENGTH, text.len().to_string()),
+            ];
+            (headers, page_body(text, turn, PAGE_TIMEOUT)).into_response()
         }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// Part of a page that its client has not taken yet, with the turn of the page; `None`: it was given up.
+type PageRest = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
+
+/// Returns the body of a page. It keeps the turn until the client has taken it: clients that do not read could make the
+/// agent hold any number of pages otherwise. A client that has not taken all after `timeout` gets no more.
+fn page_body(text: Vec<u8>, turn: OwnedSemaphorePermit, timeout: Duration) -> Body {
+    let rest: PageRest = Arc::new(Mutex::new(Some((Bytes::from(text), turn))));
+    let unread = Arc::downgrade(&rest);
+    tokio::spawn(async move {
+        tokio::time::sleep(timeout).await;
+        if let Some(rest) = unread.upgrade() {
+            *lock(&rest) = None;
+        }
+    });
+    Body::from_stream(stream::unfold(rest, |rest| async move {
+        let part = next_part(&rest)?;
+        Some((part, rest))
+    }))
+}
+
+/// Takes the next part of a page; `None` at the end.
+fn next_part(rest: &PageRest) -> Option<io::Result<Bytes>> {
+    match &mut *lock(rest) {
+        Some((text, _)) if text.is_empty() => None,
+        Some((text, _)) => {
+            let part = text.split_to(text.len().min(PART_BYTES));
+            // A copy: a part that waits in the server's buffer would keep the memory of the whole page.
+            Some(Ok(Bytes::copy_from_slice(&part)))
+        }
+        None => Some(Err(io::ErrorKind::TimedOut.into())),
     }
 }
 
 impl FactsSource {
-    /// Waits for the facts of a page, but not too long.
-    async fn within_timeout<T>(&self, facts: impl Future<Output = Option<T>>) -> Option<T> {
+    /// Waits for the facts of a page, but not too long. Returns them with the turn of the page.
+    async fn within_timeout<T>(
+        &self,
+        facts: impl Future<Output = Option<T>>,
+    ) -> Option<(T, OwnedSemaphorePermit)> {
         let in_turn = async {
-            let _turn = self.turn.acquire().await.ok()?;
-            facts.await
+            let turn = Arc::clone(&self.turn).acquire_owned().await.ok()?;
+            Some((facts.await?, turn))
         };
         tokio::time::timeout(PAGE_TIMEOUT, in_turn).await.ok().flatten()
     }
@@ -149,6 +201,7 @@ impl FactsSource {
 #[cfg(test)]
 mod tests {
     use common::admin::HealthCheck;
+    use futures::StreamExt as _;
 
     use super::*;
     use crate::service_facts::{FrontendMode, ServiceSource, TraceOutcome};
@@ -226,9 +279,36 @@ mod tests {
     async fn the_page_of_services_joins_all_parts() {
         let (source, receiver) = source();
         tokio::spawn(answer(receiver));
-        let page = source.within_timeout(source.services()).await.expect("it is answered");
+        let (page, _turn) = source.within_timeout(source.services()).await.expect("answered");
         let names: Vec<_> = page.services.iter().map(|it| it.name.as_str()).collect();
         assert_eq!((names, page.node.name.as_str()), (vec!["s1", "s2", "s3"], "n1"));
+    }
+
+    async fn take_turn(turn: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+        Arc::clone(turn).acquire_owned().await.expect("it is never closed")
+    }
+
+    #[tokio::test]
+    async fn a_page_keeps_its_turn_until_it_is_read() {
+        let turn = Arc::new(Semaphore::new(1));
+        let text = vec![b'x'; 2 * PART_BYTES + 1];
+        let body = page_body(text.clone(), take_turn(&turn).await, PAGE_TIMEOUT);
+        assert_eq!(turn.available_permits(), 0);
+        let read = axum::body::to_bytes(body, usize::MAX).await.expect("in time");
+        assert!(read == text, "{} bytes", read.len());
+        assert_eq!(turn.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_loses_the_rest_of_its_page() {
+        let turn = Arc::new(Semaphore::new(1));
+        let text = vec![b'x'; 3 * PART_BYTES];
+        let body = page_body(text, take_turn(&turn).await, Duration::from_millis(200));
+        let mut parts = body.into_data_stream();
+        let first = parts.next().await.expect("a part").expect("in time");
+        assert_eq!(first.len(), PART_BYTES);
+        drop(take_turn(&turn).await);
+        parts.next().await.expect("an end").expect_err("the rest is given up");
     }
 
     #[tokio::test]

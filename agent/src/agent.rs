@@ -252,7 +252,12 @@ impl Agent {
                 }
                 Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
-                changes = cluster.next() => self.routes.apply_cluster_changes(changes),
+                changes = cluster.next() => {
+                    self.routes.apply_cluster_changes(changes);
+                    // Also if nothing is to be written: the mode may select none of the Services that change.
+                    let is_in_force = !self.routes.has_unwritten_changes();
+                    self.record_progress(cluster.has_waiting(), is_in_force);
+                }
             }
             // After each branch, as any of them may have queued commands or changed what the maps should hold.
             self.pods.set_controller_connected(routes.is_live());

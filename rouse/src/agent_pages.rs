@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use local::{layout::NodeLayout, node::NodeManager};
 
-pub(crate) use self::choice::PodClient;
+pub(crate) use self::choice::{PodClient, check_node};
 use self::choice::{AgentPod, choose_agent, describe_pod};
 use crate::{admin_pages, args::DEFAULT_NODE, command_error::CommandError};
 
@@ -42,7 +42,7 @@ pub(crate) struct AgentArgs {
 pub(crate) enum AgentChoice<'a> {
     /// The agent of this node.
     OfNode(&'a str),
-    /// Any one: all have the same services.
+    /// Any one, if possible a ready one: all have the same services.
     Any,
     /// The only one. With several, the node must be named.
     Only,

@@ -6,7 +6,7 @@ use agent::service_facts::NodeServices;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    agent_pages::{AgentArgs, AgentChoice, AgentPages, ClusterAgents},
+    agent_pages::{AgentArgs, AgentChoice, AgentPages, ClusterAgents, check_node},
     args::NamespaceArgs,
     command_error::CommandError,
     stdout,
@@ -46,6 +46,7 @@ pub(crate) fn services(node: Option<&str>, args: &ServicesArgs) -> Result<(), Co
             .choose(node.map_or(AgentChoice::Any, AgentChoice::OfNode))?,
     };
     let mut services: NodeServices = parse_facts(&pages.get("/debug/services")?)?;
+    check_node(node, &services.node.name).map_err(CommandError::Usage)?;
     let namespace = (!args.all_namespaces).then_some(args.scope.namespace.as_str());
     services_table::select(&mut services, namespace);
     if args.output == Some(FactsFormat::Json) {

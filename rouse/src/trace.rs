@@ -6,7 +6,7 @@ use agent::service_facts::{TraceFacts, TraceTarget, parse_target};
 use clap::{Args, ValueEnum};
 
 use crate::{
-    agent_pages::{AgentArgs, AgentChoice, AgentPages, ClusterAgents, PodClient},
+    agent_pages::{AgentArgs, AgentChoice, AgentPages, ClusterAgents, PodClient, check_node},
     args::NamespaceArgs,
     command_error::CommandError,
     services::{FactsFormat, parse_facts, print_json},
@@ -58,6 +58,7 @@ pub(crate) fn trace(node: Option<&str>, args: &TraceArgs) -> Result<(), CommandE
     let (pages, client) = find_agent(node, args)?;
     let target = TraceTarget { to, protocol };
     let facts: TraceFacts = parse_facts(&pages.get(&format!("/debug/trace?{target}"))?)?;
+    check_node(node, &facts.node.name).map_err(CommandError::Usage)?;
     if args.output == Some(FactsFormat::Json) {
         return print_json(&facts);
     }

@@ -280,8 +280,17 @@ fn is_traceparent(text: &[u8]) -> bool {
     version != b"ff" && ends && !is_zero(trace) && !is_zero(parent)
 }
 
+/// Joins all values of a header; `None` if it is absent.
+///
+/// Bytes beyond ASCII become `?`. Such a value is not left out: a proxy appends to what its client wrote, so a client
+/// could make its proxy's entry disappear.
 fn join_header(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
-    let all: Vec<&str> = headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).collect();
+    let readable = |value: &HeaderValue| -> String {
+        let is_plain = |byte: u8| byte == b'\t' || (b' '..=b'~').contains(&byte);
+        let bytes = value.as_bytes().iter();
+        bytes.map(|&byte| if is_plain(byte) { char::from(byte) } else { '?' }).collect()
+    };
+    let all: Vec<String> = headers.get_all(name).iter().map(readable).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 

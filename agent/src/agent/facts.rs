@@ -61,7 +61,7 @@ impl Agent {
         for ((source, mode), count) in figures.frontends {
             metrics.set_frontends(source, mode, count);
         }
-        metrics.set_endpoints(figures.endpoints);
+        figures.endpoints.into_iter().for_each(|counts| metrics.set_endpoints(counts));
         for MapUse { map, entries, limit, cluster_limit } in figures.maps {
             metrics.set_map_use(map, entries, [(ServiceSource::Route.name(), limit)]);
             if let Some(limit) = cluster_limit {

@@ -53,12 +53,16 @@ const CLUSTERIP_LABEL: &str = "rouse.dev/clusterip";
 const ROUTE_LABEL: &str = "serving.knative.dev/route";
 /// Label and value of the Services of the cluster's DNS, whatever their names.
 const DNS_LABEL: (&str, &str) = ("k8s-app", "kube-dns");
+/// Namespace of these Services. Users may set the label in theirs, and must not fill the bootstrap file by that.
+const DNS_NAMESPACE: &str = "kube-system";
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Annotation of an EndpointSlice with the time of the event that caused its last change.
 const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of a node with its zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// Reason of a node whose object does not exist.
+const NODE_GONE: &str = "its object is gone";
 /// Label selector of the objects that concern service proxies: kube-proxy's own.
 const PROXIED_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
@@ -186,6 +190,9 @@ trait Observed:
 
     /// Records what the object shows about the health of this node. `is_deleted`: the object is gone.
     fn observe_health(&self, _is_deleted: bool, _health: &ProxyHealth) {}
+
+    /// Records what a list without objects shows about the health of this node.
+    fn observe_empty_list(_health: &ProxyHealth) {}
 }
 
 impl Observed for Service {
@@ -196,7 +203,8 @@ impl Observed for Service {
         let service = (!is_routed).then(|| ClusterIpService::from_kubernetes(self, ignored));
         let label = clusterip_label(&self.metadata);
         let (dns_key, dns_value) = DNS_LABEL;
-        let is_dns = self::label(&self.metadata, dns_key) == Some(dns_value);
+        let is_dns = self.metadata.namespace.as_deref() == Some(DNS_NAMESPACE)
+            && self::label(&self.metadata, dns_key) == Some(dns_value);
         let observed = service.flatten().map(|service| ObservedService { service, label, is_dns });
         ClusterChange::Service(object_name(&self.metadata), observed)
     }
@@ -252,13 +260,18 @@ impl Observed for Node {
     fn observe_health(&self, is_deleted: bool, health: &ProxyHealth) {
         health.set_deletion_reason(deletion_reason(self, is_deleted));
     }
+
+    /// The object may go while the watch is broken: then no event tells it.
+    fn observe_empty_list(health: &ProxyHealth) {
+        health.set_deletion_reason(Some(NODE_GONE));
+    }
 }
 
 /// Returns the reason for which a node is about to be deleted; `None`: it is not, as far as its object shows.
 fn deletion_reason(node: &Node, is_deleted: bool) -> Option<&'static str> {
     let mut taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
     if is_deleted {
-        Some("its object is gone")
+        Some(NODE_GONE)
     } else if node.metadata.deletion_timestamp.is_some() {
         Some("its object is being deleted")
     } else if taints.any(|it| it.key == TO_BE_DELETED_TAINT) {
@@ -279,15 +292,19 @@ fn triggered_ms(meta: &ObjectMeta) -> Option<i64> {
 async fn watch<K: Observed + 'static>(client: Client, config: Config, sink: ObservationSink) {
     let kind = K::RESOURCE.name();
     let mut events = std::pin::pin!(watch_streamed::<K>(Api::all(client), config, MAX_PAUSE));
-    let mut outage = WatchOutage::default();
+    let (mut outage, mut is_list_empty) = (WatchOutage::default(), true);
     while let Some(event) = events.next().await {
         let outage_change = outage.record(&event);
         if outage_change == Some(OutageChange::Ended) {
             info!(kind, "watch works again");
         }
         let change = match event {
-            Ok(Event::Init) => ClusterChange::ListBegun(K::RESOURCE),
+            Ok(Event::Init) => {
+                is_list_empty = true;
+                ClusterChange::ListBegun(K::RESOURCE)
+            }
             Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                is_list_empty = false;
                 object.observe_health(false, &sink.health);
                 observe(kind, &object)
             }
@@ -295,7 +312,12 @@ async fn watch<K: Observed + 'static>(client: Client, config: Config, sink: Obse
                 object.observe_health(true, &sink.health);
                 object.observe_deleted()
             }
-            Ok(Event::InitDone) => ClusterChange::ListCompleted(K::RESOURCE),
+            Ok(Event::InitDone) => {
+                if is_list_empty {
+                    K::observe_empty_list(&sink.health);
+                }
+                ClusterChange::ListCompleted(K::RESOURCE)
+            }
             Err(error) => {
                 if outage_change == Some(OutageChange::Began) {
                     warn!(kind, error = %error_chain(&error), "watch broke and is begun again");
@@ -353,6 +375,24 @@ mod tests {
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-11-29T07:00:00Z"}});
         assert_eq!(reason(deleting), Some("its object is being deleted"));
         assert_eq!(deletion_reason(&Node::default(), true), Some("its object is gone"));
+    }
+
+    #[test]
+    fn only_the_namespace_of_the_system_has_the_dns_of_the_cluster() {
+        let is_dns = |namespace: &str, app: &str| {
+            let object = json!({
+                "metadata": {"name": "a", "namespace": namespace, "labels": {"k8s-app": app}},
+                "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]},
+            });
+            let service: Service = from_value(object).expect("a Service");
+            match service.observe(&mut Vec::new()) {
+                ClusterChange::Service(_, observed) => observed.expect("a ClusterIP").is_dns,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(is_dns("kube-system", "kube-dns"));
+        assert!(!is_dns("kube-system", "web"));
+        assert!(!is_dns("shop", "kube-dns"));
     }
 
     #[test]

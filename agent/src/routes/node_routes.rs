@@ -81,7 +81,7 @@ impl NodeRoutes {
         &self.planner
     }
 
-    /// Returns figures about all services, if a plan may have changed them since the last call.
+    /// Returns figures about all services, if a plan or an observation may have changed them since the last call.
     pub(crate) fn take_figures(&mut self) -> Option<PlannerFigures> {
         std::mem::take(&mut self.are_figures_due).then(|| self.planner.figures())
     }
@@ -139,6 +139,8 @@ impl NodeRoutes {
     ) {
         self.planner.apply_cluster_changes(changes);
         self.is_dirty |= self.planner.has_due_changes();
+        // The last first list may change no plan, and makes the figures known all the same.
+        self.are_figures_due = true;
     }
 
     /// Sets the addresses of the node itself: servers of this node have them, not Services of the cluster.

@@ -17,14 +17,18 @@ pub(super) struct AgentPod {
     name: String,
     node: String,
     phase: String,
+    /// True if the pod is ready. On a node that is away it is not, and stays in its phase.
+    is_ready: bool,
 }
 
 impl AgentPod {
-    /// Reads the pod's name, node and phase.
+    /// Reads the pod's name, node and state.
     pub(super) fn new(pod: &Pod) -> Self {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
         let phase = pod.status.as_ref().and_then(|it| it.phase.clone());
+        let mut conditions = pod.status.iter().flat_map(|it| it.conditions.iter().flatten());
         Self {
+            is_ready: conditions.any(|it| it.type_ == "Ready" && it.status == "True"),
             name: pod.metadata.name.clone().unwrap_or_default(),
             node: node.unwrap_or_default(),
             phase: phase.unwrap_or_default(),
@@ -72,7 +76,8 @@ pub(super) fn choose_agent(
         )),
         AgentChoice::Any | AgentChoice::Only => {
             let none = || format!("no agent in namespace {namespace} is Running");
-            running().next().ok_or_else(none)
+            let ready = running().find(|it| it.is_ready);
+            ready.or_else(|| running().next()).ok_or_else(none)
         }
     };
     found.map(|it| it.name.clone())
@@ -121,6 +126,18 @@ pub(super) fn is_of_agent(status: &Status) -> bool {
     status.reason == "Failed to parse error data"
 }
 
+/// Checks that the node that was named has answered: on a Kubernetes node the agent of this machine answers, whatever
+/// node is named. `answered` is the node of the page.
+pub(crate) fn check_node(named: Option<&str>, answered: &str) -> Result<(), String> {
+    match named {
+        Some(node) if node != answered => Err(format!(
+            "the agent of this machine is that of node {answered}, not of {node}: \
+             name the cluster with --kubeconfig FILE"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the text of a page, or the error that the agent responded with.
 pub(super) fn page_text(page: AdminPage) -> Result<String, String> {
     let body = page.body.trim();
@@ -141,7 +158,7 @@ mod tests {
     use super::*;
 
     fn agent(name: &str, node: &str, phase: &str) -> AgentPod {
-        AgentPod { name: name.into(), node: node.into(), phase: phase.into() }
+        AgentPod { name: name.into(), node: node.into(), phase: phase.into(), is_ready: true }
     }
 
     fn pod(spec: Value) -> Pod {
@@ -176,6 +193,26 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_of_a_node_that_is_away_is_asked_last() {
+        let agent_pod = |node: &str, ready: &str| {
+            let conditions = json!([
+                {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready},
+            ]);
+            let pod = json!({
+                "metadata": {"name": format!("a-{node}")},
+                "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": "Running", "conditions": conditions},
+            });
+            AgentPod::new(&serde_json::from_value(pod).expect("a pod"))
+        };
+        let pods = [agent_pod("n1", "False"), agent_pod("n2", "True")];
+        let choose = |pods: &[AgentPod]| choose_agent(pods, AgentChoice::Any, "rouse");
+        assert_eq!(choose(&pods), Ok("a-n2".into()));
+        assert_eq!(choose(&pods[..1]), Ok("a-n1".into()), "it may tell why it is not ready");
+        assert_eq!(choose_agent(&pods, AgentChoice::OfNode("n1"), "rouse"), Ok("a-n1".into()));
+    }
+
+    #[test]
     fn many_nodes_are_counted_and_not_all_named() {
         let pods: Vec<_> =
             (10..30).map(|it| agent(&format!("a{it}"), &format!("n{it}"), "Running")).collect();
@@ -197,6 +234,14 @@ mod tests {
         let all = all.expect("it is on a node");
         assert_eq!(all.len(), 3, "{all:?}");
         assert!(all[1].contains("gvisor") && all[2].contains("istio-proxy"), "{all:?}");
+    }
+
+    #[test]
+    fn the_page_of_another_node_is_no_answer() {
+        assert_eq!(check_node(None, "n1"), Ok(()));
+        assert_eq!(check_node(Some("n1"), "n1"), Ok(()));
+        let other = check_node(Some("n2"), "n1").unwrap_err();
+        assert!(other.contains("of node n1, not of n2: name the cluster"), "{other}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Pure: an installation as a list of objects, in the order in which they can be created.
 
+use agent::config::ClusterIpMode;
 use controller::write::crds;
 use serde_json::{Value, json};
 
@@ -20,6 +21,11 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     objects.extend(policies::all(settings));
     objects.extend(workloads::all(settings));
     objects
+}
+
+/// All objects that an installation may have, whatever its settings. Its removal does not know them.
+pub(crate) fn all_possible(settings: &InstallSettings) -> Vec<Value> {
+    all(&InstallSettings { clusterip: ClusterIpMode::All, ..settings.clone() })
 }
 
 /// Labels of every object of an installation; `component` is empty for objects of the whole installation.

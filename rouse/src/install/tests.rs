@@ -275,6 +275,20 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
 }
 
 #[test]
+fn an_uninstall_knows_the_objects_of_all_modes() {
+    let names = |objects: Vec<Value>| -> BTreeSet<String> {
+        objects.iter().map(objects::kind_and_name).collect()
+    };
+    let removed = names(objects::all_possible(&InstallSettings::default()));
+    for clusterip in [ClusterIpMode::Off, ClusterIpMode::Labelled, ClusterIpMode::All] {
+        let settings = InstallSettings { clusterip, ..InstallSettings::default() };
+        let left: Vec<_> = names(objects::all(&settings)).difference(&removed).cloned().collect();
+        assert_eq!(left, [""; 0], "{clusterip:?}");
+    }
+    assert!(removed.contains("ClusterRoleBinding/rouse-agent"), "{removed:?}");
+}
+
+#[test]
 fn an_agent_that_serves_services_of_the_cluster_may_read_them_and_write_events() {
     for clusterip in [ClusterIpMode::Labelled, ClusterIpMode::All] {
         let objects = objects::all(&InstallSettings { clusterip, ..InstallSettings::default() });

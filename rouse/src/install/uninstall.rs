@@ -50,7 +50,7 @@ pub(super) async fn run(
     // Only now: with the controller gone nothing writes the EndpointSlices again.
     remove_endpoint_slices(cluster).await?;
     remove_agent_pins(cluster, settings).await?;
-    let mut objects = objects::all(settings);
+    let mut objects = objects::all_possible(settings);
     // In reverse order of creation, so that no object loses another that it depends on.
     objects.reverse();
     for object in &objects {

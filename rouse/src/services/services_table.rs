@@ -59,7 +59,8 @@ pub(super) fn remarks(services: &NodeServices, namespace: Option<&str>) -> Vec<S
     let mut remarks = Vec::new();
     if !node.unknown.is_empty() {
         remarks.push(format!(
-            "The agent of node {} does not know all services yet: it waits for {}.",
+            "The agent of node {} does not know all services yet: it waits for {}. What an earlier \
+             agent wrote stays in force meanwhile, and is not shown.",
             node.name,
             node.unknown.join(", ")
         ));
@@ -73,7 +74,8 @@ pub(super) fn remarks(services: &NodeServices, namespace: Option<&str>) -> Vec<S
             node.name
         ));
     }
-    if services.services.is_empty() {
+    // What is not known is not absent.
+    if services.services.is_empty() && node.unknown.is_empty() {
         let scope = match namespace {
             Some(namespace) => format!(" in {namespace} namespace"),
             None => String::new(),
@@ -139,11 +141,11 @@ web     10.96.0.9:80/TCP   pods         2/3         60s        service
     fn an_agent_without_services_says_in_which_mode_it_is() {
         let mut services = services();
         select(&mut services, Some("other"));
-        services.node.unknown = vec!["EndpointSlice".into()];
-        let remarks = remarks(&services, Some("other"));
-        assert_eq!(remarks.len(), 2, "{remarks:?}");
-        assert!(remarks[0].ends_with("waits for EndpointSlice."), "{remarks:?}");
         let expected = "Node n1 serves no service in other namespace (--clusterip all).";
-        assert_eq!(remarks[1], expected);
+        assert_eq!(remarks(&services, Some("other")), [expected]);
+        services.node.unknown = vec!["EndpointSlice".into()];
+        let unknown = remarks(&services, Some("other"));
+        assert_eq!(unknown.len(), 1, "{unknown:?}");
+        assert!(unknown[0].contains("it waits for EndpointSlice. What an earlier"), "{unknown:?}");
     }
 }

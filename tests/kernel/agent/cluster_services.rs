@@ -566,7 +566,7 @@ fn metrics_show_frontends_endpoints_maps_and_the_latency_of_changes() {
 /// kube-proxy's meaning: load balancers leave a node that is about to be deleted, and its agent stays alive.
 #[test]
 fn health_follows_the_node_and_not_the_api_server() {
-    let (fixture, mut server) = start("health", "all", true);
+    let (mut fixture, mut server) = start("health", "all", true);
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));
@@ -595,4 +595,12 @@ fn health_follows_the_node_and_not_the_api_server() {
     for path in ["/healthz", "/livez"] {
         assert!(fixture.admin_page(path).0.contains(" 200 "), "{path}");
     }
+    // No event tells that the object went meanwhile: the next list lacks it.
+    server.delete_silently("Node", "n1");
+    server.resume(&format!("{}-n", fixture.name));
+    fixture.kill_agent();
+    fixture.start_agent_with_services("all");
+    fixture.wait_not_ready_reason("clusterip:", false);
+    let reason = fixture.wait_status("/healthz", " 503 ");
+    assert!(reason.contains("its object is gone"), "{reason}");
 }

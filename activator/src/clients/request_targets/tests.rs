@@ -51,7 +51,8 @@ fn a_target_the_library_refuses_is_percent_encoded_and_stored() {
     }
 }
 
-/// The target `*` means the server itself (RFC 9112 §3.2.4), and so does one without a path. Requests behind it are inspected like any others.
+/// The target `*` means the server itself (RFC 9112 §3.2.4), and so does one without a path. Requests behind it are
+/// inspected like any others.
 #[test]
 fn a_target_that_is_the_whole_server_ends_no_inspection() {
     let request = |target: &str| format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");

@@ -132,6 +132,21 @@ fn forwarded_beside_the_hops_of_a_trusted_proxy_may_be_its_clients() {
     assert!(!is_secure);
 }
 
+/// The proxy appends to the value that its client wrote, as nginx does.
+#[test]
+fn bytes_beyond_ascii_hide_no_entry_of_a_trusted_proxy() {
+    let fields = [
+        ("host", "a"),
+        ("x-forwarded-for", "\u{e9}, 192.0.2.1"),
+        ("x-forwarded-proto", "\u{e9}, http"),
+        ("forwarded", "for=6.6.6.6;host=evil;proto=https"),
+    ];
+    let (headers, is_secure) = proxied_headers(ProxiedClient::Direct, &fields);
+    let written = "for=192.0.2.1;host=a;proto=http, for=10.0.0.9";
+    assert_eq!(client_headers(&headers), ["192.0.2.1, 10.0.0.9", "http", "a", written]);
+    assert!(!is_secure);
+}
+
 #[test]
 fn headers_of_a_trusted_proxy_are_kept_and_extended() {
     let (headers, is_secure) = proxied_headers(

@@ -11,7 +11,7 @@ use datapath::abi::FrontendKey;
 
 use super::{
     BackendListKey, BackendListUpdate, MapCapacityError, MapPlan, OrderedMapOps, RoutePlanner,
-    cluster_services::{endpoint_list, is_api_server_service, may_serve_api_server},
+    cluster_services::{endpoint_list, is_api_server_service},
 };
 use crate::{
     kernel::map_op::{BackendTarget, KernelRoutes, MapOp, to_v6_octets},
@@ -44,8 +44,8 @@ impl RoutePlanner {
 /// Returns the operations that fill maps without frontends with these lists, as an earlier agent would have written
 /// them. A planner that then starts keeps them until the Services of the cluster are known.
 ///
-/// `own` are the addresses at which the agent reaches API servers without their Service. Otherwise the Service is left
-/// out: the agent could not correct a list that leads nowhere.
+/// `own` are the addresses at which the agent reaches API servers without their Service; frontends there are left out.
+/// Without any, the Service is: the agent could not correct a list that leads nowhere.
 pub fn bootstrap_ops(
     kernel: KernelRoutes,
     frontends: &[BootstrapFrontend],
@@ -56,7 +56,8 @@ pub fn bootstrap_ops(
     let (mut seen, mut updates) = (BTreeSet::new(), Vec::new());
     let is_allowed = |it: &&BootstrapFrontend| {
         let name = NamespacedName::new(it.namespace.as_str(), it.name.as_str());
-        !is_api_server_service(&name) || may_serve_api_server(&[it.address.ip()], own)
+        let is_own = own.is_some_and(|own| own.contains(&it.address.ip()));
+        !is_own && (!is_api_server_service(&name) || own.is_some())
     };
     for frontend in frontends.iter().filter(is_allowed) {
         let key = frontend_key_of(frontend);

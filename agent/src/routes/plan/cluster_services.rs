@@ -166,7 +166,8 @@ impl ClusterServices {
         Self { mode, node, ..Self::default() }
     }
 
-    /// Serves the API server's own Service too, except at an address by which the agent itself asks the API server.
+    /// Serves the API server's own Service too. `addresses` are those at which the agent itself asks API servers: no
+    /// Service is served there.
     pub(super) fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {
         self.api_server_addresses = Some(addresses);
     }
@@ -446,7 +447,10 @@ impl ClusterServices {
         if self.is_api_server(number) && !may_serve_api_server(cluster_ips, own) {
             return BTreeSet::new();
         }
-        let addresses = cluster_ips.iter().filter(|it| !self.node_addresses.contains(it));
+        let is_left = |it: &IpAddr| {
+            self.node_addresses.contains(it) || own.is_some_and(|own| own.contains(it))
+        };
+        let addresses = cluster_ips.iter().filter(|it| !is_left(it));
         let ports = ports.iter().filter_map(|it| Some((it.port, served_protocol(it.protocol)?)));
         let keys = addresses.flat_map(|&address| {
             ports.clone().map(move |(port, protocol)| frontend_key(address, port, protocol))

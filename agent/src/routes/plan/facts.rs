@@ -51,7 +51,8 @@ pub struct PlannerFigures {
     /// Number of frontends in the maps by source and mode. Each pair of a source and a mode of a list is there.
     pub frontends: BTreeMap<(ServiceSource, FrontendMode), usize>,
     /// Number of endpoints of the cluster's Services that are served: ready, terminating and still serving, neither.
-    pub endpoints: [usize; 3],
+    /// `None`: not all Services are known yet.
+    pub endpoints: Option<[usize; 3]>,
     /// Use of the maps of routes.
     pub maps: Vec<MapUse>,
 }
@@ -154,7 +155,8 @@ impl RoutePlanner {
                 *frontends.entry(key).or_default() += 1;
             }
         }
-        let endpoints = self.table.cluster.endpoint_counts();
+        let cluster = &self.table.cluster;
+        let endpoints = cluster.is_known().then(|| cluster.endpoint_counts());
         PlannerFigures { frontends, endpoints, maps: self.map_use() }
     }
 

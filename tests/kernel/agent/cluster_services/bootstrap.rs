@@ -24,8 +24,16 @@ fn as_api_server(mut object: Value) -> Value {
 /// Returns the Service as the DNS of the cluster.
 fn dns_service() -> Value {
     let mut service = service(None);
+    service["metadata"]["namespace"] = "kube-system".into();
     service["metadata"]["labels"] = json!({"k8s-app": "kube-dns"});
     service
+}
+
+/// Returns the EndpointSlice of the DNS of the cluster.
+fn dns_slice() -> Value {
+    let mut slice = endpoint_slice(&["10.77.0.2"]);
+    slice["metadata"]["namespace"] = "kube-system".into();
+    slice
 }
 
 impl AgentFixture {
@@ -119,7 +127,7 @@ fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     let mut server = FakeWatchServer::start(&netns, true);
     set_node(&server);
     server.set(dns_service());
-    server.set(endpoint_slice(&["10.77.0.2"]));
+    server.set(dns_slice());
     fixture.start_pod();
     fixture.send_to_pod("listen");
     fixture.start_agent_with_file();
@@ -145,7 +153,7 @@ fn a_broken_bootstrap_file_is_told_and_replaced() {
     let server = FakeWatchServer::start(&fixture.netns(), true);
     set_node(&server);
     server.set(dns_service());
-    server.set(endpoint_slice(&["10.77.0.2"]));
+    server.set(dns_slice());
     fs::create_dir(fixture.state_folder()).expect("a folder");
     let file = fixture.state_folder().join("n1.json");
     fs::write(&file, "{\"format\": 1}").expect("a file");

@@ -8,12 +8,15 @@ use common::service_routing::{
 };
 use datapath::abi::FrontendKey;
 
-use super::{API_SERVER_SERVICE, ClusterServices, served_protocol};
+use super::{ClusterServices, may_serve_api_server, served_protocol};
 use crate::{
     config::ClusterIpMode,
     kernel::map_op::to_v6_octets,
     service_facts::{CandidateFacts, CandidateState, NodeFacts, TraceTarget},
 };
+
+/// Most changes of one service whose trigger times wait until they are in force; later ones are not measured.
+const TRIGGERS_MAX: usize = 128;
 
 /// Decision about the trigger times of a service whose changes may be in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +34,11 @@ impl ClusterServices {
     /// nothing of this node's latency.
     pub(super) fn record_trigger(&mut self, number: u32, triggered_ms: Option<i64>) {
         if self.is_known() {
-            self.triggers.entry(number).or_default().extend(triggered_ms);
+            let times = self.triggers.entry(number).or_default();
+            // No time is taken while no plan can be written.
+            if times.len() < TRIGGERS_MAX {
+                times.extend(triggered_ms);
+            }
         }
     }
 
@@ -151,8 +158,7 @@ impl ClusterServices {
         let Some(observed) = &self.services.get(number).observed else {
             return "the Service does not exist any more".to_owned();
         };
-        let name = self.services.name(number);
-        let text = name.as_ref().map(ToString::to_string).unwrap_or_default();
+        let text = self.services.name(number).map(|it| it.to_string()).unwrap_or_default();
         let ports = observed.service.ports.iter();
         let at_port = |it: &&ClusterIpPort| it.port.get() == to.to.port();
         let protocols: Vec<TransportProtocol> =
@@ -170,8 +176,16 @@ impl ClusterServices {
                 others.join(", ")
             );
         }
-        if name.is_some_and(|it| (it.namespace.as_str(), it.name.as_str()) == API_SERVER_SERVICE) {
-            return format!("{text} is the API server's own Service, which is left to kube-proxy");
+        let own = self.api_server_addresses.as_ref();
+        if self.is_api_server(number) && !may_serve_api_server(&observed.service.cluster_ips, own) {
+            let reason = match own {
+                None => "without --apiserver it is left to kube-proxy",
+                Some(_) => "--apiserver names its ClusterIP, so that it is left to kube-proxy",
+            };
+            return format!("{text} is the API server's own Service: {reason}");
+        }
+        if own.is_some_and(|own| own.contains(&to.to.ip())) {
+            return format!("agents ask API servers at the address of Service {text}");
         }
         if self.node_addresses.contains(&to.to.ip()) {
             return format!(

@@ -1,6 +1,6 @@
 //! Pure: the choice for one connect from this node, and the reasons for it.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use common::{
     service_routing::{PortExplanation, PortTarget},
@@ -275,9 +275,11 @@ impl<'a> ConnectTrace<'a> {
             }
             (None, _) => Vec::new(),
         };
+        // The loop waits for the answer: a search for each of thousands of backends would hold it up.
+        let known = candidates.iter().enumerate().map(|(index, it)| (it.address, index));
+        let mut indices: BTreeMap<SocketAddr, usize> = known.collect();
         for (id, address) in self.backends_in_force() {
-            let at = candidates.iter().position(|it| it.address == address);
-            let index = at.unwrap_or_else(|| {
+            let index = *indices.entry(address).or_insert_with(|| {
                 candidates.push(self.unexplained(address));
                 candidates.len() - 1
             });

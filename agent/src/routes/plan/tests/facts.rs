@@ -179,6 +179,30 @@ fn a_trace_of_an_address_that_is_not_served_says_why() {
 }
 
 #[test]
+fn a_trace_of_the_api_server_tells_its_own_reason_from_that_of_the_label() {
+    for (own, reason) in [
+        (None, "default/kubernetes is the API server's own Service: without --apiserver"),
+        (Some(9), "default/kubernetes is the API server's own Service: --apiserver names"),
+        (Some(77), "the label `rouse.dev/clusterip: \"true\"` is neither on Service default/kube"),
+    ] {
+        let mut fixture = PlannerFixture::with_mode(ClusterIpMode::Labelled);
+        own.into_iter().for_each(|it: u8| {
+            fixture.planner.serve_api_server([IpAddr::from([10, 96, 0, it])].into());
+        });
+        let name = NamespacedName::new("default", "kubernetes");
+        let service = ClusterChange::Service(name, Some(cluster_service(9, None)));
+        fixture.observe(first_lists(vec![service]));
+        let trace = fixture.trace("10.96.0.9:80");
+        assert!(trace.reason.starts_with(reason), "{}", trace.reason);
+    }
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.serve_api_server([IpAddr::from([10, 96, 0, 3])].into());
+    fixture.observe(first_lists(vec![set_tcp_service(3, None)]));
+    let reason = fixture.trace("10.96.0.3:80").reason;
+    assert_eq!(reason, "agents ask API servers at the address of Service default/s3");
+}
+
+#[test]
 fn a_trace_says_that_services_are_not_known_yet() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.planner.set_route_table_known(false);
@@ -227,7 +251,10 @@ fn figures_count_frontends_endpoints_and_entries() {
     assert_eq!(of_service.map(|mode| count(Service, mode)), [1, 1, 0]);
     let of_route = count(Route, FrontendMode::Pods) + count(Route, FrontendMode::Activators);
     assert_eq!(of_route, 2, "one for each family");
-    assert_eq!(figures.endpoints, [2, 0, 0], "those of a Service that is not served do not count");
+    let counts = Some([2, 0, 0]);
+    assert_eq!(figures.endpoints, counts, "those of a Service that is not served do not count");
+    let unknown = PlannerFixture::with_mode(ClusterIpMode::All).planner.figures();
+    assert_eq!(unknown.endpoints, None, "no list is complete");
     let frontends = figures.maps.iter().find(|it| it.map == abi::maps::FRONTENDS).unwrap();
     assert_eq!(frontends.entries, 6, "four, and those of the self-test");
     for it in &figures.maps {
@@ -283,6 +310,20 @@ fn the_time_of_a_change_that_does_not_fit_waits_or_is_dropped() {
     assert_eq!(fixture.planner.refused_cluster_services(), 1);
     fixture.observe(vec![]);
     assert_eq!(fixture.planner.take_programmed(), [0; 0]);
+}
+
+#[test]
+fn times_of_changes_that_no_plan_writes_do_not_pile_up() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None)]));
+    for at in 0..10_000_i64 {
+        let pods = [5 + u8::from(at % 2 == 0)];
+        let observed = ObservedSlice { triggered_ms: Some(at), ..slice(1, &pods) };
+        fixture.planner.apply_cluster_changes(vec![ClusterChange::Slice(name(1), Some(observed))]);
+    }
+    fixture.observe(vec![]);
+    let taken = fixture.planner.take_programmed().len();
+    assert!((1..1_000).contains(&taken), "{taken}");
 }
 
 #[test]

@@ -88,6 +88,22 @@ fn the_api_server_is_served_by_agents_that_reach_it_by_another_address() {
     }
 }
 
+/// An API server may be behind another Service, as with hosted control planes.
+#[test]
+fn no_service_is_served_at_an_address_of_an_api_server() {
+    let own: BTreeSet<IpAddr> = [IpAddr::from([10, 96, 0, 3])].into();
+    let served = |fixture: &PlannerFixture| [3, 4].map(|it| fixture.backends(it).is_some());
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.serve_api_server(own.clone());
+    let services = [set_tcp_service(3, None), set_tcp_service(4, None)];
+    let slices = [set_slice(3, &[5]), set_slice(4, &[6])];
+    fixture.observe(first_lists([services, slices].concat()));
+    assert_eq!(served(&fixture), [false, true]);
+    let file = [frontend(name(3), 3, &[5]), frontend(name(4), 4, &[6])];
+    let (booted, _) = PlannerFixture::booted(&file, Some(own));
+    assert_eq!(served(&booted), [false, true]);
+}
+
 #[test]
 fn facts_are_told_once_all_services_are_known_and_when_they_change() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
