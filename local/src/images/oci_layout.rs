@@ -98,11 +98,11 @@ impl LayoutImage {
         collect_layouts(folder, MAX_DEPTH, &mut layouts);
         for layout in layouts {
             let index: ImageIndex = read_json(&layout.join("index.json"))?;
-            let inside =
+            let layout_name =
                 layout.strip_prefix(folder).unwrap_or(&layout).to_string_lossy().into_owned();
             for entry in index.manifests() {
                 let digest = entry.digest().to_string();
-                let names = entry_names(entry, &inside);
+                let names = entry_names(entry, &layout_name);
                 if names
                     .iter()
                     .any(|one| with_tag(one) == wanted || format!("{one}@{digest}") == name)
@@ -205,13 +205,14 @@ fn annotation<'a>(entry: &'a Descriptor, key: &str) -> Option<&'a str> {
     entry.annotations().as_ref()?.get(key).map(String::as_str)
 }
 
-/// Returns every name by which an entry of the layout at `inside` may be called.
-fn entry_names(entry: &Descriptor, inside: &str) -> Vec<String> {
-    let mut names = vec![inside.to_owned()];
+/// Returns every name by which an entry of a layout may be called. `layout_name` is the layout's path below the images
+/// folder.
+fn entry_names(entry: &Descriptor, layout_name: &str) -> Vec<String> {
+    let mut names = vec![layout_name.to_owned()];
     names.extend(annotation(entry, FULL_NAME).map(str::to_owned));
     if let Some(name) = annotation(entry, REF_NAME) {
         names.push(name.to_owned());
-        names.push(format!("{inside}:{name}"));
+        names.push(format!("{layout_name}:{name}"));
     }
     names
 }
