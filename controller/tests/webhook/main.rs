@@ -317,9 +317,10 @@ async fn check_config_maps(client: &Client, namespace: &str) {
 
 async fn check_certificate_rotation(client: &Client, namespace: &str, leader: &WebhookReplica) {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    // Read before the renewal becomes due, which changes it.
+    let before = leader.certificates.bundle().unwrap();
     let due = json!({"stringData": {"renew-after": "0"}});
     secrets.patch("webhook-certs", &PatchParams::default(), &Patch::Merge(&due)).await.unwrap();
-    let before = leader.certificates.bundle().unwrap();
     let services = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service");
     let renewed = async {
         let mut number = 0;
