@@ -220,11 +220,13 @@ impl PodEndpoint {
 
     /// Dials for the requests that wait.
     async fn dial_once(self: Arc<Self>) {
-        // The first request that waits tries another pod, if there is one.
-        let notify_first = || {
+        // The first request that waits tries another pod, if there is one. A request that is gone cannot, so the next
+        // one does.
+        let notify_first = || loop {
             let first = self.lock_pool().on_late_dial();
-            fail_waiters(first, &PodDialError::Unanswered);
-            false
+            if first.is_none_or(|waiter| waiter.send(Err(PodDialError::Unanswered)).is_ok()) {
+                return false;
+            }
         };
         match self.dial(self.protocol, notify_first).await {
             Ok(connection) => {
