@@ -59,8 +59,8 @@ pub enum ProxiedClient {
         /// True if the client's connection to the proxy had TLS.
         is_secure: bool,
     },
-    /// A trusted proxy forwards a client that its PROXY header does not name. The address is that of the proxy, but the
-    /// bytes are the client's, so headers about the client are not used.
+    /// The PROXY header of a trusted proxy names no client. The address is that of the proxy, but any client may have
+    /// sent the request, so its headers about the client are not used.
     Unnamed,
 }
 
