@@ -103,8 +103,8 @@ pub(super) fn serverless_service_mode(
     )
 }
 
-/// Returns the condition `EndpointsPopulated` of a Revision's ServerlessService: true while a pod is ready. Its time is
-/// that of the Revision's `Active`, since the time at which the first pod became ready is not stored.
+/// Returns the condition `EndpointsPopulated` of a Revision's ServerlessService: true while a pod is ready. No time is
+/// stored for it, so it has the time of the Revision's `Active`.
 fn endpoints_populated(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
     let (at, _) = last_transition(revision, ConditionType::RevisionActive);
     let none = || ConditionReason::new("NoHealthyBackends", "SKS has no healthy backends");

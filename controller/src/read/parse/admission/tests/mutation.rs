@@ -250,7 +250,7 @@ fn probe_defaults() -> Vec<DefaultedField> {
     let get = |rest: &str| one(&format!("readinessProbe: {{httpGet: {{path: /}}, {rest}}}"));
     for (rest, failures, timeout) in [
         ("", Value::Null, Value::Null),
-        // Period 0 means Knative's own probing, which has neither number.
+        // Period 0 is Knative's own probing, which takes no threshold and no timeout.
         ("periodSeconds: 0", Value::Null, Value::Null),
         ("periodSeconds: null", Value::Null, Value::Null),
         ("periodSeconds: 3", json!(3), json!(1)),
