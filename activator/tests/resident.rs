@@ -16,8 +16,12 @@ use std::{
 
 use activator::budget::{BASE_MEMORY_MIB, MAX_CLIENT_STREAMS, REQUEST_OVERHEAD_BYTES, memory_mib};
 use common::wire::AppProtocol;
+use datapath::h2::{frame_flag, frame_kind};
 use futures::StreamExt as _;
-use h2c::{WIDE, client_preface, encode_gets, encode_indexed_requests, frame, start_endless_pod};
+use h2c::{
+    MAX_WINDOW, WHOLE_REQUEST, client_preface, encode_gets, encode_indexed_requests, frame,
+    start_endless_pod,
+};
 use harness::{ActivatorFixture, GET, LONG, OK, read_head, revision, start_pod, start_pod_with};
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
@@ -204,10 +208,12 @@ const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x01, 1, b'a'];
 /// Encodes POSTs over HTTP/2 whose bodies come in `pieces` of `piece` bytes, one for each stream at a time.
 fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
     let mut all = Vec::new();
-    (0..streams).for_each(|it| all.extend(frame(1, 4, 2 * it + 1, &POST)));
+    (0..streams).for_each(|it| {
+        all.extend(frame(frame_kind::HEADERS, frame_flag::END_HEADERS, 2 * it + 1, &POST));
+    });
     let body = vec![b'x'; piece];
     for _ in 0..pieces {
-        (0..streams).for_each(|it| all.extend(frame(0, 0, 2 * it + 1, &body)));
+        (0..streams).for_each(|it| all.extend(frame(frame_kind::DATA, 0, 2 * it + 1, &body)));
     }
     [client_preface(), all]
 }
@@ -216,7 +222,9 @@ fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
 fn fields(streams: u32) -> [Vec<u8>; 2] {
     let mut head = POST.to_vec();
     (0..1900).for_each(|_| head.extend([0, 1, b'a', 0]));
-    let all = (0..streams).flat_map(|it| frame(1, 5, 2 * it + 1, &head)).collect();
+    let all = (0..streams)
+        .flat_map(|it| frame(frame_kind::HEADERS, WHOLE_REQUEST, 2 * it + 1, &head))
+        .collect();
     [client_preface(), all]
 }
 
@@ -280,7 +288,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_that_are_not_read_take_no_more_memory_than_is_stated() {
     // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
-    for (what, window) in [("responses not read", WIDE), ("responses without a window", 0)] {
+    for (what, window) in [("responses not read", MAX_WINDOW), ("responses without a window", 0)] {
         let mut process = ActivatorProcessFixture::start();
         let (pod, _taken) = start_endless_pod().await;
         process.set_pod("h2c", pod);
@@ -366,7 +374,9 @@ const KEPT: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 fn ended(streams: u32) -> Vec<u8> {
     // As many bytes as an HTTP/2 client may send before it gets the server's windows.
     let mut all = posts(streams, 15 << 10, 1).concat();
-    (0..streams).for_each(|it| all.extend(frame(0, 1, 2 * it + 1, b"")));
+    (0..streams).for_each(|it| {
+        all.extend(frame(frame_kind::DATA, frame_flag::END_STREAM, 2 * it + 1, b""));
+    });
     all
 }
 
@@ -392,7 +402,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
             "HTTP/2 after requests",
             BYTES,
             MANY / 4,
-            vec![(encode_gets(MAX_CLIENT_STREAMS, WIDE), 100)],
+            vec![(encode_gets(MAX_CLIENT_STREAMS, MAX_WINDOW), 100)],
         ),
         ("HTTP/2 after bodies", BYTES, MANY / 4, vec![(ended(4), 4)]),
         ("HTTP/2 after entries of the table", BYTES, 100, tables),
@@ -419,11 +429,11 @@ fn resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
     let round = |round: u32| {
         let mut all = Vec::new();
         for stream in (round * each..(round + 1) * each).map(|it| 2 * it + 1) {
-            all.extend(frame(1, 5, stream, &get));
+            all.extend(frame(frame_kind::HEADERS, WHOLE_REQUEST, stream, &get));
             // CANCEL (RFC 9113 §7).
-            all.extend(frame(3, 0, stream, &8u32.to_be_bytes()));
+            all.extend(frame(frame_kind::RST_STREAM, 0, stream, &8u32.to_be_bytes()));
         }
-        all.extend(frame(6, 0, 0, &[0; 8]));
+        all.extend(frame(frame_kind::PING, 0, 0, &[0; 8]));
         all
     };
     (0..rounds).map(round).collect()
@@ -455,8 +465,9 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     let h1 = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".to_vec();
     let h2 = posts(MAX_CLIENT_STREAMS, 0, 0).concat();
     // One byte for each stream.
-    let bytes: Vec<u8> =
-        (0..MAX_CLIENT_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
+    let bytes: Vec<u8> = (0..MAX_CLIENT_STREAMS)
+        .flat_map(|it| frame(frame_kind::DATA, 0, 2 * it + 1, b"x"))
+        .collect();
     let kinds = [
         // Number of bytes that the requests are charged with.
         ("slow bodies", [400 * 2 * REQUEST_OVERHEAD_BYTES, 0], &h1, &b"x"[..]),

@@ -58,7 +58,8 @@ fn open_requests(
 ) -> Vec<InFlightRequest> {
     let client = rouse.client_on("node1");
     let (url, client_addresses) = (rouse.service_url(namespace, host), client.addresses());
-    // Until its first pod is known to all nodes, every service is on the activator path.
+    // `x-peer` is the address that the pod sees: the client's on the direct path, otherwise that of an activator. Until
+    // its first pod is known to all nodes, every service is on the activator path.
     rouse.cluster.wait(&format!("the {name} path"), || {
         let peer = client.get(&url).header("x-peer").to_owned();
         (!peer.is_empty() && client_addresses.contains(&peer) == (name == "direct")).then_some(())
@@ -100,8 +101,10 @@ fn open_tunnel(rouse: &RouseCluster, url: &str, host: &str) -> StreamingExchange
     exchange
 }
 
-fn open_all(rouse: &RouseCluster, namespace: &str, tag: &str) -> Vec<InFlightRequest> {
-    let open = |name: &str| open_requests(rouse, namespace, name, &format!("{tag}{name}"));
+/// Opens requests to both services. `tag_prefix` is the part of their hosts that names a tag, such as `old-`; it may be
+/// empty.
+fn open_all(rouse: &RouseCluster, namespace: &str, tag_prefix: &str) -> Vec<InFlightRequest> {
+    let open = |name: &str| open_requests(rouse, namespace, name, &format!("{tag_prefix}{name}"));
     NAMES.into_iter().flat_map(open).collect()
 }
 
@@ -139,14 +142,14 @@ fn pod_uids(rouse: &RouseCluster, namespace: &str) -> Vec<String> {
     metadata_values(rouse, namespace, "pods", "uid").expect("pods can be listed")
 }
 
-/// Waits until each of these pods has a deletion timestamp, because its owner has gone.
+/// Waits until each of these pods, given by uid, has a deletion timestamp, because its owner has gone.
 fn wait_terminating(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to terminate", || {
         let list = rouse.cluster.get(&["pods", "--namespace", namespace]);
         let is_running = |it: &&Value| it["metadata"]["deletionTimestamp"].is_null();
         let running: Vec<&Value> = list["items"].as_array()?.iter().filter(is_running).collect();
-        let is_one = |it: &&Value| pods.iter().any(|uid| it["metadata"]["uid"] == uid.as_str());
-        (!running.iter().any(is_one)).then_some(())
+        let is_listed = |it: &&Value| pods.iter().any(|uid| it["metadata"]["uid"] == uid.as_str());
+        (!running.iter().any(is_listed)).then_some(())
     });
 }
 
@@ -203,17 +206,17 @@ fn requests_outlive_the_route_of_their_service() {
     let namespace = rouse.namespace("no-route");
     let namespace = &namespace.name;
     rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
-    let of_route = |name: &str| {
+    let service_uid = |name: &str| {
         let service = rouse.cluster.get(&["service", "--namespace", namespace, name]);
         service["metadata"]["uid"].as_str().map(str::to_owned)
     };
-    let before = NAMES.map(of_route);
+    let before = NAMES.map(service_uid);
     assert!(before.iter().all(Option::is_some), "{before:?}");
     let in_flight = open_all(&rouse, namespace, "");
     delete_all(&rouse, namespace, "route");
     for (name, before) in NAMES.into_iter().zip(before) {
         rouse.cluster.wait(&format!("another Service {name}"), || {
-            of_route(name).filter(|it| before.as_ref() != Some(it))
+            service_uid(name).filter(|it| before.as_ref() != Some(it))
         });
     }
     finish_all(&rouse, in_flight);

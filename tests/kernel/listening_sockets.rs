@@ -90,7 +90,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     assert_eq!(of_noisy(&fixture), abi::LISTEN_PER_NAMESPACE as usize);
     fixture.maps.unregister(noisy_pod.cookie).expect("writable");
     noise.expect_step("ports 40000 100");
-    assert_eq!(of_noisy(&fixture), abi::LISTEN_PER_NAMESPACE as usize, "none was counted any more");
+    assert_eq!(of_noisy(&fixture), abi::LISTEN_PER_NAMESPACE as usize, "its count began at 0");
 }
 
 /// More namespaces than a node can have, unless a pod creates them itself.
@@ -109,8 +109,8 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     server.expect_step(&format!("ports 20000 {PORTS}"));
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     assert_eq!((listener_count(&fixture, &pod), entries(&fixture)), (1, PORTS as usize + 1));
-    let uncounted = [abi::CONTROL_LISTEN_OVER_QUOTA, abi::CONTROL_LISTEN_FULL];
-    assert_eq!(uncounted.map(|word| fixture.maps.control_word(word)), [0, 0]);
+    let refusals = [abi::CONTROL_LISTEN_OVER_QUOTA, abi::CONTROL_LISTEN_FULL];
+    assert_eq!(refusals.map(|word| fixture.maps.control_word(word)), [0, 0]);
     // Namespaces that no longer exist free their entries.
     fixture.maps.write_listener_counts().expect("writable");
     server.expect_step(&format!("ports 40000 {PORTS}"));

@@ -30,7 +30,8 @@ pub struct MultiProcessNode {
     processes: Mutex<BTreeMap<&'static str, Child>>,
     folder: PathBuf,
     gateway: SocketAddr,
-    home: PathBuf,
+    /// Cgroup of this process before it joined that of the clients.
+    original_cgroup: PathBuf,
     clock: Option<FakeClock>,
     _lock: MutexGuard<'static, ()>,
 }
@@ -46,8 +47,8 @@ impl MultiProcessNode {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let gateway = listener.local_addr().expect("an address");
         let processes = Mutex::default();
-        let own_cgroup = own_cgroup();
-        Self { layout, processes, folder, gateway, home: own_cgroup, clock: None, _lock: lock }
+        let original_cgroup = own_cgroup();
+        Self { layout, processes, folder, gateway, original_cgroup, clock: None, _lock: lock }
     }
 
     /// Prepares a node with a clock that the test sets.
@@ -105,7 +106,7 @@ impl MultiProcessNode {
             clock.apply_to(&mut up_command);
         }
         // Moved out of the clients' cgroup, in which this process may be.
-        let procs_file = self.home.join("cgroup.procs");
+        let procs_file = self.original_cgroup.join("cgroup.procs");
         up_command.stdout(log.try_clone().expect("a log")).stderr(log);
         let child = up_command.spawn().expect("the rouse program");
         fs::write(procs_file, child.id().to_string()).expect("the cgroup we came from");
@@ -182,7 +183,7 @@ impl MultiProcessNode {
 
     /// Moves this process out of the clients' cgroup, because `down` kills all processes in the node's cgroups.
     pub fn leave_client_cgroup(&self) {
-        fs::write(self.home.join("cgroup.procs"), "0").expect("the cgroup we came from");
+        fs::write(self.original_cgroup.join("cgroup.procs"), "0").expect("the cgroup we came from");
     }
 
     /// Moves the calling thread into the clients' network namespace.

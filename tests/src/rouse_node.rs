@@ -26,7 +26,8 @@ pub struct RouseNode {
     program: PathBuf,
     folder: PathBuf,
     process: Child,
-    home: PathBuf,
+    /// Cgroup of this process before it joined that of the clients.
+    original_cgroup: PathBuf,
     _lock: MutexGuard<'static, ()>,
 }
 
@@ -74,9 +75,9 @@ impl RouseNode {
         up_command.stdout(log.try_clone().expect("a log")).stderr(log);
         prepare(&mut up_command, &folder);
         let process = up_command.spawn().expect("the rouse program");
-        let own_cgroup = own_cgroup();
+        let original_cgroup = own_cgroup();
         let mut node =
-            Self { layout, gateway, program, folder, process, home: own_cgroup, _lock: lock };
+            Self { layout, gateway, program, folder, process, original_cgroup, _lock: lock };
         node.wait_until_ready();
         node.join_client_cgroup();
         node
@@ -91,7 +92,7 @@ impl RouseNode {
         });
     }
 
-    /// Moves this process into the clients' cgroup, to which the programs are attached. Its threads enter the
+    /// Moves this process into the clients' cgroup, to which the eBPF programs are attached. Its threads enter the
     /// clients' network namespace one by one.
     fn join_client_cgroup(&self) {
         let mounts = CgroupMounts::find().expect("cgroup v2");
@@ -219,7 +220,7 @@ impl RouseNode {
     /// Ends the node as a user does. Returns true if `up` ended with success.
     fn stop(&mut self) -> bool {
         // `down` kills all processes in the clients' cgroup, so this process leaves it first.
-        let has_left = fs::write(self.home.join("cgroup.procs"), "0");
+        let has_left = fs::write(self.original_cgroup.join("cgroup.procs"), "0");
         let result = self.try_run(&["down", "--purge"]);
         let status = self.process.wait();
         has_left.is_ok() && result.status.success() && status.is_ok_and(|status| status.success())

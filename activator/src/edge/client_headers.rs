@@ -59,7 +59,8 @@ pub enum ProxiedClient {
         /// True if the client's connection to the proxy had TLS.
         is_secure: bool,
     },
-    /// A trusted proxy forwards a client that it did not name.
+    /// The PROXY header of a trusted proxy names no client. The address is that of the proxy, but any client may have
+    /// sent the request, so its headers about the client are not used.
     Unnamed,
 }
 
@@ -173,15 +174,16 @@ fn write_for_trusted_proxy(
     write_forwarded_headers(headers, &path, host, HeaderValue::from_static(proto));
 }
 
-/// Returns the end of `hops` that trusted proxies reported. Each proxy reports the hop before it, so the result begins
-/// with the last hop that is no trusted proxy.
+/// Returns the last part of `hops`, which trusted proxies reported. Each proxy reports the hop before it, so the result
+/// begins with the last hop that is no trusted proxy. `address_of` returns the address of a hop as it was written.
 fn trusted_hops<'a, T>(
     hops: &'a [T],
-    of: impl Fn(&T) -> Option<&str>,
+    address_of: impl Fn(&T) -> Option<&str>,
     edge: &EdgeSettings,
 ) -> &'a [T] {
-    let is_trusted =
-        |hop: &T| of(hop).and_then(parse_hop_address).is_some_and(|it| edge.is_trusted_proxy(it));
+    let is_trusted = |hop: &T| {
+        address_of(hop).and_then(parse_hop_address).is_some_and(|it| edge.is_trusted_proxy(it))
+    };
     let first = hops.iter().rposition(|hop| !is_trusted(hop)).unwrap_or(0);
     hops.get(first..).unwrap_or_default()
 }

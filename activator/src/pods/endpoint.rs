@@ -156,8 +156,8 @@ impl PodEndpoint {
         FIRST_DIAL_FAILURE_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
 
-    /// Registers if the RouteTable lists the pod as ready. A paused pod still is. One that is not ready keeps no idle
-    /// connection, so that it can drain, and requests that wait for one try another pod.
+    /// Registers if the RouteTable lists the pod as ready, also while it is paused after a failed dial. A pod that is
+    /// not ready keeps no idle connection, so that it can drain, and requests that wait for one try another pod.
     pub fn set_ready(&self, is_ready: bool) {
         if is_ready {
             return self.lock_pool().on_ready();
@@ -220,11 +220,13 @@ impl PodEndpoint {
 
     /// Dials for the requests that wait.
     async fn dial_once(self: Arc<Self>) {
-        // The first request that waits tries another pod, if there is one.
-        let notify_first = || {
+        // The first request that waits tries another pod, if there is one. A request that is gone cannot, so the next
+        // one does.
+        let notify_first = || loop {
             let first = self.lock_pool().on_late_dial();
-            fail_waiters(first, &PodDialError::Unanswered);
-            false
+            if first.is_none_or(|waiter| waiter.send(Err(PodDialError::Unanswered)).is_ok()) {
+                return false;
+            }
         };
         match self.dial(self.protocol, notify_first).await {
             Ok(connection) => {

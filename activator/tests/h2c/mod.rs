@@ -15,6 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use datapath::h2::{frame_flag, frame_kind};
 use futures::{StreamExt as _, future::poll_fn};
 use http::{HeaderMap, Request, Response, request};
 use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
@@ -41,7 +42,7 @@ pub struct FakeHttp2Pod {
     pub address: SocketAddr,
     connections: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
-    dropped: Arc<AtomicUsize>,
+    ended_requests: Arc<AtomicUsize>,
     seen: Arc<Mutex<Vec<Http2RequestHead>>>,
     /// Number of requests after which a connection ends with GOAWAY; 0: never.
     pub goaway_every: Arc<AtomicUsize>,
@@ -63,7 +64,7 @@ impl FakeHttp2Pod {
             address: listener.local_addr().unwrap(),
             connections: Arc::default(),
             requests: Arc::default(),
-            dropped: Arc::default(),
+            ended_requests: Arc::default(),
             seen: Arc::default(),
             goaway_every: Arc::default(),
         };
@@ -83,19 +84,20 @@ impl FakeHttp2Pod {
     }
 
     async fn serve(self, stream: TcpStream, respond: fn(Incoming) -> Http2ResponseFuture) {
-        let here = Arc::new(AtomicUsize::new(0));
-        let enough = Arc::new(tokio::sync::Notify::new());
+        let on_connection = Arc::new(AtomicUsize::new(0));
+        let goaway_due = Arc::new(tokio::sync::Notify::new());
         let service = service_fn(|request: Request<Incoming>| {
-            let (pod, here, enough) = (self.clone(), Arc::clone(&here), Arc::clone(&enough));
+            let (pod, on_connection, goaway_due) =
+                (self.clone(), Arc::clone(&on_connection), Arc::clone(&goaway_due));
             async move {
                 let (head, body) = request.into_parts();
                 pod.seen.lock().unwrap().push(head);
                 pod.requests.fetch_add(1, Ordering::SeqCst);
-                let _ended = DropCounterGuard(Arc::clone(&pod.dropped));
-                if here.fetch_add(1, Ordering::SeqCst) + 1
+                let _ended = DropCounterGuard(Arc::clone(&pod.ended_requests));
+                if on_connection.fetch_add(1, Ordering::SeqCst) + 1
                     == pod.goaway_every.load(Ordering::SeqCst)
                 {
-                    enough.notify_one();
+                    goaway_due.notify_one();
                 }
                 Ok::<_, Infallible>(respond(body).await)
             }
@@ -105,7 +107,7 @@ impl FakeHttp2Pod {
         tokio::pin!(connection);
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = enough.notified() => connection.as_mut().graceful_shutdown(),
+            () = goaway_due.notified() => connection.as_mut().graceful_shutdown(),
         }
         connection.await.ok();
     }
@@ -119,8 +121,8 @@ impl FakeHttp2Pod {
     }
 
     /// Number of requests that ended, with or without a response.
-    pub fn dropped(&self) -> usize {
-        self.dropped.load(Ordering::SeqCst)
+    pub fn ended_requests(&self) -> usize {
+        self.ended_requests.load(Ordering::SeqCst)
     }
 
     pub fn request_heads(&self) -> Vec<Http2RequestHead> {
@@ -250,7 +252,7 @@ impl Http2TestClient {
     /// Begins a request whose body is sent piece by piece. Dropping the call resets it.
     pub async fn start_call(&self, request: request::Builder) -> Http2TestCall {
         let mut sender = self.0.clone();
-        let (say, parts) = mpsc::channel(1);
+        let (piece_sender, parts) = mpsc::channel(1);
         let parts = futures::stream::unfold(parts, async |mut parts: mpsc::Receiver<Bytes>| {
             let part = parts.recv().await?;
             Some((Ok(Frame::data(part)), parts))
@@ -262,13 +264,14 @@ impl Http2TestClient {
         // Sends the request, and nothing else.
         let now = futures::poll!(response.as_mut());
         assert!(now.is_pending());
-        Http2TestCall { say: Some(say), response }
+        Http2TestCall { piece_sender: Some(piece_sender), response }
     }
 }
 
 /// Request in progress, whose body is sent piece by piece.
 pub struct Http2TestCall {
-    say: Option<mpsc::Sender<Bytes>>,
+    /// `None` once the body has ended.
+    piece_sender: Option<mpsc::Sender<Bytes>>,
     response: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
 }
 
@@ -278,7 +281,7 @@ pub struct Http2ResponseReader(Incoming);
 impl Http2TestCall {
     pub async fn send_piece(&mut self, text: &str) {
         // The receiver is gone once the request is over.
-        self.say.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.ok();
+        self.piece_sender.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.ok();
     }
 
     /// Waits for the head of the response.
@@ -299,7 +302,7 @@ impl Http2TestCall {
     }
 
     pub fn end_body(&mut self) {
-        self.say = None;
+        self.piece_sender = None;
     }
 }
 
@@ -348,6 +351,9 @@ pub async fn start_endless_pod() -> (SocketAddr, Arc<AtomicUsize>) {
     (address, taken)
 }
 
+/// Flags of a HEADERS frame that is a whole request.
+pub const WHOLE_REQUEST: u8 = frame_flag::END_STREAM | frame_flag::END_HEADERS;
+
 /// Encodes a frame of HTTP/2 (RFC 9113 §4.1).
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -356,30 +362,35 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Largest window of flow control.
-pub const WIDE: u32 = u32::MAX >> 1;
+pub const MAX_WINDOW: u32 = u32::MAX >> 1;
 
 /// Encodes GETs of an HTTP/2 client whose windows have the largest size.
 pub fn encode_greedy_gets(requests: u32) -> Vec<u8> {
-    encode_gets(requests, WIDE)
+    encode_gets(requests, MAX_WINDOW)
 }
 
 /// Encodes GETs of an HTTP/2 client whose window for each response has this size.
 pub fn encode_gets(requests: u32, window: u32) -> Vec<u8> {
+    // SETTINGS_INITIAL_WINDOW_SIZE (RFC 9113 §6.5.2).
     let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    all.extend(frame(4, 0, 0, &settings));
-    all.extend(frame(8, 0, 0, &(WIDE - 65_535).to_be_bytes()));
+    all.extend(frame(frame_kind::SETTINGS, 0, 0, &settings));
+    // The connection's window, which is 65,535 bytes at first (RFC 9113 §6.9.2).
+    let growth = (MAX_WINDOW - 65_535).to_be_bytes();
+    all.extend(frame(frame_kind::WINDOW_UPDATE, 0, 0, &growth));
     // :method GET, :scheme http, :path /, :authority a.
     let head = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
-    (0..requests).for_each(|it| all.extend(frame(1, 5, 2 * it + 1, &head)));
+    (0..requests).for_each(|it| {
+        all.extend(frame(frame_kind::HEADERS, WHOLE_REQUEST, 2 * it + 1, &head));
+    });
     all
 }
 
-/// Connection preface of an HTTP/2 client.
+/// Connection preface of an HTTP/2 client, and its acknowledgement of the server's settings.
 pub fn client_preface() -> Vec<u8> {
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    all.extend(frame(4, 0, 0, &[]));
-    all.extend(frame(4, 1, 0, &[]));
+    all.extend(frame(frame_kind::SETTINGS, 0, 0, &[]));
+    all.extend(frame(frame_kind::SETTINGS, frame_flag::ACK, 0, &[]));
     all
 }
 
@@ -388,5 +399,5 @@ pub fn encode_indexed_requests(streams: std::ops::Range<u32>) -> Vec<u8> {
     // :method POST, :scheme http, :path / as a new entry, :authority a, and x with 16,000 bytes (RFC 7541 §6.2, §5.1).
     let short = [0x83, 0x86, 0x44, 1, b'/', 0x01, 1, b'a', 0, 1, b'x', 0x7f, 0x81, 0x7c];
     let head = [&short[..], &[b'y'; 16_000]].concat();
-    streams.flat_map(|it| frame(1, 5, 2 * it + 1, &head)).collect()
+    streams.flat_map(|it| frame(frame_kind::HEADERS, WHOLE_REQUEST, 2 * it + 1, &head)).collect()
 }

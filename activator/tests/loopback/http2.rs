@@ -243,7 +243,7 @@ async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
         let call = client.start_call(get("/")).await;
         wait_until(|| pod.requests() == count).await;
         drop(call);
-        wait_until(|| pod.dropped() == count).await;
+        wait_until(|| pod.ended_requests() == count).await;
     }
     let (began, ended) = fixture.waiting_totals();
     assert_eq!((pod.connections(), began), (1, ended), "none waits, and the connection stays");
@@ -317,7 +317,7 @@ async fn the_request_timeout_ends_a_call_and_keeps_its_connection() {
     let response = response.unwrap();
     let status_and_body = (response.head.status(), response.body.as_str());
     assert_eq!(status_and_body, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
-    wait_until(|| pod.dropped() == 1).await;
+    wait_until(|| pod.ended_requests() == 1).await;
     assert!(!client.is_closed(), "other requests of the connection go on");
 }
 

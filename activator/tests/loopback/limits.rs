@@ -98,7 +98,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     wait_until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
     // All clients go: each request ends, and frees its slot exactly once.
     drop(calls);
-    wait_until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
+    wait_until(|| pods.iter().all(|pod| pod.requests() == pod.ended_requests())).await;
     fixture.wait_for_queued(0).await;
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     wait_until(|| served.queue_metrics().2 == 0).await;

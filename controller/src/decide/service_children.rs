@@ -88,12 +88,13 @@ pub(crate) fn spec_traffic(traffic: &[TrafficSpec]) -> Vec<TrafficTarget> {
     traffic.iter().map(target).collect()
 }
 
-/// Returns a template as JSON; `null` if it is none.
+/// Returns a template as JSON; `null` if the text is no JSON.
 pub(crate) fn template_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// Returns the owner reference to a controller of the group `serving.knative.dev`.
+/// Returns the owner references of a child object, in the type of `ObjectMeta`'s field. The only owner is an object of
+/// the group `serving.knative.dev`, which controls the child (`controller: true`).
 pub(crate) fn owner_references(
     kind: &str,
     name: &str,

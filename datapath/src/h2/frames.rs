@@ -19,7 +19,8 @@ const PREFACE: [u64; 3] = [
 ];
 const PREFACE_BYTES: u32 = 24;
 
-/// States of a [`Http2Direction`].
+/// States of a [`Http2Direction`]. Their order matters: from `NOT_HTTP2` on nothing is read, and from `DESYNC` on the
+/// position follows the segments.
 mod state {
     /// In front of a frame, or in the part of it that is read.
     pub(super) const FRAME: u8 = 0;
@@ -217,18 +218,18 @@ impl Http2Direction {
     /// Returns the frame whose payload has just ended, if one has. To be called after every [`seek`](Self::seek).
     #[inline(always)]
     pub fn take_ended_frame(&mut self) -> EndedFrame {
-        let (mut what, mut ends) = (u32::from(frame_class::NOTHING), 0);
+        let (mut class, mut ends) = (u32::from(frame_class::NOTHING), 0);
         if self.state == state::PAYLOAD && self.skip == 0 {
             self.state = state::FRAME;
             // A header block that continues takes effect with its last CONTINUATION frame.
             if self.block_continues == 0 {
-                (what, ends) = (u32::from(self.class), u32::from(self.ends_stream));
+                (class, ends) = (u32::from(self.class), u32::from(self.ends_stream));
                 self.class = frame_class::NOTHING;
             }
         }
         // 32-bit values that the compiler stores in memory: the verifier forgets them there, and merges the paths.
         EndedFrame {
-            class: black_box(what) as u8,
+            class: black_box(class) as u8,
             ends_stream: black_box(ends) != 0,
             stream: self.stream,
         }
@@ -336,12 +337,12 @@ impl Http2Direction {
         let stream = stream & 0x7fff_ffff;
         self.skip = HEADER_BYTES.wrapping_add(self.payload_length()).wrapping_sub(taken);
         self.state = state::PAYLOAD;
-        // WINDOW_UPDATE belongs to either. Frames of unknown types are ignored (RFC 9113 §5.5).
-        let is_connections =
+        // WINDOW_UPDATE is for either. Frames of unknown types are ignored (RFC 9113 §5.5).
+        let is_for_connection =
             matches!(kind, frame_kind::SETTINGS | frame_kind::PING | frame_kind::GOAWAY);
-        let is_streams =
-            kind <= frame_kind::PUSH_PROMISE && !is_connections || kind == frame_kind::CONTINUATION;
-        if (is_connections && stream != 0) || (is_streams && stream == 0) {
+        let is_for_stream = kind <= frame_kind::PUSH_PROMISE && !is_for_connection
+            || kind == frame_kind::CONTINUATION;
+        if (is_for_connection && stream != 0) || (is_for_stream && stream == 0) {
             // An error of the whole connection, which the receiver closes (RFC 9113 §5.4.1).
             self.state = state::NOT_HTTP2;
             return;

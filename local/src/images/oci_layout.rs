@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest, Os};
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
@@ -98,11 +98,11 @@ impl LayoutImage {
         collect_layouts(folder, MAX_DEPTH, &mut layouts);
         for layout in layouts {
             let index: ImageIndex = read_json(&layout.join("index.json"))?;
-            let inside =
+            let layout_name =
                 layout.strip_prefix(folder).unwrap_or(&layout).to_string_lossy().into_owned();
             for entry in index.manifests() {
                 let digest = entry.digest().to_string();
-                let names = entry_names(entry, &inside);
+                let names = entry_names(entry, &layout_name);
                 if names
                     .iter()
                     .any(|one| with_tag(one) == wanted || format!("{one}@{digest}") == name)
@@ -141,9 +141,9 @@ impl LayoutImage {
         let arch = architecture();
         let index: ImageIndex = found.read_blob(&found.digest)?;
         let fits = |one: &&Descriptor| {
-            one.platform()
-                .as_ref()
-                .is_none_or(|platform| platform.architecture().to_string() == arch)
+            one.platform().as_ref().is_none_or(|platform| {
+                *platform.os() == Os::Linux && platform.architecture().to_string() == arch
+            })
         };
         let missing = || ImageLayoutError::Platform { path: layout.to_owned(), arch };
         let inner = index.manifests().iter().find(fits).ok_or_else(missing)?;
@@ -205,13 +205,14 @@ fn annotation<'a>(entry: &'a Descriptor, key: &str) -> Option<&'a str> {
     entry.annotations().as_ref()?.get(key).map(String::as_str)
 }
 
-/// Returns every name by which an entry of the layout at `inside` may be called.
-fn entry_names(entry: &Descriptor, inside: &str) -> Vec<String> {
-    let mut names = vec![inside.to_owned()];
+/// Returns every name by which an entry of a layout may be called. `layout_name` is the layout's path below the images
+/// folder.
+fn entry_names(entry: &Descriptor, layout_name: &str) -> Vec<String> {
+    let mut names = vec![layout_name.to_owned()];
     names.extend(annotation(entry, FULL_NAME).map(str::to_owned));
     if let Some(name) = annotation(entry, REF_NAME) {
         names.push(name.to_owned());
-        names.push(format!("{inside}:{name}"));
+        names.push(format!("{layout_name}:{name}"));
     }
     names
 }
@@ -234,5 +235,41 @@ fn collect_layouts(folder: &Path, depth: usize, layouts: &mut Vec<PathBuf>) {
         if depth > 0 && entry.path().is_dir() {
             collect_layouts(&entry.path(), depth - 1, layouts);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_image_for_another_operating_system_is_not_picked() {
+        let layout = std::env::temp_dir().join(format!("rouse-oci-layout-{}", std::process::id()));
+        let blobs = layout.join("blobs/sha256");
+        fs::create_dir_all(&blobs).unwrap();
+        let [windows, linux] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        let entry = |os: &str, digest: &str| {
+            json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest, "size": 2,
+                "platform": {"os": os, "architecture": architecture()},
+            })
+        };
+        let inner = json!({
+            "schemaVersion": 2, "manifests": [entry("windows", &windows), entry("linux", &linux)],
+        });
+        let bytes = inner.to_string().into_bytes();
+        let digest = crate::images::to_hex(&Sha256::digest(&bytes));
+        fs::write(blobs.join(&digest), &bytes).unwrap();
+        let outer = json!({"schemaVersion": 2, "manifests": [{
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "digest": format!("sha256:{digest}"), "size": bytes.len(),
+        }]});
+        fs::write(layout.join("index.json"), outer.to_string()).unwrap();
+        let found = LayoutImage::from_path(layout.to_str().unwrap()).unwrap();
+        assert_eq!(found, LayoutImage { layout: layout.clone(), digest: linux });
+        fs::remove_dir_all(&layout).unwrap();
     }
 }

@@ -70,3 +70,16 @@ async fn a_late_dial_ends_for_a_request_once_another_pod_is_better() {
         assert!(matches!(error, PodDialError::Failed(_)), "{error}");
     }
 }
+
+/// The first request is gone after 100 ms, and its entry is still in the pool.
+#[tokio::test(start_paused = true)]
+async fn a_late_dial_tells_the_first_request_that_still_waits() {
+    let (_silent, address, _plugs) = start_silent_listener().await;
+    let pod = create_pod(address, AppProtocol::H2c);
+    let started = tokio::time::Instant::now();
+    let first = pod.connect(AppProtocol::H2c, || false);
+    assert!(tokio::time::timeout(Duration::from_millis(100), first).await.is_err());
+    let error = pod.connect(AppProtocol::H2c, || true).await.unwrap_err();
+    assert!(matches!(error, PodDialError::Unanswered), "{error}");
+    assert!(started.elapsed() < LATE_DIAL_TIMEOUT * 2, "{:?}", started.elapsed());
+}

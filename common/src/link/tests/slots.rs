@@ -46,7 +46,7 @@ async fn a_holder_names_itself_before_a_goodbye_that_was_due_before_the_stream()
     let (claims, goodbye, unlisted) = (Outbox::new(), OnceSignal::new(), OnceSignal::new());
     claims.set(NamespacedName::new("default", "a-00001"), SlotClaim::default());
     goodbye.set();
-    // It ends because the owner has accepted the message.
+    // The call returns because the owner has accepted the goodbye.
     link.claim_slots(&claims, &goodbye, &unlisted, drop).await;
     let items = received.recv().await;
     assert_eq!(items, Some(vec![SlotClaimItem::Sender(holder), SlotClaimItem::Goodbye]));

@@ -37,7 +37,7 @@ fn render_condition(name: &str, condition: &ConditionStatus, since: UnixMillis) 
 }
 
 fn last_transition(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, ConditionStatus) {
-    let condition = revision.conditions.iter().find(|(kind_of, _, _)| *kind_of == kind);
+    let condition = revision.conditions.iter().find(|(it, _, _)| *it == kind);
     condition.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, status)| {
         (at, status)
     })
@@ -81,8 +81,10 @@ pub(super) fn pod_autoscaler_status(
     status
 }
 
-/// Returns the mode of new connections: `Serve` (direct) once a pod is ready and nothing requires activators.
-/// `may_serve` is false for reasons outside the autoscaler: a hard limit, a split of traffic, the user's choice.
+/// Returns the mode of new connections, and the number of activators that serve the Revision, 0 meaning all of them.
+///
+/// The mode is `Serve` (direct) once a pod is ready and nothing requires activators. `may_serve` is false for reasons
+/// outside the autoscaler: a hard limit, a split of traffic, the user's choice.
 pub(super) fn serverless_service_mode(
     revision: &AppRevision,
     class: AutoscalerClass,
@@ -101,6 +103,8 @@ pub(super) fn serverless_service_mode(
     )
 }
 
+/// Returns the condition `EndpointsPopulated` of a Revision's ServerlessService: true while a pod is ready. No time is
+/// stored for it, so it has the time of the Revision's `Active`.
 fn endpoints_populated(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
     let (at, _) = last_transition(revision, ConditionType::RevisionActive);
     let none = || ConditionReason::new("NoHealthyBackends", "SKS has no healthy backends");

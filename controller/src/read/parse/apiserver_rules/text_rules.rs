@@ -90,7 +90,7 @@ pub(super) fn is_standard_resource(text: &str) -> bool {
     ["cpu", "memory", "ephemeral-storage"].contains(&text) || text.starts_with("hugepages-")
 }
 
-/// Accepts a divisor of quantities: one of a unit, or 0.
+/// Accepts a divisor of quantities: exactly one unit, such as `1`, `1m` or `1Mi`, or 0.
 pub(super) fn is_divisor(text: &str) -> bool {
     let Some(value) = quantity_value(&text.into()).filter(|_| metadata::is_quantity(text)) else {
         return false;

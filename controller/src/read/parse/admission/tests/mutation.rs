@@ -154,6 +154,7 @@ fn creators_are_recorded_and_not_rewritten() {
     let owned = yaml(
         "{metadata: {name: a, ownerReferences: [{apiVersion: v, kind: Service, name: a, uid: u}]}, spec: {traffic: [{configurationName: a, percent: 100}]}}",
     );
+    // The Service that owns the Route records both.
     let child = apply_defaults(&AdmissionRequest {
         user: Some("ann"),
         ..create_request(AdmittedKind::Route, &owned, &FEATURES)
@@ -165,14 +166,17 @@ fn creators_are_recorded_and_not_rewritten() {
 /// The spec of a Revision, a pointer into it, and the value expected there after defaulting.
 type DefaultedField = (String, String, Value);
 
-fn one(container: &str) -> String {
-    format!("{{containers: [{{image: a, {container}}}]}}")
+/// Spec with one container that has these fields.
+fn one(fields: &str) -> String {
+    format!("{{containers: [{{image: a, {fields}}}]}}")
 }
 
+/// Spec with two containers that have these fields.
 fn two(one: &str, other: &str) -> String {
     format!("{{containers: [{{image: a, {one}}}, {{image: b, {other}}}]}}")
 }
 
+/// Pointer to a field of the first container.
 fn first(field: &str) -> String {
     format!("containers/0/{field}")
 }
@@ -246,6 +250,7 @@ fn probe_defaults() -> Vec<DefaultedField> {
     let get = |rest: &str| one(&format!("readinessProbe: {{httpGet: {{path: /}}, {rest}}}"));
     for (rest, failures, timeout) in [
         ("", Value::Null, Value::Null),
+        // Period 0 is Knative's own probing, which takes no threshold and no timeout.
         ("periodSeconds: 0", Value::Null, Value::Null),
         ("periodSeconds: null", Value::Null, Value::Null),
         ("periodSeconds: 3", json!(3), json!(1)),
