@@ -13,7 +13,7 @@ pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
     is_ready: bool,
-    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
+    /// True if the node is ready and not cordoned, and neither a taint nor a condition keeps new pods away.
     is_schedulable: bool,
     /// Hashes of the names of the images on the node, sorted.
     image_hashes: Box<[u64]>,
@@ -29,7 +29,8 @@ impl NodeState {
             array_items(&status["conditions"])
                 .any(|it| it["type"] == kind && it["status"] == "True")
         };
-        let pressures = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+        let blocking_conditions =
+            ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
         let is_closed = object["spec"]["unschedulable"] == true
             // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
             || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
@@ -39,7 +40,9 @@ impl NodeState {
         let is_ready = has_condition("Ready");
         Self {
             is_ready,
-            is_schedulable: is_ready && !is_closed && !pressures.into_iter().any(has_condition),
+            is_schedulable: is_ready
+                && !is_closed
+                && !blocking_conditions.into_iter().any(has_condition),
             image_hashes: images.into(),
             last_rejection: previous.and_then(|it| it.last_rejection),
         }
@@ -50,7 +53,7 @@ impl NodeState {
         self.is_ready
     }
 
-    /// Records that the node has rejected a pod at this time.
+    /// Records that the node has rejected a pod at this time. A later rejection on record stays.
     pub fn record_rejection(&mut self, at: UnixMillis) {
         self.last_rejection = self.last_rejection.max(Some(at));
     }
