@@ -1,5 +1,3 @@
-use serde_json::json;
-
 use super::*;
 use crate::{
     model::cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
@@ -27,15 +25,28 @@ fn cluster(nodes: &[(&str, Value)]) -> ClusterState {
     cluster
 }
 
+/// Affinity that prefers different nodes, zones, … for the pods of a Revision.
+fn spread_affinity(topology_key: &str, revision: &str) -> Value {
+    json!({"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": topology_key,
+            "labelSelector": {"matchLabels": {"serving.knative.dev/revision": revision}},
+        },
+    }]}})
+}
+
 fn pod() -> Value {
     json!({
-        "metadata": {"namespace": "default", "labels": {}},
+        "metadata": {
+            "namespace": "default", "labels": {"serving.knative.dev/revision": "hello-00001"},
+        },
         "spec": {
             "schedulerName": "default-scheduler",
             "containers": [{"name": "user-container", "image": "app:v1", "resources": {}, "ports": [{"containerPort": 8080}]}],
             "volumes": [{"name": "token", "projected": {"sources": []}}],
             "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100}]}},
+            "affinity": spread_affinity("kubernetes.io/hostname", "hello-00001"),
         },
     })
 }
@@ -67,6 +78,8 @@ fn leaves_constrained_pods_to_the_scheduler() {
         ("/spec/schedulingGates", json!([{"name": "wait"}])),
         ("/spec/runtimeClassName", json!("sandboxed")),
         ("/spec/affinity", json!({"nodeAffinity": {}})),
+        ("/spec/affinity", spread_affinity("topology.kubernetes.io/zone", "hello-00001")),
+        ("/spec/affinity", spread_affinity("kubernetes.io/hostname", "other-00001")),
         (
             "/spec/affinity",
             json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}),
