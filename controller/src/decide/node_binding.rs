@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::{
     model::{
-        cluster_state::{ClusterState, UnixMillis},
+        cluster_state::{ClusterState, UnixMillis, nodes::image_name_hash},
         knative::key,
-        object::{hash::stable_json_hash, json::array_items},
+        object::json::array_items,
     },
     read::observe,
 };
@@ -44,8 +44,7 @@ pub fn choose_node<'a>(
     let spec = &pod["spec"];
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
-    // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
-    let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
+    let images: Vec<u64> = containers().map(|it| image_name_hash(&it["image"])).collect();
     let fitting = cluster.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
     let counts = sibling_counts(cluster, pod);
     let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);

@@ -61,6 +61,26 @@ fn binds_to_a_node_that_has_the_image() {
 }
 
 #[test]
+fn an_image_is_found_by_each_of_its_names() {
+    let digest = "index.docker.io/library/nginx@sha256:1";
+    for (listed, image, expected) in [
+        ("docker.io/library/nginx@sha256:1", digest, Some("a")),
+        ("nginx@sha256:1", digest, Some("a")),
+        ("docker.io/library/nginx:latest", "nginx", Some("a")),
+        ("docker.io/team/app:v1", "team/app:v1", Some("a")),
+        ("ghcr.io/team/app@sha256:1", "ghcr.io/team/app:v1@sha256:1", Some("a")),
+        ("localhost:5000/app:latest", "localhost:5000/app", Some("a")),
+        ("ghcr.io/library/nginx@sha256:1", digest, None),
+        ("docker.io/library/nginx:1.29", "nginx", None),
+    ] {
+        let cluster = cluster(&[("a", node(&[listed]))]);
+        let mut pod = pod();
+        pod["spec"]["containers"][0]["image"] = image.into();
+        assert_eq!(choose_node(&cluster, &pod, 0, NOW), expected, "{listed} for {image}");
+    }
+}
+
+#[test]
 fn chance_spreads_among_equals() {
     let cluster = cluster(&[("a", node(&["app:v1"])), ("b", node(&["app:v1"]))]);
     let places: Vec<_> = (0..4).map(|chance| choose_node(&cluster, &pod(), chance, NOW)).collect();
