@@ -8,11 +8,11 @@ use serde_json::Value;
 use tests::test_cluster::{TestCluster, TestNamespace};
 
 /// Manifest of one pod of the sample on the node `node`, and a dual-stack Service of the same name.
-fn sample_manifest(name: &str, node: &str) -> String {
+fn sample_manifest(namespace: &str, name: &str, node: &str) -> String {
     format!(
         "apiVersion: apps/v1
 kind: Deployment
-metadata: {{name: {name}}}
+metadata: {{namespace: {namespace}, name: {name}}}
 spec:
   selector: {{matchLabels: {{app: {name}}}}}
   template:
@@ -29,7 +29,7 @@ spec:
 ---
 apiVersion: v1
 kind: Service
-metadata: {{name: {name}}}
+metadata: {{namespace: {namespace}, name: {name}}}
 spec:
   ipFamilyPolicy: PreferDualStack
   selector: {{app: {name}}}
@@ -38,15 +38,14 @@ spec:
     )
 }
 
+/// Applies the sample, and waits until its pod is ready.
 pub(crate) fn apply_sample(
     cluster: &TestCluster,
     namespace: &TestNamespace<'_>,
     name: &str,
     node: &str,
 ) {
-    let yaml = sample_manifest(name, node)
-        .replace("metadata: {name:", &format!("metadata: {{namespace: {}, name:", namespace.name));
-    cluster.apply(&yaml).unwrap();
+    cluster.apply(&sample_manifest(&namespace.name, name, node)).unwrap();
     let args = ["rollout", "status", "--timeout", "90s", "--namespace", &namespace.name];
     cluster.kubectl(&[&args[..], &[&format!("deployment/{name}")]].concat()).unwrap();
 }

@@ -18,7 +18,7 @@ impl<'a> ImmediateGcSetting<'a> {
 
 impl Drop for ImmediateGcSetting<'_> {
     fn drop(&mut self) {
-        let _as_before = set_gc_limits(self.0, "null");
+        let _restored = set_gc_limits(self.0, "null");
     }
 }
 
@@ -28,14 +28,14 @@ fn set_gc_limits(rouse: &RouseCluster, value: &str) -> Result<String, String> {
 }
 
 #[test]
-fn requests_outlive_a_revision_that_is_collected() {
+fn requests_end_before_their_revision_is_collected() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("collected");
     let namespace = &namespace.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
-    let _none_stays = ImmediateGcSetting::new(&rouse);
+    let _immediate_gc = ImmediateGcSetting::new(&rouse);
     remove_old_tag(&rouse, namespace);
     finish_all(&rouse, in_flight);
-    // No request can be lost any more, so now the revision's deletion is the only thing to check.
+    // Only now, because a revision with pods is not collected, and the requests have kept the pods.
     wait_old_revision_deleted(&rouse, namespace);
 }

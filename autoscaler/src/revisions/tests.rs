@@ -11,6 +11,8 @@ use crate::usage::tests::policy;
 
 const MS: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_secs(2);
+/// Time at which a simulation begins; traces count from there.
+const SIM_START: Duration = Duration::from_secs(10);
 /// Time that a simulated pod takes to become ready.
 const POD_START_TIME: Duration = Duration::from_millis(300);
 
@@ -29,7 +31,6 @@ struct SimService {
     created_pods: u32,
     /// Decisions so far, one line each.
     decision_trace: Vec<String>,
-    most_pods: usize,
 }
 
 fn replica(role: ClientComponent) -> ComponentReplica {
@@ -53,7 +54,7 @@ impl SimService {
     /// A sleeping service (initial scale 0) with an agent and an activator that have nothing to report.
     fn new(policy: ScalePolicy) -> Self {
         let name = NamespacedName::new("default", "hello-00001");
-        let now = Duration::from_secs(10);
+        let now = SIM_START;
         let mut revisions = ScaledRevisions::new(TICK);
         let [agent, activator] = [ClientComponent::Agent, ClientComponent::Activator].map(|role| {
             let stream = revisions.open_stream(now, replica(role));
@@ -70,7 +71,6 @@ impl SimService {
             pods: BTreeMap::new(),
             created_pods: 0,
             decision_trace: Vec::new(),
-            most_pods: 0,
         };
         sim.table.revisions.insert(name.clone(), revision(&name, policy));
         sim.apply_routes([RouteKey::Revision(name)]);
@@ -95,7 +95,7 @@ impl SimService {
             };
             let pods =
                 decision.requested_scale.map_or_else(|| "-".to_owned(), |pods| pods.to_string());
-            let (seconds, ready) = (self.now.as_secs_f64() - 10.0, decision.ready_pods);
+            let (seconds, ready) = ((self.now - SIM_START).as_secs_f64(), decision.ready_pods);
             let (path, activity) = (decision.connection_path, decision.activity);
             self.decision_trace.push(format!(
                 "{seconds:.1} {ready}→{pods} {path:?} {activity:?}: {}",
@@ -117,7 +117,6 @@ impl SimService {
                 let key = UsageKey { revision: self.name.clone(), pod: Some(uid) };
                 self.revisions.remove_usage(self.now, self.agent, &key);
             }
-            self.most_pods = self.most_pods.max(self.pods.len());
             if decision.activity == RevisionActivity::Active {
                 self.table.revisions.get_mut(&self.name).unwrap().initial_scale_reached = true;
                 self.apply_routes([RouteKey::Revision(self.name.clone())]);
@@ -326,7 +325,7 @@ fn growth_reported_in_steps_only_raises() {
     let mut sim = SimService::new(ScalePolicy { target_total: 10.0, ..short_window_policy() });
     sim.add_requests(1);
     sim.advance_time(Duration::from_secs(3));
-    let (uid, _) = sim.pods.first_key_value().map(|(uid, totals)| (uid.clone(), *totals)).unwrap();
+    let uid = sim.pods.first_key_value().map(|(uid, _)| uid.clone()).unwrap();
     let mut pods = Vec::new();
     for more in [4, 5, 15, 25] {
         sim.add_requests(more);
@@ -357,7 +356,7 @@ fn a_burst_while_pods_start_is_decided_at_once() {
 }
 
 #[test]
-fn pods_changing_between_ticks_do_not_hasten_the_way_down() {
+fn pods_that_change_between_ticks_do_not_speed_up_scale_down() {
     let mut sim = SimService::new(short_window_policy());
     sim.add_requests(1000);
     sim.advance_time(Duration::from_secs(1));
@@ -391,7 +390,7 @@ fn without_its_agent_a_service_keeps_its_pods() {
 }
 
 #[test]
-fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back() {
+fn requests_at_a_lost_activator_count_as_waiting_for_its_retention() {
     let mut sim = SimService::new(ScalePolicy { max_scale: 1, ..short_window_policy() });
     sim.add_requests(50);
     assert_eq!(sim.revision().load.waiting(), 50);
@@ -475,7 +474,7 @@ fn windows_are_not_full_before_the_scale_may_fall() {
 /// Two services with four pods each, on nodes of their own. One node's agent reports only every third second, so the
 /// load of the service there is not known.
 #[test]
-fn a_node_that_stalls_holds_up_no_service_of_another() {
+fn a_node_that_stalls_holds_up_no_service_of_another_node() {
     let mut table = RouteTable::default();
     for node in ["calm", "stalls"] {
         let name = NamespacedName::new("default", node);
@@ -585,7 +584,7 @@ fn a_sleeping_revision_needs_no_decision_and_no_evaluation() {
 }
 
 #[test]
-fn a_whole_table_takes_along_what_it_does_not_name() {
+fn a_new_table_removes_what_it_does_not_name() {
     let mut sim = SimService::new(short_window_policy());
     sim.add_requests(1);
     let keys = sim.revisions.stored_keys();
@@ -688,7 +687,7 @@ fn a_request_outlasts_its_revisions_absence_from_the_table() {
 }
 
 #[test]
-fn a_draining_pod_asks_for_no_other_though_its_usage_is_reported_first() {
+fn usage_of_a_draining_pod_is_no_load_even_if_reported_before_its_route() {
     let mut sim = SimService::new(short_window_policy());
     let mut totals = RequestTotals::default();
     totals.record_start(sim.ns());

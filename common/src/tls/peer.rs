@@ -41,11 +41,11 @@ impl CertificateIdentity {
         pod: &str,
         uid: &str,
     ) -> Result<Self, CertificateIdentityError> {
-        let peer = Self { role, node: node.into(), pod: pod.into(), uid: uid.into() };
+        let identity = Self { role, node: node.into(), pod: pod.into(), uid: uid.into() };
         if [node, pod, uid].into_iter().all(is_dns_subdomain) {
-            return Ok(peer);
+            return Ok(identity);
         }
-        Err(CertificateIdentityError { text: peer.to_string() })
+        Err(CertificateIdentityError { text: identity.to_string() })
     }
 }
 
@@ -60,10 +60,11 @@ impl FromStr for CertificateIdentity {
 
     fn from_str(text: &str) -> Result<Self, CertificateIdentityError> {
         // Cut, since the text comes from a stranger's certificate and goes into the log.
-        let none = || CertificateIdentityError { text: text.chars().take(200).collect() };
-        let parts: Vec<_> = text.strip_prefix(SPIFFE_PREFIX).ok_or_else(none)?.split('/').collect();
-        let [word, node, pod, uid] = parts[..] else { return Err(none()) };
-        let role = Component::from_name(word).ok_or_else(none)?;
+        let error = || CertificateIdentityError { text: text.chars().take(200).collect() };
+        let parts = text.strip_prefix(SPIFFE_PREFIX).ok_or_else(error)?;
+        let parts: Vec<_> = parts.split('/').collect();
+        let [role, node, pod, uid] = parts[..] else { return Err(error()) };
+        let role = Component::from_name(role).ok_or_else(error)?;
         Self::new(role, node, pod, uid)
     }
 }
@@ -116,9 +117,9 @@ impl TlsPeer {
             ClientComponent::Activator | ClientComponent::Autoscaler => &identity.pod,
         };
         // A sender that omits its node is taken to run on the node in its certificate. Agents must name theirs.
-        let node = sender.node == identity.node
+        let is_own_node = sender.node == identity.node
             || (sender.node.is_empty() && sender.role != ClientComponent::Agent);
-        if Component::from(sender.role) == identity.role && sender.name == *name && node {
+        if Component::from(sender.role) == identity.role && sender.name == *name && is_own_node {
             return Ok(());
         }
         let claimed =
@@ -140,7 +141,8 @@ impl TlsPeer {
         Err(PeerDeniedError::RoleNotAllowed { sender: sender.role.into(), what: action })
     }
 
-    /// Refuses PodReport items that the sender's role may not send: only agents report pods.
+    /// Refuses PodReport items that the sender's role may not send: only agents report pods. The sender's identity has
+    /// passed [`check_role`](Self::check_role).
     ///
     /// The receiver checks that the pod is on the agent's own node, since it knows the nodes of pods.
     pub fn check_pod_item(
@@ -148,14 +150,15 @@ impl TlsPeer {
         sender: &ComponentReplica,
         item: &PodReportItem,
     ) -> Result<(), PeerDeniedError> {
-        let sees = matches!(item, PodReportItem::Observed(_) | PodReportItem::Removed(_));
-        if *self == Self::Unauthenticated || !sees || sender.role == ClientComponent::Agent {
+        let reports_pod = matches!(item, PodReportItem::Observed(_) | PodReportItem::Removed(_));
+        if *self == Self::Unauthenticated || !reports_pod || sender.role == ClientComponent::Agent {
             return Ok(());
         }
         Err(PeerDeniedError::RoleNotAllowed { sender: sender.role.into(), what: "report pods" })
     }
 
-    /// Refuses usage samples of other roles: an agent counts pods, an activator its own wait queues.
+    /// Refuses usage samples of other roles: an agent counts pods, an activator its own wait queues. The sender's
+    /// identity has passed [`check_role`](Self::check_role).
     pub fn check_usage_key(
         &self,
         sender: &ComponentReplica,
@@ -279,11 +282,11 @@ mod tests {
     fn an_activator_reports_no_pods_and_an_agent_no_waiting() {
         let activator = who(ClientComponent::Activator, "pod-1", "n1");
         let agent = who(ClientComponent::Agent, "n1", "n1");
-        let gone = PodReportItem::Removed("a".into());
-        assert!(known(Component::Activator).check_pod_item(&activator, &gone).is_err());
-        let avoided = PodReportItem::DrainAck("a".into());
-        assert_eq!(known(Component::Activator).check_pod_item(&activator, &avoided), Ok(()));
-        assert_eq!(known(Component::Agent).check_pod_item(&agent, &gone), Ok(()));
+        let removed = PodReportItem::Removed("a".into());
+        assert!(known(Component::Activator).check_pod_item(&activator, &removed).is_err());
+        let drained = PodReportItem::DrainAck("a".into());
+        assert_eq!(known(Component::Activator).check_pod_item(&activator, &drained), Ok(()));
+        assert_eq!(known(Component::Agent).check_pod_item(&agent, &removed), Ok(()));
         let waiting = UsageKey { revision: NamespacedName::new("a", "b"), pod: None };
         let counted = UsageKey { pod: Some("p".into()), ..waiting.clone() };
         assert_eq!(known(Component::Activator).check_usage_key(&activator, &waiting), Ok(()));

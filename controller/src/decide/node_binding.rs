@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     model::{
-        cluster_state::{ClusterState, UnixMillis},
-        object::{hash::stable_json_hash, json::array_items},
+        cluster_state::{ClusterState, UnixMillis, nodes::image_name_hash},
+        knative::key,
+        object::json::array_items,
     },
     read::observe,
 };
@@ -37,14 +38,13 @@ pub fn choose_node<'a>(
     chance: u64,
     now: UnixMillis,
 ) -> Option<&'a str> {
-    let spec = &pod["spec"];
-    if !is_unconstrained(spec) {
+    if !is_unconstrained(pod) {
         return None;
     }
+    let spec = &pod["spec"];
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
-    // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
-    let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
+    let images: Vec<u64> = containers().map(|it| image_name_hash(&it["image"])).collect();
     let fitting = cluster.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
     let counts = sibling_counts(cluster, pod);
     let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);
@@ -70,7 +70,8 @@ fn sibling_counts<'a>(cluster: &'a ClusterState, pod: &Value) -> BTreeMap<&'a st
 }
 
 /// Returns true if any node that has the images will do.
-fn is_unconstrained(spec: &Value) -> bool {
+fn is_unconstrained(pod: &Value) -> bool {
+    let spec = &pod["spec"];
     // The API server fills in defaults such as `[]`, `{}` and `false`, which ask for nothing.
     let is_empty = |value: &Value| match value {
         Value::Null => true,
@@ -98,20 +99,27 @@ fn is_unconstrained(spec: &Value) -> bool {
         && scheduler == "default-scheduler"
         && SCHEDULER_ONLY_FIELDS.iter().all(|field| is_empty(&spec[*field]))
         && is_empty(&spec["resources"])
-        && is_default_affinity(&spec["affinity"])
+        && is_default_affinity(&spec["affinity"], observe::revision_name_of(pod))
         && !containers().any(has_resources_or_host_port)
         && !array_items(&spec["volumes"]).any(is_node_dependent)
 }
 
-/// Returns true if an affinity is empty, or holds only the preference of every Revision's pods for different nodes.
-fn is_default_affinity(affinity: &Value) -> bool {
+/// Returns true if an affinity is empty, or holds only the default preference of the Revision's pods for different
+/// nodes, which the choice of the node follows. A user's own preference is left to the scheduler.
+fn is_default_affinity(affinity: &Value, revision: Option<&str>) -> bool {
     let Some(all) = affinity.as_object() else { return true };
+    let selector = json!({"matchLabels": {key::REVISION: revision}});
+    let is_default_term = |preference: &Value| {
+        let term = &preference["podAffinityTerm"];
+        term["topologyKey"] == "kubernetes.io/hostname" && term["labelSelector"] == selector
+    };
     all.iter().all(|(kind, term)| {
         let fields = term.as_object().into_iter().flat_map(serde_json::Map::keys);
         let mut fields = fields.map(String::as_str);
         kind == "podAntiAffinity"
             && fields.all(|it| it == "preferredDuringSchedulingIgnoredDuringExecution")
-            && array_items(&term["preferredDuringSchedulingIgnoredDuringExecution"]).count() <= 1
+            && array_items(&term["preferredDuringSchedulingIgnoredDuringExecution"])
+                .all(is_default_term)
     })
 }
 

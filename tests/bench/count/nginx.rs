@@ -86,6 +86,7 @@ impl BenchNginx {
         let folder = folder.join(format!("sidecar{}", pod.number));
         fs::create_dir_all(&folder)?;
         // nginx speaks no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
+        // Idle connections to the server close after a second, because a measurement begins and ends without any.
         let (listens, to) = if h2 { (" http2", OTHER_PORT) } else { ("", SERVING_PORT) };
         let config = format!(
             "upstream app {{
@@ -119,6 +120,7 @@ impl BenchNginx {
         let child = nginx.arg("nginx").arg("-c").arg(&file).spawn().context("cannot start sh")?;
         let mut nginx = Self { child, netns: pod.netns.clone(), status_requests: Cell::new(0) };
         let until = Instant::now() + WAIT_TIMEOUT;
+        // nginx writes its process id once its listeners are open.
         while !folder.join("pid").exists() {
             let ended = nginx.child.try_wait()?;
             ensure!(ended.is_none(), "nginx ended with {ended:?}");
@@ -128,7 +130,8 @@ impl BenchNginx {
         Ok(nginx)
     }
 
-    pub(crate) fn status(&self) -> Result<NginxStatus> {
+    /// Returns the server's counts, without this function's own requests and connection.
+    fn status(&self) -> Result<NginxStatus> {
         let page = get_status_page(&self.netns)?;
         self.status_requests.set(self.status_requests.get() + 1);
         let numbers: Vec<u64> = page.split_whitespace().flat_map(str::parse).collect();

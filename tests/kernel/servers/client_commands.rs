@@ -53,12 +53,15 @@ impl ClientCall {
 pub(super) struct ClientCase {
     pub(super) client: &'static str,
     pub(super) protocol: &'static str,
-    /// Number of requests that `hold` leaves open until the gate opens.
+    /// Number of requests of `held_calls` that the server leaves open until the test creates the file `gate`.
     pub(super) held: u64,
     pub(super) held_calls: Vec<ClientCall>,
     /// Calls that follow after the held requests.
     pub(super) load_calls: Vec<ClientCall>,
 }
+
+/// Number of requests of every kind: five GETs, one HEAD and three POSTs, by curl here and in `requests.go`.
+const MIXED_REQUESTS: u64 = 9;
 
 /// Requests of every kind by one curl on one connection, and then one to the path `last`.
 fn mixed_requests(common: &str, last: Option<&str>) -> ClientCall {
@@ -76,7 +79,7 @@ fn mixed_requests(common: &str, last: Option<&str>) -> ClientCall {
         format!("{post} @{{folder}}/2m {{url}}/echo"),
     ];
     rounds.extend(last.map(|path| format!("--next -sSf -o /dev/null {{common}} {{url}}/{path}")));
-    let sends = 9 + u64::from(last.is_some());
+    let sends = MIXED_REQUESTS + u64::from(last.is_some());
     ClientCall::new(&rounds.join(" ").replace("{common}", common), sends)
 }
 
@@ -164,19 +167,21 @@ impl ClientCase {
         }
     }
 
-    pub(super) fn curl_http2(width: u64) -> Self {
-        Self::curl_once("h2c", "--http2-prior-knowledge", "{url}/big", width)
+    pub(super) fn curl_http2(held: u64) -> Self {
+        Self::curl_once("h2c", "--http2-prior-knowledge", "{url}/big", held)
     }
 
-    pub(super) fn curl_upgrade(width: u64) -> Self {
+    pub(super) fn curl_upgrade(held: u64) -> Self {
         // curl 7.88 cannot buffer a large response to the Upgrade that arrives at once.
-        Self::curl_once("h2c by Upgrade", "--http2", "{url}/chunks", width)
+        Self::curl_once("h2c by Upgrade", "--http2", "{url}/chunks", held)
     }
 
     /// Requests on one connection: all earlier ones have ended when the last ones alone are in flight.
     pub(super) fn go_http2(program: &str, held: u64) -> Self {
-        let call =
-            |path: &str| ClientCall::new(&format!("{program} {{url}} /{path} {held}"), 9 + held);
+        let call = |path: &str| {
+            let text = format!("{program} {{url}} /{path} {held}");
+            ClientCall::new(&text, MIXED_REQUESTS + held)
+        };
         Self {
             client: "Go net/http",
             protocol: "h2c",
@@ -186,6 +191,7 @@ impl ClientCase {
         }
     }
 
+    /// Requests that get 103 Early Hints before the final response.
     pub(super) fn curl_hints() -> Self {
         let call = |path: &str| {
             ClientCall::new(
@@ -211,7 +217,7 @@ impl ClientCase {
             client: "wrk",
             protocol: "HTTP/1.1 kept",
             held,
-            held_calls: vec![ClientCall::endless(&format!("wrk -t1 -c{held} -d60 {{url}}/wait"))],
+            held_calls: vec![call("wait")],
             load_calls: vec![call("chunks")],
         }
     }

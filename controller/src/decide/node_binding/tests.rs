@@ -1,5 +1,3 @@
-use serde_json::json;
-
 use super::*;
 use crate::{
     model::cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
@@ -27,15 +25,28 @@ fn cluster(nodes: &[(&str, Value)]) -> ClusterState {
     cluster
 }
 
+/// Affinity that prefers different nodes, zones, … for the pods of a Revision.
+fn spread_affinity(topology_key: &str, revision: &str) -> Value {
+    json!({"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": topology_key,
+            "labelSelector": {"matchLabels": {"serving.knative.dev/revision": revision}},
+        },
+    }]}})
+}
+
 fn pod() -> Value {
     json!({
-        "metadata": {"namespace": "default", "labels": {}},
+        "metadata": {
+            "namespace": "default", "labels": {"serving.knative.dev/revision": "hello-00001"},
+        },
         "spec": {
             "schedulerName": "default-scheduler",
             "containers": [{"name": "user-container", "image": "app:v1", "resources": {}, "ports": [{"containerPort": 8080}]}],
             "volumes": [{"name": "token", "projected": {"sources": []}}],
             "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100}]}},
+            "affinity": spread_affinity("kubernetes.io/hostname", "hello-00001"),
         },
     })
 }
@@ -47,6 +58,26 @@ fn binds_to_a_node_that_has_the_image() {
     let mut two = pod();
     two["spec"]["initContainers"] = json!([{"name": "first", "image": "missing:v1"}]);
     assert_eq!(choose_node(&cluster, &two, 7, NOW), None, "every image must be there");
+}
+
+#[test]
+fn an_image_is_found_by_each_of_its_names() {
+    let digest = "index.docker.io/library/nginx@sha256:1";
+    for (listed, image, expected) in [
+        ("docker.io/library/nginx@sha256:1", digest, Some("a")),
+        ("nginx@sha256:1", digest, Some("a")),
+        ("docker.io/library/nginx:latest", "nginx", Some("a")),
+        ("docker.io/team/app:v1", "team/app:v1", Some("a")),
+        ("ghcr.io/team/app@sha256:1", "ghcr.io/team/app:v1@sha256:1", Some("a")),
+        ("localhost:5000/app:latest", "localhost:5000/app", Some("a")),
+        ("ghcr.io/library/nginx@sha256:1", digest, None),
+        ("docker.io/library/nginx:1.29", "nginx", None),
+    ] {
+        let cluster = cluster(&[("a", node(&[listed]))]);
+        let mut pod = pod();
+        pod["spec"]["containers"][0]["image"] = image.into();
+        assert_eq!(choose_node(&cluster, &pod, 0, NOW), expected, "{listed} for {image}");
+    }
 }
 
 #[test]
@@ -67,6 +98,8 @@ fn leaves_constrained_pods_to_the_scheduler() {
         ("/spec/schedulingGates", json!([{"name": "wait"}])),
         ("/spec/runtimeClassName", json!("sandboxed")),
         ("/spec/affinity", json!({"nodeAffinity": {}})),
+        ("/spec/affinity", spread_affinity("topology.kubernetes.io/zone", "hello-00001")),
+        ("/spec/affinity", spread_affinity("kubernetes.io/hostname", "other-00001")),
         (
             "/spec/affinity",
             json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}),

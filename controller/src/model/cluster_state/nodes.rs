@@ -7,13 +7,15 @@ use crate::model::object::{hash::stable_json_hash, json::array_items};
 
 /// Time after a rejection during which a node gets no bound pods, in ms.
 pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
+/// Host of Docker Hub in full image names.
+const DOCKER_HUB: &str = "docker.io";
 
 /// State of a node, as far as the binding of pods to it depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
     is_ready: bool,
-    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
+    /// True if the node is ready and not cordoned, and neither a taint nor a condition keeps new pods away.
     is_schedulable: bool,
     /// Hashes of the names of the images on the node, sorted.
     image_hashes: Box<[u64]>,
@@ -29,17 +31,20 @@ impl NodeState {
             array_items(&status["conditions"])
                 .any(|it| it["type"] == kind && it["status"] == "True")
         };
-        let pressures = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+        let blocking_conditions =
+            ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
         let is_closed = object["spec"]["unschedulable"] == true
             // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
             || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
         let names = array_items(&status["images"]).flat_map(|it| array_items(&it["names"]));
-        let mut images: Vec<u64> = names.map(stable_json_hash).collect();
+        let mut images: Vec<u64> = names.map(image_name_hash).collect();
         images.sort_unstable();
         let is_ready = has_condition("Ready");
         Self {
             is_ready,
-            is_schedulable: is_ready && !is_closed && !pressures.into_iter().any(has_condition),
+            is_schedulable: is_ready
+                && !is_closed
+                && !blocking_conditions.into_iter().any(has_condition),
             image_hashes: images.into(),
             last_rejection: previous.and_then(|it| it.last_rejection),
         }
@@ -50,7 +55,7 @@ impl NodeState {
         self.is_ready
     }
 
-    /// Records that the node has rejected a pod at this time.
+    /// Records that the node has rejected a pod at this time. A later rejection on record stays.
     pub fn record_rejection(&mut self, at: UnixMillis) {
         self.last_rejection = self.last_rejection.max(Some(at));
     }
@@ -62,5 +67,31 @@ impl NodeState {
         self.is_schedulable
             && !is_backing_off
             && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
+    }
+}
+
+/// Returns the hash of an image name in its full form, because the same image has several names.
+///
+/// A spec may leave out the host of Docker Hub, `library/` and the tag. Resolved digests of Docker Hub have its older
+/// host. A kubelet lists the names of its runtime: full ones with containerd, the shortest ones with Docker.
+pub(crate) fn image_name_hash(image: &Value) -> u64 {
+    stable_json_hash(&full_image_name(image.as_str().unwrap_or_default()).into())
+}
+
+/// Full form of an image name, as in distribution's `reference.ParseDockerRef`: a digest replaces the tag.
+fn full_image_name(name: &str) -> String {
+    let (host, path) = match name.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (host, path),
+        Some(_) | None => (DOCKER_HUB, name),
+    };
+    let host = if host == "index.docker.io" { DOCKER_HUB } else { host };
+    let library = if host == DOCKER_HUB && !path.contains('/') { "library/" } else { "" };
+    match path.split_once('@') {
+        Some((tagged, digest)) => {
+            let repository = tagged.split_once(':').map_or(tagged, |(repository, _)| repository);
+            format!("{host}/{library}{repository}@{digest}")
+        }
+        None if path.contains(':') => format!("{host}/{library}{path}"),
+        None => format!("{host}/{library}{path}:latest"),
     }
 }

@@ -72,19 +72,10 @@ impl DeploymentConfig {
         let all = self.runtime_classes.iter();
         all.map(|(name, it)| (name.clone(), it.selector.clone())).collect()
     }
-
-    /// Runtime class of a Revision with these labels: the one whose selector has the most labels, then the first by
-    /// name.
-    pub fn runtime_class(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
-        best_selector_match(
-            self.runtime_classes.iter().map(|(name, it)| (name.as_str(), &it.selector)),
-            labels,
-        )
-    }
 }
 
 /// Name whose selector matches with the most labels; among equals the first by name.
-pub(super) fn best_selector_match<'a>(
+pub(crate) fn best_selector_match<'a>(
     all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'a str> {
@@ -261,14 +252,14 @@ mod tests {
     #[test]
     fn the_runtime_class_with_the_most_labels_wins() {
         let classes = "gvisor: {}\nkata:\n  selector:\n    some: \"value\"\nabc:\n";
-        let read = map(&[("runtime-class-name", classes)]).unwrap().value;
-        let labels = |pairs: &[(&str, &str)]| {
-            let owned = pairs.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect();
-            read.runtime_class(&owned).map(str::to_owned)
+        let read = map(&[("runtime-class-name", classes)]).unwrap().value.runtime_classes();
+        let class_for = |pairs: &[(&str, &str)]| {
+            let labels = pairs.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect();
+            best_selector_match(read.iter().map(|(name, it)| (name.as_str(), it)), &labels)
         };
-        assert_eq!(labels(&[]).as_deref(), Some("abc"));
-        assert_eq!(labels(&[("some", "value")]).as_deref(), Some("kata"));
-        assert_eq!(DeploymentConfig::default().runtime_class(&BTreeMap::new()), None);
+        assert_eq!(class_for(&[]), Some("abc"));
+        assert_eq!(class_for(&[("some", "value")]), Some("kata"));
+        assert_eq!(DeploymentConfig::default().runtime_classes(), BTreeMap::new());
     }
 
     #[test]

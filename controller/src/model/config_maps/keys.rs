@@ -38,6 +38,8 @@ impl<'a> ConfigMapReader<'a> {
     }
 
     /// Accepts key names of older releases, each with its successor. The newer name wins where both are set.
+    ///
+    /// Call it before the successors are read: only then does [`get`](Self::get) find the older names.
     pub fn accept_renamed(&mut self, names: &[(&'static str, &'static str)]) {
         for &(old, new) in names {
             self.known_keys.insert(old);

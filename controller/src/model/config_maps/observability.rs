@@ -100,13 +100,18 @@ fn check_metrics_export(
         ("none", true) | ("grpc" | "http/protobuf", false) | ("prometheus", _) => {}
         (other, _) => keys.add_error(format!("unsupported protocol {other:?}")),
     }
-    if every.0 < 0 {
-        keys.add_error(format!("export interval \"{every}\" should be greater than zero"));
-    }
+    check_export_interval(keys, every);
     // Valid values have no effect either, so each one that asks for an export gets a warning.
     keys.warn_unless_usual(protocol, &["none", "prometheus"], WHY);
     keys.warn_unless_usual(endpoint, &[], WHY);
     keys.warn_unless_usual(interval, &[], WHY);
+}
+
+/// Refuses a negative export interval. 0 is Knative's value for a default of the exporter.
+fn check_export_interval(keys: &mut ConfigMapReader<'_>, interval: GoDuration) {
+    if interval.0 < 0 {
+        keys.add_error(format!("export interval \"{interval}\" should be greater than zero"));
+    }
 }
 
 fn check_tracing(keys: &mut ConfigMapReader<'_>) {
@@ -137,10 +142,12 @@ fn check_tracing(keys: &mut ConfigMapReader<'_>) {
 }
 
 fn check_profiling(keys: &mut ConfigMapReader<'_>) {
-    let mut setting = "disabled".to_owned();
+    const INTERVAL: &str = "runtime-export-interval";
+    let (mut setting, mut every) = ("disabled".to_owned(), GoDuration::default());
     keys.read_text("runtime-profiling", &mut setting);
-    let go = "it is about Go's own memory figures";
-    keys.accept_without_effect(&[("runtime-export-interval", go)]);
+    keys.read_duration(INTERVAL, &mut every);
+    check_export_interval(keys, every);
+    keys.accept_without_effect(&[(INTERVAL, "it is about Go's own memory figures")]);
     if !["enabled", "disabled"].contains(&setting.as_str()) {
         keys.add_error(format!("unsupported profile setting {setting:?}"));
     }
@@ -249,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn each_export_setting_without_effect_gets_a_warning() {
+    fn each_setting_without_effect_gets_a_warning() {
         let read = map(&[
             ("metrics-protocol", "http/protobuf"),
             ("metrics-endpoint", "http://a/v1"),
@@ -284,6 +291,14 @@ mod tests {
                 "sampling rate 1.500000 should be less than or equal to one",
             ),
             (&[("runtime-profiling", "on")], "unsupported profile setting \"on\""),
+            (
+                &[("runtime-export-interval", "-1s")],
+                "export interval \"-1s\" should be greater than zero",
+            ),
+            (
+                &[("runtime-export-interval", "often")],
+                "failed to parse \"runtime-export-interval\": time: invalid duration \"often\"",
+            ),
             (
                 &[("logging.enable-request-log", "true"), ("logging.request-log-template", "")],
                 "\"logging.enable-request-log\" was set to true, but no \

@@ -85,7 +85,7 @@ fn find_serving_port(
         let problem = Problem::new(at, "more than one container port is set");
         problems.push(problem.with_details("Only a single port is allowed across all containers"));
     }
-    // Knative calls an unnamed port by its default protocol.
+    // Knative gives an unnamed port this name.
     let named = |name: Option<&str>| match name {
         None | Some("") => "http".to_owned(),
         Some(name) => name.to_owned(),

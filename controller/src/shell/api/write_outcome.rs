@@ -7,7 +7,7 @@ use crate::model::object::WriteError;
 pub enum WriteOutcome {
     /// The object is now as desired.
     Done,
-    /// The object has changed since it was read: read it and try again.
+    /// The object has changed or was created since it was read: read it and try again.
     Conflict,
     /// The object does not exist: forget it and try again.
     NotFound,
@@ -44,8 +44,6 @@ impl WriteOutcome {
 pub struct ApiResponse<'a> {
     /// HTTP status code of the response.
     pub code: u16,
-    /// Reason in one CamelCase word.
-    pub reason: &'a str,
     /// Explanation in one line.
     pub message: &'a str,
     /// Reason of the first cause in the details.
@@ -84,8 +82,7 @@ mod tests {
 
     #[test]
     fn every_response_has_its_outcome() {
-        let response =
-            |code, message| ApiResponse { code, reason: "", message, cause: "", retry_after: 0 };
+        let response = |code, message| ApiResponse { code, message, cause: "", retry_after: 0 };
         let error = |reason, message: &str| WriteError { reason, message: message.to_owned() };
         let quota = "pods \"a\" is forbidden: exceeded quota: small, requested: cpu=1";
         let message = "namespace x because it is being terminated";

@@ -13,6 +13,7 @@ use k8s_openapi::{
 use super::{RevisionView, meta};
 use crate::model::{
     cluster_state::DeploymentSettings,
+    config_maps::deployment::best_selector_match,
     knative::{
         key,
         user_container::{
@@ -27,14 +28,14 @@ pub const DRAIN_PORT: i32 = 8022;
 /// Path of the preStop request (knative/serving `queue.RequestQueueDrainPath`).
 pub const DRAIN_PATH: &str = "/wait-for-drain";
 /// Default of `timeoutSeconds`, in seconds.
-const TIMEOUT_SECONDS: i64 = 300;
+const DEFAULT_TIMEOUT_SECONDS: i64 = 300;
 
 /// Builds the pod spec of a Revision.
 pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodSpec {
     let mut pod = revision.spec.pod.clone();
     let timeout = revision.spec.timeout_seconds.filter(|it| *it > 0);
     // A request may take `timeoutSeconds`, and a pod must be able to finish its last one.
-    pod.termination_grace_period_seconds = Some(timeout.unwrap_or(TIMEOUT_SECONDS));
+    pod.termination_grace_period_seconds = Some(timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS));
     pod.enable_service_links = pod.enable_service_links.or(config.enable_service_links);
     if pod.service_account_name.as_deref().unwrap_or_default().is_empty() {
         let token = pod.automount_service_account_token;
@@ -44,16 +45,17 @@ pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> Pod
         pod.affinity = Some(spread_affinity(revision.name));
     }
     if pod.runtime_class_name.is_none() {
-        pod.runtime_class_name =
-            select_runtime_class(&config.runtime_classes, &meta::child_labels(revision));
+        let classes = config.runtime_classes.iter().map(|(name, it)| (name.as_str(), it));
+        let class = best_selector_match(classes, &meta::child_labels(revision));
+        pod.runtime_class_name = class.map(str::to_owned);
     }
     // On the node's network the port would be the node's, and would not identify the pod.
     let drains = config.wait_for_drain && pod.host_network != Some(true);
-    let serving = user_container::serving_index(&pod.containers);
-    let port = serving_port(pod.containers.get(serving));
+    let serving_index = user_container::serving_index(&pod.containers);
+    let port = serving_port(pod.containers.get(serving_index));
     for (index, container) in pod.containers.iter_mut().enumerate() {
         complete_user_container(container, revision);
-        let serving_port = (index == serving).then_some(port);
+        let serving_port = (index == serving_index).then_some(port);
         set_ports_and_probes(container, serving_port, config);
         container.lifecycle = drains.then(pre_stop_hook);
     }
@@ -82,13 +84,13 @@ fn env_var(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.into(), value: Some(value.into()), ..EnvVar::default() }
 }
 
-/// Sets ports, and the ports of probes. `serving` is the port of the serving container, and none for another one.
+/// Sets ports, and the ports of probes. `serving_port` is `None` for a sidecar.
 fn set_ports_and_probes(
     container: &mut Container,
-    serving: Option<i32>,
+    serving_port: Option<i32>,
     config: &DeploymentSettings,
 ) {
-    container.ports = serving.map(|port| {
+    container.ports = serving_port.map(|port| {
         vec![ContainerPort {
             name: Some(USER_PORT_NAME.into()),
             container_port: port,
@@ -96,7 +98,7 @@ fn set_ports_and_probes(
             ..ContainerPort::default()
         }]
     });
-    if let Some(port) = serving {
+    if let Some(port) = serving_port {
         let env = container.env.get_or_insert_default();
         env.push(env_var("PORT", &port.to_string()));
         if let Some(probe) = container.liveness_probe.as_mut().filter(|_| !config.probe_any_port) {
@@ -149,18 +151,4 @@ fn spread_affinity(revision: &str) -> Affinity {
         }),
         ..Affinity::default()
     }
-}
-
-/// The runtime class whose selector matches with the most labels; among equals the first by name.
-fn select_runtime_class(
-    classes: &BTreeMap<String, BTreeMap<String, String>>,
-    labels: &BTreeMap<String, String>,
-) -> Option<String> {
-    let fits = |selector: &BTreeMap<String, String>| {
-        selector.iter().all(|(key, value)| labels.get(key) == Some(value))
-    };
-    let fitting = classes.iter().filter(|(_, selector)| fits(selector));
-    // `max_by_key` returns the last of equal elements, so the order is reversed to get the first name.
-    let best = fitting.rev().max_by_key(|(_, selector)| selector.len());
-    best.map(|(name, _)| name.clone())
 }

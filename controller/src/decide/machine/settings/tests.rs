@@ -45,8 +45,8 @@ fn a_config_map_changes_settings_and_its_deletion_restores_defaults() {
     assert_eq!(settings.scale_policy.policy.progress_deadline.as_secs(), 30);
     assert_eq!(settings.deployment.progress_deadline_seconds, 30);
     assert!(!settings.deployment.spread_over_nodes);
-    let events = observe(&mut machine, &namespace, "config-deployment", None);
-    assert_eq!(events.config_map_events.len(), 1);
+    let effects = observe(&mut machine, &namespace, "config-deployment", None);
+    assert_eq!(effects.config_map_events.len(), 1);
     let after = &machine.cluster().settings;
     assert_eq!(
         (&after.scale_policy, &after.deployment),
@@ -61,9 +61,9 @@ fn a_bad_config_map_is_reported_and_changes_nothing() {
     let valid = json!({ "stable-window": "30s" });
     observe(&mut machine, &namespace, "config-autoscaler", Some(valid));
     let invalid = json!({ "stable-window": "3s" });
-    let events = observe(&mut machine, &namespace, "config-autoscaler", Some(invalid));
-    let [ConfigMapEventRecord { name, event, .. }] = events.config_map_events.as_slice() else {
-        panic!("{:?}", events.config_map_events)
+    let effects = observe(&mut machine, &namespace, "config-autoscaler", Some(invalid));
+    let [ConfigMapEventRecord { name, event, .. }] = effects.config_map_events.as_slice() else {
+        panic!("{:?}", effects.config_map_events)
     };
     assert_eq!((name.name.as_str(), event.reason), ("config-autoscaler", "ConfigRefused"));
     assert_eq!(machine.cluster().settings.scale_policy.policy.stable_window.as_secs(), 30);
@@ -169,8 +169,8 @@ fn config_maps_of_other_namespaces_set_nothing() {
     let mut machine = machine();
     let old_settings = Arc::clone(&machine.cluster().settings);
     let data = json!({ "stable-window": "30s" });
-    let events = observe(&mut machine, "other-namespace", "config-autoscaler", Some(data));
-    assert_eq!(events.config_map_events, []);
+    let effects = observe(&mut machine, "other-namespace", "config-autoscaler", Some(data));
+    assert_eq!(effects.config_map_events, []);
     assert!(Arc::ptr_eq(&old_settings, &machine.cluster().settings));
 }
 
@@ -187,8 +187,9 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
     let mut machine = machine();
     let namespace = system_namespace(&machine);
     let mut cursor = machine.routes().subscribe();
+    // The first batch is the snapshot.
     cursor.try_next();
-    let mut set = |machine: &mut ControllerStateMachine, data: Option<Value>| {
+    let mut changes_table = |machine: &mut ControllerStateMachine, data: Option<Value>| {
         observe(machine, &namespace, "config-observability", data);
         let changes = cursor.try_next().map(|batch| batch.changes).unwrap_or_default();
         changes.iter().any(|(key, _)| *key == RouteKey::Settings)
@@ -200,14 +201,15 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
             "logging.enable-probe-request-log": "true",
         }))
     };
-    assert!(set(&mut machine, log("{{.TraceID}}")));
+    assert!(changes_table(&mut machine, log("{{.TraceID}}")));
     let first = Some(("{{.TraceID}}".to_owned(), true));
     assert_eq!(request_log_in_table(&machine), first);
-    assert!(!set(&mut machine, log("{{if .TraceID}}a{{end}}")), "a template that cannot be used");
+    let unsupported = log("{{if .TraceID}}a{{end}}");
+    assert!(!changes_table(&mut machine, unsupported), "a template that cannot be used");
     assert_eq!(request_log_in_table(&machine), first);
-    assert!(set(&mut machine, log("{{.Request.Method}}")));
+    assert!(changes_table(&mut machine, log("{{.Request.Method}}")));
     assert_eq!(request_log_in_table(&machine), Some(("{{.Request.Method}}".to_owned(), true)));
-    assert!(set(&mut machine, None));
+    assert!(changes_table(&mut machine, None));
     assert_eq!(request_log_in_table(&machine), None);
 }
 

@@ -246,7 +246,6 @@ impl ObjectWriter {
         let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
         let outcome = classify_response(ApiResponse {
             code: status.code,
-            reason: &status.reason,
             message: if status.message.is_empty() { &message } else { &status.message },
             cause: cause.unwrap_or_default(),
             retry_after: details.map_or(0, |it| it.retry_after_seconds),
