@@ -101,7 +101,7 @@ pub fn sleeping_service(number: u16) -> (ServiceEntry, RevisionEntry) {
     let service = ServiceEntry {
         addresses: sleeping_service_addresses(number).into(),
         port: NonZeroU16::MIN,
-        activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
+        activator_port: ACTIVATOR_PORT.saturating_add(number % 10_000),
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
         ..service(&name, &revision_name)
     };
