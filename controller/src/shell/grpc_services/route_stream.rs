@@ -1,7 +1,8 @@
-//! Shell: the gRPC service of RouteTable streams, which encodes and frames each batch once for all streams.
+//! Shell: the gRPC service of RouteTable streams, which sends batches that are encoded and framed already.
 //!
 //! The service that tonic generates encodes each item for each stream. After a restart, a hundred agents that return
-//! would have the whole table encoded a hundred times, and polled item by item.
+//! would have the whole table encoded a hundred times, and polled item by item. Here all streams of a role share one
+//! encoded snapshot. Each stream encodes its later batches itself, because streams may have missed different changes.
 
 use std::{convert::Infallible, sync::Arc, task};
 
