@@ -212,7 +212,7 @@ impl ScaleToZero {
                 }
             }
         };
-        // Where the bounds contradict each other the lower one wins, as in Knative.
+        // Where the bounds contradict each other the lower one wins; see `clamp_to_bounds`.
         let (requested_pods, bound) = if desired_pods >= min_pods && desired_pods > max_pods {
             (max_pods.max(min_pods), Some(ScaleBound::MaxScale))
         } else if desired_pods >= min_pods {
@@ -315,7 +315,8 @@ impl ScaleToZero {
     }
 }
 
-/// Limits `pods` to the bounds; where these contradict each other the lower bound wins, as in Knative.
+/// Limits `pods` to the bounds. Where these contradict each other the lower bound wins: in Knative only for `pods` below
+/// it, while more `pods` get the upper bound (knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`).
 fn clamp_to_bounds(policy: &ScalePolicy, input: ScaleToZeroInput, pods: u32) -> u32 {
     let (min_pods, max_pods) = scale_bounds(policy, input);
     pods.min(max_pods).max(min_pods)

@@ -14,9 +14,9 @@ use crate::wire::{
     RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
 };
 
-/// Port of every service.
+/// Port of each service but the [sleeping ones](sleeping_service).
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
-/// Port of every service at the activators.
+/// Port of each service at the activators, and the first such port of the [sleeping ones](sleeping_service).
 const ACTIVATOR_PORT: NonZeroU16 = NonZeroU16::new(20_000).expect("not zero");
 /// Serving port of every pod.
 const POD_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
@@ -91,7 +91,8 @@ pub fn activator(name: &str, addresses: Vec<IpAddr>) -> ActivatorEntry {
     ActivatorEntry { name: name.into(), node: String::new(), zone: String::new(), addresses }
 }
 
-/// Returns one of up to 65,536 sleeping services and its Revision, with names of the length of real users' names.
+/// Returns one of up to 65,536 sleeping services and its Revision, with names of the length of real users' names. Its
+/// port is 1; from 10,000 services on, several share a port at the activators.
 pub fn sleeping_service(number: u16) -> (ServiceEntry, RevisionEntry) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service_name = format!("orders-checkout-worker-{number}");
@@ -100,7 +101,7 @@ pub fn sleeping_service(number: u16) -> (ServiceEntry, RevisionEntry) {
     let service = ServiceEntry {
         addresses: sleeping_service_addresses(number).into(),
         port: NonZeroU16::MIN,
-        activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
+        activator_port: ACTIVATOR_PORT.saturating_add(number % 10_000),
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
         ..service(&name, &revision_name)
     };

@@ -133,7 +133,7 @@ impl ApiServerFixture {
         let namespace = format!("{namespace}-{}", std::process::id());
         let body =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-        apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+        apply_raw(&client, "Namespace", "namespaces", &body).await;
         let stop = CancellationToken::new();
         let metrics = Arc::new(ApiServerMetrics::default());
         let recording = Arc::new(RecordingSource::default());
@@ -290,15 +290,14 @@ async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
     assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
 }
 
-async fn apply_raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value) {
-    let (group, version) = match path {
-        "api/v1" => ("", "v1"),
-        other => other.split_once('/').unwrap(),
-    };
+/// Applies a cluster-wide object of any kind.
+async fn apply_raw(client: &Client, kind: &str, plural: &str, body: &Value) {
+    let api_version = body["apiVersion"].as_str().unwrap();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let kind = kube::api::ApiResource {
         group: group.into(),
         version: version.into(),
-        api_version: body["apiVersion"].as_str().unwrap().into(),
+        api_version: api_version.into(),
         kind: kind.into(),
         plural: plural.into(),
     };
@@ -310,8 +309,7 @@ async fn apply_raw(client: &Client, path: &str, kind: &str, plural: &str, body: 
 
 async fn apply_crds(client: &Client) {
     for crd in controller::write::crds::all_definitions() {
-        let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
-        apply_raw(client, group, "CustomResourceDefinition", plural, &crd).await;
+        apply_raw(client, "CustomResourceDefinition", "customresourcedefinitions", &crd).await;
     }
     let kinds = ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
     for resource in kinds {
@@ -644,7 +642,7 @@ async fn one_replica_leads_and_releases_the_lease_when_it_stops() {
     let client = client().await;
     let namespace = format!("lease-{}", std::process::id());
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-    apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+    apply_raw(&client, "Namespace", "namespaces", &body).await;
     let (lease_duration, renew_deadline) = (Duration::from_secs(10), Duration::from_secs(8));
     let times =
         LeaseTiming { lease_duration, renew_deadline, retry_period: Duration::from_millis(100) };

@@ -8,6 +8,9 @@ use common::wire::ConnectionPath;
 
 use crate::fixture::{KernelFixture, SERVING_PORT};
 
+/// Number of programs that an agent attaches to cgroups.
+const CGROUP_PROGRAMS: usize = 14;
+
 #[test]
 fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
     let mut fixture = KernelFixture::new();
@@ -45,7 +48,7 @@ fn the_self_test_is_seen() {
     let missing = programs.verify_by_self_test(&mut fixture.maps).unwrap_err().to_string();
     assert!(missing.contains("connect was not seen"), "{missing}");
     std::fs::create_dir(programs.pins().join("links")).unwrap();
-    assert_eq!(programs.keep_attached().unwrap(), 14);
+    assert_eq!(programs.keep_attached().unwrap(), CGROUP_PROGRAMS);
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
@@ -56,7 +59,7 @@ fn the_programs_follow_cgroups_that_were_recreated() {
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     fixture.recreate_cgroups();
-    assert_eq!(programs.keep_attached().unwrap(), 14);
+    assert_eq!(programs.keep_attached().unwrap(), CGROUP_PROGRAMS);
     assert_eq!(programs.keep_attached().unwrap(), 0);
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
@@ -118,7 +121,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     fixture.apply_table();
     let mut client = client.start_process();
 
-    // The foreign programs are attached last, so they run after the fixture's.
+    // The foreign programs are in a cgroup above, so they run after the fixture's.
     let mut other = fixture.load_beside();
     other.add_service(1, ConnectionPath::Direct);
     other.add_ready_pod(&theirs, 1);
@@ -132,12 +135,12 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");
     assert_eq!(client.expect_step("connect [fd96::1]:80"), "ours [fd96::1]:80");
 
-    // Now the other order: the fixture's links are removed, and attached again after the foreign ones.
+    // The order of attachment does not matter: the fixture's links are removed, and attached after the foreign ones.
     std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
     std::fs::create_dir(programs.pins().join("links")).unwrap();
     // A program leaves its cgroup a moment after its last pin is removed.
     while client.expect_step("hammer 10.96.0.1:80 20") != "theirs=20" {}
-    assert_eq!(programs.keep_attached().unwrap(), 14);
+    assert_eq!(programs.keep_attached().unwrap(), CGROUP_PROGRAMS);
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20");
     programs.verify_by_self_test(&mut fixture.maps).unwrap();

@@ -19,6 +19,7 @@ fn manifest(name: &str) -> String {
     hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
 }
 
+/// Load on the service at `target`, whatever its name: inside the node a Host header has no effect.
 fn load_plan(target: SocketAddr, clients: usize, keep_alive: bool) -> LoadPlan {
     let host = "hello.default.svc.cluster.local".to_owned();
     LoadPlan { target, host, path: "/?sleep=50".to_owned(), clients, keep_alive }
@@ -27,8 +28,8 @@ fn load_plan(target: SocketAddr, clients: usize, keep_alive: bool) -> LoadPlan {
 fn ready_pods(node: &RouseNode, service: &str) -> usize {
     let is_ready = |pod: &&serde_json::Value| {
         let conditions = pod["status"]["conditions"].as_array();
-        conditions.is_some_and(|pods| {
-            pods.iter()
+        conditions.is_some_and(|list| {
+            list.iter()
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         })
     };
@@ -155,7 +156,7 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
 
 /// A file that is being replaced cannot be mounted, so the commands must not replace it.
 #[test]
-fn commands_that_run_inside_at_once_share_the_file_of_names() {
+fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf() {
     let node = RouseNode::start("names");
     let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
     let before = file();

@@ -46,18 +46,19 @@ fn refusal_metric(fixture: &ActivatorFixture, bound: &str) -> f64 {
     fixture.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
 }
 
-/// Connection whose bodies no pod takes.
+/// One connection of a client that sends bodies which no pod takes.
 #[derive(Clone, Default)]
-struct BodyFloodFixture {
+struct BodyFlood {
     /// Bytes sent of requests without a response.
     unread_bytes: Arc<AtomicUsize>,
     /// Requests that got a response or were reset.
     ended: Arc<AtomicUsize>,
 }
 
+/// Requests at once on each [`BodyFlood`].
 const STREAMS: usize = 16;
 
-impl BodyFloodFixture {
+impl BodyFlood {
     /// Starts to send as much as flow control allows.
     async fn start(stream: TcpStream) -> Self {
         let flood = Self::default();
@@ -105,14 +106,14 @@ impl BodyFloodFixture {
 /// Number of bytes that an activator holds of fifty connections whose bodies no pod takes.
 async fn held_bytes_of_flood(fixture: &ActivatorFixture) -> usize {
     let floods = join_all(
-        (0..50).map(async |_| BodyFloodFixture::start(connect_from(fixture, ATTACKER).await).await),
+        (0..50).map(async |_| BodyFlood::start(connect_from(fixture, ATTACKER).await).await),
     );
     let floods = floods.await;
     let held = || floods.iter().map(|it| it.unread_bytes.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
     let counted = || fixture.activator.server.connections().request_bytes();
     let counts_agree = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
-    wait_until(|| floods.iter().all(BodyFloodFixture::has_settled) && counts_agree()).await;
+    wait_until(|| floods.iter().all(BodyFlood::has_settled) && counts_agree()).await;
     held()
 }
 
@@ -146,7 +147,7 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
 async fn a_flooding_client_gets_503_and_later_clients_are_served() {
     let mut fixture = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let floods = join_all(
-        (0..4).map(async |_| BodyFloodFixture::start(connect_from(&fixture, ATTACKER).await).await),
+        (0..4).map(async |_| BodyFlood::start(connect_from(&fixture, ATTACKER).await).await),
     );
     let floods = floods.await;
     wait_until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
@@ -323,6 +324,7 @@ async fn idle_connections_make_room_for_active_ones() {
             assert_eq!(status_for_others(&fixture).await, 200);
         }
     }
+    // Of the 60 connections 20 may stay. Of the other 40, up to 20 may be closed later.
     assert!(refusal_metric(&fixture, "connections") >= 40.0 - 20.0);
     // The oldest connections are closed first.
     let closed = tokio::time::timeout(LONG, idle[0].read_u8()).await.unwrap();
@@ -456,6 +458,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
         let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
+        // The last of the metrics is the number of requests at pods.
         wait_until(|| served.queue_metrics().2 == 1).await;
         let mut next = connect_from(&fixture, OTHER).await;
         let whole =
@@ -551,8 +554,8 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
 #[tokio::test]
 async fn the_connection_with_most_buffers_closes_after_its_response() {
     let mut fixture = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
-    let (respond, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
-    let (may_respond, asked) = (Arc::clone(&respond), Arc::clone(&is_asked));
+    let (respond, received) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let (may_respond, asked) = (Arc::clone(&respond), Arc::clone(&received));
     let pod = start_pod_with(move |mut stream, number| {
         let (may_respond, asked) = (Arc::clone(&may_respond), Arc::clone(&asked));
         async move {
@@ -569,7 +572,7 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     let long = |length| format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
     let mut busy = connect_from(&fixture, ATTACKER).await;
     busy.write_all(long(60_000).as_bytes()).await.unwrap();
-    wait_until(|| is_asked.load(SeqCst) == 1).await;
+    wait_until(|| received.load(SeqCst) == 1).await;
     let connections = fixture.activator.server.connections();
     let mut idle = Vec::new();
     while refusal_metric(&fixture, "bytes") == 0.0 {

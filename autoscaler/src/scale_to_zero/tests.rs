@@ -205,7 +205,7 @@ fn bounds_hold_while_reachable() {
     assert_eq!(run.step(70, unreachable, Some(0)).1, RevisionActivity::Inactive);
 }
 
-/// The installation's minimum is above the maximum of a Revision's annotation: as in Knative, the minimum wins.
+/// The installation's minimum is above the maximum of a Revision's annotation: the minimum wins for any load.
 #[test]
 fn the_least_number_wins_over_the_most() {
     for desired_pods in [Some(0), Some(1), Some(3), Some(9), None] {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! tag ──tag-template──▶ public name ──domain-template, config-domain──▶ public host
-//! tag ──TAG-ROUTE─────▶ placeholder ──namespace, cluster domain───────▶ local hosts
+//! tag ──TAG-ROUTE─────▶ placeholder ──namespace, cluster domain───────▶ private hosts
 //! ```
 //!
 //! In Knative the placeholder has the name that `tag-template` yields. Here its name never changes, so a change of the
@@ -55,8 +55,8 @@ pub struct RouteHost {
     pub tag: Option<String>,
     /// Name of the placeholder, without its namespace.
     pub placeholder_name: String,
-    /// True if the name is private: reachable only from inside the cluster.
-    pub is_local: bool,
+    /// True if the name is private: reachable only from inside the cluster, which Knative calls `cluster-local`.
+    pub is_private: bool,
     /// Host of its URL: the public one, or the longest private one.
     pub host: String,
     /// URL of the name in statuses.
@@ -97,24 +97,24 @@ pub enum HostNameError {
 }
 
 impl HostNameRules<'_> {
-    /// Returns the name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes
-    /// them private.
+    /// Returns the name of a Route, or of one of its tags. `is_private_placeholder` returns true for placeholders whose
+    /// own label makes them private.
     pub fn route_host(
         &self,
         route: &RouteHostInputs<'_>,
         tag: Option<&str>,
-        hidden: impl Fn(&str) -> bool,
+        is_private_placeholder: impl Fn(&str) -> bool,
     ) -> Result<RouteHost, HostNameError> {
         let public_name = self.public_name(route.name, tag)?;
         let placeholder_name = tagged_name(tag.filter(|tag| !tag.is_empty()), route.name);
-        let is_local = self.is_local(route) || hidden(&placeholder_name);
-        let host = if is_local {
-            self.local_host(&placeholder_name, route.namespace)
+        let is_private = self.is_private(route) || is_private_placeholder(&placeholder_name);
+        let host = if is_private {
+            self.private_host(&placeholder_name, route.namespace)
         } else {
             self.public_host(route, &public_name)?
         };
-        let url = format!("{}://{host}", self.url_scheme(is_local));
-        Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name, is_local, host, url })
+        let url = format!("{}://{host}", self.url_scheme(is_private));
+        Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name, is_private, host, url })
     }
 
     /// Returns the name from which the domain template makes the public host of a Route, or of one of its tags.
@@ -135,8 +135,8 @@ impl HostNameRules<'_> {
     }
 
     /// Returns true if the whole Route is private: by its label, or because no public domain matches it.
-    pub fn is_local(&self, route: &RouteHostInputs<'_>) -> bool {
-        is_cluster_local(route.labels) || self.matching_domain(route).is_none()
+    fn is_private(&self, route: &RouteHostInputs<'_>) -> bool {
+        has_cluster_local_label(route.labels) || self.matching_domain(route).is_none()
     }
 
     /// Returns the public domain that matches a Route; `None`: it is private.
@@ -174,31 +174,31 @@ impl HostNameRules<'_> {
     }
 
     /// Returns the longest private host of a placeholder; private names never follow the user's template.
-    pub fn local_host(&self, name: &str, namespace: &str) -> String {
+    pub fn private_host(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 
     /// Returns all private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
-    pub fn local_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
-        let (short, long) = (format!("{name}.{namespace}"), self.local_host(name, namespace));
+    pub fn private_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
+        let (short, long) = (format!("{name}.{namespace}"), self.private_host(name, namespace));
         [short.clone(), format!("{short}.svc"), long]
     }
 
     /// Returns the `status.address.url` of a Route: private names are served without TLS.
     pub fn internal_url(&self, route: &RouteHostInputs<'_>) -> String {
-        format!("http://{}", self.local_host(route.name, route.namespace))
+        format!("http://{}", self.private_host(route.name, route.namespace))
     }
 
     /// Returns the scheme of a URL. A private name has no TLS, whatever serves the public ones.
-    fn url_scheme(&self, is_local: bool) -> &str {
-        if is_local { "http" } else { &self.network.external_scheme }
+    fn url_scheme(&self, is_private: bool) -> &str {
+        if is_private { "http" } else { &self.network.external_scheme }
     }
 
     /// Returns all hosts of a name, public and private. With `tag-header-based-routing`, the header
     /// `Knative-Serving-Tag` chooses among the tags of these.
     pub fn all_hosts(&self, name: &RouteHost, namespace: &str) -> Vec<String> {
-        let public = (!name.is_local).then(|| name.host.clone());
-        public.into_iter().chain(self.local_hosts(&name.placeholder_name, namespace)).collect()
+        let public = (!name.is_private).then(|| name.host.clone());
+        public.into_iter().chain(self.private_hosts(&name.placeholder_name, namespace)).collect()
     }
 
     /// Returns the hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
@@ -212,8 +212,8 @@ impl HostNameRules<'_> {
     }
 }
 
-/// Returns true if the labels of a Service, Route or placeholder make it private.
-pub fn is_cluster_local(labels: &BTreeMap<String, String>) -> bool {
+/// Returns true if the labels of a Route make it private.
+fn has_cluster_local_label(labels: &BTreeMap<String, String>) -> bool {
     labels.get(key::VISIBILITY).is_some_and(|it| it == "cluster-local")
 }
 
@@ -251,10 +251,11 @@ mod tests {
             }
         }
 
-        fn route_host(&self, tag: Option<&str>, hidden: &str) -> Result<RouteHost, HostNameError> {
+        /// Returns the name of the Route or tag, while the placeholder of the name `private` is private.
+        fn route_host(&self, tag: Option<&str>, private: &str) -> Result<RouteHost, HostNameError> {
             let (labels, annotations) = (&self.labels, &self.annotations);
             let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
-            self.rules().route_host(&route, tag, |name| name == hidden)
+            self.rules().route_host(&route, tag, |name| name == private)
         }
 
         fn rules(&self) -> HostNameRules<'_> {
@@ -345,7 +346,7 @@ mod tests {
         );
         // The label is on the placeholder, and the URL of the private tag names it.
         let private = case.route_host(Some("v1"), "v1-shop").unwrap();
-        assert_eq!((private.is_local, &*private.url), (true, "http://v1-shop.team.svc.c1.local"));
+        assert_eq!((private.is_private, &*private.url), (true, "http://v1-shop.team.svc.c1.local"));
     }
 
     #[test]
@@ -355,13 +356,13 @@ mod tests {
         let expected = RouteHost {
             tag: Some("v1".into()),
             placeholder_name: "v1-shop".into(),
-            is_local: true,
+            is_private: true,
             host: "v1-shop.team.svc.c1.local".into(),
             url: "http://v1-shop.team.svc.c1.local".into(),
         };
         assert_eq!(tag, expected);
         let host = case.route_host(None, "v1-shop").unwrap();
-        assert!(!host.is_local);
+        assert!(!host.is_private);
         let local = ["v1-shop.team", "v1-shop.team.svc", "v1-shop.team.svc.c1.local"];
         let hosts = case.rules().tag_hosts(&[host.clone(), tag], "team");
         assert_eq!(hosts, [("v1".to_owned(), local.map(str::to_owned).to_vec())].into());

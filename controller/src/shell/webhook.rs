@@ -39,6 +39,9 @@ use crate::shell::api::leader_election::Leadership;
 const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake, and for the last responses at shutdown. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the head of a request. It also counts while a connection is idle, and Go's HTTP client, the API
+/// server's, keeps an idle connection for 90 s: a shorter limit could close a connection on which a request begins.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Limit of simultaneous connections; the API server needs a handful.
 const MAX_CONNECTIONS: usize = 1024;
 
@@ -179,7 +182,7 @@ async fn serve_connection(
         Err(_) => return,
     };
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(120));
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(serving);
     tokio::select! {

@@ -111,13 +111,13 @@ mod tests {
         feed_request(&mut conn, "\r\n");
         assert_eq!(conn.pending_request_started_ns(), Some(7));
         feed_response(&mut conn, "HTTP/1.1 204 No\r\n");
-        assert_eq!(conn.pending_request_started_ns(), Some(7), "the answer has begun");
+        assert_eq!(conn.pending_request_started_ns(), Some(7), "the response has begun");
         feed_response(&mut conn, "\r\n");
         assert_eq!(conn.pending_request_started_ns(), None, "it has ended");
     }
 
     #[test]
-    fn an_upgraded_connection_is_overdue_with_the_request_that_opened_it() {
+    fn an_upgraded_connection_has_its_opening_request_pending() {
         let mut conn = open_connection();
         feed_request(&mut conn, UPGRADE);
         feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
+    fn an_http2_connection_has_a_pending_request_while_any_is_in_flight() {
         let mut conn = open_connection();
         conn.http.protocol = PROTOCOL_HTTP2;
         assert_eq!(conn.activity(), Some(ConnectionActivity::NoRequestInFlight));

@@ -48,7 +48,7 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
             // On the local platform the allocation decides; on Kubernetes the placeholder Service does.
             holds_allocation: cluster.settings.platform == PlatformKind::Local && has_allocation(),
         };
-        let public_host = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_local);
+        let public_host = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_private);
         claims.hosts.extend(public_host.map(|it| (it.host, claim.clone())));
         claims.services.push(claim);
     }

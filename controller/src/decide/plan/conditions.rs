@@ -124,7 +124,7 @@ fn not_owned_reason(
             let what = format!("There is an existing placeholder Service {:?}", placeholder.name);
             return Some(ConditionReason::new("NotOwned", format!("{what} that we do not own.")));
         }
-        let host = route_host(app, name, tag, cluster).filter(|it| !it.is_local)?.host;
+        let host = route_host(app, name, tag, cluster).filter(|it| !it.is_private)?.host;
         // No claim to the host is recorded yet.
         let owner = cluster.names.registry.host_owner(&host, &cluster.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);

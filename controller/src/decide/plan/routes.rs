@@ -162,7 +162,7 @@ fn service_subject(
     let host = route_host(app, name, allocation.tag.as_deref(), cluster);
     let public_host = host.filter(|host| {
         let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders);
-        !host.is_local
+        !host.is_private
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
     ServiceEntry {
@@ -270,11 +270,11 @@ pub(crate) fn route_host(
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
     let (route_name, namespace) = (name.name.as_str(), name.namespace.as_str());
     let route = RouteHostInputs { name: route_name, namespace, labels, annotations };
-    let is_hidden = |service: &str| {
+    let is_private_placeholder = |service: &str| {
         let placeholder = cluster.names.placeholders.get(&NamespacedName::new(namespace, service));
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
-    let host = rules.route_host(&route, tag, is_hidden);
+    let host = rules.route_host(&route, tag, is_private_placeholder);
     host.inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside")).ok()
 }
 

@@ -172,7 +172,7 @@ pub enum ObjectOwner {
 pub struct ConfigurationState {
     /// Metadata of the Configuration object.
     pub meta: ObjectMetaSummary,
-    /// Owner of the Configuration: its Service, or none.
+    /// Owner of the Configuration.
     pub owner: ObjectOwner,
     /// Name for the template's Revision as the user chose it.
     pub revision_name: Option<Box<str>>,
@@ -193,11 +193,11 @@ pub struct ConfigurationState {
 pub struct RouteState {
     /// Metadata of the Route object.
     pub meta: ObjectMetaSummary,
-    /// Owner of the Route: its Service, or none.
+    /// Owner of the Route.
     pub owner: ObjectOwner,
-    /// Labels of the Route, kept only where no Service owns it.
+    /// Labels of the Route; empty if its owner is [`ObjectOwner::Service`], whose labels are used.
     pub labels: CompactStringMap,
-    /// Annotations of the Route, kept only where no Service owns it.
+    /// Annotations of the Route; empty if its owner is [`ObjectOwner::Service`], whose annotations are used.
     pub annotations: CompactStringMap,
     /// Traffic targets of the spec, with defaults.
     pub traffic_spec: Arc<[TrafficSpec]>,
@@ -216,7 +216,7 @@ pub struct RouteState {
 }
 
 impl RouteState {
-    /// Iterates over the Route's tags: those of the spec, and those that still hold an allocation.
+    /// Iterates over the Route's tags: those of the spec, then those that still hold an allocation. Most come twice.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
         // A removed tag holds its name until its allocation is released.
         let specified = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());

@@ -153,9 +153,9 @@ fn max_scale_is_bounded_by_max_scale_limit() {
     );
 }
 
-/// Rule of knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
+/// The autoscaler then keeps to the minimum.
 #[test]
-fn the_default_min_scale_overrides_a_smaller_max_scale() {
+fn a_max_scale_below_the_default_min_scale_is_accepted() {
     let mut config = ScalePolicyConfig::default();
     config.policy.min_scale = 5;
     let read = config.strict_policy(&annotated(&[("max-scale", "2")]), 0, "a").expect("valid");

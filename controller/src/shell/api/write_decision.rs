@@ -18,7 +18,8 @@ pub enum WriteAction {
     Create(Value),
     /// Apply this body to an existing object.
     Apply(Value),
-    /// Undo a change that another client made to the object: restore its lists, then apply this body.
+    /// Undo a change that another client made to the object. An apply alone keeps entries that the client added to
+    /// lists, so the lists are replaced first; then this body is applied.
     Restore(Value),
     /// Apply this body to the status subresource.
     Status(Value),

@@ -1,7 +1,8 @@
-//! Shell: the gRPC service of RouteTable streams, which encodes and frames each batch once for all streams.
+//! Shell: the gRPC service of RouteTable streams, which sends batches that are encoded and framed already.
 //!
 //! The service that tonic generates encodes each item for each stream. After a restart, a hundred agents that return
-//! would have the whole table encoded a hundred times, and polled item by item.
+//! would have the whole table encoded a hundred times, and polled item by item. Here all streams of a role share one
+//! encoded snapshot. Each stream encodes its later batches itself, because streams may have missed different changes.
 
 use std::{convert::Infallible, sync::Arc, task};
 
@@ -34,18 +35,18 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 /// Length-Prefixed-Message).
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Encodes a batch for `role`: each change as `limit` limits it.
+/// Encodes a batch for `role`: of each change, what `limit_to_role` leaves of it for the role.
 ///
-/// Where `limit` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
-/// the subject before.
+/// Where `limit_to_role` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless
+/// it knew the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
     role: ClientComponent,
-    limit: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
+    limit_to_role: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.changes.iter().map(|(key, change)| {
-        let limited = change.clone().and_then(|change| limit(change, role));
+        let limited = change.clone().and_then(|change| limit_to_role(change, role));
         limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
     });
     for change in changes.chain([RouteChange::Synced]) {
@@ -139,10 +140,10 @@ where
     let mut bytes = body.map_err(|error| refuse(error.to_string()))?.to_bytes();
     // HTTP/2 may deliver the message in any number of frames, so it is read in full before it is decoded.
     if bytes.len() < GRPC_PREFIX_BYTES || bytes.get_u8() != 0 {
-        return Err(refuse("neither one message nor uncompressed".into()));
+        return Err(refuse("no message, or a compressed one".into()));
     }
     if usize::try_from(bytes.get_u32()) != Ok(bytes.len()) {
-        return Err(refuse("another length than it says".into()));
+        return Err(refuse("its length is not that of its prefix".into()));
     }
     let subscriber = raw::Subscriber::decode(bytes).map_err(|error| refuse(error.to_string()))?;
     Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, subscriber))

@@ -1,4 +1,4 @@
-//! Shell: keys and certificates by rcgen, with the machine's random numbers and clock.
+//! Shell: keys and certificates by rcgen, with the machine's random numbers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
