@@ -165,8 +165,8 @@ fn lead_to_peer(ctx: BpfSockAddr, is_ipv6: bool, key: &FrontendKey) -> bool {
         return true;
     }
     let Some(socket) = find_socket(ctx) else { return false };
-    let is_asked = socket.original_port_be == key.port_be
-        && address_words(socket.original_address) == named;
+    let is_asked =
+        socket.original_port_be == key.port_be && address_words(socket.original_address) == named;
     if is_asked {
         let backend = address_words(socket.backend_address);
         set_address(ctx, is_ipv6, &backend, socket.backend_port_be);

@@ -16,8 +16,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use local::{layout::NodeLayout, node::NodeManager};
 
-pub(crate) use self::choice::{PodClient, check_node};
 use self::choice::{AgentPod, choose_agent, describe_pod};
+pub(crate) use self::choice::{PodClient, check_node};
 use crate::{admin_pages, args::DEFAULT_NODE, command_error::CommandError};
 
 /// Port of the agents' admin pages.

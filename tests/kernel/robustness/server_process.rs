@@ -93,9 +93,7 @@ impl ServerProcessState {
                 self.accept_on_thread(move || enter_netns(&netns))?;
             }
             ["prefork", count] => self.prefork(count.parse().map_err(io::Error::other)?)?,
-            ["hand", path] => {
-                send_descriptor(&connect_unix(path)?, self.listener()?.as_raw_fd())?
-            }
+            ["hand", path] => send_descriptor(&connect_unix(path)?, self.listener()?.as_raw_fd())?,
             ["hand-accepted", path] => {
                 let (to, listener) = (connect_unix(path)?, self.listener()?.try_clone()?);
                 thread::spawn(move || {
