@@ -93,11 +93,9 @@ impl ServerProcessState {
                 self.accept_on_thread(move || enter_netns(&netns))?;
             }
             ["prefork", count] => self.prefork(count.parse().map_err(io::Error::other)?)?,
-            ["hand", path] => {
-                send_descriptor(&UnixStream::connect(path)?, self.listener()?.as_raw_fd())?
-            }
+            ["hand", path] => send_descriptor(&connect_unix(path)?, self.listener()?.as_raw_fd())?,
             ["hand-accepted", path] => {
-                let (to, listener) = (UnixStream::connect(path)?, self.listener()?.try_clone()?);
+                let (to, listener) = (connect_unix(path)?, self.listener()?.try_clone()?);
                 thread::spawn(move || {
                     let result = listener
                         .incoming()
@@ -186,6 +184,17 @@ fn listen(address: &str, options: &[&str]) -> io::Result<TcpListener> {
     }
     socket.listen(ACCEPT_QUEUE)?;
     Ok(socket.into())
+}
+
+/// Connects to the Unix socket at `path`, which exists.
+fn connect_unix(path: &str) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path) {
+            // The path appears when the socket is bound, a moment before it listens.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => thread::yield_now(),
+            connected => return connected,
+        }
+    }
 }
 
 /// Waits for a connection to a Unix socket at `path`.
