@@ -269,8 +269,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     info!(?config, "agent starts");
     let prestop_hooks = PreStopHooks::default();
     let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
-    let tasks = TaskTracker::new();
-    let exported_totals = SharedRevisionTotals::default();
+    let (tasks, exported_totals) = (TaskTracker::new(), SharedRevisionTotals::default());
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
     not_ready.set("programs", Some("not in force yet".to_owned()));
@@ -319,7 +318,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
-    let agent = Agent::new(config.node.clone(), cluster.start, closer, handles)?;
+    let agent = Agent::new(config.node, cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),

@@ -413,7 +413,7 @@ fn a_service_that_loses_its_address_to_the_route_table_is_reported_once() {
     let plan = fixture.observe(first_lists(vec![set_service(1, None), set_service(2, None)]));
     assert_eq!(plan.newly_outranked, []);
     fixture.set_table(&routed);
-    assert_eq!(fixture.observe(vec![]).newly_outranked, [outranked.clone()]);
+    assert_eq!(fixture.observe(vec![]).newly_outranked, std::slice::from_ref(&outranked));
     assert_eq!(fixture.observe(vec![set_slice(1, &[6])]).newly_outranked, [], "known already");
     fixture.set_table(&table(&[], &[], &[]));
     assert_eq!(fixture.observe(vec![]).newly_outranked, []);
@@ -423,7 +423,7 @@ fn a_service_that_loses_its_address_to_the_route_table_is_reported_once() {
     fixture.set_table(&routed);
     assert_eq!(fixture.observe(vec![]).newly_outranked, []);
     let plan = fixture.observe(vec![set_service(1, None)]);
-    assert_eq!(plan.newly_outranked, [outranked.clone()], "the second to come");
+    assert_eq!(plan.newly_outranked, std::slice::from_ref(&outranked), "the second to come");
     let message = outranked.to_string();
     assert!(
         message.starts_with("10.96.0.1:80 leads to Rouse's service default/routed"),
