@@ -17,13 +17,11 @@ use crate::{
         copy_backend, frontend_key, listed_backend, read_word, service_id_of, verify_unchanged,
     },
     maps::{
-        CONTROL, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control, increment_control,
+        CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
+        increment_control,
     },
     sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_call},
 };
-
-/// Minus one, for adds that wrap.
-const MINUS_ONE: u64 = 1u64.wrapping_neg();
 
 /// Rewrites the destination of a datagram over IPv4. It may come from an IPv6 socket that names a mapped address.
 #[inline(always)]
