@@ -64,25 +64,34 @@ pub fn frontend_key(address: [u32; 4], port_be: u16, protocol: u8) -> StackAlign
     StackAligned(FrontendKey { address: address_bytes(address), port_be, protocol, reserved: 0 })
 }
 
-/// Chooses a backend, in up to three attempts if the maps change meanwhile.
+/// Evaluates an attempt of a choice up to three times, until the maps have not changed meanwhile.
 ///
-/// A connect may be preempted for longer than the quarantine of what was freed. Then a service id, its list and the
-/// backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
-/// to prove what each iteration leaves to the next.
+/// A call may be preempted for longer than the quarantine of what was freed. Then a service id, its list and the
+/// backends there may belong to another service. The attempts are written out: in a loop, the verifier would have to
+/// prove what each iteration leaves to the next. It is a macro, because LLVM makes a function of an attempt that a
+/// closure calls three times.
+macro_rules! choose_unchanged {
+    ($attempt:expr) => {{
+        let first = $attempt;
+        if !matches!(first, Err(NoRewriteReason::Changed)) {
+            return first;
+        }
+        let second = $attempt;
+        if !matches!(second, Err(NoRewriteReason::Changed)) {
+            return second;
+        }
+        $attempt
+    }};
+}
+pub(crate) use choose_unchanged;
+
+/// Chooses a backend for a connect.
 #[inline(always)]
 pub fn choose_backend(
     ctx: BpfSockAddr,
     key: &FrontendKey,
 ) -> Result<ChosenBackend, NoRewriteReason> {
-    let first = try_choose_backend(ctx, key);
-    if !matches!(first, Err(NoRewriteReason::Changed)) {
-        return first;
-    }
-    let second = try_choose_backend(ctx, key);
-    if !matches!(second, Err(NoRewriteReason::Changed)) {
-        return second;
-    }
-    try_choose_backend(ctx, key)
+    choose_unchanged!(try_choose_backend(ctx, key))
 }
 
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.

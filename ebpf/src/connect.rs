@@ -69,7 +69,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
 pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
     if ctx.is_udp() {
-        udp::show_asked_peer4(ctx);
+        udp::show_asked_peer(ctx, false);
     } else if let Some(client) = record_for_peer(ctx, ctx.ipv4()) {
         ctx.set_ipv4(&address_words(client.original_address));
         ctx.set_port_be(client.original_port_be);
@@ -82,7 +82,7 @@ pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
 pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
     if ctx.is_udp() {
-        udp::show_asked_peer6(ctx);
+        udp::show_asked_peer(ctx, true);
     } else if let Some(client) = record_for_peer(ctx, ctx.ipv6()) {
         ctx.set_ipv6(&address_words(client.original_address));
         ctx.set_port_be(client.original_port_be);

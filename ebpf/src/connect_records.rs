@@ -8,14 +8,12 @@ use datapath::abi::{self, BackendValue, ConnectRecord, FrontendKey};
 use crate::{
     backend_choice::ChosenBackend,
     maps::{
-        BACKENDS, CLAIMS, CLIENTS, CONTROL, OVERFLOW, add_to_control, atomic_add,
+        BACKENDS, CLAIMS, CLIENTS, CONTROL, MINUS_ONE, OVERFLOW, add_to_control, atomic_add,
         increment_control, monotonic_ns,
     },
     sock_addr::{BpfSockAddr, address_bytes, address_words},
 };
 
-/// Minus one, for adds that wrap.
-const MINUS_ONE: u64 = 1u64.wrapping_neg();
 /// Generation that no backend has: a socket with it counts in no gauge. Generations begin with 1.
 const NO_GAUGE_GENERATION: u64 = 0;
 

@@ -46,8 +46,8 @@ pub use self::{
 };
 use crate::{
     maps::{
-        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, atomic_add,
-        monotonic_ns,
+        EGRESS, HEAD, INGRESS, KEPT, MINUS_ONE, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS,
+        atomic_add, monotonic_ns,
     },
     packet::{self, PacketSegment},
 };
@@ -82,8 +82,6 @@ const STEP_MORE: u32 = 1;
 const STEP_RESTART: u32 = 2;
 /// Distance in bytes beyond which a segment lies outside every receive window.
 const MAX_WINDOW_BYTES: i32 = 32 << 20;
-/// Minus one, for adds that wrap.
-const MINUS_ONE: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
 
 /// Result of reading a segment.

@@ -167,6 +167,9 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
     }
 }
 
+/// Minus one, for [`atomic_add`], which wraps.
+pub const MINUS_ONE: u64 = 1u64.wrapping_neg();
+
 /// Adds to a shared word, wrapping: the only atomic operation of BPF before 5.12.
 #[inline(always)]
 pub fn atomic_add(word: *mut u64, by: u64) {

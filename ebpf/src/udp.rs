@@ -13,17 +13,15 @@ use datapath::{
 
 use crate::{
     backend_choice::{
-        ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, copy_backend,
-        frontend_key, listed_backend, read_word, service_id_of, verify_unchanged,
+        ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, choose_unchanged,
+        copy_backend, frontend_key, listed_backend, read_word, service_id_of, verify_unchanged,
     },
     maps::{
-        CONTROL, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control, increment_control,
+        CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
+        increment_control,
     },
     sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_call},
 };
-
-/// Minus one, for adds that wrap.
-const MINUS_ONE: u64 = 1u64.wrapping_neg();
 
 /// Rewrites the destination of a datagram over IPv4. It may come from an IPv6 socket that names a mapped address.
 #[inline(always)]
@@ -47,18 +45,6 @@ pub fn recvmsg4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn recvmsg6(ctx: *mut bpf_sock_addr) -> i32 {
     show_source(BpfSockAddr(ctx), true)
-}
-
-/// Shows the address that the program asked for to getpeername of an IPv4 socket.
-#[inline(always)]
-pub fn show_asked_peer4(ctx: BpfSockAddr) {
-    show_asked_peer(ctx, false);
-}
-
-/// Shows the address that the program asked for to getpeername of an IPv6 socket.
-#[inline(always)]
-pub fn show_asked_peer6(ctx: BpfSockAddr) {
-    show_asked_peer(ctx, true);
 }
 
 /// Records the connect of a socket to a backend. Returns false if there is no memory for that.
@@ -174,18 +160,10 @@ fn lead_to_peer(ctx: BpfSockAddr, is_ipv6: bool, key: &FrontendKey) -> bool {
     is_asked
 }
 
-/// Chooses the backend of a datagram, in up to three attempts, as a connect does.
+/// Chooses the backend of a datagram.
 #[inline(always)]
 fn choose_target(ctx: BpfSockAddr, key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
-    let first = try_choose_target(ctx, key);
-    if !matches!(first, Err(NoRewriteReason::Changed)) {
-        return first;
-    }
-    let second = try_choose_target(ctx, key);
-    if !matches!(second, Err(NoRewriteReason::Changed)) {
-        return second;
-    }
-    try_choose_target(ctx, key)
+    choose_unchanged!(try_choose_target(ctx, key))
 }
 
 /// Chooses the backend of a datagram once: the one of the socket's earlier datagrams while the list names it, else a
@@ -299,7 +277,7 @@ fn read_reply(key: &UdpFlowKey) -> Option<([u32; 4], u16)> {
 
 /// Shows the address that the program asked for to getpeername.
 #[inline(always)]
-fn show_asked_peer(ctx: BpfSockAddr, is_ipv6: bool) {
+pub fn show_asked_peer(ctx: BpfSockAddr, is_ipv6: bool) {
     if let Some(socket) = find_socket(ctx) {
         show_original(ctx, is_ipv6, socket);
     }
