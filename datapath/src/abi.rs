@@ -22,10 +22,10 @@ pub use self::{
 };
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000006";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000007";
 
 /// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
@@ -81,10 +81,13 @@ pub mod maps {
     pub const NODE: &str = "NODE";
     /// Array by socket cookie modulo its size: not 0 while a socket has that row of `CLIENTS` (`u64`).
     pub const CLAIMS: &str = "CLAIMS";
-    /// Array by socket cookie modulo its size, a power of two: [`ConnectRecord`](super::ConnectRecord).
+    /// Mmapable array by socket cookie modulo its size, a power of two: [`ConnectRecord`](super::ConnectRecord).
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
     pub const OVERFLOW: &str = "OVERFLOW";
+    /// Hash: cookie of a socket whose record is in `OVERFLOW` (`u64`) → copy of the record, by which user space finds
+    /// it. Only records with a [`netns_cookie`](super::ConnectRecord::netns_cookie) have a copy.
+    pub const OVERFLOW_COPIES: &str = "OVERFLOW_COPIES";
     /// LRU hash: [`UdpFlowKey`](super::UdpFlowKey) with a frontend → number of the backend that gets the socket's
     /// datagrams to it (`u32`). It counts only while the frontend's list names it.
     pub const UDP_FLOWS: &str = "UDP_FLOWS";
@@ -137,6 +140,8 @@ pub const LISTEN_PER_NAMESPACE: u32 = 16;
 pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
+/// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
+pub const OVERFLOW_COPIES_MAX: u32 = 65_536;
 /// Most known addresses of the node itself. Probes of the kubelet from further addresses are counted as requests.
 pub const NODE_MAX: u32 = 1_024;
 /// Most connections to close in one walk over a namespace's sockets.
@@ -483,8 +488,9 @@ pub struct ConnectRecord {
     pub original_port_be: u16,
     /// Port that the connect was rewritten to, network byte order.
     pub backend_port_be: u16,
-    /// Padding to a cache line.
-    pub spare: u64,
+    /// Cookie of the socket's network namespace, if the backend is an endpoint of a Service of the cluster: such a
+    /// connection is ended once the endpoint has left. 0: it is one of Rouse's pods or activators.
+    pub netns_cookie: u64,
 }
 const _: () = assert!(size_of::<ConnectRecord>() == 64);
 

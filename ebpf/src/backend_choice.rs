@@ -45,6 +45,8 @@ pub struct ChosenBackend {
     pub port_be: u16,
     pub generation: u64,
     pub address: [u32; 4],
+    /// Cookie of the client's network namespace, if the backend is an endpoint of a Service of the cluster; else 0.
+    pub netns_cookie: u64,
 }
 
 /// One backend picked from a list.
@@ -135,8 +137,7 @@ pub fn choose_random(
 ) -> Result<ChosenBackend, NoRewriteReason> {
     let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
     let seconds = SvcInfo::unpack(info).affinity_seconds;
-    // Most Services have no affinity, and need no cookie.
-    let client = if seconds == 0 { 0 } else { ctx.netns_cookie() };
+    let client = ctx.netns_cookie();
     let mut backend = NO_BACKEND;
     if seconds != 0 {
         backend = kept_backend(read.state, seconds, read.service_id, client);
@@ -152,7 +153,7 @@ pub fn choose_random(
     if seconds != 0 {
         keep_backend(read.service_id, client, backend);
     }
-    Ok(target)
+    Ok(ChosenBackend { netns_cookie: client, ..target })
 }
 
 /// Chooses the less loaded of two activators, with the service's own port there.
@@ -220,7 +221,7 @@ pub fn copy_backend(backend: u32) -> Option<ChosenBackend> {
         let address = ptr::read_volatile((&raw const (*row).address).cast::<[u32; 4]>());
         let port_be = ptr::read_volatile(&raw const (*row).port_be);
         let generation = ptr::read_volatile(&raw const (*row).generation);
-        Some(ChosenBackend { backend, port_be, generation, address })
+        Some(ChosenBackend { backend, port_be, generation, address, netns_cookie: 0 })
     }
 }
 

@@ -8,8 +8,8 @@ use datapath::abi::{self, BackendValue, ConnectRecord, FrontendKey};
 use crate::{
     backend_choice::ChosenBackend,
     maps::{
-        BACKENDS, CLAIMS, CLIENTS, CONTROL, MINUS_ONE, OVERFLOW, add_to_control, atomic_add,
-        increment_control, monotonic_ns,
+        BACKENDS, CLAIMS, CLIENTS, CONTROL, MINUS_ONE, OVERFLOW, OVERFLOW_COPIES, add_to_control,
+        atomic_add, increment_control, monotonic_ns,
     },
     sock_addr::{BpfSockAddr, address_bytes, address_words},
 };
@@ -47,10 +47,14 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     client.backend_port_be = target.port_be;
     client.backend = target.backend;
     client.generation = target.generation;
+    client.netns_cookie = target.netns_cookie;
     // If the row is another backend's by now, no gauge counts this socket, and none will be lowered for it.
     if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
         atomic_add(unsafe { &raw mut (*row).open_connections }, 1);
+    }
+    if has_overflow_records() && claimed_record(cookie).is_none() {
+        copy_overflow_record(client, cookie);
     }
 }
 
@@ -68,6 +72,7 @@ pub fn release_record(socket: *mut bpf_sock, cookie: u64) -> bool {
     }
     let Some(client) = find_overflow_record(socket.cast()) else { return false };
     leave_gauge(client);
+    remove_overflow_copy(cookie);
     add_to_control(abi::CONTROL_OVERFLOW, MINUS_ONE);
     true
 }
@@ -196,9 +201,37 @@ fn create_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRec
     Some(client)
 }
 
+/// Copies the record in a socket's storage for user space, if it is of a connect to an endpoint.
+///
+/// A present copy is replaced, so that user space reads no mixture of two.
+#[inline(always)]
+fn copy_overflow_record(client: &ConnectRecord, cookie: u64) {
+    if client.netns_cookie == 0 {
+        return remove_overflow_copy(cookie);
+    }
+    // Without memory for a copy, the connection stays open when its endpoint leaves, and an earlier copy must go.
+    if OVERFLOW_COPIES.insert(cookie, client, 0).is_err() {
+        let _none = OVERFLOW_COPIES.remove(cookie);
+    }
+}
+
+/// Removes the copy of the record in a socket's storage.
+#[inline(always)]
+fn remove_overflow_copy(cookie: u64) {
+    // The look-up comes first, as a removal takes a lock of the map.
+    if OVERFLOW_COPIES.get_ptr(cookie).is_some() {
+        let _gone_meanwhile = OVERFLOW_COPIES.remove(cookie);
+    }
+}
+
 /// Returns a socket's storage, if it has any; no look-up takes place while no socket has storage.
 #[inline(always)]
 fn find_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
-    let sockets = *CONTROL.get(abi::CONTROL_OVERFLOW)?;
-    if sockets == 0 { None } else { OVERFLOW.get(socket) }
+    if has_overflow_records() { OVERFLOW.get(socket) } else { None }
+}
+
+/// Returns true if any socket has storage.
+#[inline(always)]
+fn has_overflow_records() -> bool {
+    CONTROL.get(abi::CONTROL_OVERFLOW).is_some_and(|sockets| *sockets != 0)
 }

@@ -85,11 +85,14 @@ pub static ENDING: HashMap<u64, abi::CloseRequest> =
 #[map]
 pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
 #[map]
-pub static CLIENTS: Array<abi::ConnectRecord> = Array::pinned(abi::CLIENTS_MAX, 0);
+pub static CLIENTS: Array<abi::ConnectRecord> = Array::pinned(abi::CLIENTS_MAX, BPF_F_MMAPABLE);
 /// Storage of clients whose row is taken. Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
 pub static OVERFLOW: SocketStorage<abi::ConnectRecord, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
+#[map]
+pub static OVERFLOW_COPIES: HashMap<u64, abi::ConnectRecord> =
+    HashMap::pinned(abi::OVERFLOW_COPIES_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static UDP_FLOWS: LruHashMap<abi::UdpFlowKey, u32> = LruHashMap::pinned(abi::UDP_FLOWS_MAX, 0);
 #[map]

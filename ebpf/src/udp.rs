@@ -56,6 +56,7 @@ pub fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBacken
         original_port_be: key.port_be,
         backend_port_be: target.port_be,
         reserved: 0,
+        netns_cookie: target.netns_cookie,
     });
     store_socket(ctx.socket_cookie(), socket)
 }
@@ -217,6 +218,7 @@ fn remember_flow(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) ->
             original_port_be: 0,
             backend_port_be: 0,
             reserved: 0,
+            netns_cookie: 0,
         });
         if !store_socket(cookie, socket) {
             return false;

@@ -56,5 +56,7 @@ pub struct UdpSocket {
     pub backend_port_be: u16,
     /// Padding that is always zero.
     pub reserved: u32,
+    /// Cookie of the socket's network namespace; 0 without a redirected connect.
+    pub netns_cookie: u64,
 }
-const _: () = assert!(size_of::<UdpSocket>() == 40);
+const _: () = assert!(size_of::<UdpSocket>() == 48);
