@@ -32,7 +32,7 @@ use crate::{
         audit::scan::GaugeAuditor,
         deadlines::task::OverdueRequestTask,
         stale_connections::{close::StaleConnectionCloser, task::StaleConnectionTask},
-        stale_udp_sockets::task::StaleUdpSocketTask,
+        stale_sockets::task::StaleSocketTask,
     },
     health::ProxyHealth,
     kernel::{
@@ -128,8 +128,8 @@ pub(crate) struct Agent {
     remote_pods: RemotePodProber,
     /// Stale connections of this node's clients.
     stale_connections: StaleConnectionTask,
-    /// UDP sockets of this node's clients whose endpoints have left.
-    stale_udp_sockets: StaleUdpSocketTask,
+    /// Sockets of this node whose endpoints have left.
+    stale_sockets: StaleSocketTask,
     /// Deadlines of the requests of this node's pods.
     overdue_requests: OverdueRequestTask,
     housekeeping: HousekeepingTimes,
@@ -167,9 +167,9 @@ impl Agent {
         let now = Instant::now();
         Ok(Self {
             node,
-            stale_udp_sockets: StaleUdpSocketTask::new(
+            stale_sockets: StaleSocketTask::new(
                 clients.cgroup().to_owned(),
-                handles.maps.udp_sockets()?,
+                handles.maps.client_sockets()?,
                 metrics.clone(),
             ),
             stale_connections: StaleConnectionTask::new(clients, metrics.clone()),

@@ -6,11 +6,11 @@
 //! | module | subject |
 //! |---|---|
 //! | [`stale_connections`] | stale connections of this node's clients, which are closed while they are idle |
-//! | [`stale_udp_sockets`] | connected UDP sockets whose endpoint has left its Service, which are ended |
+//! | [`stale_sockets`] | sockets of this node whose endpoint has left its Service, which are ended |
 //! | [`deadlines`] | overdue requests of this node's pods, whose connections are closed |
 //! | [`audit`] | drift of pods' gauges from their sockets, which is corrected |
 
 pub(crate) mod audit;
 pub(crate) mod deadlines;
 pub(crate) mod stale_connections;
-pub(crate) mod stale_udp_sockets;
+pub(crate) mod stale_sockets;

@@ -83,6 +83,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) connections_spared: Counter,
     /// Connected UDP sockets that were ended, because their endpoint had left its Service.
     pub(crate) udp_sockets_ended: Counter,
+    /// TCP connections that were ended for the same reason.
+    pub(crate) tcp_sockets_ended: Counter,
     /// Stale connections that are left.
     pub(crate) connections_stale: Gauge,
     /// 1 if stale connections are closed under their locks, else 0.
@@ -142,6 +144,7 @@ impl AgentMetrics {
             connections_closed: Counter::default(),
             connections_spared: Counter::default(),
             udp_sockets_ended: Counter::default(),
+            tcp_sockets_ended: Counter::default(),
             connections_stale: Gauge::default(),
             closes_locked: Gauge::default(),
             overdue_closed: Counter::default(),
@@ -203,6 +206,8 @@ impl AgentMetrics {
         registry.register("connections_spared", help, self.connections_spared.clone());
         let help = "UDP sockets ended, because their endpoint had left its Service";
         registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
+        let help = "TCP connections ended, because their endpoint had left its Service";
+        registry.register("tcp_sockets_ended", help, self.tcp_sockets_ended.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";

@@ -231,6 +231,19 @@ pub fn answering_endpoints<'a>(
     answering.map(|(address, _)| address).collect()
 }
 
+/// Returns the endpoints of one family that EndpointSlices name for a port, in whatever state. `slices` are all
+/// EndpointSlices of the Service.
+///
+/// One that is missing here has left for good: its pod is gone, or belongs to the Service no more. An endpoint that is
+/// not ready or terminates may still work on the requests of its connections.
+pub fn named_endpoints<'a>(
+    port: &ClusterIpPort,
+    family: AddressFamily,
+    slices: impl Iterator<Item = &'a ServiceSlice>,
+) -> BTreeSet<SocketAddr> {
+    endpoints_of_port(port, family, slices).into_keys().collect()
+}
+
 /// Endpoints of one port, by address.
 type EndpointsByAddress<'a> = BTreeMap<SocketAddr, &'a ServiceEndpoint>;
 

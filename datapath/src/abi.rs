@@ -492,7 +492,18 @@ pub struct ConnectRecord {
     /// connection is ended once the endpoint has left. 0: it is one of Rouse's pods or activators.
     pub netns_cookie: u64,
 }
-const _: () = assert!(size_of::<ConnectRecord>() == 64);
+const _: () = assert!(size_of::<ConnectRecord>() == 8 * CONNECT_RECORD_WORDS);
+
+/// Number of words in [`ConnectRecord`].
+pub const CONNECT_RECORD_WORDS: usize = 8;
+
+impl ConnectRecord {
+    /// Returns the record from its words, in memory order.
+    pub const fn from_words(words: [u64; CONNECT_RECORD_WORDS]) -> Self {
+        // SAFETY: the sizes are equal, and the fields are integers without padding; every bit pattern is valid.
+        unsafe { core::mem::transmute(words) }
+    }
+}
 
 /// State of a listener, and of each connection that it accepts: value of `CONNS`.
 #[repr(C)]

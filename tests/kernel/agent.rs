@@ -62,7 +62,9 @@ fn role() {
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
         Ok("datagram") => cluster_services::run_datagram(),
-        Ok("hold") => cluster_services::run_hold(),
+        Ok("datagrams") => cluster_services::run_held_datagrams(),
+        Ok("connection") => cluster_services::run_held_connection(b""),
+        Ok("request") => cluster_services::run_held_connection(b"GET / HTTP/1.1\r\n\r\n"),
         _ => {}
     }
 }

@@ -61,6 +61,12 @@ impl ClientConnectFixture {
         records.filter(|record| record.socket_cookie != 0).count()
     }
 
+    /// Number of rows of sockets that were led to endpoints of the cluster's Services.
+    fn rows_with_namespace(&self) -> usize {
+        let records = self.records.iter().map(|record| record.expect("readable"));
+        records.filter(|record| record.netns_cookie != 0).count()
+    }
+
     /// Number of sockets that use socket storage.
     fn storage_entries(&self) -> u64 {
         self.kernel.maps.control_word(abi::CONTROL_OVERFLOW)
@@ -88,6 +94,7 @@ fn a_connected_socket_has_one_row_until_it_closes() {
     }
     assert_eq!(fixture.rows_taken() as u64 + fixture.storage_entries(), 20);
     assert_eq!(fixture.rows_with_cookie(), fixture.rows_taken());
+    assert_eq!(fixture.rows_with_namespace(), 0, "connections to Rouse's pods are not ended");
     fixture.client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

@@ -106,10 +106,8 @@ impl Agent {
         self.routes.clear_dirty();
         let begun = Instant::now();
         let written = self.write_plan();
-        if written.is_ok()
-            && let Some(endpoints) = self.routes.take_changed_udp_endpoints()
-        {
-            self.stale_udp_sockets.set_endpoints(endpoints);
+        if written.is_ok() && self.routes.take_departures() {
+            self.stale_sockets.request_rounds();
         }
         match written {
             // Lists of the previous table are still in force, so this version is not reported yet.

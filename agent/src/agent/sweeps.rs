@@ -18,11 +18,11 @@ impl Agent {
         let now = Instant::now();
         let draining = self.pods.draining_uids();
         self.stale_connections.start_due_round(now);
-        self.stale_udp_sockets.start_due_round(now);
+        self.stale_sockets.start_due_round(now, &self.routes.frontend_endpoints());
         let has_known = self.stale_connections.has_known_connections();
         let is_closing = has_known || self.stale_connections.is_urgent(now);
         let is_frequent =
-            is_closing || self.stale_udp_sockets.has_rounds_left() || !draining.is_empty();
+            is_closing || self.stale_sockets.has_rounds_left() || !draining.is_empty();
         if now >= self.next_full_sweep {
             self.next_full_sweep = now + SWEEP_PERIOD;
             self.stale_connections.update_phases(now, self.routes.table());

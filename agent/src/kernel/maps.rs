@@ -99,13 +99,13 @@ const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
 const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
+pub(crate) mod client_sockets;
 pub mod connection_storage;
 mod counter_rows;
 mod event_ring;
 pub mod gauges;
 mod previous_version;
 pub(crate) mod stored_totals;
-pub(crate) mod udp_sockets;
 
 /// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
 ///
@@ -187,9 +187,11 @@ impl KernelMaps {
         stored_totals::StoredTotals::open(&self.pins)
     }
 
-    /// Opens the entries of UDP sockets, for another task.
-    pub(crate) fn udp_sockets(&self) -> Result<udp_sockets::UdpSocketEntries, KernelMapError> {
-        udp_sockets::UdpSocketEntries::open(&self.pins)
+    /// Opens the records of client sockets, for another task.
+    pub(crate) fn client_sockets(
+        &self,
+    ) -> Result<client_sockets::ClientSocketRecords, KernelMapError> {
+        client_sockets::ClientSocketRecords::open(&self.pins)
     }
 
     /// Opens the gauges of pods, for another task.

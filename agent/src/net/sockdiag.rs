@@ -8,7 +8,7 @@ use netlink_packet_sock_diag::{
     constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, TCP_CLOSE_WAIT, TCP_ESTABLISHED},
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags, nlas::Nla},
 };
-use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
 
 use crate::net::netlink::NetlinkSocket;
 
@@ -96,6 +96,11 @@ impl SockDiag {
         Ok(Self { netlink: NetlinkSocket::open(NETLINK_SOCK_DIAG)? })
     }
 
+    /// Returns the netlink socket, for queries about its namespace.
+    pub(crate) fn socket(&self) -> &Socket {
+        self.netlink.socket()
+    }
+
     /// Returns the listeners, each with true if it is IPv6-only, as a program may ask of the wildcard `::`.
     pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
         let mut listeners = Vec::new();
@@ -112,6 +117,18 @@ impl SockDiag {
     pub fn connections(&self) -> io::Result<Vec<DiagConnection>> {
         let mut connections = Vec::new();
         self.dump_sockets(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
+            connections.push(connection(&socket, IPPROTO_TCP));
+        })?;
+        Ok(connections)
+    }
+
+    /// Returns the TCP connections of the namespace that a program may still use, without activity: those that are
+    /// established or being established, and those with one closed direction.
+    pub fn usable_connections(&self) -> io::Result<Vec<DiagConnection>> {
+        let half_closed = StateFlags::FIN_WAIT1 | StateFlags::FIN_WAIT2 | StateFlags::CLOSE_WAIT;
+        let states = StateFlags::SYN_SENT | StateFlags::ESTABLISHED | half_closed;
+        let mut connections = Vec::new();
+        self.dump_sockets(states, ExtensionFlags::empty(), |socket| {
             connections.push(connection(&socket, IPPROTO_TCP));
         })?;
         Ok(connections)
@@ -335,6 +352,24 @@ mod tests {
         assert!(
             is_listed(client_address, server_address) && is_listed(server_address, client_address)
         );
+    }
+
+    #[test]
+    fn a_connection_is_usable_until_both_ends_have_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let (server, client_address) = listener.accept().expect("it came");
+        let is_usable = || {
+            let diag = SockDiag::open().expect("netlink");
+            let connections = diag.usable_connections().expect("a dump");
+            connections.iter().any(|it| it.local == client_address)
+        };
+        assert!(is_usable());
+        client.shutdown(Shutdown::Write).expect("still open");
+        assert!(is_usable(), "a response may come");
+        drop(server);
+        drop(client);
+        assert!(!is_usable());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::Instant,
 };
 
@@ -22,8 +23,8 @@ use crate::{
     routes::{
         bootstrap::BootstrapServices,
         plan::{
-            ClusterChange, ClusterResource, MapCapacityError, MapPlan, PlannerFigures,
-            PlannerTable, RoutePlanner, UdpEndpoints,
+            ClusterChange, ClusterResource, FrontendEndpoints, MapCapacityError, MapPlan,
+            PlannerFigures, PlannerTable, RoutePlanner,
         },
     },
 };
@@ -165,10 +166,15 @@ impl NodeRoutes {
         self.planner.refused_cluster_services()
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
-    /// Call it after the writes of a plan.
-    pub(crate) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        self.planner.take_changed_udp_endpoints()
+    /// Returns the endpoints of the frontends of all the cluster's Services that are served.
+    pub(crate) fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
+        self.planner.frontend_endpoints()
+    }
+
+    /// Returns true if endpoints may have left since the last call, or were not known. Call it after the writes of a
+    /// plan.
+    pub(crate) fn take_departures(&mut self) -> bool {
+        self.planner.take_departures()
     }
 
     /// Returns true if all frontends of this node are known.

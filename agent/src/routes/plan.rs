@@ -25,6 +25,7 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
+    sync::Arc,
 };
 
 use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
@@ -43,8 +44,8 @@ use self::{
 pub use self::{
     bootstrap::bootstrap_ops,
     cluster_services::{
-        ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, ObservedService,
-        ObservedSlice, UdpEndpoints, served_protocol,
+        ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, FrontendEndpoints,
+        ObservedService, ObservedSlice, served_protocol,
     },
     facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
@@ -220,10 +221,17 @@ impl RoutePlanner {
         self.collect_cluster_changes();
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
-    /// Call it after the writes of a plan: before them, a socket may still get an endpoint that has left.
-    pub fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        let endpoints = self.table.cluster.take_changed_udp_endpoints()?;
+    /// Returns the endpoints of the frontends of all the cluster's Services that are served.
+    pub fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
+        self.table.cluster.frontend_endpoints()
+    }
+
+    /// Returns true if [endpoints](Self::frontend_endpoints) may have left since the last call, or were not known. Call
+    /// it after the writes of a plan: before them, a socket may still get an endpoint that has left.
+    pub fn take_departures(&mut self) -> bool {
+        if !self.table.cluster.take_departures() {
+            return false;
+        }
         // A Service that waits for room keeps its old list, so that sockets may get what has left until its next plan.
         let is_waiting = |(number, unfit): (&ServiceNumber, &UnfitService)| {
             !number.is_routed() && !unfit.is_refused
@@ -231,7 +239,7 @@ impl RoutePlanner {
         if self.unfit_services.iter().any(is_waiting) {
             self.table.cluster.mark_sockets_stale();
         }
-        Some(endpoints)
+        true
     }
 
     /// Makes the Services of the cluster due again that did not fit. Call it from time to time: each attempt costs as

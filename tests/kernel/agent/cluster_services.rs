@@ -1,6 +1,7 @@
 //! Shell: Services of the cluster, which the agent watches itself, in the running kernel.
 
 mod bootstrap;
+mod ended_connections;
 
 use std::{
     io,
@@ -130,16 +131,16 @@ impl AgentFixture {
         }
     }
 
-    /// Starts a process that holds a connected UDP socket, in a namespace of this node.
-    fn hold_socket(&self, namespace: &str, address: &str) -> HeldSocket {
+    /// Starts a process in this role that holds a connected socket, in a namespace of this node.
+    fn hold(&self, role: &str, namespace: &str, address: &str) -> HeldSocket {
         let cgroup = self.cgroup.join("host");
         fs::create_dir_all(&cgroup).expect("a cgroup");
-        let entering = self.role_command("hold", namespace);
+        let entering = self.role_command(role, namespace);
         let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
         let procs = cgroup.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), args.join(" "));
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).env(ROLE, "hold").env(SENDS_VARIABLE, address);
+        command.args(["-c", &script]).env(ROLE, role).env(SENDS_VARIABLE, address);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
         let lines = std::io::BufReader::new(child.stdout.take().expect("piped"));
         let mut held = HeldSocket { child, lines };
@@ -198,7 +199,7 @@ pub(super) fn run_datagram() {
 }
 
 /// Connects a UDP socket to an address, asks once, and prints how the next receive ends.
-pub(super) fn run_hold() {
+pub(super) fn run_held_datagrams() {
     let address = env::var(SENDS_VARIABLE).expect("set");
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     socket.connect(&address).expect("an endpoint");
@@ -210,7 +211,18 @@ pub(super) fn run_hold() {
     println!("ended: {ended:?}");
 }
 
-/// A process that holds a connected UDP socket.
+/// Connects to an address, sends this request, and prints how the connection ends.
+pub(super) fn run_held_connection(request: &[u8]) {
+    let address = env::var(SENDS_VARIABLE).expect("set");
+    let mut stream = TcpStream::connect(&address).expect("an endpoint");
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
+    stream.write_all(request).expect("a peer");
+    println!("held");
+    let ended = stream.read(&mut [0; 8]).map_err(|error| error.kind());
+    println!("ended: {ended:?}");
+}
+
+/// A process that holds a connected socket.
 struct HeldSocket {
     child: Child,
     lines: std::io::BufReader<std::process::ChildStdout>,
@@ -305,8 +317,8 @@ fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     fixture.wait_role_outcome("datagram", "connected");
     let cluster_ip = format!("{CLUSTER_IP}:53");
     // A pod, and a process of the node itself, in whose namespace the agent is.
-    let redirected = ["p", "n"].map(|it| fixture.hold_socket(it, &cluster_ip));
-    let mut direct = fixture.hold_socket("p", ADDRESS);
+    let redirected = ["p", "n"].map(|it| fixture.hold("datagrams", it, &cluster_ip));
+    let mut direct = fixture.hold("datagrams", "p", ADDRESS);
     server.set(dns_slice(&["10.77.0.2", "10.77.0.9"]));
     server.set(dns_slice(&["10.77.0.9"]));
     for mut socket in redirected {
@@ -316,7 +328,7 @@ fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     // An endpoint that leaves while no agent runs.
     server.set(dns_slice(&["10.77.0.2"]));
     fixture.wait_role_outcome("datagram", "connected");
-    let mut socket = fixture.hold_socket("p", &cluster_ip);
+    let mut socket = fixture.hold("datagrams", "p", &cluster_ip);
     fixture.kill_agent();
     server.set(dns_slice(&["10.77.0.9"]));
     fixture.start_agent_with_services("all");
@@ -380,7 +392,7 @@ fn a_connected_udp_socket_from_before_a_change_of_sizes_is_ended_too() {
     server.set(labelled);
     server.set(dns_slice(&["10.77.0.2"]));
     fixture.wait_role_outcome("datagram", "connected");
-    let mut socket = fixture.hold_socket("p", &format!("{CLUSTER_IP}:53"));
+    let mut socket = fixture.hold("datagrams", "p", &format!("{CLUSTER_IP}:53"));
     fixture.kill_agent();
     fixture.start_agent_with_services("all");
     // The earlier tables are gone once the programs with the larger maps have taken over.

@@ -152,6 +152,10 @@ fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
         (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
         (maps::CLAIMS, [ARRAY, 4, 8, sizes.connect_records]),
         (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::ConnectRecord>()), sizes.connect_records]),
+        (
+            maps::OVERFLOW_COPIES,
+            [HASH, 8, size(size_of::<abi::ConnectRecord>()), abi::OVERFLOW_COPIES_MAX],
+        ),
     ];
     for (name, wanted) in wanted {
         let path = pins.join(name);

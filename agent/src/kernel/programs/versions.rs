@@ -16,14 +16,16 @@ use crate::paths::AgentPaths;
 /// Programs that serve a client's socket for as long as it is open.
 pub(super) const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
     ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
-/// Maps that show if such sockets are open, and to which endpoints those of UDP were led.
-const CLIENT_SOCKET_MAPS: [&str; 3] = [maps::CLAIMS, maps::CONTROL, maps::UDP_SOCKETS];
+/// Maps that show if such sockets are open, and to which endpoints they were led.
+const CLIENT_SOCKET_MAPS: [&str; 5] =
+    [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW_COPIES, maps::CONTROL, maps::UDP_SOCKETS];
 
 /// Maps that the programs of client sockets use. A retired version keeps some of them only.
-const CLIENT_RECORD_MAPS: [&str; 7] = [
+const CLIENT_RECORD_MAPS: [&str; 8] = [
     maps::CLAIMS,
     maps::CLIENTS,
     maps::OVERFLOW,
+    maps::OVERFLOW_COPIES,
     maps::BACKENDS,
     maps::CONTROL,
     maps::UDP_REPLIES,

@@ -8,13 +8,14 @@ pub(super) mod facts;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
 use common::{
     service_routing::{
         AddressFamily, ClusterIpService, NodeTopology, PortTarget, ServiceSlice, TransportProtocol,
-        answering_endpoints, route_service,
+        answering_endpoints, named_endpoints, route_service,
     },
     wire::NamespacedName,
 };
@@ -104,8 +105,9 @@ pub enum ClusterChange {
     ListCompleted(ClusterResource),
 }
 
-/// Endpoints that answer datagrams, by the frontend that leads to them.
-pub type UdpEndpoints = BTreeMap<FrontendKey, BTreeSet<SocketAddr>>;
+/// Endpoints that keep the sockets that they have, by the frontend that leads to them and the number of the service. For
+/// UDP, those that answer; for TCP, all that EndpointSlices name.
+pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
 
 /// Services of the cluster, and what this node needs to route them.
 #[derive(Debug, Default)]
@@ -127,7 +129,9 @@ pub struct ClusterServices {
     listed: BTreeSet<ClusterResource>,
     /// Numbers of the services that have changed since the last [`take_changed`](Self::take_changed).
     changed: BTreeSet<u32>,
-    /// True if connected UDP sockets may have endpoints that do not answer any more.
+    /// Endpoints of all frontends.
+    endpoints: Arc<FrontendEndpoints>,
+    /// True if connected sockets may have endpoints that have left.
     may_have_stale_sockets: bool,
     /// Numbers of the served services that the node must reach first after a reboot.
     bootstrap: BTreeSet<u32>,
@@ -145,8 +149,6 @@ struct ClusterService {
     slices: BTreeMap<SmolStr, ServiceSlice>,
     /// Frontends that the planner has for the service.
     frontends: Box<[FrontendKey]>,
-    /// Endpoints of its frontends for UDP.
-    udp_endpoints: UdpEndpoints,
 }
 
 /// A changed service.
@@ -237,18 +239,17 @@ impl ClusterServices {
         updated.filter(|it| it.is_served || !it.released.is_empty()).collect()
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
-    pub(super) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        if !std::mem::take(&mut self.may_have_stale_sockets) {
-            return None;
-        }
-        let numbers = self.services.numbers.values().copied();
-        let services = numbers.map(|number| &self.services.get(number).udp_endpoints);
-        let all = services.flatten().map(|(key, endpoints)| (*key, endpoints.clone()));
-        Some(all.collect())
+    /// Returns true if endpoints may have left since the last call, or were not known.
+    pub(super) fn take_departures(&mut self) -> bool {
+        std::mem::take(&mut self.may_have_stale_sockets)
     }
 
-    /// Marks that UDP sockets may have endpoints that have left, whatever has changed.
+    /// Returns the endpoints of all frontends.
+    pub(super) fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
+        Arc::clone(&self.endpoints)
+    }
+
+    /// Marks that sockets may have endpoints that have left, whatever has changed.
     pub(super) fn mark_sockets_stale(&mut self) {
         self.may_have_stale_sockets = true;
     }
@@ -403,11 +404,10 @@ impl ClusterServices {
     fn update_frontends(&mut self, number: u32) -> ChangedService {
         let frontends = self.wanted_frontends(number);
         let is_served = !frontends.is_empty();
-        let udp_endpoints = self.udp_endpoints_of(number, &frontends);
+        let endpoints = self.endpoints_of(number, &frontends);
+        self.set_endpoints(number, endpoints);
         self.update_bootstrap(number, is_served);
         let service = self.services.get_mut(number);
-        self.may_have_stale_sockets |= have_endpoints_left(&service.udp_endpoints, &udp_endpoints);
-        service.udp_endpoints = udp_endpoints;
         let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
         let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
         let released = before.iter().filter(is_released).copied().collect();
@@ -418,6 +418,27 @@ impl ClusterServices {
             self.triggers.remove(&number);
         }
         ChangedService { number, released, is_served }
+    }
+
+    /// Replaces the endpoints of a service's frontends. Call it before the frontends are replaced.
+    fn set_endpoints(
+        &mut self,
+        number: u32,
+        endpoints: BTreeMap<FrontendKey, BTreeSet<SocketAddr>>,
+    ) {
+        let frontends = self.services.get(number).frontends.iter();
+        let gone: Vec<_> = frontends.filter(|it| !endpoints.contains_key(*it)).copied().collect();
+        let before = |key: &FrontendKey| self.endpoints.get(&(*key, number)).map(|it| &**it);
+        let changed = endpoints.into_iter().filter(|(key, now)| before(key) != Some(now));
+        let changed: Vec<_> = changed.collect();
+        self.may_have_stale_sockets |=
+            changed.iter().any(|(key, now)| have_endpoints_left(before(key), now));
+        // Rounds that end sockets may still hold the map, which is then copied.
+        if !gone.is_empty() || !changed.is_empty() {
+            let all = Arc::make_mut(&mut self.endpoints);
+            gone.iter().for_each(|key| drop(all.remove(&(*key, number))));
+            all.extend(changed.into_iter().map(|(key, now)| ((key, number), Arc::new(now))));
+        }
     }
 
     /// Records a changed service if the node must reach it first after a reboot, or had to.
@@ -458,21 +479,33 @@ impl ClusterServices {
         keys.collect()
     }
 
-    /// Returns the endpoints of those frontends of a service that are for UDP.
-    fn udp_endpoints_of(&self, number: u32, frontends: &BTreeSet<FrontendKey>) -> UdpEndpoints {
+    /// Returns the endpoints of a service's frontends.
+    fn endpoints_of(
+        &self,
+        number: u32,
+        frontends: &BTreeSet<FrontendKey>,
+    ) -> BTreeMap<FrontendKey, BTreeSet<SocketAddr>> {
+        let mut endpoints = BTreeMap::new();
         let service = self.services.get(number);
-        let Some(observed) = &service.observed else { return UdpEndpoints::new() };
+        let Some(observed) = &service.observed else { return endpoints };
         let ClusterIpService { cluster_ips, ports, .. } = &observed.service;
-        let udp = ports.iter().filter(|it| it.protocol == TransportProtocol::Udp);
-        let all = udp.flat_map(|port| {
-            cluster_ips.iter().filter_map(move |&address| {
-                let key = frontend_key(address, port.port, abi::IPPROTO_UDP);
-                let (family, slices) = (AddressFamily::of(address), service.slices.values());
-                let is_wanted = frontends.contains(&key);
-                is_wanted.then(|| (key, answering_endpoints(port, family, slices)))
-            })
-        });
-        all.collect()
+        for port in ports {
+            let Some(protocol) = served_protocol(port.protocol) else { continue };
+            for &address in cluster_ips {
+                let key = frontend_key(address, port.port, protocol);
+                if frontends.contains(&key) {
+                    let (family, slices) = (AddressFamily::of(address), service.slices.values());
+                    let found = if protocol == abi::IPPROTO_UDP {
+                        answering_endpoints(port, family, slices)
+                    } else {
+                        named_endpoints(port, family, slices)
+                    };
+                    // Two ports of one number and protocol cannot pass admission; the first one counts.
+                    endpoints.entry(key).or_insert(found);
+                }
+            }
+        }
+        endpoints
     }
 
     /// Returns true if the mode selects a Service with this label.
@@ -501,11 +534,9 @@ pub fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
 
 /// Returns true if sockets may have endpoints that left a frontend between these states. Without other endpoints their
 /// programs could only be refused, so such a frontend counts once it has endpoints again.
-fn have_endpoints_left(before: &UdpEndpoints, now: &UdpEndpoints) -> bool {
-    now.iter().any(|(key, now)| {
-        let known = before.get(key).filter(|before| !before.is_empty());
-        !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
-    })
+fn have_endpoints_left(before: Option<&BTreeSet<SocketAddr>>, now: &BTreeSet<SocketAddr>) -> bool {
+    let known = before.filter(|before| !before.is_empty());
+    !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
 }
 
 /// Returns true if this is the API server's own Service.

@@ -191,18 +191,30 @@ fn udp_ports_have_frontends_of_their_own() {
     assert_eq!(fixture.kernel.find(&dns_key(1)).unwrap().1, vec![target(6)]);
 }
 
+/// Returns the endpoints at these pods.
+fn at_pods(pods: &[u8]) -> BTreeSet<SocketAddr> {
+    pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080))).collect()
+}
+
+impl PlannerFixture {
+    /// Returns the endpoints of a frontend if endpoints may have left since the last call; none if it is not served.
+    fn endpoints_after_departure(&mut self, key: &FrontendKey) -> Option<BTreeSet<SocketAddr>> {
+        let has_departures = self.planner.take_departures();
+        let endpoints = self.planner.frontend_endpoints();
+        let of_key = endpoints.iter().filter(|((it, _), _)| it == key);
+        has_departures.then(|| of_key.flat_map(|(_, found)| found.iter()).copied().collect())
+    }
+}
+
 /// The agent ends connected sockets to those that are missing here.
 #[test]
 fn endpoints_for_datagrams_are_told_when_some_have_left() {
-    let at = |pods: &[u8]| {
-        let pods = pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080)));
-        Some(UdpEndpoints::from([(dns_key(1), pods.collect())]))
-    };
+    let at = |pods: &[u8]| Some(at_pods(pods));
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
     let mut told = |changes| {
         fixture.observe(changes);
-        fixture.planner.take_changed_udp_endpoints()
+        fixture.endpoints_after_departure(&dns_key(1))
     };
     assert_eq!(told(slice(&[5, 6])), None, "the lists are not complete");
     let objects = [vec![set_service(1, None)], slice(&[5, 6])].concat();
@@ -226,6 +238,30 @@ fn endpoints_for_datagrams_are_told_when_some_have_left() {
     assert_eq!(told(vec![set_service(1, None)]), at(&[8]));
 }
 
+/// Connections may be in use as long as a slice names their endpoint.
+#[test]
+fn endpoints_for_connections_leave_when_no_slice_names_them() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let http_key = key([10, 96, 0, 1]);
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.endpoints_after_departure(&http_key)
+    };
+    let objects = vec![set_tcp_service(1, None), set_slice(1, &[5, 6, 7])];
+    assert_eq!(told(first_lists(objects)), Some(at_pods(&[5, 6, 7])));
+    let mut changed = slice(1, &[5, 6, 7]);
+    let [unready, terminating, _] = &mut changed.slice.endpoints[..] else { panic!("three") };
+    (unready.is_ready, unready.is_serving) = (false, false);
+    (terminating.is_ready, terminating.is_serving) = (false, false);
+    terminating.is_terminating = true;
+    assert_eq!(told(vec![ClusterChange::Slice(name(1), Some(changed))]), None);
+    assert_eq!(told(vec![set_slice(1, &[6, 7])]), Some(at_pods(&[6, 7])));
+    assert_eq!(told(vec![set_slice(1, &[])]), None, "without others, connections stay");
+    assert_eq!(told(vec![set_slice(1, &[7])]), Some(at_pods(&[7])));
+    assert_eq!(told(vec![set_tcp_service(1, Some(false))]), None, "handed back to kube-proxy");
+    assert_eq!(fixture.planner.frontend_endpoints().len(), 0);
+}
+
 /// Until a Service that waits for room has its next list, sockets may get an endpoint that has left.
 #[test]
 fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_list() {
@@ -239,10 +275,10 @@ fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_lis
     };
     let mut told = Vec::new();
     fixture.observe(first_lists([vec![set_service(1, None)], slice(&[5, 6])].concat()));
-    told.push(fixture.planner.take_changed_udp_endpoints().is_some());
+    told.push(fixture.planner.take_departures());
     for pods in [[6, 7], [7, 8]] {
         fixture.observe(slice(&pods));
-        told.push(fixture.planner.take_changed_udp_endpoints().is_some());
+        told.push(fixture.planner.take_departures());
     }
     assert_eq!(in_list(&fixture), [6, 7].map(target).into(), "it waits");
     assert!(fixture.planner.has_due_work());
@@ -250,7 +286,7 @@ fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_lis
     fixture.planner.retry_unfit();
     fixture.plan_and_write(&BTreeMap::new());
     assert_eq!(in_list(&fixture), [7, 8].map(target).into());
-    told.extend([(); 2].map(|()| fixture.planner.take_changed_udp_endpoints().is_some()));
+    told.extend([(); 2].map(|()| fixture.planner.take_departures()));
     assert_eq!(told, [true, true, true, true, false]);
 }
 

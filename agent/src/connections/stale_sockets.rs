@@ -1,0 +1,134 @@
+//! Pure: choice of the sockets to end, so that their programs connect again.
+//!
+//! A connected socket keeps its endpoint, also when the endpoint is gone. Nothing on the network may report that: a
+//! resolver would ask a dead server forever, and a client of TCP waits for its retransmissions to fail. A socket is ended
+//! only if the eBPF programs led it to its present peer. UDP sockets that are not connected get another endpoint with
+//! their next datagram.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use datapath::abi;
+
+use crate::{kernel::led_socket::LedSocket, routes::plan::FrontendEndpoints};
+
+mod scan;
+pub(crate) mod task;
+
+/// Endpoints of all frontends in two rounds, one after the other.
+#[derive(Clone, Debug)]
+struct EndpointRounds {
+    /// Endpoints at the present round.
+    present: Arc<FrontendEndpoints>,
+    /// Endpoints at the round before; `None` in the first one.
+    previous: Option<Arc<FrontendEndpoints>>,
+}
+
+impl EndpointRounds {
+    /// Returns true if the socket has an endpoint that has left its frontend.
+    ///
+    /// A connection of TCP may be in use, so its endpoint must be missing in two rounds: an endpoint that moves from one
+    /// EndpointSlice to another one is in neither for a moment.
+    fn has_left(&self, socket: &LedSocket) -> bool {
+        let is_confirmed = socket.frontend.protocol == abi::IPPROTO_UDP
+            || self.previous.as_ref().is_some_and(|previous| is_missing(previous, socket));
+        is_confirmed && is_missing(&self.present, socket)
+    }
+
+    /// Returns true if a socket with this peer is to be ended.
+    fn is_stale(&self, socket: &LedSocket, peer: SocketAddr) -> bool {
+        peer == socket.endpoint && self.has_left(socket)
+    }
+}
+
+/// Returns true if a socket's endpoint is none of those that its frontend has.
+///
+/// A frontend without endpoints ends no socket: it could only be refused another one. Neither does a frontend that this
+/// node does not serve any more. While two Services have one address, the endpoints of both count.
+fn is_missing(endpoints: &FrontendEndpoints, socket: &LedSocket) -> bool {
+    let services = (socket.frontend, u32::MIN)..=(socket.frontend, u32::MAX);
+    let mut others = endpoints.range(services).flat_map(|(_, others)| others.iter()).peekable();
+    others.peek().is_some() && others.all(|other| *other != socket.endpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, net::Ipv4Addr};
+
+    use datapath::abi::FrontendKey;
+
+    use super::*;
+
+    const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 9);
+
+    fn frontend(protocol: u8) -> FrontendKey {
+        FrontendKey {
+            address: CLUSTER_IP.to_ipv6_mapped().octets(),
+            port_be: 53_u16.to_be(),
+            protocol,
+            reserved: 0,
+        }
+    }
+
+    fn pod(number: u8) -> SocketAddr {
+        SocketAddr::from(([10, 244, 0, number], 5353))
+    }
+
+    /// Returns a socket that asked the ClusterIP and was led to a pod.
+    fn socket(protocol: u8, number: u8) -> LedSocket {
+        LedSocket { frontend: frontend(protocol), endpoint: pod(number), netns_cookie: 1 }
+    }
+
+    fn endpoints(pods: &[u8]) -> Arc<FrontendEndpoints> {
+        let pods: Arc<BTreeSet<SocketAddr>> = Arc::new(pods.iter().map(|it| pod(*it)).collect());
+        let of_protocol = |protocol| (frontend(protocol), Arc::clone(&pods));
+        Arc::new([abi::IPPROTO_TCP, abi::IPPROTO_UDP].map(of_protocol).into())
+    }
+
+    /// Returns the rounds with these endpoints: the previous one, if any, and the present one.
+    fn rounds(previous: Option<&[u8]>, present: &[u8]) -> EndpointRounds {
+        EndpointRounds { present: endpoints(present), previous: previous.map(endpoints) }
+    }
+
+    #[test]
+    fn a_udp_socket_is_stale_once_its_endpoint_has_left_and_others_are_there() {
+        let is_stale = |present: &[u8]| {
+            rounds(None, present).is_stale(&socket(abi::IPPROTO_UDP, 1), pod(1))
+        };
+        assert!(!is_stale(&[1, 2]));
+        assert!(is_stale(&[2]));
+        assert!(!is_stale(&[]), "no other would be given");
+    }
+
+    /// Returns true if a connection to pod 1 is stale in these rounds.
+    fn is_stale_connection(previous: Option<&[u8]>, present: &[u8]) -> bool {
+        rounds(previous, present).is_stale(&socket(abi::IPPROTO_TCP, 1), pod(1))
+    }
+
+    #[test]
+    fn a_connection_is_stale_once_its_endpoint_was_missing_in_two_rounds() {
+        assert!(is_stale_connection(Some(&[2]), &[2]));
+        assert!(is_stale_connection(Some(&[3]), &[2]));
+        assert!(!is_stale_connection(None, &[2]), "the first round of an agent");
+        assert!(!is_stale_connection(Some(&[1]), &[2]), "it may come back");
+        assert!(!is_stale_connection(Some(&[2]), &[1, 2]), "it has come back");
+        assert!(!is_stale_connection(Some(&[]), &[2]) && !is_stale_connection(Some(&[2]), &[]));
+    }
+
+    #[test]
+    fn a_socket_of_a_frontend_that_is_not_served_is_not_stale() {
+        let none = EndpointRounds { present: Arc::default(), previous: Some(Arc::default()) };
+        for protocol in [abi::IPPROTO_TCP, abi::IPPROTO_UDP] {
+            assert!(!none.is_stale(&socket(protocol, 1), pod(1)));
+        }
+    }
+
+    #[test]
+    fn a_socket_with_another_peer_than_its_record_names_is_not_stale() {
+        let other_port = SocketAddr::new(pod(1).ip(), 53);
+        for protocol in [abi::IPPROTO_TCP, abi::IPPROTO_UDP] {
+            let is_stale = |peer| rounds(Some(&[2]), &[2]).is_stale(&socket(protocol, 1), peer);
+            assert!(is_stale(pod(1)));
+            assert!(!is_stale(pod(3)) && !is_stale(other_port));
+        }
+    }
+}

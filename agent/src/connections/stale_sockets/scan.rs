@@ -1,0 +1,187 @@
+//! Shell: ends stale sockets in the network namespaces that have some.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use datapath::abi;
+
+use super::EndpointRounds;
+use crate::{
+    connections::stale_connections::close::client_namespaces,
+    kernel::{
+        led_socket::LedSocket,
+        maps::{KernelMapError, client_sockets::ClientSocketRecords},
+        sys,
+    },
+    net::sockdiag::{DiagConnection, SockDiag},
+    pods::namespace::{NamespaceError, NetworkNamespace},
+};
+
+/// Network namespace of the agent, in which programs of the node itself may run.
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// Result of one round.
+#[derive(Debug, Default)]
+pub(super) struct StaleSocketRound {
+    /// Numbers of sockets that were ended.
+    pub(super) ended: EndedSockets,
+    /// Number of namespaces in which the round failed. A kernel that cannot end sockets fails in all of them.
+    pub(super) failed_namespaces: usize,
+    /// Error of the first of these namespaces.
+    pub(super) first_error: Option<NamespaceError>,
+}
+
+/// Numbers of sockets that were ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct EndedSockets {
+    pub(super) tcp: u64,
+    pub(super) udp: u64,
+}
+
+/// Endpoints that have left and that sockets still have, by the cookie of the sockets' namespace and their protocol.
+type LeftEndpoints = BTreeMap<(u64, u8), BTreeSet<SocketAddr>>;
+
+/// Ends the stale sockets of all processes in the cgroup `clients`, and of the agent's network namespace. Blocks.
+///
+/// The records tell the namespaces with such sockets, and only there sockets are listed. Without such records, no
+/// namespace is entered.
+pub(super) fn end_stale_sockets(
+    clients: &Path,
+    records: &ClientSocketRecords,
+    endpoints: &EndpointRounds,
+) -> Result<StaleSocketRound, KernelMapError> {
+    let mut round = StaleSocketRound::default();
+    let records = &records.with_other_sizes();
+    let mut left = LeftEndpoints::new();
+    records.for_each(|socket| {
+        if endpoints.has_left(&socket) {
+            let key = (socket.netns_cookie, socket.frontend.protocol);
+            left.entry(key).or_default().insert(socket.endpoint);
+        }
+    })?;
+    if left.is_empty() {
+        return Ok(round);
+    }
+    for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
+        if left.is_empty() {
+            break;
+        }
+        // Without a namespace its process has just ended.
+        let Ok(namespace) = NetworkNamespace::open(path) else { continue };
+        let ended = &mut round.ended;
+        let end = || end_in_namespace(&mut left, records, endpoints, ended);
+        if let Err(error) = namespace.run_inside("end sockets", end) {
+            round.failed_namespaces += 1;
+            round.first_error.get_or_insert(error);
+        }
+    }
+    Ok(round)
+}
+
+/// Ends the stale sockets of the calling thread's namespace, and removes the namespace from `left`.
+fn end_in_namespace(
+    left: &mut LeftEndpoints,
+    records: &ClientSocketRecords,
+    endpoints: &EndpointRounds,
+    ended: &mut EndedSockets,
+) -> io::Result<()> {
+    let diag = SockDiag::open()?;
+    let cookie = match sys::netns_cookie(diag.socket()) {
+        Ok(cookie) => Some(cookie),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
+        Err(error) => return Err(error),
+    };
+    let of_tcp = endpoints_left(left, cookie, abi::IPPROTO_TCP);
+    let of_udp = endpoints_left(left, cookie, abi::IPPROTO_UDP);
+    if !of_tcp.is_empty() {
+        let is_stale = |socket: &DiagConnection| {
+            is_stale(socket, &of_tcp, endpoints, |cookie| records.find_tcp(cookie))
+        };
+        end_listed(&diag, diag.usable_connections()?, is_stale, &mut ended.tcp)?;
+    }
+    if !of_udp.is_empty() {
+        let is_stale = |socket: &DiagConnection| {
+            is_stale(socket, &of_udp, endpoints, |cookie| records.find_udp(cookie))
+        };
+        end_listed(&diag, diag.connected_udp_sockets()?, is_stale, &mut ended.udp)?;
+    }
+    Ok(())
+}
+
+/// Takes the endpoints that have left and that sockets of a namespace and protocol have. Without a cookie, which the
+/// kernel does not tell before 5.14, these are the endpoints of all namespaces, and they stay.
+fn endpoints_left(
+    left: &mut LeftEndpoints,
+    cookie: Option<u64>,
+    protocol: u8,
+) -> BTreeSet<SocketAddr> {
+    if let Some(cookie) = cookie {
+        return left.remove(&(cookie, protocol)).unwrap_or_default();
+    }
+    let of_protocol = left.iter().filter(|((_, it), _)| *it == protocol);
+    of_protocol.flat_map(|(_, endpoints)| endpoints).copied().collect()
+}
+
+/// Returns true if a listed socket has one of the endpoints `left`, and its record tells that it was led there.
+///
+/// The record is read after the socket was listed. A socket with a peer has connected, and its record stays as it is
+/// until it closes.
+fn is_stale(
+    socket: &DiagConnection,
+    left: &BTreeSet<SocketAddr>,
+    endpoints: &EndpointRounds,
+    find: impl FnOnce(u64) -> Result<Option<LedSocket>, KernelMapError>,
+) -> io::Result<bool> {
+    let peer = socket.canonical_peer();
+    if !left.contains(&peer) {
+        return Ok(false);
+    }
+    let led = find(socket.cookie()).map_err(io::Error::other)?;
+    Ok(led.is_some_and(|led| endpoints.is_stale(&led, peer)))
+}
+
+/// Ends the listed sockets that are stale, and adds their number to `ended`.
+fn end_listed(
+    diag: &SockDiag,
+    listed: Vec<DiagConnection>,
+    is_stale: impl Fn(&DiagConnection) -> io::Result<bool>,
+    ended: &mut u64,
+) -> io::Result<()> {
+    for socket in listed {
+        if !is_stale(&socket)? {
+            continue;
+        }
+        match diag.destroy(&socket) {
+            Ok(()) => *ended += 1,
+            // It has closed, or has connected to another address since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_has_the_endpoints_of_its_own_sockets() {
+        let at = |port: u16| SocketAddr::from(([10, 244, 0, 1], port));
+        let (tcp, udp) = (abi::IPPROTO_TCP, abi::IPPROTO_UDP);
+        let mut left = LeftEndpoints::from([
+            ((1, tcp), [at(1)].into()),
+            ((1, udp), [at(2)].into()),
+            ((2, tcp), [at(3)].into()),
+        ]);
+        assert_eq!(endpoints_left(&mut left, None, tcp), [at(1), at(3)].into());
+        assert_eq!(endpoints_left(&mut left, Some(1), tcp), [at(1)].into());
+        assert_eq!(endpoints_left(&mut left, Some(1), tcp), BTreeSet::new(), "taken");
+        assert_eq!(endpoints_left(&mut left, Some(3), udp), BTreeSet::new());
+        assert_eq!(left.len(), 2, "those that were not taken");
+    }
+}

@@ -1,0 +1,117 @@
+//! Shell: the task that ends stale sockets.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use common::link::error_chain;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::{
+    EndpointRounds,
+    scan::{EndedSockets, StaleSocketRound, end_stale_sockets},
+};
+use crate::{
+    kernel::maps::client_sockets::ClientSocketRecords, metrics::AgentMetrics,
+    routes::plan::FrontendEndpoints,
+};
+
+/// Number of rounds after a change. The first one may miss a socket whose connect had chosen its endpoint before the
+/// change, and had not completed yet. It leaves connections of TCP to the second one.
+const ROUNDS: u32 = 2;
+/// Shortest time between two rounds: lists may change many times a second. Two such times, and the agent's sweeps in
+/// between, are within the second in which sockets are to be ended.
+const ROUND_PERIOD: Duration = Duration::from_millis(400);
+
+/// Rounds that end stale sockets. They run one at a time, and only after changes.
+#[derive(Debug)]
+pub(crate) struct StaleSocketTask {
+    /// Cgroup of this node's client processes.
+    clients: PathBuf,
+    records: ClientSocketRecords,
+    /// Endpoints at the latest round; `None` before the first one.
+    previous: Option<Arc<FrontendEndpoints>>,
+    rounds_left: u32,
+    next_round: Instant,
+    /// Task of the newest round.
+    round: Option<JoinHandle<()>>,
+    /// True if the latest round has failed, which was logged.
+    is_failing: Arc<AtomicBool>,
+    metrics: AgentMetrics,
+}
+
+impl StaleSocketTask {
+    /// Starts without a round.
+    pub(crate) fn new(
+        clients: PathBuf,
+        records: ClientSocketRecords,
+        metrics: AgentMetrics,
+    ) -> Self {
+        Self {
+            clients,
+            records,
+            previous: None,
+            rounds_left: 0,
+            next_round: Instant::now(),
+            round: None,
+            is_failing: Arc::default(),
+            metrics,
+        }
+    }
+
+    /// Requests rounds, as endpoints may have left. Lists without them are in force.
+    pub(crate) fn request_rounds(&mut self) {
+        self.rounds_left = ROUNDS;
+    }
+
+    /// Returns true if a round is still to come.
+    pub(crate) fn has_rounds_left(&self) -> bool {
+        self.rounds_left > 0
+    }
+
+    /// Starts the round that is due, if any, unless another one still runs. `endpoints` are those of all frontends now.
+    pub(crate) fn start_due_round(&mut self, now: Instant, endpoints: &Arc<FrontendEndpoints>) {
+        let is_running = self.round.as_ref().is_some_and(|round| !round.is_finished());
+        if is_running || self.rounds_left == 0 || now < self.next_round {
+            return;
+        }
+        self.rounds_left -= 1;
+        self.next_round = now + ROUND_PERIOD;
+        let present = Arc::clone(endpoints);
+        let previous = self.previous.replace(Arc::clone(&present));
+        let endpoints = EndpointRounds { present, previous };
+        let (clients, records) = (self.clients.clone(), self.records.clone());
+        let (metrics, is_failing) = (self.metrics.clone(), Arc::clone(&self.is_failing));
+        self.round = Some(tokio::task::spawn_blocking(move || {
+            match end_stale_sockets(&clients, &records, &endpoints) {
+                Ok(round) => {
+                    metrics.udp_sockets_ended.inc_by(round.ended.udp);
+                    metrics.tcp_sockets_ended.inc_by(round.ended.tcp);
+                    log_round(&round, is_failing.swap(round.first_error.is_some(), Relaxed));
+                }
+                Err(error) if !is_failing.swap(true, Relaxed) => {
+                    warn!(error = %error_chain(&error), "cannot read the records of sockets");
+                }
+                Err(_) => {}
+            }
+        }));
+    }
+}
+
+/// Logs the result of a round. A failure is logged once, as rounds follow each change of a list.
+fn log_round(round: &StaleSocketRound, was_failing: bool) {
+    if round.ended != EndedSockets::default() {
+        let EndedSockets { tcp, udp } = round.ended;
+        info!(tcp, udp, "sockets ended, whose endpoints have left their Services");
+    }
+    if let Some(error) = round.first_error.as_ref().filter(|_| !was_failing) {
+        let namespaces = round.failed_namespaces;
+        warn!(namespaces, error = %error_chain(error), "cannot end stale sockets");
+    }
+}

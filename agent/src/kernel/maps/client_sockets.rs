@@ -1,0 +1,176 @@
+//! Shell: records of this node's client sockets whose connects or datagrams were redirected: rows of `CLIENTS`, copies of
+//! records in socket storage, and entries of `UDP_SOCKETS`.
+
+use std::{
+    array, fs,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering::Acquire},
+};
+
+use aya::maps::{HashMap, MapData, MapError};
+use datapath::abi::{CONNECT_RECORD_WORDS, ConnectRecord, UdpSocket, maps};
+
+use super::{KernelMapError, capacity, map_words, open_hash_map, read_error, row};
+use crate::kernel::{led_socket::LedSocket, sys::SharedWords};
+
+/// Records of client sockets. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientSocketRecords {
+    /// Maps of the programs in force.
+    own: Arc<ClientSocketMaps>,
+    /// Folder of their pins.
+    pins: PathBuf,
+    /// Maps of the same version with other sizes, from before the sizes of maps were changed.
+    others: Vec<Arc<ClientSocketMaps>>,
+}
+
+/// Maps with the records of one set of programs.
+#[derive(Debug)]
+struct ClientSocketMaps {
+    /// Rows of TCP sockets.
+    rows: SharedWords,
+    row_count: usize,
+    /// Copies of records of TCP sockets without a row, by the sockets' cookies.
+    copies: HashMap<MapData, u64, ConnectRecord>,
+    /// UDP sockets by their cookies.
+    udp_sockets: HashMap<MapData, u64, UdpSocket>,
+}
+
+impl ClientSocketRecords {
+    /// Opens the maps that are pinned in `pins`.
+    pub(super) fn open(pins: &Path) -> Result<Self, KernelMapError> {
+        let own = Arc::new(ClientSocketMaps::open(pins)?);
+        Ok(Self { own, pins: pins.to_owned(), others: Vec::new() })
+    }
+
+    /// Returns these records, and those of open sockets from before the sizes of maps were last changed. Such pins
+    /// come and go while an agent runs.
+    pub(crate) fn with_other_sizes(&self) -> Self {
+        let folders = self.pins.parent().and_then(|bpffs| fs::read_dir(bpffs).ok());
+        let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
+        let others = folders.filter(|it| *it != self.pins && has_same_version(it, &self.pins));
+        // Pins without the maps have been removed since, or have no open sockets.
+        let opened = others.filter_map(|it| ClientSocketMaps::open(&it).ok());
+        Self { others: opened.map(Arc::new).collect(), ..self.clone() }
+    }
+
+    /// Passes each led socket to `each`. A record that changes meanwhile may be a mixture, or be missed: look the socket
+    /// up again before any decision.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(LedSocket)) -> Result<(), KernelMapError> {
+        for set in self.all() {
+            (0..set.row_count).filter_map(|index| set.led_row(index)).for_each(&mut each);
+            for entry in set.copies.iter() {
+                let (_, record) = entry.map_err(|e| read_error(maps::OVERFLOW_COPIES, e))?;
+                LedSocket::of_record(&record).into_iter().for_each(&mut each);
+            }
+            for entry in set.udp_sockets.iter() {
+                let (_, socket) = entry.map_err(|e| read_error(maps::UDP_SOCKETS, e))?;
+                LedSocket::of_udp_socket(&socket).into_iter().for_each(&mut each);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the record of a TCP socket, if its connect was led to an endpoint. It does not change while the socket
+    /// is connected.
+    pub(crate) fn find_tcp(&self, cookie: u64) -> Result<Option<LedSocket>, KernelMapError> {
+        // That of the programs in force comes first, as it is newer.
+        for set in self.all() {
+            let record = set.row(cookie as usize % set.row_count);
+            if record.socket_cookie == cookie {
+                return Ok(LedSocket::of_record(&record));
+            }
+            if let Some(record) = find_in(&set.copies, maps::OVERFLOW_COPIES, cookie)? {
+                return Ok(LedSocket::of_record(&record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the record of a UDP socket, if a connect of it was led to an endpoint.
+    pub(crate) fn find_udp(&self, cookie: u64) -> Result<Option<LedSocket>, KernelMapError> {
+        for set in self.all() {
+            if let Some(socket) = find_in(&set.udp_sockets, maps::UDP_SOCKETS, cookie)? {
+                return Ok(LedSocket::of_udp_socket(&socket));
+            }
+        }
+        Ok(None)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &ClientSocketMaps> {
+        [&self.own].into_iter().chain(&self.others).map(|set| &**set)
+    }
+}
+
+impl ClientSocketMaps {
+    fn open(pins: &Path) -> Result<Self, KernelMapError> {
+        let row_count = capacity(pins, maps::CLIENTS)?;
+        Ok(Self {
+            rows: map_words(pins, maps::CLIENTS, row_count * CONNECT_RECORD_WORDS)?,
+            row_count,
+            copies: open_hash_map(pins, maps::OVERFLOW_COPIES)?,
+            udp_sockets: open_hash_map(pins, maps::UDP_SOCKETS)?,
+        })
+    }
+
+    /// Returns the socket that has a row, if it was led to an endpoint.
+    fn led_row(&self, index: usize) -> Option<LedSocket> {
+        let record = self.row(index);
+        (record.socket_cookie != 0).then(|| LedSocket::of_record(&record)).flatten()
+    }
+
+    fn row(&self, index: usize) -> ConnectRecord {
+        let words = row(&self.rows, index, CONNECT_RECORD_WORDS);
+        ConnectRecord::from_words(array::from_fn(|word| words[word].load(Acquire)))
+    }
+}
+
+/// Returns true if two folders of pins are of the same version. Their names are `v7`, or `v7-` and the sizes of maps.
+fn has_same_version(one: &Path, other: &Path) -> bool {
+    let version = |pins: &Path| {
+        let name = pins.file_name()?.to_str()?;
+        Some(name.split_once('-').map_or(name, |(version, _)| version).to_owned())
+    };
+    version(one).is_some_and(|it| version(other) == Some(it))
+}
+
+fn find_in<V: aya::Pod + PartialEq>(
+    map: &HashMap<MapData, u64, V>,
+    name: &'static str,
+    cookie: u64,
+) -> Result<Option<V>, KernelMapError> {
+    // The memory of an entry that is removed or replaced is used again at once (since 6.1), so one read may return
+    // a mixture of two entries.
+    let mut before = read(map, name, cookie)?;
+    loop {
+        let entry = read(map, name, cookie)?;
+        if entry == before {
+            return Ok(entry);
+        }
+        before = entry;
+    }
+}
+
+fn read<V: aya::Pod>(
+    map: &HashMap<MapData, u64, V>,
+    name: &'static str,
+    cookie: u64,
+) -> Result<Option<V>, KernelMapError> {
+    match map.get(&cookie, 0) {
+        Ok(entry) => Ok(Some(entry)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(source) => Err(read_error(name, source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_one_version_with_other_sizes_are_known_by_their_names() {
+        let is_same = |name: &str| has_same_version(Path::new(name), Path::new("/b/v7"));
+        assert!(["/b/v7-300-300", "/b/v7-outlived-1", "/b/v7"].into_iter().all(is_same));
+        assert!(["/b/v6", "/b/v70", "/b/v8-300-300", "/"].into_iter().all(|it| !is_same(it)));
+    }
+}
