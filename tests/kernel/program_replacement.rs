@@ -1,5 +1,7 @@
 //! Shell: eBPF programs that are attached again, replaced by those of another ABI, or attached beside foreign ones.
 
+mod under_load;
+
 use agent::{
     kernel::{maps::KernelMaps, programs::EbpfPrograms},
     paths::AgentPaths,

@@ -15,6 +15,7 @@
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
+//! | `flood ADDRESS N` | as `storm`, and resets each connection, so that no port waits | `ok NAME=COUNT … errERRNO=COUNT …` |
 //! | `drop` | closes every connection | `ok` |
 //!
 //! The reply to a failed step is `err ERRNO`. Replies begin with `> `, unlike output of the test runner.
@@ -38,7 +39,7 @@ use nix::{
         listen, setsockopt, shutdown, socket, sockopt,
     },
 };
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{fixture::command_in, sys};
 
@@ -233,16 +234,8 @@ impl ScriptedSockets {
                 }
                 Ok(format_counts(&counts))
             }
-            ["storm", address, count] => {
-                let mut counts = BTreeMap::new();
-                for _ in 0..count.parse().map_err(io::Error::other)? {
-                    let name = connect_once(parse_address(address)?).unwrap_or_else(|error| {
-                        format!("err{}", error.raw_os_error().unwrap_or_default())
-                    });
-                    *counts.entry(name).or_default() += 1;
-                }
-                Ok(format_counts(&counts))
-            }
+            ["storm", address, count] => count_outcomes(address, count, connect_once),
+            ["flood", address, count] => count_outcomes(address, count, connect_and_reset),
             ["drop"] => {
                 self.connections.clear();
                 Ok(String::new())
@@ -283,6 +276,29 @@ impl ScriptedSockets {
 /// Connects once and returns the name of the server.
 fn connect_once(address: SocketAddr) -> io::Result<String> {
     read_greeting(&mut TcpStream::connect(address)?)
+}
+
+/// Connects once, resets the connection, and returns the name of the server.
+fn connect_and_reset(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+    read_greeting(&mut stream)
+}
+
+/// Connects so many times. Returns the numbers of connects by the name of the server, or by the error.
+fn count_outcomes(
+    address: &str,
+    count: &str,
+    connect: impl Fn(SocketAddr) -> io::Result<String>,
+) -> io::Result<String> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..count.parse().map_err(io::Error::other)? {
+        let name = connect(parse_address(address)?).unwrap_or_else(|error| {
+            format!("err{}", error.raw_os_error().unwrap_or_default())
+        });
+        *counts.entry(name).or_default() += 1;
+    }
+    Ok(format_counts(&counts))
 }
 
 fn format_counts(counts: &BTreeMap<String, u32>) -> String {
