@@ -214,6 +214,12 @@ impl AgentConfig {
         (!self.apiservers.is_empty()).then(addresses)
     }
 
+    /// Returns true if connects of namespaces that redirect them, as those of a mesh, are left to kube-proxy. Without it,
+    /// they would lead nowhere.
+    pub fn leaves_meshes_alone(&self) -> bool {
+        self.clusterip != ClusterIpMode::Off && !self.without_kube_proxy
+    }
+
     /// Returns the path of the bootstrap file, if there is to be one.
     pub fn bootstrap_file(&self) -> Option<PathBuf> {
         self.state.as_ref().map(|folder| folder.join(format!("{}.json", self.node)))

@@ -59,12 +59,18 @@ use tracing::info;
 use crate::{
     agent::{Agent, AgentHandles, ClusterStart},
     config::AgentConfig,
-    connections::stale_connections::close::StaleConnectionCloser,
+    connections::{
+        meshed_namespaces::task::MeshedNamespaceTask,
+        stale_connections::close::StaleConnectionCloser,
+    },
     health::ProxyHealth,
     kernel::{
-        netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
+        maps::{KernelMapError, KernelMaps},
+        netns_cookies::NetnsCookies,
+        program_supervisor,
+        takeover_stage::ProgramTakeoverStage,
     },
-    metrics::NotReadyReasons,
+    metrics::{AgentMetrics, NotReadyReasons},
     paths::AgentPaths,
     pods::{
         finder::{self, PodServerDeps},
@@ -263,6 +269,28 @@ impl AgentStreams {
     }
 }
 
+/// Starts the scans for meshed namespaces, whose connects go on unchanged, or removes what an earlier agent has found.
+///
+/// The first scan has ended when this returns: the maps may be new, and connects must not follow them before.
+async fn start_mesh_scans(
+    config: &AgentConfig,
+    paths: &AgentPaths,
+    maps: &KernelMaps,
+    metrics: &AgentMetrics,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) -> Result<(), KernelMapError> {
+    let (clients, cookies) = (paths.clients.clone(), NetnsCookies::new(paths));
+    let meshed =
+        MeshedNamespaceTask::new(clients, cookies, maps.meshed_namespaces()?, metrics.clone());
+    if config.leaves_meshes_alone() {
+        tasks.spawn(meshed.scan_once().await.run(shutdown.clone()));
+    } else {
+        meshed.clear();
+    }
+    Ok(())
+}
+
 /// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     config.validate()?;
@@ -298,6 +326,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
+    start_mesh_scans(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
         maps,

@@ -85,6 +85,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) udp_sockets_ended: Counter,
     /// TCP connections that were ended for the same reason.
     pub(crate) tcp_sockets_ended: Counter,
+    /// Network namespaces that redirect connections, whose connects go on unchanged.
+    pub(crate) meshed_namespaces: Gauge,
     /// Stale connections that are left.
     pub(crate) connections_stale: Gauge,
     /// 1 if stale connections are closed under their locks, else 0.
@@ -145,6 +147,7 @@ impl AgentMetrics {
             connections_spared: Counter::default(),
             udp_sockets_ended: Counter::default(),
             tcp_sockets_ended: Counter::default(),
+            meshed_namespaces: Gauge::default(),
             connections_stale: Gauge::default(),
             closes_locked: Gauge::default(),
             overdue_closed: Counter::default(),
@@ -208,6 +211,8 @@ impl AgentMetrics {
         registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
         let help = "TCP connections ended, because their endpoint had left its Service";
         registry.register("tcp_sockets_ended", help, self.tcp_sockets_ended.clone());
+        let help = "Network namespaces that redirect connections, whose connects go on unchanged";
+        registry.register("meshed_namespaces", help, self.meshed_namespaces.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";

@@ -96,6 +96,9 @@ pub mod maps {
     /// Hash: cookie of an open UDP socket of which a connect or a datagram was redirected (`u64`) →
     /// [`UdpSocket`](super::UdpSocket).
     pub const UDP_SOCKETS: &str = "UDP_SOCKETS";
+    /// Hash: cookie of a network namespace whose connects and datagrams go on unchanged, since a mesh's proxy there must
+    /// see the address that was asked for (`u64`) → 1 (`u32`). The agent writes it.
+    pub const MESHED_NETNS: &str = "MESHED_NETNS";
     /// Socket storage of listeners and of accepted connections: [`ServerSocket`](super::ServerSocket).
     pub const CONNS: &str = "CONNS";
     /// Socket storage of connections that speak HTTP/2: [`Http2Connection`](crate::h2::Http2Connection).
@@ -142,6 +145,8 @@ pub const LISTENERS_MAX: u32 = 4_096;
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
 pub const OVERFLOW_COPIES_MAX: u32 = 65_536;
+/// Most meshed network namespaces. Connects of further ones are redirected like others.
+pub const MESHED_NETNS_MAX: u32 = 1_024;
 /// Most known addresses of the node itself. Probes of the kubelet from further addresses are counted as requests.
 pub const NODE_MAX: u32 = 1_024;
 /// Most connections to close in one walk over a namespace's sockets.
@@ -200,6 +205,9 @@ pub const CONTROL_SELF_TEST_DATAGRAMS: u32 = 7;
 /// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
 /// line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
+/// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The agent
+/// writes it. It shares the line of the word above, which also changes rarely.
+pub const CONTROL_MESHED_NETNS: u32 = 9;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;

@@ -12,8 +12,8 @@ use datapath::{
 
 use crate::{
     maps::{
-        AFFINITY, BACKENDS, FRONTENDS, LISTEN, POD_STATE, PODS, SLOTS, SVC_INFO, SVC_STATE,
-        increment_control, monotonic_ns,
+        AFFINITY, BACKENDS, CONTROL, FRONTENDS, LISTEN, MESHED_NETNS, POD_STATE, PODS, SLOTS,
+        SVC_INFO, SVC_STATE, increment_control, monotonic_ns,
     },
     sock_addr::{BpfSockAddr, address_bytes},
 };
@@ -93,7 +93,20 @@ pub fn choose_backend(
     ctx: BpfSockAddr,
     key: &FrontendKey,
 ) -> Result<ChosenBackend, NoRewriteReason> {
+    if is_meshed(ctx) {
+        return Err(NoRewriteReason::Pass);
+    }
     choose_unchanged!(try_choose_backend(ctx, key))
+}
+
+/// Returns true if a mesh's proxy redirects the connections of the caller's network namespace. The proxy must see the
+/// address that was asked for. No look-up takes place while there is no such namespace.
+#[inline(always)]
+pub fn is_meshed(ctx: BpfSockAddr) -> bool {
+    let Some(namespaces) = CONTROL.get_ptr(abi::CONTROL_MESHED_NETNS) else { return false };
+    // SAFETY: a word of a live map value. Volatile, as user space writes it.
+    let has_any = unsafe { ptr::read_volatile(namespaces) } != 0;
+    has_any && MESHED_NETNS.get_ptr(ctx.netns_cookie()).is_some()
 }
 
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.

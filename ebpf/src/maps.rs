@@ -101,6 +101,9 @@ pub static UDP_REPLIES: LruHashMap<abi::UdpFlowKey, abi::UdpReplySource> =
 #[map]
 pub static UDP_SOCKETS: HashMap<u64, abi::UdpSocket> =
     HashMap::pinned(abi::UDP_SOCKETS_MAX, BPF_F_NO_PREALLOC);
+#[map]
+pub static MESHED_NETNS: HashMap<u64, u32> =
+    HashMap::pinned(abi::MESHED_NETNS_MAX, BPF_F_NO_PREALLOC);
 /// Storage of listeners and their connections. Cloned: an accepted socket begins with its listener's values.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::ServerSocket, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =

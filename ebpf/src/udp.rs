@@ -14,7 +14,8 @@ use datapath::{
 use crate::{
     backend_choice::{
         ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, choose_unchanged,
-        copy_backend, frontend_key, listed_backend, read_word, service_id_of, verify_unchanged,
+        copy_backend, frontend_key, is_meshed, listed_backend, read_word, service_id_of,
+        verify_unchanged,
     },
     maps::{
         CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
@@ -164,6 +165,9 @@ fn lead_to_peer(ctx: BpfSockAddr, is_ipv6: bool, key: &FrontendKey) -> bool {
 /// Chooses the backend of a datagram.
 #[inline(always)]
 fn choose_target(ctx: BpfSockAddr, key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+    if is_meshed(ctx) {
+        return Err(NoRewriteReason::Pass);
+    }
     choose_unchanged!(try_choose_target(ctx, key))
 }
 

@@ -6,7 +6,7 @@ use agent::{
     config::ClusterIpMode,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use common::{
     service_routing::{
         AddressFamily, ClusterIpPort, ClusterIpService, ServiceEndpoint, ServiceSlice,
@@ -212,4 +212,25 @@ fn more_clients_than_are_remembered_still_get_an_endpoint() {
         kept.insert(key, AffinityValue::default(), 0).expect("older ones give way");
     }
     assert_eq!(fixture.connect(0, 10), format!("{name}=10"));
+}
+
+#[test]
+fn connects_of_a_meshed_namespace_go_on_unchanged() {
+    const EHOSTUNREACH: i32 = 113;
+    let fixture = ClusterIpFixture::new(1, None);
+    let pinned =
+        |name| MapData::from_pin(fixture.kernel.paths().pins().join(name)).expect("it is pinned");
+    let meshed = Map::HashMap(pinned(abi::maps::MESHED_NETNS));
+    let mut meshed: HashMap<MapData, u64, u32> = meshed.try_into().expect("a hash of cookies");
+    let control = Map::Array(pinned(abi::maps::CONTROL));
+    let mut control: Array<MapData, u64> = control.try_into().expect("words");
+    let led = format!("pod{}=5", fixture.pods[0].number);
+    meshed.insert(fixture.clients[0].cookie, 1, 0).expect("room");
+    control.set(abi::CONTROL_MESHED_NETNS, 1, 0).expect("inside the array");
+    let mut client = fixture.clients[0].start_process();
+    let step = format!("connect {CLUSTER_IP}:80");
+    assert_eq!(client.run_step(&step), Err(EHOSTUNREACH), "the fixture's route");
+    assert_eq!(fixture.connect(1, 5), led, "another namespace");
+    meshed.remove(&fixture.clients[0].cookie).expect("it is there");
+    assert_eq!(fixture.connect(0, 5), led);
 }

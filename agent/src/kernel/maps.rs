@@ -104,6 +104,7 @@ pub mod connection_storage;
 mod counter_rows;
 mod event_ring;
 pub mod gauges;
+pub(crate) mod meshed_namespaces;
 mod previous_version;
 pub(crate) mod stored_totals;
 
@@ -192,6 +193,13 @@ impl KernelMaps {
         &self,
     ) -> Result<client_sockets::ClientSocketRecords, KernelMapError> {
         client_sockets::ClientSocketRecords::open(&self.pins)
+    }
+
+    /// Opens the entries of meshed namespaces, for another task.
+    pub(crate) fn meshed_namespaces(
+        &self,
+    ) -> Result<meshed_namespaces::MeshedNamespaceEntries, KernelMapError> {
+        meshed_namespaces::MeshedNamespaceEntries::open(&self.pins)
     }
 
     /// Opens the gauges of pods, for another task.

@@ -123,6 +123,20 @@ impl NetworkNamespace {
         })
     }
 
+    /// Returns the cookie of the namespace if rules in it redirect connections, as for a mesh's sidecar; else `None`.
+    pub(crate) fn meshed_cookie(
+        &self,
+        cookies: &NetnsCookies,
+    ) -> Result<Option<u64>, NamespaceError> {
+        self.run_inside("look for redirections", || {
+            if !netfilter::has_redirection() {
+                return Ok(None);
+            }
+            let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
+            cookies.cookie_of(netlink.socket(), self.file.as_fd()).map(Some)
+        })
+    }
+
     /// Returns the listeners of the namespace's processes; `None` if the namespace does not have this cookie.
     pub fn inspect_sockets(
         &self,

@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod ended_connections;
+mod meshed_pods;
 
 use std::{
     io,

@@ -41,7 +41,7 @@ const CLIENT_HOOKS: [(&str, u32); 9] = [
 
 /// Results of the clients and of the watch over the hooks.
 #[derive(Default)]
-struct LoadResults {
+struct ReplacementLoad {
     /// Number of connects by address and by the name of the pod, or by the error.
     connects: Mutex<BTreeMap<(&'static str, String), u64>>,
     /// Number of finished steps of each client.
@@ -53,7 +53,7 @@ struct LoadResults {
     is_over: AtomicBool,
 }
 
-impl LoadResults {
+impl ReplacementLoad {
     /// Connects to a target until the test is over.
     fn run_client(&self, index: usize, client: &NetnsFixture) {
         let mut process = client.start_process();
@@ -114,7 +114,7 @@ impl LoadResults {
 }
 
 /// Ends the load when it is dropped, also by a panic, so that the threads end.
-struct EndOfLoad<'a>(&'a LoadResults);
+struct EndOfLoad<'a>(&'a ReplacementLoad);
 
 impl Drop for EndOfLoad<'_> {
     fn drop(&mut self) {
@@ -154,7 +154,7 @@ fn agents_restart_and_change_their_abi_and_back_under_load_without_a_failed_or_m
     let own = fixture.paths().clone();
     let next = AgentPaths { version: own.version + 1, ..own.clone() };
     let cgroup = own.clients.clone();
-    let results = LoadResults::default();
+    let results = ReplacementLoad::default();
     thread::scope(|scope| {
         let _end = EndOfLoad(&results);
         for (index, client) in clients.iter().enumerate() {

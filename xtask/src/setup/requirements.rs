@@ -248,10 +248,10 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "rules of kube-proxy and of host ports",
     ),
     required_package(
-        &[SetupPurpose::Cluster],
+        &[SetupPurpose::Test, SetupPurpose::Cluster],
         "nftables",
         &["nft"],
-        "rules of kube-proxy in its newer mode",
+        "rules of kube-proxy in its newer mode, and of a mesh",
     ),
     required_package(
         &[SetupPurpose::Cluster, SetupPurpose::Test],

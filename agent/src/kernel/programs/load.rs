@@ -137,6 +137,7 @@ fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
             ],
         ),
         (maps::UDP_SOCKETS, [HASH, 8, size(size_of::<abi::UdpSocket>()), abi::UDP_SOCKETS_MAX]),
+        (maps::MESHED_NETNS, [HASH, 8, 4, abi::MESHED_NETNS_MAX]),
         (maps::SLOTS, [ARRAY, 4, 8, sizes.list_entries]),
         (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), sizes.backends]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),
