@@ -110,7 +110,7 @@ impl ApiServerUrl {
 pub enum ApiServer {
     /// The server of the kubeconfig or of the pod's service account; in a pod, the ClusterIP of `default/kubernetes`.
     Configured,
-    /// A server that `--apiserver` names.
+    /// A server that `--apiserver` or the kubelet's kubeconfig names.
     Given(ApiServerUrl),
     /// An endpoint of `default/kubernetes`.
     Learnt(SocketAddr),

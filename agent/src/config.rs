@@ -95,6 +95,11 @@ pub struct AgentConfig {
     #[arg(long = "apiserver", env = "ROUSE_APISERVERS", value_name = "URL", value_delimiter = ',')]
     pub apiservers: Vec<ApiServerUrl>,
 
+    /// Kubeconfig of this node's kubelet. The API server that it names is asked like those of --apiserver. Nothing else
+    /// in the file is used.
+    #[arg(long, env = "ROUSE_KUBELET_KUBECONFIG", value_name = "FILE")]
+    pub kubelet_kubeconfig: Option<PathBuf>,
+
     /// Folder on the node's disk for the bootstrap file: what the agent needs after a reboot, before an API server, DNS
     /// or a controller answers. None: no such file.
     #[arg(long, env = "ROUSE_STATE")]
@@ -169,6 +174,7 @@ impl AgentConfig {
             ("clients-cgroup", &self.clients_cgroup),
             ("pods-cgroup", &self.pods_cgroup),
             ("kubelet-cgroup", &self.kubelet_cgroup),
+            ("kubelet-kubeconfig", &self.kubelet_kubeconfig),
             ("state", &self.state),
         ] {
             if let Some(path) = path
@@ -194,6 +200,16 @@ impl AgentConfig {
         }
         if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
             return Err(setting_error("without-kube-proxy", "true", "needs --clusterip all"));
+        }
+        if let Some(path) = &self.kubelet_kubeconfig
+            && self.clusterip == ClusterIpMode::Off
+        {
+            let value = path.display().to_string();
+            return Err(setting_error(
+                "kubelet-kubeconfig",
+                &value,
+                "needs --clusterip labelled or all",
+            ));
         }
         if self.tunnel_drain_ms > 600_000 {
             let value = self.tunnel_drain_ms.to_string();
@@ -385,6 +401,10 @@ mod tests {
             ),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
             (parse(&["--state=lib"]), "--state is \"lib\""),
+            (
+                parse(&["--kubelet-kubeconfig=/etc/kubernetes/kubelet.conf"]),
+                "--kubelet-kubeconfig is \"/etc/kubernetes/kubelet.conf\": needs --clusterip",
+            ),
             (parse(&["--tunnel-drain-ms=600001"]), "--tunnel-drain-ms is \"600001\""),
             (
                 parse(&["--pods-cgroup=/elsewhere", "--clients-cgroup=/here"]),

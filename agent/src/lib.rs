@@ -85,7 +85,7 @@ use crate::{
         bootstrap_file::{BootstrapFile, BootstrapPublisher, BootstrapSources},
         cluster_watch::{self, ClusterInbox},
         event_writer::ServiceEvents,
-        range_routes,
+        kubelet_kubeconfig, range_routes,
         route_stream::{self, RouteBatchInbox},
     },
     usage::{
@@ -115,6 +115,9 @@ pub enum AgentError {
     /// The search for pods cannot start.
     #[error("cannot start the search for pods")]
     PodFinder(#[source] io::Error),
+    /// The kubelet's kubeconfig gives no API server.
+    #[error(transparent)]
+    KubeletKubeconfig(#[from] routes::kubelet_kubeconfig::KubeletKubeconfigError),
     /// The cluster's Services cannot be watched.
     #[error(transparent)]
     ClusterWatch(#[from] routes::cluster_watch::ClusterWatchError),
@@ -291,9 +294,18 @@ async fn start_mesh_scans(
     Ok(())
 }
 
+/// Checks the settings, and adds the API server that the kubelet's kubeconfig names.
+fn complete_settings(mut config: AgentConfig) -> Result<AgentConfig, AgentError> {
+    config.validate()?;
+    if let Some(path) = &config.kubelet_kubeconfig {
+        config.apiservers.push(kubelet_kubeconfig::read_api_server(path)?);
+    }
+    Ok(config)
+}
+
 /// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
-    config.validate()?;
+    let config = complete_settings(config)?;
     info!(?config, "agent starts");
     let prestop_hooks = PreStopHooks::default();
     let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());

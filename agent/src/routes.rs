@@ -11,6 +11,7 @@
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
 //! | `api_client` | shell: the client of these watches, which asks the next API server when one fails |
+//! | [`kubelet_kubeconfig`] | shell: the API server that the node's kubelet asks |
 //! | [`bootstrap`], `bootstrap_file` | the file that a node starts from after a reboot; shell: its reads and writes |
 //! | `service_ranges`, `range_routes` | ranges of ClusterIPs; shell: routes for them, without kube-proxy |
 //! | `service_events`, `event_writer` | Events on Services that the node does not serve; shell: their writes |
@@ -20,6 +21,7 @@ pub mod bootstrap;
 pub(crate) mod bootstrap_file;
 pub mod cluster_watch;
 pub(crate) mod event_writer;
+pub mod kubelet_kubeconfig;
 pub(crate) mod node_routes;
 pub mod plan;
 pub(crate) mod range_routes;

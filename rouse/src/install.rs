@@ -88,6 +88,10 @@ pub(crate) struct InstallArgs {
     /// them in turn, without kube-proxy, and serve the Service default/kubernetes too
     #[arg(long = "apiserver", value_name = "URL", value_delimiter = ',')]
     apiservers: Vec<ApiServerUrl>,
+    /// Path of the kubelet's kubeconfig on the nodes, for --clusterip, such as /etc/kubernetes/kubelet.conf: each agent
+    /// also asks the API server that the file of its node names, as with --apiserver
+    #[arg(long, value_name = "FILE")]
+    kubelet_kubeconfig: Option<PathBuf>,
     /// Do without kube-proxy, with --clusterip all; refused with names while Services or pods need it
     #[arg(long, requires = "apply")]
     without_kube_proxy: bool,
@@ -132,6 +136,7 @@ impl InstallArgs {
                 "--apiserver needs --clusterip labelled or all: otherwise no agent asks an API server"
             );
         }
+        self.check_kubelet_kubeconfig()?;
         if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
             bail!("--without-kube-proxy needs --clusterip all: the agents must serve all Services");
         }
@@ -148,9 +153,24 @@ impl InstallArgs {
             clusterip: self.clusterip,
             map_sizes: self.map_sizes.clone(),
             apiservers: self.apiservers.clone(),
+            kubelet_kubeconfig: self.kubelet_kubeconfig.clone(),
             without_kube_proxy: self.without_kube_proxy,
             service_cidr: self.service_cidr.clone(),
         })
+    }
+
+    /// Refuses a path of the kubelet's kubeconfig that no agent can use.
+    fn check_kubelet_kubeconfig(&self) -> Result<()> {
+        let Some(path) = &self.kubelet_kubeconfig else { return Ok(()) };
+        if self.clusterip == ClusterIpMode::Off {
+            bail!(
+                "--kubelet-kubeconfig needs --clusterip labelled or all: otherwise no agent asks an API server"
+            );
+        }
+        if !path.is_absolute() || path.to_str().is_none() {
+            bail!("--kubelet-kubeconfig is {path:?}: must be an absolute path on the nodes");
+        }
+        Ok(())
     }
 }
 

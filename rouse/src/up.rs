@@ -320,6 +320,7 @@ impl RunningComponents {
             // The activator's setting `ports_map` is for maps of the default sizes.
             map_sizes: agent::map_sizes::MapSizeOverrides::default(),
             apiservers: Vec::new(),
+            kubelet_kubeconfig: None,
             state: None,
             without_kube_proxy: false,
             service_cidr: Vec::new(),

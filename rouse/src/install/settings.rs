@@ -1,5 +1,7 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
+use std::path::PathBuf;
+
 use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use ipnet::IpNet;
 
@@ -58,6 +60,8 @@ pub(crate) struct InstallSettings {
     pub(crate) map_sizes: MapSizeOverrides,
     /// API servers that the agents ask; none: they ask the API server's own Service.
     pub(crate) apiservers: Vec<ApiServerUrl>,
+    /// Path of the kubelet's kubeconfig on the nodes, whose API server the agents ask too.
+    pub(crate) kubelet_kubeconfig: Option<PathBuf>,
     /// True if the cluster does without kube-proxy.
     pub(crate) without_kube_proxy: bool,
     /// Ranges of ClusterIPs; none: those of the cluster's ServiceCIDR objects.
@@ -78,6 +82,7 @@ impl Default for InstallSettings {
             clusterip: ClusterIpMode::default(),
             map_sizes: MapSizeOverrides::default(),
             apiservers: Vec::new(),
+            kubelet_kubeconfig: None,
             without_kube_proxy: false,
             service_cidr: Vec::new(),
         }

@@ -348,6 +348,34 @@ fn agents_get_the_api_servers_of_the_installation() {
     assert_eq!(servers["value"], "https://10.0.0.1:6443,https://[fd00::1]:443");
 }
 
+#[test]
+fn agents_read_the_kubeconfig_of_the_kubelet_if_the_installation_names_it() {
+    let settings = |kubelet_kubeconfig| InstallSettings {
+        clusterip: ClusterIpMode::All,
+        kubelet_kubeconfig,
+        ..InstallSettings::default()
+    };
+    let agent = |settings| {
+        let objects = objects::all(&settings);
+        objects.into_iter().find(|it| it["kind"] == "DaemonSet").unwrap()
+    };
+    let named = agent(settings(Some("/etc/kubernetes/kubelet.conf".into())));
+    read_and_write::<DaemonSet>(&named);
+    let pod = &named["spec"]["template"]["spec"];
+    let volumes = pod["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|it| it["name"] == "kubelet-kubeconfig").unwrap();
+    assert_eq!(volume["hostPath"]["path"], "/etc/kubernetes/kubelet.conf");
+    let container = containers(&named)[0];
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|it| it["name"] == "kubelet-kubeconfig").unwrap();
+    let vars = container["env"].as_array().unwrap();
+    let var = vars.iter().find(|it| it["name"] == "ROUSE_KUBELET_KUBECONFIG").unwrap();
+    assert_eq!(mount["mountPath"], var["value"]);
+    assert_eq!(mount["readOnly"], true);
+    let unnamed = agent(settings(None)).to_string();
+    assert!(!unnamed.contains("kubeconfig"), "{unnamed}");
+}
+
 /// Command with the options of `rouse install` only.
 #[derive(Debug, clap::Parser)]
 struct InstallOptions {
@@ -363,6 +391,14 @@ fn api_servers_that_cannot_be_used_are_refused_with_the_reason() {
     assert_eq!(settings.apiservers.len(), 2);
     let unused = parse(&[good]).unwrap().args.settings().unwrap_err().to_string();
     assert!(unused.starts_with("--apiserver needs --clusterip labelled or all"), "{unused}");
+    let refused_file = |args: &[&str]| {
+        let settings = parse(args).unwrap().args.settings();
+        settings.unwrap_err().to_string()
+    };
+    let unused = refused_file(&["--kubelet-kubeconfig=/etc/kubernetes/kubelet.conf"]);
+    assert!(unused.starts_with("--kubelet-kubeconfig needs --clusterip"), "{unused}");
+    let relative = refused_file(&["--clusterip=all", "--kubelet-kubeconfig=kubelet.conf"]);
+    assert!(relative.ends_with("must be an absolute path on the nodes"), "{relative}");
     let own = "--apiserver=https://kubernetes.default.svc";
     let refused = parse(&["--clusterip=all", own]).unwrap_err().to_string();
     assert!(refused.contains("and not a name of the Service `kubernetes`"), "{refused}");

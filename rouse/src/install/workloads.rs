@@ -1,6 +1,8 @@
 //! Pure: the workloads of an installation: three Deployments, the agent's DaemonSet, disruption budgets and
 //! autoscaling.
 
+use std::path::Path;
+
 use agent::config::ClusterIpMode;
 use clap::ValueEnum as _;
 use serde_json::{Value, json};
@@ -26,6 +28,8 @@ pub(crate) const INTERNAL_PORT: u16 = controller::write::children::slices::INTER
 const IDENTITY_MOUNT_PATH: &str = "/var/run/rouse";
 /// Folder of the agents' bootstrap files on each node. Local nodes have their folders below `/var/lib/rouse`.
 const AGENT_STATE_PATH: &str = "/var/lib/rouse-agent";
+/// Path of the kubelet's kubeconfig in an agent's container.
+const KUBELET_KUBECONFIG_PATH: &str = "/run/rouse/kubelet.kubeconfig";
 /// Termination grace period of an activator, in seconds: Knative's 600 s for its connections, and a margin.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
@@ -290,8 +294,30 @@ fn clusterip_env(settings: &InstallSettings) -> Vec<Value> {
         let urls: Vec<String> = settings.apiservers.iter().map(ToString::to_string).collect();
         vars.push(env_var("ROUSE_APISERVERS", &urls.join(",")));
     }
+    if settings.kubelet_kubeconfig.is_some() {
+        vars.push(env_var("ROUSE_KUBELET_KUBECONFIG", KUBELET_KUBECONFIG_PATH));
+    }
     vars.extend(kube_proxy_env(settings));
     vars
+}
+
+/// Adds to an agent's pod what it needs to serve Services of the cluster, if it does. Returns all accesses to the host,
+/// each with its reason.
+fn add_service_access(
+    pod: &mut Value,
+    settings: &InstallSettings,
+) -> Vec<(&'static str, &'static str)> {
+    let mut accesses = HOST_ACCESS.to_vec();
+    if settings.clusterip != ClusterIpMode::Off {
+        pod["automountServiceAccountToken"] = true.into();
+        add_agent_state(pod);
+        accesses.push(STATE_ACCESS);
+    }
+    if let Some(path) = &settings.kubelet_kubeconfig {
+        add_kubelet_kubeconfig(pod, path);
+        accesses.push(KUBELET_KUBECONFIG_ACCESS);
+    }
+    accesses
 }
 
 /// Adds the folder of bootstrap files to a pod with one container. The kubelet makes it on the node.
@@ -300,6 +326,17 @@ fn add_agent_state(pod: &mut Value) {
         "name": "state", "hostPath": {"path": AGENT_STATE_PATH, "type": "DirectoryOrCreate"},
     });
     let mount = json!({"name": "state", "mountPath": AGENT_STATE_PATH});
+    push_item(&mut pod["volumes"], volume);
+    push_item(&mut pod["containers"][0]["volumeMounts"], mount);
+}
+
+/// Adds the kubelet's kubeconfig to a pod with one container. A node without the file cannot start the pod.
+fn add_kubelet_kubeconfig(pod: &mut Value, path: &Path) {
+    let volume =
+        json!({"name": "kubelet-kubeconfig", "hostPath": {"path": path, "type": "File"}});
+    let mount = json!({
+        "name": "kubelet-kubeconfig", "mountPath": KUBELET_KUBECONFIG_PATH, "readOnly": true,
+    });
     push_item(&mut pod["volumes"], volume);
     push_item(&mut pod["containers"][0]["volumeMounts"], mount);
 }
@@ -369,12 +406,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         "containers": [component_container(app, vars, extra, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });
-    let mut accesses = HOST_ACCESS.to_vec();
-    if watches_services {
-        pod["automountServiceAccountToken"] = true.into();
-        add_agent_state(&mut pod);
-        accesses.push(STATE_ACCESS);
-    }
+    let accesses = add_service_access(&mut pod, settings);
     let mut object = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
     let reasons = agent::CAPABILITIES.iter().map(|(name, reason)| format!("{name}: {reason}"));
     let mut reasons: Vec<String> = reasons.collect();
@@ -436,6 +468,10 @@ const HOST_ACCESS: [(&str, &str); 5] = [
 /// Access to the host that agents have if they serve Services of the cluster, and the reason for it.
 const STATE_ACCESS: (&str, &str) =
     (AGENT_STATE_PATH, "remembers what it needs after a reboot before an API server answers");
+
+/// Access to the host that agents have with the kubelet's kubeconfig, and the reason for it.
+const KUBELET_KUBECONFIG_ACCESS: (&str, &str) =
+    ("the kubelet's kubeconfig", "asks the API server that this node's kubelet asks");
 
 /// Disruption budget by which one replica goes at a time, however many nodes are drained at once.
 fn disruption_budget(app: &str, settings: &InstallSettings) -> Value {

@@ -94,6 +94,28 @@ fn another_api_server_takes_over_when_one_goes_away() {
 }
 
 #[test]
+fn the_api_server_of_the_kubelet_is_asked_like_a_given_one() {
+    let mut fixture = AgentFixture::new("kubelet");
+    let netns = fixture.netns();
+    let mut configured = FakeWatchServer::start(&netns, true);
+    let of_kubelet = configured.start_replica(&netns, SECOND_ADDRESS);
+    configured.stop();
+    set_node(&of_kubelet);
+    of_kubelet.set(service(None));
+    of_kubelet.set(endpoint_slice(&["10.77.0.2"]));
+    let mut kubeconfig = FakeWatchServer::kubeconfig();
+    kubeconfig["clusters"][0]["cluster"]["server"] = format!("http://{SECOND_ADDRESS}").into();
+    let file = fixture.folder.join("kubelet.conf");
+    fs::write(&file, kubeconfig.to_string()).expect("a file");
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    let file = file.to_str().expect("text");
+    let settings = [("ROUSE_CLUSTERIP", "all"), ("ROUSE_KUBELET_KUBECONFIG", file)];
+    fixture.start_agent_with_settings(&settings);
+    fixture.wait_outcome("connected");
+}
+
+#[test]
 fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
     let mut fixture = AgentFixture::new("learnt");
     let netns = fixture.netns();
