@@ -163,9 +163,24 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
             ("status", &["conditions", "addresses", "images"]),
         ],
-        ResourceKind::Service => {
-            &[("spec", &["clusterIP", "clusterIPs", "ports", "type", "selector"]), ("status", &[])]
-        }
+        // A Service has no generation. So a change by another client shows only in fields that are kept, and each field
+        // that the controller sets is one of them.
+        ResourceKind::Service => &[
+            (
+                "spec",
+                &[
+                    "clusterIP",
+                    "clusterIPs",
+                    "internalTrafficPolicy",
+                    "ipFamilyPolicy",
+                    "ports",
+                    "selector",
+                    "sessionAffinity",
+                    "type",
+                ],
+            ),
+            ("status", &[]),
+        ],
         ResourceKind::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
         ResourceKind::KnativeService
         | ResourceKind::Configuration
@@ -195,8 +210,12 @@ fn retain_fields(object: &mut Value, part: &str, fields: &[&str]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        shell::api::object_cache::ObservedObject,
+        write::children::services::{PlaceholderSpec, placeholder_service},
+    };
     use serde_json::json;
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
     fn every_kind_is_watched() {
@@ -222,6 +241,38 @@ mod tests {
             "status": {"phase": "Running"},
         });
         assert_eq!(pod, expected);
+    }
+
+    #[test]
+    fn a_service_keeps_each_field_that_the_controller_sets() {
+        let placeholder = PlaceholderSpec {
+            namespace: "default",
+            route: "hello",
+            uid: "t-uid",
+            tag: None,
+            service: "hello",
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            activator_port: Some(20_007),
+        };
+        let made = placeholder_service(&placeholder).body;
+        let mut kept = made.clone();
+        prune_fields(ResourceKind::Service, &mut kept);
+        assert_eq!(kept["spec"], made["spec"]);
+    }
+
+    #[test]
+    fn a_service_whose_affinity_another_client_has_set_is_seen_to_differ() {
+        let observed = |affinity: &str| {
+            let mut service = json!({
+                "metadata": {"name": "a", "ownerReferences": [{"uid": "t-uid", "controller": true}]},
+                "spec": {"type": "ClusterIP", "sessionAffinity": affinity},
+            });
+            trim_object(&WatchScope::all_of(ResourceKind::Service), &mut service);
+            ObservedObject::from_object(&service)
+        };
+        assert_eq!(observed("None"), observed("None"));
+        assert_ne!(observed("None"), observed("ClientIP"));
     }
 
     #[test]
