@@ -11,12 +11,14 @@
 //! [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when it
 //! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
+mod bound_connects;
 mod connection_activity;
 mod udp_sockets;
 
 use core::mem::size_of;
 
 pub use self::{
+    bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
@@ -88,6 +90,11 @@ pub mod maps {
     /// Hash: cookie of a socket whose record is in `OVERFLOW` (`u64`) → copy of the record, by which user space finds
     /// it. Only records with a [`netns_cookie`](super::ConnectRecord::netns_cookie) have a copy.
     pub const OVERFLOW_COPIES: &str = "OVERFLOW_COPIES";
+    /// LRU hash: [`BoundConnectKey`](super::BoundConnectKey) → [`BoundConnect`](super::BoundConnect).
+    pub const BOUND_CONNECTS: &str = "BOUND_CONNECTS";
+    /// LRU hash: cookie of a socket with a chosen local port (`u64`) → [`BoundConnectKey`](super::BoundConnectKey) of its
+    /// connection.
+    pub const BOUND_SOCKETS: &str = "BOUND_SOCKETS";
     /// LRU hash: [`UdpFlowKey`](super::UdpFlowKey) with a frontend → number of the backend that gets the socket's
     /// datagrams to it (`u32`). It counts only while the frontend's list names it.
     pub const UDP_FLOWS: &str = "UDP_FLOWS";
@@ -145,6 +152,11 @@ pub const LISTENERS_MAX: u32 = 4_096;
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
 pub const OVERFLOW_COPIES_MAX: u32 = 65_536;
+/// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel refuses
+/// a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
+pub const BOUND_CONNECTS_MAX: u32 = 4_096;
+/// Time for which the kernel keeps a closed connection in TIME_WAIT, in ns (`TCP_TIMEWAIT_LEN`).
+pub const TIME_WAIT_NS: u64 = 60_000_000_000;
 /// Most meshed network namespaces. Connects of further ones are redirected like others.
 pub const MESHED_NETNS_MAX: u32 = 1_024;
 /// Most known addresses of the node itself. Probes of the kubelet from further addresses are counted as requests.
@@ -208,6 +220,9 @@ pub const CONTROL_OVERFLOW: u32 = 8;
 /// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The agent
 /// writes it. It shares the line of the word above, which also changes rarely.
 pub const CONTROL_MESHED_NETNS: u32 = 9;
+/// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up takes
+/// place.
+pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -803,6 +818,10 @@ mod pod {
     unsafe impl aya::Pod for super::UdpReplySource {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::UdpSocket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::BoundConnectKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::BoundConnect {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SockFieldOffsets {}
     // SAFETY: two bytes.

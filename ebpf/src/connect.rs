@@ -13,6 +13,7 @@ use datapath::{
 
 use crate::{
     backend_choice::{ChosenBackend, NoRewriteReason, StackAligned, choose_backend, frontend_key},
+    bound_connects,
     connect_records::{self, find_record, handle_disconnect, record_tcp_connect},
     sock_addr::{ALLOW, BpfSockAddr, address_words, refuse_call},
     udp,
@@ -95,7 +96,9 @@ pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
 pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     // SAFETY: the helper takes the context as it is.
     let cookie = unsafe { bpf_get_socket_cookie(socket.cast()) };
-    if !connect_records::release_record(socket, cookie) {
+    if connect_records::release_record(socket, cookie) {
+        bound_connects::release_socket(cookie);
+    } else {
         udp::release_socket(socket, cookie);
     }
     ALLOW
@@ -109,12 +112,16 @@ fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut Conn
         .then_some(client)
 }
 
-/// Records a connect that is to be rewritten. Returns false if it must go on unchanged, because it is one of UDP and
-/// there is no memory for its record.
+/// Records a connect that is to be rewritten. Returns false if it must go on unchanged: there is no memory for the record
+/// of a UDP socket, or another connection has the local port and backend.
 #[inline(always)]
 fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> bool {
     if key.protocol == abi::IPPROTO_UDP {
         return udp::record_connect(ctx, key, target);
+    }
+    if !bound_connects::reserve(ctx, key, target) {
+        handle_disconnect(ctx.socket(), ctx.socket_cookie());
+        return false;
     }
     record_tcp_connect(ctx, key, target);
     true

@@ -20,6 +20,7 @@ use datapath::abi;
 
 mod backend_choice;
 mod bind;
+mod bound_connects;
 mod close;
 mod connect;
 mod connect_records;

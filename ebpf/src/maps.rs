@@ -94,6 +94,12 @@ pub static OVERFLOW: SocketStorage<abi::ConnectRecord, { BPF_F_NO_PREALLOC as us
 pub static OVERFLOW_COPIES: HashMap<u64, abi::ConnectRecord> =
     HashMap::pinned(abi::OVERFLOW_COPIES_MAX, BPF_F_NO_PREALLOC);
 #[map]
+pub static BOUND_CONNECTS: LruHashMap<abi::BoundConnectKey, abi::BoundConnect> =
+    LruHashMap::pinned(abi::BOUND_CONNECTS_MAX, 0);
+#[map]
+pub static BOUND_SOCKETS: LruHashMap<u64, abi::BoundConnectKey> =
+    LruHashMap::pinned(abi::BOUND_CONNECTS_MAX, 0);
+#[map]
 pub static UDP_FLOWS: LruHashMap<abi::UdpFlowKey, u32> = LruHashMap::pinned(abi::UDP_FLOWS_MAX, 0);
 #[map]
 pub static UDP_REPLIES: LruHashMap<abi::UdpFlowKey, abi::UdpReplySource> =

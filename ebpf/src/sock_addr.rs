@@ -156,6 +156,13 @@ impl BpfSockAddr {
         write!(self.0, user_port, u32::from(port));
     }
 
+    /// Returns the local port that the socket has before its connect, host byte order; 0 if none was chosen.
+    #[inline(always)]
+    pub fn local_port(self) -> u16 {
+        let socket = self.socket().cast::<bpf_sock>();
+        read!(socket, src_port) as u16
+    }
+
     /// Returns the socket of the call.
     #[inline(always)]
     pub fn socket(self) -> *mut c_void {

@@ -19,6 +19,8 @@ use datapath::abi::{self, AffinityKey, AffinityValue};
 use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT};
 
 const ECONNREFUSED: i32 = 111;
+/// Result of a connect to a ClusterIP that goes on unchanged, by the fixture's route.
+const EHOSTUNREACH: i32 = 113;
 /// ClusterIP of the Service.
 const CLUSTER_IP: &str = "10.96.0.9";
 /// Affinity timeout, which no test reaches.
@@ -216,7 +218,6 @@ fn more_clients_than_are_remembered_still_get_an_endpoint() {
 
 #[test]
 fn connects_of_a_meshed_namespace_go_on_unchanged() {
-    const EHOSTUNREACH: i32 = 113;
     let fixture = ClusterIpFixture::new(1, None);
     let pinned =
         |name| MapData::from_pin(fixture.kernel.paths().pins().join(name)).expect("it is pinned");
@@ -229,8 +230,33 @@ fn connects_of_a_meshed_namespace_go_on_unchanged() {
     control.set(abi::CONTROL_MESHED_NETNS, 1, 0).expect("inside the array");
     let mut client = fixture.clients[0].start_process();
     let step = format!("connect {CLUSTER_IP}:80");
-    assert_eq!(client.run_step(&step), Err(EHOSTUNREACH), "the fixture's route");
+    assert_eq!(client.run_step(&step), Err(EHOSTUNREACH));
     assert_eq!(fixture.connect(1, 5), led, "another namespace");
     meshed.remove(&fixture.clients[0].cookie).expect("it is there");
     assert_eq!(fixture.connect(0, 5), led);
+}
+
+/// The kernel cannot tell apart two connections with the same addresses and ports.
+#[test]
+fn a_local_port_that_one_service_led_to_a_pod_passes_by_another_service_of_the_pod() {
+    const OTHER_CLUSTER_IP: &str = "10.96.0.8";
+    let mut fixture = ClusterIpFixture::new(1, None);
+    let name = NamespacedName::new("default", "other");
+    let service = observed_service(OTHER_CLUSTER_IP, None);
+    let address = fixture.pods[0].ipv4().parse().expect("an address");
+    let slice = observed_slice(name.clone(), [address]);
+    fixture.kernel.observe_cluster(vec![
+        ClusterChange::Service(name, Some(service)),
+        ClusterChange::Slice(NamespacedName::new("default", "other-1"), Some(slice)),
+    ]);
+    let [mut client, mut another] = fixture.clients.each_ref().map(NetnsFixture::start_process);
+    let led = |cluster_ip: &str| Ok(format!("pod{} {cluster_ip}:80", fixture.pods[0].number));
+    let bound = |port: u16, cluster_ip: &str| format!("bound {port} {cluster_ip}:80");
+    assert_eq!(client.run_step(&bound(4_000, CLUSTER_IP)), led(CLUSTER_IP));
+    let same_port = bound(4_000, OTHER_CLUSTER_IP);
+    assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "not refused by the kernel");
+    assert_eq!(client.run_step(&bound(4_001, OTHER_CLUSTER_IP)), led(OTHER_CLUSTER_IP));
+    assert_eq!(another.run_step(&same_port), led(OTHER_CLUSTER_IP), "another namespace");
+    client.expect_step("drop");
+    assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "it may be in TIME_WAIT");
 }

@@ -9,6 +9,7 @@
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
 //! | `peer` | reads the peer address of the socket that connected last | `ok PEER` |
 //! | `only6 ADDRESS` | connects with a socket limited to IPv6, keeps it | `ok NAME PEER` |
+//! | `bound PORT ADDRESS` | connects from this local port over IPv4, keeps the socket | `ok NAME PEER` |
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
 //! | `disconnect` | disconnects the socket that connected last, keeps it | `ok` |
@@ -212,6 +213,15 @@ impl ScriptedSockets {
             ["only6", address] => {
                 let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
                 socket.set_only_v6(true)?;
+                socket.connect(&parse_address(address)?.into())?;
+                self.store_connection(socket.into())
+            }
+            ["bound", port, address] => {
+                let port: u16 = port.parse().map_err(io::Error::other)?;
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+                // Sockets that connect may share a local port.
+                socket.set_reuse_address(true)?;
+                socket.bind(&SocketAddr::from(([0, 0, 0, 0], port)).into())?;
                 socket.connect(&parse_address(address)?.into())?;
                 self.store_connection(socket.into())
             }

@@ -72,7 +72,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "maps sock_addr",
             "backend_choice",
-            "bind close connect_records packet sk_lookup udp",
+            "bind bound_connects close connect_records packet sk_lookup udp",
             "connect count",
             "sock_ops",
         ],

@@ -106,58 +106,70 @@ const fn lru_size(minimum: u32, cpus: u32) -> u32 {
     if for_cpus > minimum { for_cpus } else { minimum }
 }
 
-/// Refuses pinned maps of another shape, which the loader would reuse unchecked.
-fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
-    const HASH: u32 = 1;
-    const ARRAY: u32 = 2;
-    const LRU_HASH: u32 = 9;
-    let size = |bytes: usize| bytes as u32;
-    let udp_flows = lru_size(abi::UDP_FLOWS_MAX, possible_cpus()?);
-    let wanted = [
-        (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, sizes.frontends]),
-        (maps::SVC_STATE, [ARRAY, 4, 8, sizes.service_ids()]),
-        (maps::SVC_INFO, [ARRAY, 4, 8, sizes.service_ids()]),
-        (
-            maps::AFFINITY,
-            [
-                LRU_HASH,
-                size(size_of::<abi::AffinityKey>()),
-                size(size_of::<abi::AffinityValue>()),
-                sizes.affinity_clients,
-            ],
-        ),
-        (maps::UDP_FLOWS, [LRU_HASH, size(size_of::<abi::UdpFlowKey>()), 4, udp_flows]),
+/// The kernel's type of hash maps.
+const HASH: u32 = 1;
+/// The kernel's type of arrays.
+const ARRAY: u32 = 2;
+/// The kernel's type of hash maps that evict the entries that were used longest ago.
+const LRU_HASH: u32 = 9;
+
+/// Shape of a map: type, size of a key and of a value in bytes, entries.
+type MapShape = [u32; 4];
+
+/// Returns the size of a type in bytes, as the kernel has it.
+const fn bytes_of<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+/// Returns the shapes of the maps about client sockets.
+fn client_socket_shapes(sizes: MapSizes, cpus: u32) -> [(&'static str, MapShape); 9] {
+    let udp_flows = lru_size(abi::UDP_FLOWS_MAX, cpus);
+    let bound_connects = lru_size(abi::BOUND_CONNECTS_MAX, cpus);
+    let (record, udp_flow_key) = (bytes_of::<abi::ConnectRecord>(), bytes_of::<abi::UdpFlowKey>());
+    let bound_key = bytes_of::<abi::BoundConnectKey>();
+    let bound_connect = bytes_of::<abi::BoundConnect>();
+    [
+        (maps::CLAIMS, [ARRAY, 4, 8, sizes.connect_records]),
+        (maps::CLIENTS, [ARRAY, 4, record, sizes.connect_records]),
+        (maps::OVERFLOW_COPIES, [HASH, 8, record, abi::OVERFLOW_COPIES_MAX]),
+        (maps::BOUND_CONNECTS, [LRU_HASH, bound_key, bound_connect, bound_connects]),
+        (maps::BOUND_SOCKETS, [LRU_HASH, 8, bound_key, bound_connects]),
+        (maps::UDP_FLOWS, [LRU_HASH, udp_flow_key, 4, udp_flows]),
         (
             maps::UDP_REPLIES,
-            [
-                LRU_HASH,
-                size(size_of::<abi::UdpFlowKey>()),
-                size(size_of::<abi::UdpReplySource>()),
-                udp_flows,
-            ],
+            [LRU_HASH, udp_flow_key, bytes_of::<abi::UdpReplySource>(), udp_flows],
         ),
-        (maps::UDP_SOCKETS, [HASH, 8, size(size_of::<abi::UdpSocket>()), abi::UDP_SOCKETS_MAX]),
+        (maps::UDP_SOCKETS, [HASH, 8, bytes_of::<abi::UdpSocket>(), abi::UDP_SOCKETS_MAX]),
         (maps::MESHED_NETNS, [HASH, 8, 4, abi::MESHED_NETNS_MAX]),
+    ]
+}
+
+/// Refuses pinned maps of another shape, which the loader would reuse unchecked.
+fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
+    let rows = counter_row_count()?;
+    let affinity = [
+        LRU_HASH,
+        bytes_of::<abi::AffinityKey>(),
+        bytes_of::<abi::AffinityValue>(),
+        sizes.affinity_clients,
+    ];
+    let wanted = [
+        (maps::FRONTENDS, [HASH, bytes_of::<abi::FrontendKey>(), 4, sizes.frontends]),
+        (maps::SVC_STATE, [ARRAY, 4, 8, sizes.service_ids()]),
+        (maps::SVC_INFO, [ARRAY, 4, 8, sizes.service_ids()]),
+        (maps::AFFINITY, affinity),
         (maps::SLOTS, [ARRAY, 4, 8, sizes.list_entries]),
-        (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), sizes.backends]),
-        (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),
+        (maps::BACKENDS, [ARRAY, 4, bytes_of::<abi::BackendValue>(), sizes.backends]),
+        (maps::LISTEN, [HASH, 16, bytes_of::<abi::ListenValue>(), abi::LISTEN_MAX]),
         (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
-        (maps::PODS, [HASH, 8, size(size_of::<abi::PodValue>()), abi::PODS_MAX]),
-        (maps::POD_STATE, [ARRAY, 4, size(size_of::<abi::PodState>()), abi::PODS_MAX]),
-        (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::PodCounters>()), counter_row_count()?]),
-        (
-            maps::RESPONSES,
-            [ARRAY, 4, size(size_of::<abi::ResponseCounters>()), counter_row_count()?],
-        ),
+        (maps::PODS, [HASH, 8, bytes_of::<abi::PodValue>(), abi::PODS_MAX]),
+        (maps::POD_STATE, [ARRAY, 4, bytes_of::<abi::PodState>(), abi::PODS_MAX]),
+        (maps::COUNTERS, [ARRAY, 4, bytes_of::<abi::PodCounters>(), rows]),
+        (maps::RESPONSES, [ARRAY, 4, bytes_of::<abi::ResponseCounters>(), rows]),
         (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
         (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
-        (maps::CLAIMS, [ARRAY, 4, 8, sizes.connect_records]),
-        (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::ConnectRecord>()), sizes.connect_records]),
-        (
-            maps::OVERFLOW_COPIES,
-            [HASH, 8, size(size_of::<abi::ConnectRecord>()), abi::OVERFLOW_COPIES_MAX],
-        ),
     ];
+    let wanted = wanted.into_iter().chain(client_socket_shapes(sizes, possible_cpus()?));
     for (name, wanted) in wanted {
         let path = pins.join(name);
         // The loader creates and pins a missing map.
@@ -194,6 +206,7 @@ fn load_object(
     let record_mask = sizes.connect_records - 1;
     let cpus = possible_cpus()?;
     let (probes, udp_flows) = (lru_size(abi::PROBES_MAX, cpus), lru_size(abi::UDP_FLOWS_MAX, cpus));
+    let bound_connects = lru_size(abi::BOUND_CONNECTS_MAX, cpus);
     let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
@@ -220,6 +233,8 @@ fn load_object(
         .map_max_entries(maps::PROBES, probes)
         .map_max_entries(maps::UDP_FLOWS, udp_flows)
         .map_max_entries(maps::UDP_REPLIES, udp_flows)
+        .map_max_entries(maps::BOUND_CONNECTS, bound_connects)
+        .map_max_entries(maps::BOUND_SOCKETS, bound_connects)
         .override_global("CONNECT_RECORD_MASK", &record_mask, true)
         .override_global("HAVE_SET_RETVAL", &retval, true)
         .override_global("SOCKET_FIELDS", fields, true)

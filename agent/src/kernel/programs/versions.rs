@@ -21,11 +21,13 @@ const CLIENT_SOCKET_MAPS: [&str; 5] =
     [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW_COPIES, maps::CONTROL, maps::UDP_SOCKETS];
 
 /// Maps that the programs of client sockets use. A retired version keeps some of them only.
-const CLIENT_RECORD_MAPS: [&str; 8] = [
+const CLIENT_RECORD_MAPS: [&str; 10] = [
     maps::CLAIMS,
     maps::CLIENTS,
     maps::OVERFLOW,
     maps::OVERFLOW_COPIES,
+    maps::BOUND_CONNECTS,
+    maps::BOUND_SOCKETS,
     maps::BACKENDS,
     maps::CONTROL,
     maps::UDP_REPLIES,
