@@ -151,7 +151,7 @@ pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
-pub const OVERFLOW_COPIES_MAX: u32 = 65_536;
+pub const OVERFLOW_COPIES_MAX: u32 = 16_384;
 /// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel refuses
 /// a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
 pub const BOUND_CONNECTS_MAX: u32 = 4_096;
