@@ -230,9 +230,9 @@ impl AgentConfig {
         (!self.apiservers.is_empty()).then(addresses)
     }
 
-    /// Returns true if connects of namespaces that redirect them, as those of a mesh, are left to kube-proxy. Without it,
-    /// they would lead nowhere.
-    pub fn leaves_meshes_alone(&self) -> bool {
+    /// Returns true if connects of some clients are left to kube-proxy: those of kernel threads, and of namespaces that
+    /// redirect them, as those of a mesh. Without kube-proxy, they would lead nowhere.
+    pub fn leaves_clients_alone(&self) -> bool {
         self.clusterip != ClusterIpMode::Off && !self.without_kube_proxy
     }
 

@@ -272,10 +272,11 @@ impl AgentStreams {
     }
 }
 
-/// Starts the scans for meshed namespaces, whose connects go on unchanged, or removes what an earlier agent has found.
+/// Lets connects of kernel threads go on unchanged, and starts the scans for meshed namespaces, whose connects do so too.
+/// Where no client is left alone, it removes what an earlier agent has set.
 ///
 /// The first scan has ended when this returns: the maps may be new, and connects must not follow them before.
-async fn start_mesh_scans(
+async fn leave_clients_alone(
     config: &AgentConfig,
     paths: &AgentPaths,
     maps: &KernelMaps,
@@ -286,7 +287,8 @@ async fn start_mesh_scans(
     let (clients, cookies) = (paths.clients.clone(), NetnsCookies::new(paths));
     let meshed =
         MeshedNamespaceTask::new(clients, cookies, maps.meshed_namespaces()?, metrics.clone());
-    if config.leaves_meshes_alone() {
+    maps.leave_kernel_threads(config.leaves_clients_alone());
+    if config.leaves_clients_alone() {
         tasks.spawn(meshed.scan_once().await.run(shutdown.clone()));
     } else {
         meshed.clear();
@@ -338,7 +340,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
-    start_mesh_scans(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
+    leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
         maps,

@@ -223,6 +223,8 @@ pub const CONTROL_MESHED_NETNS: u32 = 9;
 /// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up takes
 /// place.
 pub const CONTROL_BOUND_CONNECTS: u32 = 10;
+/// Index in `CONTROL`: 1 while connects and datagrams of kernel threads go on unchanged. The agent writes it.
+pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -752,6 +754,22 @@ pub struct SocketBit {
 }
 const _: () = assert!(size_of::<SocketBit>() == 2);
 
+/// Flag of a task, and the place of its flags.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskFlag {
+    /// Mask of the flag; 0: it is not known.
+    pub mask: u32,
+    /// Offset of the flags (`u32`) from the begin of the kernel's `task_struct`, in bytes.
+    pub offset: u16,
+    /// Padding that is always zero.
+    pub reserved: u16,
+}
+const _: () = assert!(size_of::<TaskFlag>() == 8);
+
+/// Flag of kernel threads among a task's flags (`PF_KTHREAD`).
+pub const KERNEL_THREAD_FLAG: u32 = 0x0020_0000;
+
 /// Number of a helper that no kernel has. Before the agent loads the object, it replaces it with a call of the kernel's
 /// function `bpf_sock_destroy` (6.5), whose number differs between kernels.
 pub const SOCK_DESTROY_PLACEHOLDER: u32 = 0x5E4D_0E5D;
@@ -824,6 +842,8 @@ mod pod {
     unsafe impl aya::Pod for super::BoundConnect {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SockFieldOffsets {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::TaskFlag {}
     // SAFETY: two bytes.
     unsafe impl aya::Pod for super::SocketBit {}
 }

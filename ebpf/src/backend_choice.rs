@@ -2,11 +2,14 @@
 //!
 //! In doubt there is no choice: the call goes on unchanged.
 
-use core::ptr;
+use core::{ffi::c_void, ptr};
 
-use aya_ebpf::{helpers::generated::bpf_get_prandom_u32, maps::Array};
+use aya_ebpf::{
+    helpers::generated::{bpf_get_current_task, bpf_get_prandom_u32, bpf_probe_read_kernel},
+    maps::Array,
+};
 use datapath::{
-    abi::{self, AffinityKey, AffinityValue, BackendValue, FrontendKey, ListenKey},
+    abi::{self, AffinityKey, AffinityValue, BackendValue, FrontendKey, ListenKey, TaskFlag},
     load_balancing::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
 };
 
@@ -22,6 +25,10 @@ use crate::{
 const MAX_PICKS: u32 = 4;
 /// Steps that find an entry in the longest list of a service, which has 20 bits for its length.
 const MAX_SEARCH_STEPS: u32 = 20;
+/// Flag of kernel threads. Set by the agent before loading; without it they are taken for other tasks.
+#[unsafe(no_mangle)]
+static KERNEL_THREAD: TaskFlag = TaskFlag { mask: 0, offset: 0, reserved: 0 };
+
 /// Number that no backend has.
 pub const NO_BACKEND: u32 = u32::MAX;
 
@@ -97,6 +104,31 @@ pub fn choose_backend(
         return Err(NoRewriteReason::Pass);
     }
     choose_unchanged!(try_choose_backend(ctx, key))
+}
+
+/// Returns true if a kernel thread makes the call, as for a mount, and calls of such threads go on unchanged.
+///
+/// The kernel reports no close of its own sockets, so a redirected one would count as open forever.
+#[inline(always)]
+pub fn is_left_kernel_thread() -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    let flag = unsafe { ptr::read_volatile(&KERNEL_THREAD) };
+    // Where the helpers below are missing, the mask is 0, and the verifier drops the calls.
+    if flag.mask == 0 {
+        return false;
+    }
+    let Some(is_left) = CONTROL.get_ptr(abi::CONTROL_KERNEL_THREADS_LEFT) else { return false };
+    // SAFETY: a word of a live map value. Volatile, as user space writes it.
+    if unsafe { ptr::read_volatile(is_left) } == 0 {
+        return false;
+    }
+    let mut flags = 0u32;
+    // SAFETY: the helper has no arguments. The other one writes the four bytes of `flags`, whatever it reads.
+    let error = unsafe {
+        let task = bpf_get_current_task() + u64::from(flag.offset);
+        bpf_probe_read_kernel((&raw mut flags).cast(), 4, task as *const c_void)
+    };
+    error == 0 && flags & flag.mask != 0
 }
 
 /// Returns true if a mesh's proxy redirects the connections of the caller's network namespace. The proxy must see the

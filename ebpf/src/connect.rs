@@ -12,7 +12,10 @@ use datapath::{
 };
 
 use crate::{
-    backend_choice::{ChosenBackend, NoRewriteReason, StackAligned, choose_backend, frontend_key},
+    backend_choice::{
+        ChosenBackend, NoRewriteReason, StackAligned, choose_backend, frontend_key,
+        is_left_kernel_thread,
+    },
     bound_connects,
     connect_records::{self, find_record, handle_disconnect, record_tcp_connect},
     sock_addr::{ALLOW, BpfSockAddr, address_words, refuse_call},
@@ -112,10 +115,14 @@ fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut Conn
         .then_some(client)
 }
 
-/// Records a connect that is to be rewritten. Returns false if it must go on unchanged: there is no memory for the record
-/// of a UDP socket, or another connection has the local port and backend.
+/// Records a connect that is to be rewritten. Returns false if it must go on unchanged: a kernel thread makes it, there is
+/// no memory for the record of a UDP socket, or another connection has the local port and backend.
 #[inline(always)]
 fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> bool {
+    if is_left_kernel_thread() {
+        handle_unchanged_connect(ctx);
+        return false;
+    }
     if key.protocol == abi::IPPROTO_UDP {
         return udp::record_connect(ctx, key, target);
     }

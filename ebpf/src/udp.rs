@@ -14,8 +14,8 @@ use datapath::{
 use crate::{
     backend_choice::{
         ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, choose_unchanged,
-        copy_backend, frontend_key, is_meshed, listed_backend, read_word, service_id_of,
-        verify_unchanged,
+        copy_backend, frontend_key, is_left_kernel_thread, is_meshed, listed_backend, read_word,
+        service_id_of, verify_unchanged,
     },
     maps::{
         CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
@@ -92,6 +92,7 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
         Ok(target) => {
             // The kernel sends no datagram to an address of the other family.
             if load_balancing::is_ipv4_mapped(&target.address) != is_ipv6
+                && !is_left_kernel_thread()
                 && remember_flow(ctx, key, &target)
             {
                 set_address(ctx, is_ipv6, &target.address, target.port_be);

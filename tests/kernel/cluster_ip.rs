@@ -4,6 +4,10 @@ use std::{net::IpAddr, num::NonZeroU16, time::Duration};
 
 use agent::{
     config::ClusterIpMode,
+    kernel::{
+        features::VerifierFeatures,
+        programs::{EbpfPrograms, embedded_object},
+    },
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -37,7 +41,14 @@ struct ClusterIpFixture {
 
 impl ClusterIpFixture {
     fn new(pod_count: usize, affinity_timeout: Option<Duration>) -> Self {
-        let mut kernel = KernelFixture::new();
+        Self::with_kernel(KernelFixture::new(), pod_count, affinity_timeout)
+    }
+
+    fn with_kernel(
+        mut kernel: KernelFixture,
+        pod_count: usize,
+        affinity_timeout: Option<Duration>,
+    ) -> Self {
         kernel.serve_cluster_services(ClusterIpMode::All);
         let clients = [kernel.add_client(), kernel.add_client()];
         let pods: Vec<_> = (0..pod_count).map(|_| kernel.add_pod()).collect();
@@ -259,4 +270,33 @@ fn a_local_port_that_one_service_led_to_a_pod_passes_by_another_service_of_the_p
     assert_eq!(another.run_step(&same_port), led(OTHER_CLUSTER_IP), "another namespace");
     client.expect_step("drop");
     assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "it may be in TIME_WAIT");
+}
+
+/// Here no kernel thread connects. So a flag of nearly all processes stands for that of kernel threads: `PF_RANDOMIZE`,
+/// which says that their addresses are randomized.
+#[test]
+fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
+    const RANDOMIZED_FLAG: u32 = 0x0040_0000;
+    let detected = VerifierFeatures::detect();
+    if detected.kernel_thread.mask == 0 {
+        // This kernel has no BTF.
+        return;
+    }
+    assert_eq!(detected.kernel_thread.mask, abi::KERNEL_THREAD_FLAG);
+    let step = format!("connect {CLUSTER_IP}:80");
+    for (mask, result) in [(RANDOMIZED_FLAG, Err(EHOSTUNREACH)), (abi::KERNEL_THREAD_FLAG, Ok(()))]
+    {
+        let kernel_thread = abi::TaskFlag { mask, ..detected.kernel_thread };
+        let features = VerifierFeatures { kernel_thread, ..detected };
+        let kernel = KernelFixture::with_programs(|paths| {
+            EbpfPrograms::load_with(embedded_object(), paths, features)
+        });
+        let fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
+        let mut client = fixture.clients[0].start_process();
+        client.expect_step(&step);
+        fixture.kernel.maps.leave_kernel_threads(true);
+        assert_eq!(client.run_step(&step).map(drop), result, "mask {mask:#x}");
+        fixture.kernel.maps.leave_kernel_threads(false);
+        client.expect_step(&step);
+    }
 }

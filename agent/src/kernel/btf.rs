@@ -2,7 +2,7 @@
 //!
 //! Aya reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
 
-use datapath::abi::{self, SockFieldOffsets, SocketBit};
+use datapath::abi::{self, SockFieldOffsets, SocketBit, TaskFlag};
 
 /// Path of the running kernel's BTF.
 pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";
@@ -92,6 +92,12 @@ impl<'a> KernelBtf<'a> {
         // BTF counts from the lowest bit on little-endian machines, from the highest on others.
         let mask = if cfg!(target_endian = "big") { 0x80 >> field.bit } else { 1 << field.bit };
         Some(SocketBit { byte_index, mask })
+    }
+
+    /// Returns the flag of kernel threads; `None` if tasks have no flags.
+    pub(crate) fn kernel_thread_flag(&self) -> Option<TaskFlag> {
+        let offset = self.field_offset("task_struct", "flags")?;
+        Some(TaskFlag { mask: abi::KERNEL_THREAD_FLAG, offset, reserved: 0 })
     }
 
     /// Returns the type id of a function.
@@ -260,6 +266,7 @@ mod tests {
         let (reuse, v6_only) = (made.name("skc_reuse"), made.name("skc_ipv6only"));
         let members = [reuse, 1, (4 << 24) | (19 * 8), v6_only, 1, (1 << 24) | (19 * 8 + 5)];
         made.add("sock_common", 1 << 31 | STRUCT << 24 | 2, 0, &members);
+        made.composite("task_struct", STRUCT, &[("usage", 1, 0), ("flags", 1, 44)]);
         made.bytes()
     }
 
@@ -275,6 +282,8 @@ mod tests {
         assert_eq!(types.field_offset("socket", "first"), None);
         assert_eq!(types.socket_fields(), Err("skc_state"));
         assert_eq!(types.v6_only(), Some(SocketBit { byte_index: 19, mask: 0x20 }));
+        let flag = TaskFlag { mask: abi::KERNEL_THREAD_FLAG, offset: 44, reserved: 0 };
+        assert_eq!(types.kernel_thread_flag(), Some(flag));
         assert_eq!((types.function_id("sock"), types.function_id("alias")), (Some(5), None));
     }
 

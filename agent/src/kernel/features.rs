@@ -3,7 +3,7 @@
 //! The kernel's version does not show them: distributions backport helpers to older kernels, and leave some out of
 //! newer ones.
 
-use datapath::abi::SocketBit;
+use datapath::abi::{SocketBit, TaskFlag};
 
 use crate::kernel::{
     btf::{self, KernelBtf},
@@ -17,7 +17,9 @@ const PROG_SOCK_ADDR: u32 = 18;
 /// Attach type of IPv4 connects (`enum bpf_attach_type`).
 const ATTACH_CONNECT4: u32 = 10;
 
-/// Number of a helper (`include/uapi/linux/bpf.h`); numbers never change. This one reads any kernel memory.
+/// Number of a helper (`include/uapi/linux/bpf.h`); numbers never change. This one returns the calling task.
+const GET_CURRENT_TASK: i32 = 35;
+/// Helper that reads any kernel memory.
 const PROBE_READ_KERNEL: i32 = 113;
 /// Helper that returns the cookie of a network namespace.
 const GET_NETNS_COOKIE: i32 = 122;
@@ -45,6 +47,9 @@ pub struct VerifierFeatures {
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
     /// programs may not read kernel memory. Then such a listener counts as one of both families.
     pub v6_only: SocketBit,
+    /// Flag by which kernel threads are recognized. No flag if the kernel has no BTF, or if programs at connects may not
+    /// read kernel memory. Then kernel threads are taken for other tasks.
+    pub kernel_thread: TaskFlag,
 }
 
 impl VerifierFeatures {
@@ -54,6 +59,7 @@ impl VerifierFeatures {
         sock_ops_netns_cookie: false,
         mptcp_sock: false,
         v6_only: SocketBit { byte_index: 0, mask: 0 },
+        kernel_thread: TaskFlag { mask: 0, offset: 0, reserved: 0 },
     };
 
     /// Detects the features of the running kernel.
@@ -86,8 +92,23 @@ impl VerifierFeatures {
                 .then(find_v6_only_bit)
                 .flatten()
                 .unwrap_or_default(),
+            kernel_thread: reads_tasks(&probe_read)
+                .then(find_kernel_thread_flag)
+                .flatten()
+                .unwrap_or_default(),
         }
     }
+}
+
+/// Returns true if programs at connects may read the calling task. `probe_read` sets the arguments of a read.
+fn reads_tasks(probe_read: &[BpfInstruction]) -> bool {
+    accepts_helper(PROG_SOCK_ADDR, ATTACH_CONNECT4, &[], GET_CURRENT_TASK)
+        && accepts_helper(PROG_SOCK_ADDR, ATTACH_CONNECT4, probe_read, PROBE_READ_KERNEL)
+}
+
+/// Returns the flag of kernel threads, from the kernel's BTF.
+fn find_kernel_thread_flag() -> Option<TaskFlag> {
+    KernelBtf::parse(&std::fs::read(btf::FILE).ok()?)?.kernel_thread_flag()
 }
 
 /// Returns true if the kernel accepts programs of the types that the agent attaches to cgroups, from this process.

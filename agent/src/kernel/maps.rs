@@ -202,6 +202,12 @@ impl KernelMaps {
         meshed_namespaces::MeshedNamespaceEntries::open(&self.pins)
     }
 
+    /// Leaves connects and datagrams of kernel threads unchanged, as for mounts, or redirects them.
+    pub fn leave_kernel_threads(&self, are_left: bool) {
+        let word = &self.control.words()[abi::CONTROL_KERNEL_THREADS_LEFT as usize];
+        word.store(are_left.into(), Release);
+    }
+
     /// Opens the gauges of pods, for another task.
     pub fn gauges(&self) -> Result<PodGauges, KernelMapError> {
         PodGauges::open(&self.pins)

@@ -380,6 +380,7 @@ mod tests {
                 sock_ops_netns_cookie: true,
                 mptcp_sock: true,
                 v6_only: SocketBit { byte_index: 1, mask: 1 },
+                ..VerifierFeatures::NONE
             },
             pods_cgroup: Ok("/sys/fs/cgroup/kubepods".into()),
             has_bpf_file_system: true,

@@ -207,7 +207,8 @@ fn load_object(
     let cpus = possible_cpus()?;
     let (probes, udp_flows) = (lru_size(abi::PROBES_MAX, cpus), lru_size(abi::UDP_FLOWS_MAX, cpus));
     let bound_connects = lru_size(abi::BOUND_CONNECTS_MAX, cpus);
-    let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only } = features;
+    let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only, kernel_thread } =
+        features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
     // Without another version, a map of its own that stays empty.
@@ -242,6 +243,7 @@ fn load_object(
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .override_global("V6_ONLY", &v6_only, true)
+        .override_global("KERNEL_THREAD", &kernel_thread, true)
         .load(object);
     loaded.map_err(|e| EbpfProgramsError::Load(Box::new(e)))
 }
