@@ -201,21 +201,24 @@ impl AgentConfig {
         if self.without_kube_proxy && self.clusterip != ClusterIpMode::All {
             return Err(setting_error("without-kube-proxy", "true", "needs --clusterip all"));
         }
-        if let Some(path) = &self.kubelet_kubeconfig
-            && self.clusterip == ClusterIpMode::Off
-        {
-            let value = path.display().to_string();
-            return Err(setting_error(
-                "kubelet-kubeconfig",
-                &value,
-                "needs --clusterip labelled or all",
-            ));
-        }
+        self.check_kubelet_kubeconfig()?;
         if self.tunnel_drain_ms > 600_000 {
             let value = self.tunnel_drain_ms.to_string();
             return Err(setting_error("tunnel-drain-ms", &value, "must be at most 600000"));
         }
         Ok(())
+    }
+
+    /// Refuses the kubelet's kubeconfig in a mode in which no API server is asked.
+    fn check_kubelet_kubeconfig(&self) -> Result<(), AgentConfigError> {
+        match &self.kubelet_kubeconfig {
+            Some(path) if self.clusterip == ClusterIpMode::Off => Err(setting_error(
+                "kubelet-kubeconfig",
+                &path.display().to_string(),
+                "needs --clusterip labelled or all",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the time that a draining pod waits for its upgraded connections.
