@@ -247,7 +247,7 @@ struct CodeLine<'a> {
     code: &'a str,
 }
 
-/// Lines before the test module, without comments. Line numbers are exact for code formatted by rustfmt.
+/// Lines of code outside the test module, without comments. Line numbers are exact for code formatted by rustfmt.
 fn code_lines(text: &str) -> Vec<CodeLine<'_>> {
     before_tests(text)
         .lines()
@@ -257,9 +257,15 @@ fn code_lines(text: &str) -> Vec<CodeLine<'_>> {
         .collect()
 }
 
+/// Text before the inline test module, which ends its file. A declaration such as `mod tests;` does not end the text:
+/// code follows it.
 pub(crate) fn before_tests(text: &str) -> &str {
-    let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
-    &text[..end]
+    const TEST_MODULE: &str = "\n#[cfg(test)]\nmod ";
+    let is_inline = |at: &usize| {
+        text[at + TEST_MODULE.len()..].lines().next().is_some_and(|line| line.contains('{'))
+    };
+    let end = text.match_indices(TEST_MODULE).map(|(at, _)| at).find(is_inline);
+    &text[..end.unwrap_or(text.len())]
 }
 
 /// Cuts off a comment, and everything from the first string literal, because messages may contain any word.
@@ -297,6 +303,12 @@ mod tests {
     fn a_pure_file_must_not_name_a_clock_outside_tests_and_comments() {
         let text = "//! Pure: x\n// Instant::now is the caller's\nlet a = Instant::now();\n\n#[cfg(test)]\nmod tests { Instant::now() }\n";
         assert_eq!(check("agent/src/routes/plan.rs", text), ["agent/src/routes/plan.rs:3"]);
+    }
+
+    #[test]
+    fn code_after_the_declaration_of_a_test_module_is_checked() {
+        let text = "//! Pure: x\n\n#[cfg(test)]\nmod tests;\n\nlet a = Instant::now();\n";
+        assert_eq!(check("agent/src/routes/plan.rs", text), ["agent/src/routes/plan.rs:6"]);
     }
 
     #[test]
