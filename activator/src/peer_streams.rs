@@ -328,6 +328,7 @@ impl HolderStream {
         let stream_number = {
             let mut latest = latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
             *latest += 1;
+            // Under the lock, so that the end of an earlier stream does not undo it.
             streams.on_holder_stream(&peer, |peers| {
                 peers.on_alive(&peer);
                 peers.connected.insert(peer.clone());
