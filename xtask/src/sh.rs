@@ -42,7 +42,8 @@ pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Command `program` as root: directly if xtask is root, else through sudo, with the same `PATH` and kept variables.
+/// Command `program` as root: directly if xtask is root, else through sudo with `PATH`, `HOME` and
+/// [`PRESERVED_VARIABLES`].
 pub(crate) fn root_command(program: impl AsRef<OsStr>) -> Command {
     root_command_with(program, &[])
 }

@@ -66,9 +66,9 @@ const UNSAFE_FILES: [&str; 5] = [
     "tests/kernel/sys.rs",
 ];
 
-/// Number of lines before the tests from which a file gets a warning.
+/// Number of lines before the tests above which a file gets a warning.
 const WARNING_LINES: usize = 400;
-/// Number of lines before the tests from which a file must be split.
+/// Number of lines before the tests above which a file must be split.
 const MAX_LINES: usize = 800;
 
 /// One source file of the workspace.
@@ -194,12 +194,12 @@ fn check_length(file: &SourceFile<'_>) -> Option<TidyFinding> {
 }
 
 fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
-    // The implementations of `Pod` need aya's trait; they are data, not I/O.
     let named = IMPURE_NAMES.iter().find(|name| {
         // Not in the middle of a longer name, such as `my_tokio::`.
         let is_named = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
         });
+        // `abi.rs` implements aya's trait `Pod` (plain old data) for the values of maps, which is no I/O.
         is_named && !(**name == "aya::" && path == "datapath/src/abi.rs")
     })?;
     let location = format!("{path}:{}", line.number);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_warned_at_400_lines_and_refused_at_800() {
+    fn a_file_is_warned_above_400_lines_and_refused_above_800() {
         let file_of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
         let severity = |lines| {
             let text = file_of(lines);
