@@ -18,7 +18,7 @@ use datapath::{
 
 use crate::{
     fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, pod_uid},
-    scripted_process::ScriptedProcess,
+    scripted_process::{ScriptedProcess, parse_counts},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -231,9 +231,7 @@ fn connect_while_pods_change(ready_count: usize) {
         fixture.apply_table();
     }
     let reply = client.read_reply().expect("no connect failed");
-    let count = |one: &str| -> Option<u32> { one.split_once('=')?.1.parse().ok() };
-    let total: u32 = reply.split(' ').map(|one| count(one).expect("a count")).sum();
-    assert_eq!(total, 3_000, "{reply}");
+    assert_eq!(parse_counts(&reply).values().sum::<u32>(), 3_000, "{reply}");
 }
 
 #[test]
@@ -346,7 +344,7 @@ fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile
 
 #[test]
 fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, gateway, pod) = (fixture.add_client(), fixture.add_client(), fixture.add_pod());
     let mut servers = [gateway.start_process(), pod.start_process()];
     servers[0].expect_step("listen [::]:20001 activator");
