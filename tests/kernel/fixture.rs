@@ -4,7 +4,7 @@
 //! removed when the next fixture is made.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::UdpSocket,
     ops::{Deref, DerefMut},
@@ -20,6 +20,7 @@ use std::{
 use agent::{
     config::ClusterIpMode,
     kernel::{
+        locked_close::LockedCloser,
         map_op::KernelPodIds,
         maps::KernelMaps,
         netns_cookies::NetnsCookies,
@@ -49,12 +50,16 @@ pub(crate) struct KernelFixture {
     name: String,
     paths: AgentPaths,
     pub(crate) programs: Option<EbpfPrograms>,
+    /// Closer of connections; `None` on kernels without support.
+    pub(crate) locked_closer: Option<LockedCloser>,
     pub(crate) maps: KernelMaps,
     pub(crate) table: RouteTable,
     /// RouteTable as last passed to the planner.
     planned_table: RouteTable,
     pub(crate) pod_ids: BTreeMap<String, KernelPodIds>,
     planner: RoutePlanner,
+    /// True if the planner also has Services of the cluster.
+    serves_cluster_services: bool,
     now_ns: u64,
     /// Number of the newest network namespace.
     last_netns: u8,
@@ -81,7 +86,9 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 /// A fixture that tests use one after the other: loading takes longer than most of them, and on a node the programs
 /// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
-/// For tests that inspect only objects of their own namespaces, and do not replace the programs.
+/// For tests that inspect only objects of their own namespaces, changes of counters, and gauges that are 0 at rest. A
+/// test may load the same programs again. It must not fill maps, or replace programs or maps by others: such a test has
+/// a fixture alone.
 pub(crate) struct SharedKernelFixture {
     fixture: Option<KernelFixture>,
     /// True if one test alone uses this fixture.
@@ -186,19 +193,22 @@ impl KernelFixture {
         paths: AgentPaths,
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
-        let programs =
+        let mut programs =
             load(paths.clone()).unwrap_or_else(|error| panic!("{}", error_chain(&error)));
+        let locked_closer = programs.take_locked_closer();
         let maps = KernelMaps::open(&programs.pins()).expect("the maps are pinned");
         let planner = RoutePlanner::resume(maps.read_routes().expect("readable"), 0);
         Self {
             name,
             paths,
             programs: Some(programs),
+            locked_closer,
             maps,
             table: RouteTable::default(),
             planned_table: RouteTable::default(),
             pod_ids: BTreeMap::new(),
             planner,
+            serves_cluster_services: false,
             now_ns: abi::QUARANTINE_NS,
             last_netns: 1,
             last_removed_netns: 1,
@@ -250,10 +260,17 @@ impl KernelFixture {
         self.pod_ids.insert(pod_uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
-    /// Removes all services and network namespaces, with their processes.
+    /// Removes all services, node addresses and network namespaces, with their processes.
     fn remove_all(&mut self) {
         self.table = RouteTable::default();
+        if std::mem::take(&mut self.serves_cluster_services) {
+            // A planner without Services of the cluster removes those that it finds in the maps.
+            let routes = self.maps.read_routes().expect("readable");
+            self.planner = RoutePlanner::resume(routes, self.now_ns);
+            self.planned_table = RouteTable::default();
+        }
         self.apply_table();
+        self.maps.set_node_addresses(&BTreeSet::new()).expect("writable");
         for KernelPodIds { cookie, .. } in std::mem::take(&mut self.pod_ids).into_values() {
             self.maps.unregister(cookie).expect("it was registered");
         }
@@ -331,8 +348,9 @@ impl KernelFixture {
         ops.len()
     }
 
-    /// Makes this fixture's node serve Services of the cluster. Not for a fixture that other tests use after this one.
+    /// Makes this fixture's node serve Services of the cluster.
     pub(crate) fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
+        self.serves_cluster_services = true;
         self.planner.serve_cluster_services(mode, "here");
     }
 
