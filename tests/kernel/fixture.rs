@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -40,7 +40,7 @@ use common::{
 use datapath::abi;
 use nix::sched::{CloneFlags, setns};
 
-use crate::{scripted_process::ScriptedProcess, sys};
+use crate::{agent::shared_agent::end_idle_agent, scripted_process::ScriptedProcess, sys};
 
 const PREFIX: &str = "rouse-kernel-";
 /// Port on which the pods serve.
@@ -128,13 +128,14 @@ impl DerefMut for SharedKernelFixture {
 
 impl Drop for SharedKernelFixture {
     fn drop(&mut self) {
+        static AT_EXIT: Once = Once::new();
         let Some(mut fixture) = self.fixture.take() else { return };
         // After a failure the next test gets a new fixture.
         if self.is_exclusive || std::thread::panicking() || fixture.last_netns > MAX_NETNS {
             return;
         }
         fixture.remove_all();
-        sys::at_exit(|| drop(lock_idle_fixture().take()));
+        AT_EXIT.call_once(|| sys::at_exit(|| drop(lock_idle_fixture().take())));
         *lock_idle_fixture() = Some(fixture);
     }
 }
@@ -167,6 +168,7 @@ impl KernelFixture {
     pub(crate) fn with_programs(
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
+        end_idle_agent();
         let (paths, guard) = create_cgroups();
         let name = guard.0.clone();
         create_node(&name);

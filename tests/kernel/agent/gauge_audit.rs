@@ -21,7 +21,7 @@ fn audit_fixture(test: &str) -> AgentFixture {
     let mut fixture = AgentFixture::new(test);
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     fixture.start_agent();
-    fixture.pod = Some(fixture.spawn_in_cgroup("server", "pods/poduid-1/main"));
+    fixture.pod = Some(fixture.spawn_in_pod("server"));
     fixture.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
@@ -127,7 +127,7 @@ fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
 #[test]
 fn uncounted_connections_are_reported() {
     let mut fixture = AgentFixture::new("audit-uncounted");
-    fixture.pod = Some(fixture.spawn_in_cgroup("server", "pods/poduid-1/main"));
+    fixture.pod = Some(fixture.spawn_in_pod("server"));
     fixture.send_to_pod("listen");
     // Connected before any program was attached.
     let deadline = Instant::now() + WAIT_TIMEOUT;

@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 
 use super::{
-    http_server::{UPGRADE, send_and_measure, server_fixture},
+    http_server::{UPGRADE, send_and_measure, server_fixture, shared_server_fixture},
     *,
 };
 
@@ -97,7 +97,7 @@ fn cancel_frame(stream: u32) -> Vec<u8> {
 
 #[test]
 fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
-    let fixture = server_fixture("overdue-h2", TIMEOUT);
+    let fixture = shared_server_fixture(TIMEOUT);
     let [mut one, mut many] = [fixture.connect(), fixture.connect()];
     for stream in [&mut many, &mut one] {
         let bytes = [CLIENT_PREFACE, &request_frame(1)].concat();
