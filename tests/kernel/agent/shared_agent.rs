@@ -2,7 +2,10 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Mutex, MutexGuard, Once, PoisonError},
+    sync::{
+        Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use super::*;
@@ -43,9 +46,10 @@ impl Drop for SharedAgentFixture {
         static AT_EXIT: Once = Once::new();
         let Some(mut node) = self.0.take() else { return };
         // After a failure the next test gets a new node.
-        if thread::panicking() || !node.exchange_pod() {
+        if thread::panicking() {
             return;
         }
+        node.exchange_pod();
         AT_EXIT.call_once(|| sys::at_exit(remove_idle_node));
         *lock_idle_node() = Some(node);
     }
@@ -61,7 +65,9 @@ pub(crate) fn end_idle_agent() {
 }
 
 fn start_node() -> AgentFixture {
-    let mut node = AgentFixture::new("shared");
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut node = AgentFixture::new(&format!("shared{number}"));
     node.agent = Some(spawn_beyond_the_test(node.agent_command()));
     node.wait_attached();
     node
@@ -88,8 +94,8 @@ fn remove_idle_node() {
 }
 
 impl AgentFixture {
-    /// Removes the pod and all routes, and makes room for the next pod. Returns false if the agent keeps the pod.
-    fn exchange_pod(&mut self) -> bool {
+    /// Removes the pod and all routes, and prepares the next pod.
+    fn exchange_pod(&mut self) {
         let revision = NamespacedName::new("default", "hello-00001");
         self.routes.remove(&RouteKey::Service(NamespacedName::new("default", "hello")));
         self.routes.remove(&RouteKey::Pod(self.pod_uid()));
@@ -100,9 +106,7 @@ impl AgentFixture {
         }
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.slots().is_empty() {
-            if Instant::now() > deadline {
-                return false;
-            }
+            assert!(Instant::now() < deadline, "the agent never forgets the pod");
             thread::sleep(Duration::from_millis(10));
         }
         remove_cgroup(&self.pod_cgroup());
@@ -114,6 +118,5 @@ impl AgentFixture {
         // Reports about pods that are gone.
         self.reports.try_iter().for_each(drop);
         self.usages.try_iter().for_each(drop);
-        true
     }
 }
