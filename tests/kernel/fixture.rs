@@ -58,8 +58,6 @@ pub(crate) struct KernelFixture {
     planned_table: RouteTable,
     pub(crate) pod_ids: BTreeMap<String, KernelPodIds>,
     planner: RoutePlanner,
-    /// True if the planner also has Services of the cluster.
-    serves_cluster_services: bool,
     now_ns: u64,
     /// Number of the newest network namespace.
     last_netns: u8,
@@ -87,8 +85,8 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 /// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
 /// For tests that inspect only objects of their own namespaces, changes of counters, and gauges that are 0 at rest. A
-/// test may load the same programs again. It must not fill maps, or replace programs or maps by others: such a test has
-/// a fixture alone.
+/// test may load the same programs again, and change lists in the maps. It must not fill maps, or replace programs or
+/// maps by others: such a test has a fixture alone.
 pub(crate) struct SharedKernelFixture {
     fixture: Option<KernelFixture>,
     /// True if one test alone uses this fixture.
@@ -210,7 +208,6 @@ impl KernelFixture {
             planned_table: RouteTable::default(),
             pod_ids: BTreeMap::new(),
             planner,
-            serves_cluster_services: false,
             now_ns: abi::QUARANTINE_NS,
             last_netns: 1,
             last_removed_netns: 1,
@@ -265,12 +262,10 @@ impl KernelFixture {
     /// Removes all services, node addresses and network namespaces, with their processes.
     fn remove_all(&mut self) {
         self.table = RouteTable::default();
-        if std::mem::take(&mut self.serves_cluster_services) {
-            // A planner without Services of the cluster removes those that it finds in the maps.
-            let routes = self.maps.read_routes().expect("readable");
-            self.planner = RoutePlanner::resume(routes, self.now_ns);
-            self.planned_table = RouteTable::default();
-        }
+        // Another planner knows no Services of the cluster, and finds in the maps what the test itself has written.
+        let routes = self.maps.read_routes().expect("readable");
+        self.planner = RoutePlanner::resume(routes, self.now_ns);
+        self.planned_table = RouteTable::default();
         self.apply_table();
         self.maps.set_node_addresses(&BTreeSet::new()).expect("writable");
         for KernelPodIds { cookie, .. } in std::mem::take(&mut self.pod_ids).into_values() {
@@ -352,7 +347,6 @@ impl KernelFixture {
 
     /// Makes this fixture's node serve Services of the cluster.
     pub(crate) fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
-        self.serves_cluster_services = true;
         self.planner.serve_cluster_services(mode, "here");
     }
 

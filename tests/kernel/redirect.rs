@@ -69,14 +69,15 @@ fn an_unknown_address_is_left_alone() {
 
 #[test]
 fn a_service_of_mode_refuse_is_refused() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let client = fixture.add_client();
     fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
-    let service = *fixture.maps.read_routes().unwrap().frontends.values().next().unwrap();
-    for service in [service, service + 1] {
+    let frontends = fixture.maps.read_routes().unwrap().frontends;
+    assert_eq!(frontends.len(), 2, "one of each family");
+    for service_id in frontends.into_values() {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
-        fixture.maps.apply(&[MapOp::State { service_id: service, state }]).unwrap();
+        fixture.maps.apply(&[MapOp::State { service_id, state }]).unwrap();
     }
     let mut client = client.start_process();
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(ECONNREFUSED));
@@ -248,11 +249,12 @@ fn every_connect_under_a_writer_that_edits_lists_reaches_a_pod() {
 /// Two services whose lists change as no agent would change them: freed backends are used by the other service at
 /// once, without a quarantine.
 struct ContendedServicesFixture {
-    kernel: KernelFixture,
+    /// Dropped before `kernel`, whose cgroups must hold no process then.
+    _servers: [ScriptedProcess; 2],
+    kernel: SharedKernelFixture,
     client: NetnsFixture,
     first_pod: NetnsFixture,
     second_pod: NetnsFixture,
-    _servers: [ScriptedProcess; 2],
 }
 
 impl ContendedServicesFixture {
@@ -263,7 +265,7 @@ impl ContendedServicesFixture {
     const OWN_SLOT: u32 = 100_002;
 
     fn new() -> Self {
-        let mut kernel = KernelFixture::new();
+        let mut kernel = SharedKernelFixture::new();
         let (client, first_pod, second_pod) =
             (kernel.add_client(), kernel.add_pod(), kernel.add_pod());
         let mut servers = [first_pod.start_process(), second_pod.start_process()];
@@ -273,7 +275,7 @@ impl ContendedServicesFixture {
         }
         kernel.add_service(1, ConnectionPath::Direct);
         kernel.apply_table();
-        Self { kernel, client, first_pod, second_pod, _servers: servers }
+        Self { _servers: servers, kernel, client, first_pod, second_pod }
     }
 
     fn backend(id: u32, pod: &NetnsFixture, port: u16) -> MapOp {
