@@ -1,7 +1,8 @@
 //! Shell: the agent as a process, between a fake controller and autoscaler that only receive, with a real pod.
 //!
-//! Every test has its own network namespaces (one for the node, one for the pod), cgroup and bpf filesystem. Agent
-//! and pod are this program again, in a role that the environment names.
+//! Every test has a pod of its own. Most have a node of their own too, with network namespaces (one for the node, one
+//! for the pod), cgroup and bpf filesystem; the others share one, with its agent. Agent and pod are this program again,
+//! in a role that the environment names.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
