@@ -46,7 +46,7 @@ const PARALLEL_TESTS: [&str; 16] = [
 ];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
-/// Number of these tests that run at a time. They wait for pods and time windows, and use little processor time.
+/// Number of these tests that run at a time. They often wait for pods and time windows.
 const PARALLELISM: u8 = 4;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
