@@ -1,15 +1,13 @@
 //! Shell: growth of requests in flight is reported at once, not with the next periodic report.
 
-use super::*;
+use super::{shared_agent::SharedAgentFixture, *};
 
 /// Metric of the events that an agent has read from the kernel.
 const EVENTS: &str = "rouse_agent_events_total";
 
 impl AgentFixture {
     fn event_count(&self) -> u64 {
-        let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
-        let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
-        counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
+        self.metric_count(EVENTS)
     }
 
     /// Sends a request that gets no response.
@@ -37,9 +35,8 @@ fn is_armed(fixture: &AgentFixture) -> bool {
 #[test]
 fn growth_beyond_the_last_report_is_reported_by_events() {
     const REQUESTS: u64 = 50;
-    let mut fixture = AgentFixture::new("growth");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("keep");
     fixture.send_to_pod("listen");

@@ -59,7 +59,7 @@ fn probes_that_never_came_leave_room_for_others() {
 /// The error is only reported: probes from an address without an entry count as requests, and other counts are right.
 #[test]
 fn more_node_addresses_than_the_map_holds_are_an_error() {
-    let mut case = CountFixture::exclusive();
+    let mut case = CountFixture::new();
     let address = |number: u32| {
         let mut octets = [0; 16];
         octets[12..].copy_from_slice(&(0x0a63_0001 + number).to_be_bytes());
