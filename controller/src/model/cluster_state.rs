@@ -138,6 +138,9 @@ pub struct ObservedNodes {
     pub states: BTreeMap<String, NodeState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
+    /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may
+    /// be observed before its node.
+    last_rejections: BTreeMap<String, UnixMillis>,
 }
 
 /// Names of objects, with the apps and mappings that they belong to.
