@@ -42,21 +42,23 @@ pub(super) fn end_stale_sockets(
     for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
         // Without a namespace its process has just ended.
         let Ok(namespace) = NetworkNamespace::open(path) else { continue };
-        let end = || end_in_namespace(entries, endpoints);
-        match namespace.run_inside("end UDP sockets", end) {
-            Ok(count) => round.ended += count,
-            Err(error) => {
-                round.failed_namespaces += 1;
-                round.first_error.get_or_insert(error);
-            }
+        let end = || end_in_namespace(entries, endpoints, &mut round.ended);
+        if let Err(error) = namespace.run_inside("end UDP sockets", end) {
+            round.failed_namespaces += 1;
+            round.first_error.get_or_insert(error);
         }
     }
     round
 }
 
-fn end_in_namespace(entries: &UdpSocketEntries, endpoints: &UdpEndpoints) -> io::Result<u64> {
+/// Ends the stale sockets of the calling thread's network namespace. `ended` grows by their number, also if a later
+/// socket cannot be ended.
+fn end_in_namespace(
+    entries: &UdpSocketEntries,
+    endpoints: &UdpEndpoints,
+    ended: &mut u64,
+) -> io::Result<()> {
     let diag = SockDiag::open()?;
-    let mut ended = 0;
     for socket in diag.connected_udp_sockets()? {
         let entry = entries.find(socket.cookie()).map_err(io::Error::other)?;
         let Some(entry) = entry else { continue };
@@ -64,11 +66,11 @@ fn end_in_namespace(entries: &UdpSocketEntries, endpoints: &UdpEndpoints) -> io:
             continue;
         }
         match diag.destroy(&socket) {
-            Ok(()) => ended += 1,
+            Ok(()) => *ended += 1,
             // It has closed, or has connected to another address since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(ended)
+    Ok(())
 }
