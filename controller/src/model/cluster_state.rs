@@ -95,7 +95,8 @@ pub struct AllocatedNumbers {
     pub cluster_ip_suffixes: BTreeSet<u16>,
     /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
-    /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
+    /// Apps with a name for which no number was free, or not the one that its placeholder holds. They get theirs as
+    /// soon as another app releases it.
     pub unallocated_apps: BTreeSet<NamespacedName>,
 }
 
