@@ -6,8 +6,8 @@ use super::{super::fake_watch_server::SERVER_ADDRESS, *};
 
 /// Address of a second API server in the namespace of the node.
 const SECOND_ADDRESS: &str = "127.0.0.1:6444";
-/// Address of an API server that the agent learns.
-const LEARNT_ADDRESS: &str = "10.77.0.1:6445";
+/// Address of an API server that the agent learns. At other than loopback addresses it would be asked over TLS.
+const LEARNT_ADDRESS: &str = "127.0.0.2:6445";
 /// Endpoint of the Service, as the file has it.
 const ENDPOINT: &str = "10.77.0.2:8080";
 
@@ -99,7 +99,7 @@ fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
     let netns = fixture.netns();
     let mut configured = FakeWatchServer::start(&netns, true);
     let learnt = configured.start_replica(&netns, LEARNT_ADDRESS);
-    let mut api_servers = as_api_server(endpoint_slice(&["10.77.0.1"]));
+    let mut api_servers = as_api_server(endpoint_slice(&["127.0.0.2"]));
     api_servers["ports"] = json!([{"name": "https", "port": 6445, "protocol": "TCP"}]);
     set_node(&configured);
     configured.set(api_servers);
