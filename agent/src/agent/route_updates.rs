@@ -115,9 +115,9 @@ impl Agent {
         let begun = Instant::now();
         let written = self.write_plan();
         if written.is_ok()
-            && let Some(endpoints) = self.routes.take_changed_udp_endpoints()
+            && let Some(changes) = self.routes.take_changed_udp_endpoints()
         {
-            self.stale_udp_sockets.set_endpoints(endpoints);
+            self.stale_udp_sockets.apply_changes(changes);
         }
         match written {
             // Lists of the previous table are still in force, so this version is not reported yet.

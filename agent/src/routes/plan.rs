@@ -220,8 +220,8 @@ impl RoutePlanner {
         self.collect_cluster_changes();
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
-    /// Call it after the writes of a plan: before them, a socket may still get an endpoint that has left.
+    /// Takes the changes of endpoints for UDP if some may have left since the last call, or were not known. Call it
+    /// after the writes of a plan: before them, a socket may still get an endpoint that has left.
     pub fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
         let endpoints = self.table.cluster.take_changed_udp_endpoints()?;
         // A Service that waits for room keeps its old list, so that sockets may get what has left until its next plan.

@@ -3,12 +3,14 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use super::is_stale;
 use crate::{
     connections::stale_connections::close::client_namespaces,
     kernel::maps::udp_sockets::UdpSocketEntries,
+    lock::lock,
     net::sockdiag::SockDiag,
     pods::namespace::{NamespaceError, NetworkNamespace},
     routes::plan::UdpEndpoints,
@@ -32,7 +34,7 @@ pub(super) struct StaleUdpRound {
 pub(super) fn end_stale_sockets(
     clients: &Path,
     entries: &UdpSocketEntries,
-    endpoints: &UdpEndpoints,
+    endpoints: &Mutex<UdpEndpoints>,
 ) -> StaleUdpRound {
     let mut round = StaleUdpRound::default();
     let entries = &entries.with_other_sizes();
@@ -55,14 +57,14 @@ pub(super) fn end_stale_sockets(
 /// socket cannot be ended.
 fn end_in_namespace(
     entries: &UdpSocketEntries,
-    endpoints: &UdpEndpoints,
+    endpoints: &Mutex<UdpEndpoints>,
     ended: &mut u64,
 ) -> io::Result<()> {
     let diag = SockDiag::open()?;
     for socket in diag.connected_udp_sockets()? {
         let entry = entries.find(socket.cookie()).map_err(io::Error::other)?;
         let Some(entry) = entry else { continue };
-        if !is_stale(endpoints, &entry, socket.canonical_peer()) {
+        if !is_stale(&lock(endpoints), &entry, socket.canonical_peer()) {
             continue;
         }
         match diag.destroy(&socket) {
