@@ -10,7 +10,8 @@ use std::{
 
 use agent::{
     config::ClusterIpMode,
-    kernel::programs::EbpfPrograms,
+    kernel::{maps::KernelMaps, programs::EbpfPrograms},
+    map_sizes::MapSizes,
     paths::AgentPaths,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
@@ -555,6 +556,33 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
     client.expect_step("drop");
     assert_eq!(programs.remove_outlived_pins(), 0);
     assert!(!old.exists());
+    fixture.kernel.programs = Some(programs);
+}
+
+/// The new tables are empty here, so that only the copied entry leads the datagram.
+#[test]
+fn a_socket_from_before_a_change_of_map_sizes_may_name_its_cluster_ip() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    for step in ["open4", "ask 10.96.0.9:53", "connect 10.96.0.9:53"] {
+        client.expect_step(step);
+    }
+    let map_sizes = MapSizes { backends: 512, ..MapSizes::default() };
+    let paths = AgentPaths { map_sizes, ..fixture.kernel.paths().clone() };
+    drop(fixture.kernel.programs.take());
+    let mut programs = EbpfPrograms::load(paths).expect("the kernel takes them");
+    programs.take_over().expect("writable");
+    programs.retire_previous().expect("writable");
+    for step in ["ask", "ask 10.96.0.9:53"] {
+        assert_eq!(client.expect_step(step), "pod0 10.96.0.9:53");
+    }
+    assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
+    let maps = KernelMaps::open(&programs.pins()).expect("they are pinned");
+    assert_eq!(maps.control_word(abi::CONTROL_UDP_SOCKETS), 1, "the connected one");
+    client.expect_step("drop");
+    assert_eq!(maps.control_word(abi::CONTROL_UDP_SOCKETS), 0);
+    assert_eq!(programs.remove_outlived_pins(), 0);
     fixture.kernel.programs = Some(programs);
 }
 

@@ -165,8 +165,8 @@ impl NodeRoutes {
         self.planner.refused_cluster_services()
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
-    /// Call it after the writes of a plan.
+    /// Takes the changes of endpoints for UDP if some may have left since the last call, or were not known. Call it
+    /// after the writes of a plan.
     pub(crate) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
         self.planner.take_changed_udp_endpoints()
     }

@@ -140,6 +140,19 @@ fn the_integral_counts_open_and_closed_requests() {
 }
 
 #[test]
+fn all_requests_in_flight_end_as_one_after_the_other_does() {
+    let mut totals = RequestTotals::default();
+    [10, 20, 30].into_iter().for_each(|at| totals.record_start(at));
+    totals.record_finish(40);
+    let mut one_by_one = totals;
+    [50, 50].into_iter().for_each(|at| one_by_one.record_finish(at));
+    totals.finish_all(50);
+    assert_eq!(totals, one_by_one);
+    totals.finish_all(60);
+    assert_eq!(totals, one_by_one, "none is left");
+}
+
+#[test]
 fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
     let template = LogTemplate::parse("{{.Request.Method}}").expect("a good template");
     let levels =

@@ -95,7 +95,8 @@ pub struct AllocatedNumbers {
     pub cluster_ip_suffixes: BTreeSet<u16>,
     /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
-    /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
+    /// Apps with a name for which no number was free, or not the one that its placeholder holds. They get theirs as
+    /// soon as another app releases it.
     pub unallocated_apps: BTreeSet<NamespacedName>,
 }
 
@@ -138,6 +139,9 @@ pub struct ObservedNodes {
     pub states: BTreeMap<String, NodeState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
+    /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may
+    /// be observed before its node.
+    last_rejections: BTreeMap<String, UnixMillis>,
 }
 
 /// Names of objects, with the apps and mappings that they belong to.

@@ -20,7 +20,7 @@ fn segments_that_are_never_taken_leave_room_for_others() {
     let mut segments: HashMap<MapData, BufferedSegmentKey, BufferedSegment> =
         open_pinned(&case, abi::maps::KEPT).try_into().expect("a hash of segments");
     let value = BufferedSegment { len: 1, syn: 0, bytes: [0; size_of::<BufferedSegment>() - 8] };
-    for seq in 0..2 * abi::KEPT_MAX {
+    for seq in 0..8 * abi::KEPT_MAX {
         segments
             .insert(BufferedSegmentKey { remote: UNUSED_ADDRESS, remote_port: 1, seq }, value, 0)
             .expect("room");

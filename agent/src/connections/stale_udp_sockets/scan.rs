@@ -3,12 +3,14 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use super::is_stale;
 use crate::{
     connections::stale_connections::close::client_namespaces,
     kernel::maps::udp_sockets::UdpSocketEntries,
+    lock::lock,
     net::sockdiag::SockDiag,
     pods::namespace::{NamespaceError, NetworkNamespace},
     routes::plan::UdpEndpoints,
@@ -32,7 +34,7 @@ pub(super) struct StaleUdpRound {
 pub(super) fn end_stale_sockets(
     clients: &Path,
     entries: &UdpSocketEntries,
-    endpoints: &UdpEndpoints,
+    endpoints: &Mutex<UdpEndpoints>,
 ) -> StaleUdpRound {
     let mut round = StaleUdpRound::default();
     let entries = &entries.with_other_sizes();
@@ -42,33 +44,35 @@ pub(super) fn end_stale_sockets(
     for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
         // Without a namespace its process has just ended.
         let Ok(namespace) = NetworkNamespace::open(path) else { continue };
-        let end = || end_in_namespace(entries, endpoints);
-        match namespace.run_inside("end UDP sockets", end) {
-            Ok(count) => round.ended += count,
-            Err(error) => {
-                round.failed_namespaces += 1;
-                round.first_error.get_or_insert(error);
-            }
+        let end = || end_in_namespace(entries, endpoints, &mut round.ended);
+        if let Err(error) = namespace.run_inside("end UDP sockets", end) {
+            round.failed_namespaces += 1;
+            round.first_error.get_or_insert(error);
         }
     }
     round
 }
 
-fn end_in_namespace(entries: &UdpSocketEntries, endpoints: &UdpEndpoints) -> io::Result<u64> {
+/// Ends the stale sockets of the calling thread's network namespace. `ended` grows by their number, also if a later
+/// socket cannot be ended.
+fn end_in_namespace(
+    entries: &UdpSocketEntries,
+    endpoints: &Mutex<UdpEndpoints>,
+    ended: &mut u64,
+) -> io::Result<()> {
     let diag = SockDiag::open()?;
-    let mut ended = 0;
     for socket in diag.connected_udp_sockets()? {
         let entry = entries.find(socket.cookie()).map_err(io::Error::other)?;
         let Some(entry) = entry else { continue };
-        if !is_stale(endpoints, &entry, socket.canonical_peer()) {
+        if !is_stale(&lock(endpoints), &entry, socket.canonical_peer()) {
             continue;
         }
         match diag.destroy(&socket) {
-            Ok(()) => ended += 1,
+            Ok(()) => *ended += 1,
             // It has closed, or has connected to another address since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(ended)
+    Ok(())
 }

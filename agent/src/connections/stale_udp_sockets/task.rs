@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -15,7 +15,8 @@ use tracing::{info, warn};
 
 use super::scan::{StaleUdpRound, end_stale_sockets};
 use crate::{
-    kernel::maps::udp_sockets::UdpSocketEntries, metrics::AgentMetrics, routes::plan::UdpEndpoints,
+    kernel::maps::udp_sockets::UdpSocketEntries, lock::lock, metrics::AgentMetrics,
+    routes::plan::UdpEndpoints,
 };
 
 /// Number of rounds after a change. The first one may miss a socket whose connect had chosen its endpoint before the
@@ -30,7 +31,8 @@ pub(crate) struct StaleUdpSocketTask {
     /// Cgroup of this node's client processes.
     clients: PathBuf,
     entries: UdpSocketEntries,
-    endpoints: Arc<UdpEndpoints>,
+    /// Endpoints of all frontends, which are in force. Rounds share them.
+    endpoints: Arc<Mutex<UdpEndpoints>>,
     rounds_left: u32,
     next_round: Instant,
     /// Task of the newest round.
@@ -55,9 +57,17 @@ impl StaleUdpSocketTask {
         }
     }
 
-    /// Sets the endpoints of all frontends, which are in force.
-    pub(crate) fn set_endpoints(&mut self, endpoints: UdpEndpoints) {
-        self.endpoints = Arc::new(endpoints);
+    /// Applies changes of endpoints, which are in force. A frontend without endpoints ends no socket.
+    pub(crate) fn apply_changes(&mut self, changes: UdpEndpoints) {
+        let mut endpoints = lock(&self.endpoints);
+        for (frontend, changed) in changes {
+            if changed.is_empty() {
+                endpoints.remove(&frontend);
+            } else {
+                endpoints.insert(frontend, changed);
+            }
+        }
+        drop(endpoints);
         self.rounds_left = ROUNDS;
     }
 

@@ -104,7 +104,8 @@ pub enum ClusterChange {
     ListCompleted(ClusterResource),
 }
 
-/// Endpoints that answer datagrams, by the frontend that leads to them.
+/// Endpoints that answer datagrams, by the frontend that leads to them. Among changes, a frontend without endpoints may
+/// also be gone.
 pub type UdpEndpoints = BTreeMap<FrontendKey, BTreeSet<SocketAddr>>;
 
 /// Services of the cluster, and what this node needs to route them.
@@ -127,6 +128,8 @@ pub struct ClusterServices {
     listed: BTreeSet<ClusterResource>,
     /// Numbers of the services that have changed since the last [`take_changed`](Self::take_changed).
     changed: BTreeSet<u32>,
+    /// Changes of endpoints for UDP since they were last taken.
+    changed_udp_endpoints: UdpEndpoints,
     /// True if connected UDP sockets may have endpoints that do not answer any more.
     may_have_stale_sockets: bool,
     /// Numbers of the served services that the node must reach first after a reboot.
@@ -237,15 +240,11 @@ impl ClusterServices {
         updated.filter(|it| it.is_served || !it.released.is_empty()).collect()
     }
 
-    /// Returns the endpoints of all frontends for UDP if some may have left since the last call, or were not known.
+    /// Takes the changes of endpoints for UDP if some may have left since the last call, or were not known. Other
+    /// changes stay until then.
     pub(super) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        if !std::mem::take(&mut self.may_have_stale_sockets) {
-            return None;
-        }
-        let numbers = self.services.numbers.values().copied();
-        let services = numbers.map(|number| &self.services.get(number).udp_endpoints);
-        let all = services.flatten().map(|(key, endpoints)| (*key, endpoints.clone()));
-        Some(all.collect())
+        let may_be_stale = std::mem::take(&mut self.may_have_stale_sockets);
+        may_be_stale.then(|| std::mem::take(&mut self.changed_udp_endpoints))
     }
 
     /// Marks that UDP sockets may have endpoints that have left, whatever has changed.
@@ -407,6 +406,8 @@ impl ClusterServices {
         self.update_bootstrap(number, is_served);
         let service = self.services.get_mut(number);
         self.may_have_stale_sockets |= have_endpoints_left(&service.udp_endpoints, &udp_endpoints);
+        let changes = endpoint_changes(&service.udp_endpoints, &udp_endpoints);
+        self.changed_udp_endpoints.extend(changes);
         service.udp_endpoints = udp_endpoints;
         let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
         let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
@@ -506,6 +507,14 @@ fn have_endpoints_left(before: &UdpEndpoints, now: &UdpEndpoints) -> bool {
         let known = before.get(key).filter(|before| !before.is_empty());
         !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
     })
+}
+
+/// Returns the frontends of which the endpoints differ between these states, each with its present endpoints.
+fn endpoint_changes(before: &UdpEndpoints, now: &UdpEndpoints) -> UdpEndpoints {
+    let gone = before.keys().filter(|key| !now.contains_key(*key));
+    let gone = gone.map(|key| (*key, BTreeSet::new()));
+    let changed = now.iter().filter(|(key, endpoints)| before.get(*key) != Some(*endpoints));
+    gone.chain(changed.map(|(key, endpoints)| (*key, endpoints.clone()))).collect()
 }
 
 /// Returns true if this is the API server's own Service.

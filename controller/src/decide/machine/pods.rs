@@ -22,10 +22,9 @@ impl ControllerStateMachine {
             return;
         }
         // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
-        if let Some(rejection) = object.and_then(observe::read_rejection)
-            && let Some(node) = self.cluster.nodes.states.get_mut(rejection.node)
-        {
-            node.record_rejection(rejection.at.map_or(now, |at| at.min(now)));
+        if let Some(rejection) = object.and_then(observe::read_rejection) {
+            let at = rejection.at.map_or(now, |at| at.min(now));
+            self.cluster.nodes.record_rejection(rejection.node, at, now);
         }
         match object.and_then(|pod_object| {
             let owner = observe::owning_app(pod_object)?;
@@ -93,14 +92,16 @@ impl ControllerStateMachine {
             None => drop(self.cluster.nodes.zones.remove(name)),
         }
         let was_lost = self.cluster.is_node_lost(name);
-        let previous = self.cluster.nodes.states.remove(name);
         let node = match object {
-            Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
+            Some(object) => Some(NodeState::from_object(object)),
             // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
             None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
-        self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
+        match node {
+            Some(node) => drop(self.cluster.nodes.states.insert(name.to_owned(), node)),
+            None => drop(self.cluster.nodes.states.remove(name)),
+        }
         self.handle_node_change(name, was_lost, now);
     }
 

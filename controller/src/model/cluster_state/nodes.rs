@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::UnixMillis;
+use super::{ObservedNodes, UnixMillis};
 use crate::model::object::{hash::stable_json_hash, json::array_items};
 
 /// Time after a rejection during which a node gets no bound pods, in ms.
@@ -19,13 +19,38 @@ pub struct NodeState {
     is_schedulable: bool,
     /// Hashes of the names of the images on the node, sorted.
     image_hashes: Box<[u64]>,
-    /// Time of the node's last rejection of a pod.
-    last_rejection: Option<UnixMillis>,
+}
+
+impl ObservedNodes {
+    /// Records that a node has rejected a pod at this time. A later rejection on record stays.
+    pub fn record_rejection(&mut self, node: &str, at: UnixMillis, now: UnixMillis) {
+        let last = self.last_rejections.entry(node.to_owned()).or_insert(at);
+        *last = at.max(*last);
+        // Rejected pods may name nodes that are gone.
+        self.last_rejections.retain(|_, at| is_backing_off(*at, now));
+    }
+
+    /// Returns true if a pod with these image hashes may be bound to a node with this name and state at `now`.
+    pub(crate) fn accepts_pod(
+        &self,
+        name: &str,
+        state: &NodeState,
+        images: &[u64],
+        now: UnixMillis,
+    ) -> bool {
+        let last_rejection = self.last_rejections.get(name);
+        !last_rejection.is_some_and(|at| is_backing_off(*at, now)) && state.accepts_pod(images)
+    }
+}
+
+/// Returns true if a node with a rejection at this time gets no bound pods at `now`.
+fn is_backing_off(rejected_at: UnixMillis, now: UnixMillis) -> bool {
+    now < rejected_at.plus_ms(REJECTION_BACKOFF_MS)
 }
 
 impl NodeState {
-    /// Reads a Node object; `previous` is the earlier state, whose last rejection is kept.
-    pub fn from_object(object: &Value, previous: Option<&Self>) -> Self {
+    /// Reads a Node object.
+    pub fn from_object(object: &Value) -> Self {
         let status = &object["status"];
         let has_condition = |kind: &str| {
             array_items(&status["conditions"])
@@ -46,7 +71,6 @@ impl NodeState {
                 && !is_closed
                 && !blocking_conditions.into_iter().any(has_condition),
             image_hashes: images.into(),
-            last_rejection: previous.and_then(|it| it.last_rejection),
         }
     }
 
@@ -55,18 +79,9 @@ impl NodeState {
         self.is_ready
     }
 
-    /// Records that the node has rejected a pod at this time. A later rejection on record stays.
-    pub fn record_rejection(&mut self, at: UnixMillis) {
-        self.last_rejection = self.last_rejection.max(Some(at));
-    }
-
-    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
-    pub(crate) fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
-        let is_backing_off =
-            self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
-        self.is_schedulable
-            && !is_backing_off
-            && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
+    /// Returns true if the node takes new pods and has these images.
+    fn accepts_pod(&self, images: &[u64]) -> bool {
+        self.is_schedulable && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
     }
 }
 

@@ -226,6 +226,31 @@ fn endpoints_for_datagrams_are_told_when_some_have_left() {
     assert_eq!(told(vec![set_service(1, None)]), at(&[8]));
 }
 
+/// Thousands of Services may have endpoints for datagrams, and each plan asks.
+#[test]
+fn endpoints_for_datagrams_are_told_of_changed_frontends_only() {
+    let endpoints = |number: u8, pods: &[u8]| {
+        let pods = pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080)));
+        (dns_key(number), pods.collect())
+    };
+    let slice = |number: u8, pods: &[u8]| {
+        ClusterChange::Slice(name(number), Some(dns_slice(number, pods)))
+    };
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.planner.take_changed_udp_endpoints()
+    };
+    let objects = [set_service(1, None), set_service(2, None), slice(1, &[5, 6]), slice(2, &[9])];
+    let both = UdpEndpoints::from([endpoints(1, &[5, 6]), endpoints(2, &[9])]);
+    assert_eq!(told(first_lists(objects.into())), Some(both));
+    assert_eq!(told(vec![slice(1, &[6])]), Some(UdpEndpoints::from([endpoints(1, &[6])])));
+    assert_eq!(told(vec![slice(2, &[9, 8])]), None, "none has left");
+    assert_eq!(told(vec![ClusterChange::Service(name(2), None)]), None, "the service is gone");
+    let changes = UdpEndpoints::from([endpoints(1, &[7]), endpoints(2, &[])]);
+    assert_eq!(told(vec![slice(1, &[7])]), Some(changes));
+}
+
 /// Until a Service that waits for room has its next list, sockets may get an endpoint that has left.
 #[test]
 fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_list() {
