@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use thiserror::Error;
@@ -225,8 +226,10 @@ fn lock_folder(path: &Path) -> Result<Option<NodeLock>, NodeError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             folder => folder.map_err(file_error("open folder", path))?,
         };
-        let locked = Flock::lock(folder, FlockArg::LockExclusive);
-        let lock = locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?;
+        let lock = match Flock::lock(folder, FlockArg::LockExclusive) {
+            Err((_, Errno::EINTR)) => continue,
+            locked => locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?,
+        };
         let metadata = lock.metadata().map(|metadata| (metadata.dev(), metadata.ino())).ok();
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
         // A folder that was removed and made again during the wait is another inode.

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::cgroups::ContainerCgroup;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, wait_for_child};
 use crate::sys;
 
 mod exec;
@@ -239,8 +239,7 @@ impl OciRuntime {
         let stdio = [null.as_fd(), log.as_fd(), log.as_fd()];
         let child = self.spawn(&argv, &launch.cgroup, stdio)?;
         // `run --detach` ends once the container's process executes the user's program.
-        let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
-        match status {
+        match wait_for_child(child.pidfd()) {
             Ok(WaitStatus::Exited(_, 0)) => {}
             other => {
                 let message = last_log_message(&messages).unwrap_or_else(|| format!("{other:?}"));
@@ -304,7 +303,7 @@ impl OciRuntime {
             .processes
             .start(|| command.spawn(self.runtime_cgroup.as_fd(), &[], stdio))
             .map_err(file_error("run", &self.program))?;
-        let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
+        let _ended = wait_for_child(child.pidfd());
         // Its exit code does not matter: with `--force` it fails only if there is no such state.
         Ok(())
     }
