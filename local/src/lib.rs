@@ -34,6 +34,7 @@ pub mod pods;
 pub mod process;
 pub mod quantity;
 pub mod runtime;
+mod scoped_open;
 pub mod sys;
 
 pub use layout::NodeLayout;

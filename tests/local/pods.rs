@@ -1,7 +1,9 @@
 //! Pods on a local node: started, watched, restarted, stopped.
 
+use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -300,6 +302,39 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn a_sub_path_is_mounted_alone_and_never_from_outside_of_its_volume() {
+    let mut node = TestNode::new("subpath");
+    let mounts = json!([
+        { "name": "s", "mountPath": "/whole" },
+        { "name": "s", "mountPath": "/part", "subPath": "a/b" },
+        { "name": "s", "mountPath": "/file", "subPath": "a/b/x" },
+    ]);
+    let container = json!({ "volumeMounts": mounts });
+    let volumes = json!([{ "name": "s", "emptyDir": {} }]);
+    let first = json!([{ "name": "first", "image": "dev.local/app:v1", "args": ["touch=/s/x"],
+        "volumeMounts": [{ "name": "s", "mountPath": "/s", "subPath": "a/b" }] }]);
+    let extra = json!({
+        "container": container, "pod": { "initContainers": first, "volumes": volumes },
+    });
+    let args =
+        ["need=/file", "need=/part/x", "need=/whole/a/b/x", "say=there", "await=/whole/go", "exit=1"];
+    node.set_pods([pod_spec("a", &args, extra)]);
+    node.wait_log("pod-a", "there\n");
+    let volume = node.layout.pod_data("a").join("volumes/s");
+    // As the container itself can do it.
+    fs::rename(volume.join("a"), volume.join("c")).expect("our own folder");
+    symlink("/etc", volume.join("a")).expect("our own folder");
+    fs::write(volume.join("go"), "").expect("our own folder");
+    node.wait_pod("a refused start", "a", |pod| {
+        pod.containers.iter().any(|container| {
+            matches!(&container.state, ContainerRunState::Waiting { message, .. }
+                if message.contains("subPath a/b outside its volume"))
+        })
+    });
+    assert!(!Path::new("/etc/b").exists(), "nothing is made outside");
 }
 
 #[test]

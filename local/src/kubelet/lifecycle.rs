@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::local_node::LocalPodSpec;
-use k8s_openapi::api::core::v1::{Container, Volume};
+use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
@@ -25,6 +25,8 @@ use crate::layout::DNS_ADDRESS;
 use crate::net;
 use crate::pods::PodEvent;
 use crate::runtime::{ContainerLaunch, LaunchedContainer, OciRuntimeError};
+
+mod sub_paths;
 
 /// Failure of a container's start.
 #[derive(Debug, ThisError)]
@@ -231,12 +233,13 @@ fn prepare_bundle(
         termination_log: &termination_log,
         cgroup: &cgroup,
         volumes: &volumes,
+        sub_paths: &bundle.join("sub-paths"),
         passwd: &passwd,
         group: &group,
     };
     let config = request.image.config.config().as_ref();
     let spec = bundle::build_spec(&pod_spec.spec, container, config, &context)?;
-    create_sub_paths(&volumes, container)?;
+    let sub_paths = sub_paths::open_sub_paths(&volumes, container, context.sub_paths)?;
     let text =
         serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
     write_file(&bundle.join("config.json"), &text)?;
@@ -252,6 +255,7 @@ fn prepare_bundle(
         user,
         cgroup: container_cgroup,
         network: network_namespace,
+        sub_paths,
     })
 }
 
@@ -292,44 +296,6 @@ fn volume_folders(
     pod_spec.spec.volumes.iter().flatten().map(source).collect()
 }
 
-/// Creates the folders that `subPath` names in a container's volumes, as the kubelet does: a mount needs its source.
-fn create_sub_paths(
-    volumes: &BTreeMap<String, PathBuf>,
-    container: &Container,
-) -> Result<(), ContainerStartError> {
-    for mount in container.volume_mounts.iter().flatten() {
-        let sub_path = mount.sub_path.as_deref().filter(|it| !it.is_empty());
-        if let (Some(volume), Some(sub_path)) = (volumes.get(&mount.name), sub_path) {
-            create_sub_path(volume, Path::new(sub_path))?;
-        }
-    }
-    Ok(())
-}
-
-fn create_sub_path(volume: &Path, sub_path: &Path) -> Result<(), ContainerStartError> {
-    let root = fs::canonicalize(volume).map_err(file_error(volume))?;
-    let mut path = root.clone();
-    for part in sub_path.components() {
-        path.push(part);
-        match fs::create_dir(&path) {
-            Ok(()) => {
-                // As the kubelet does, with the mode of the volume.
-                let mode = fs::metadata(&root).map_err(file_error(&root))?.permissions();
-                fs::set_permissions(&path, mode).map_err(file_error(&path))?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(file_error(&path)(error)),
-        }
-        // A container may have put a symbolic link there, by which the mount would lead to files of the machine.
-        path = fs::canonicalize(&path).map_err(file_error(&path))?;
-        if !path.starts_with(&root) {
-            let description = format!("subPath {} outside its volume", sub_path.display());
-            return Err(BundleError::Unsupported(description).into());
-        }
-    }
-    Ok(())
-}
-
 fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {
     fs::write(path, text).map_err(file_error(path))
 }
@@ -362,33 +328,4 @@ pub(super) async fn remove_pod(
         resources.networks.release(address).await;
     }
     (PodEvent::Removed, EventResource::None)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn sub_paths_are_created_inside_their_volume_only() {
-        let folder = std::env::temp_dir().join(format!("rouse-sub-paths-{}", std::process::id()));
-        let volume = folder.join("v");
-        fs::create_dir_all(&volume).unwrap();
-        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).unwrap();
-        symlink(&folder, volume.join("link")).unwrap();
-        let volumes = BTreeMap::from([("v".to_owned(), volume.clone())]);
-        let create = |sub_path: &str| {
-            let mount = json!({ "name": "v", "mountPath": "/v", "subPath": sub_path });
-            let container = json!({ "name": "web", "volumeMounts": [mount] });
-            create_sub_paths(&volumes, &serde_json::from_value(container).unwrap())
-        };
-        create("a/b").unwrap();
-        let mode = fs::metadata(volume.join("a/b")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o777, "every user of the pod may write");
-        create("a/b").unwrap();
-        assert!(create("link/x").is_err(), "the link leaves the volume");
-        assert!(!folder.join("x").exists());
-        fs::remove_dir_all(&folder).unwrap();
-    }
 }
