@@ -24,6 +24,7 @@ use tracing::{error, info};
 pub mod addresses;
 pub mod bundle;
 pub mod cgroups;
+pub mod container_log;
 pub mod dns;
 pub mod images;
 mod kubelet;

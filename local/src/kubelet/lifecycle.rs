@@ -20,6 +20,7 @@ use super::{EventResource, KubeletResources, PreparedPod, exits};
 use crate::addresses::PodAddress;
 use crate::bundle::{self, BundleContext, BundleError};
 use crate::cgroups::{CgroupError, ContainerCgroup};
+use crate::container_log;
 use crate::images::UnpackedImage;
 use crate::layout::DNS_ADDRESS;
 use crate::net;
@@ -264,6 +265,8 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).map_err(file_error(folder))?;
     }
+    // Without it, on a full disk, only a reader at the very moment of the first rotation can miss lines.
+    let _ = container_log::create_start_file(log);
     let begin = fs::metadata(log).map_or(0, |meta| meta.len());
     write_file(&bundle.join("log-begin"), &begin.to_string())?;
     let link = bundle.join("log");
