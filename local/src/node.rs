@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::cgroups::{CgroupError, CgroupMounts};
+use crate::cgroups::{CgroupError, CgroupMounts, is_in_node};
 use crate::dns;
 use crate::layout::{self, NodeLayout};
 use crate::net::{self, NetError};
@@ -28,8 +28,10 @@ const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Error)]
 pub enum NodeError {
     /// The node's cgroups could not be set up or removed.
-    #[error("cannot set up the cgroups of node {name}")]
+    #[error("cannot {attempt} the cgroups of node {name}")]
     Cgroup {
+        /// Operation that failed, as a verb phrase.
+        attempt: &'static str,
         /// Name of the node.
         name: String,
         /// Error of the cgroups.
@@ -56,6 +58,12 @@ pub enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// This process is a client in the node, so the node's removal would kill it half-way.
+    #[error("this process runs in node {name} and would be killed with it: leave `rouse run`")]
+    Inside {
+        /// Name of the node.
+        name: String,
+    },
     /// The same component already runs in another process.
     #[error(
         "{component} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
@@ -74,6 +82,14 @@ pub enum NodeError {
 fn file_error(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { attempt, path, source }
+}
+
+/// Returns a closure that wraps a cgroup error with the operation and the node's name.
+fn cgroup_error(
+    attempt: &'static str,
+    layout: &NodeLayout,
+) -> impl Fn(CgroupError) -> NodeError + Copy {
+    move |source| NodeError::Cgroup { attempt, name: layout.name().to_owned(), source }
 }
 
 /// Operations on a node as a whole; it holds no state.
@@ -117,7 +133,7 @@ impl NodeManager {
             fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
-        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        let cgroup = cgroup_error("set up", layout);
         CgroupMounts::find().map_err(cgroup)?.create_node_cgroups(layout).map_err(cgroup)?;
         write_resolv_conf(&layout.resolv_conf())?;
         net::create_node_namespaces(&layout.node_namespace(), &layout.client_namespace())
@@ -159,15 +175,26 @@ impl NodeManager {
         components.collect()
     }
 
+    /// Returns an error if this process is in a cgroup of the node, all of whose processes the node's removal kills.
+    pub fn check_outside(layout: &NodeLayout) -> Result<(), NodeError> {
+        let path = Path::new("/proc/self/cgroup");
+        let text = fs::read_to_string(path).map_err(file_error("read", path))?;
+        if is_in_node(&text, layout) {
+            return Err(NodeError::Inside { name: layout.name().to_owned() });
+        }
+        Ok(())
+    }
+
     /// Ends the node's other processes, kills pods and clients, and removes everything but manifests, images and logs.
     ///
     /// It works as well after a crash, on an incomplete node, or twice. Blocks.
     pub fn destroy(layout: &NodeLayout) -> Result<(), NodeError> {
+        Self::check_outside(layout)?;
         end_components(layout);
         // A node that is gone by now needs no lock. Components that started during the wait are ended too.
         let _lock = lock_folder(&layout.run_folder())?;
         end_components(layout);
-        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        let cgroup = cgroup_error("remove", layout);
         // Processes first: they hold namespaces and mounts.
         CgroupMounts::find().map_err(cgroup)?.remove_node_cgroups(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {

@@ -102,6 +102,8 @@ impl NodeComponent {
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
 pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     require_root()?;
+    // Its removal at the end would kill this process half-way.
+    NodeManager::check_outside(layout)?;
     let components =
         args.component.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
@@ -360,7 +362,11 @@ impl RunningComponents {
                 ended = self.tasks.join_next() => break ended.map(task_result),
                 _ = interrupt.recv() => break None,
                 _ = terminate.recv() => break None,
-                ready = &mut announce, if !announced => { ready?; announced = true; }
+                ready = &mut announce, if !announced => match ready {
+                    Ok(()) => announced = true,
+                    // The components end in order all the same.
+                    Err(error) => break Some(Err(error)),
+                },
             }
         };
         info!(node = layout.name(), "node stops");
@@ -435,7 +441,8 @@ async fn announce_ready(
         std::fs::write(file, "ready\n")
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    writeln!(std::io::stdout(), "node {node} is ready")?;
+    // The node needs no reader: its terminal or pipe may be closed.
+    let _ = writeln!(std::io::stdout(), "node {node} is ready");
     Ok(())
 }
 

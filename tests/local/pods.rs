@@ -280,6 +280,26 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
 }
 
 #[test]
+fn a_process_that_outlives_its_container_does_not_keep_the_cgroup() {
+    let mut node = TestNode::new("stray");
+    node.set_pods([pod_spec("a", &["polite", "say=runs", "wait"], json!({}))]);
+    node.wait_log("pod-a", "runs\n");
+    let mounts = CgroupMounts::find().expect("cgroup v2");
+    let mut stray = Command::new("sleep").arg("600").spawn().expect("a process");
+    let procs = node.layout.container_cgroup(&mounts.v2, "a", "web").join("cgroup.procs");
+    fs::write(procs, stray.id().to_string()).expect("root");
+    node.set_pods([]);
+    node.wait_pod("the pod gone", "a", |pod| pod.phase == PodRunPhase::Removed);
+    let is_left = node.layout.pod_cgroup(&mounts.v2, "a").exists();
+    if is_left {
+        stray.kill().expect("our own process");
+    }
+    // The node may have reaped it: its processes are children of this process.
+    let _reaped = stray.wait();
+    assert!(!is_left, "a cgroup without a pod");
+}
+
+#[test]
 fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let node = TestNode::new("files");
     let extra = json!({
