@@ -29,9 +29,9 @@ pub fn remove_leftovers() {
         let _stays = NodeManager::purge(&layout);
     }
     let temporary = env::temp_dir();
-    let names = entry_names(std::slice::from_ref(&temporary));
-    for name in of_ended_processes(names.into_iter().filter(|name| name.starts_with(FOLDER_PREFIX)))
-    {
+    let mut names = entry_names(std::slice::from_ref(&temporary));
+    names.retain(|name| name.starts_with(FOLDER_PREFIX));
+    for name in of_ended_processes(names) {
         let _stays = fs::remove_dir_all(temporary.join(name));
     }
 }
