@@ -105,7 +105,11 @@ impl NodeManager {
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run_folder();
         loop {
-            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
+            match fs::create_dir_all(&path) {
+                // The removal of the last other node has removed the parent between two steps.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                made => made.map_err(file_error("make folder", &path))?,
+            }
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
@@ -189,10 +193,19 @@ impl NodeManager {
     ///
     /// It works as well after a crash, on an incomplete node, or twice. Blocks.
     pub fn destroy(layout: &NodeLayout) -> Result<(), NodeError> {
+        Self::remove(layout, NodeRemoval::KeepsManifests)
+    }
+
+    /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
+    pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
+        Self::remove(layout, NodeRemoval::Complete)
+    }
+
+    fn remove(layout: &NodeLayout, removal: NodeRemoval) -> Result<(), NodeError> {
         Self::check_outside(layout)?;
         end_components(layout);
-        // A node that is gone by now needs no lock. Components that started during the wait are ended too.
-        let _lock = lock_folder(&layout.run_folder())?;
+        let _lock = Self::lock(layout)?;
+        // Components that started during the wait.
         end_components(layout);
         let cgroup = cgroup_error("remove", layout);
         // Processes first: they hold namespaces and mounts.
@@ -203,24 +216,35 @@ impl NodeManager {
         remove_pins_below(&layout.bpf());
         unmount_below(&layout.run_folder());
         unmount_below(&layout.pods_data());
-        for path in [layout.run_folder(), layout.pods_data(), layout.objects()] {
-            remove_folder(&path)?;
+        removal.folders(layout).iter().try_for_each(|path| remove_folder(path))?;
+        // These succeed only when this was the last node.
+        for folder in [layout.run_folder(), layout.data_folder()] {
+            let _ = folder.parent().map(fs::remove_dir);
         }
-        // Succeeds only when this was the last node.
-        let _ = fs::remove_dir("/run/rouse");
         info!(node = layout.name(), "node removed");
         Ok(())
     }
+}
 
-    /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
-    pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
-        Self::destroy(layout)?;
-        remove_folder(&layout.data_folder())?;
-        // Succeeds only when this was the last node.
-        if let Some(folders) = layout.data_folder().parent() {
-            let _ = fs::remove_dir(folders);
-        }
-        Ok(())
+/// Extent of a node's removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeRemoval {
+    /// Manifests, images and logs stay.
+    KeepsManifests,
+    /// Nothing stays.
+    Complete,
+}
+
+impl NodeRemoval {
+    /// Returns the folders to remove, in order. The folder with the lock is the last: once it is gone, another process
+    /// can make the node again, and would lose what is removed after it.
+    fn folders(self, layout: &NodeLayout) -> Vec<PathBuf> {
+        let mut folders = match self {
+            Self::KeepsManifests => vec![layout.pods_data(), layout.objects()],
+            Self::Complete => vec![layout.data_folder()],
+        };
+        folders.push(layout.run_folder());
+        folders
     }
 }
 
@@ -361,6 +385,17 @@ mod tests {
         });
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
         fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn the_folder_with_the_lock_is_removed_last() {
+        let layout = NodeLayout::new("last").unwrap();
+        for removal in [NodeRemoval::KeepsManifests, NodeRemoval::Complete] {
+            let folders = removal.folders(&layout);
+            assert_eq!(folders.last(), Some(&layout.run_folder()), "{removal:?}");
+            let keeps = !folders.iter().any(|folder| layout.manifests().starts_with(folder));
+            assert_eq!(keeps, removal == NodeRemoval::KeepsManifests);
+        }
     }
 
     #[test]
