@@ -229,14 +229,18 @@ impl CgroupMounts {
 
     /// Kills every process of the node's pods and clients, waits for their end, and removes the node's cgroups.
     pub fn remove_node_cgroups(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
-        kill_tree(&layout.cgroup(&self.v2));
-        wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
-        for path in self.node_cgroups(layout) {
-            if !remove_tree(&path) {
+        let mut is_repeated = false;
+        loop {
+            kill_tree(&layout.cgroup(&self.v2));
+            wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
+            let busy = self.node_cgroups(layout).find(|path| !remove_tree(path));
+            let Some(path) = busy else { return Ok(()) };
+            if is_repeated {
                 return Err(CgroupError::Busy { pids: process_ids(&path), path });
             }
+            // A client may have joined the node after the others were killed.
+            is_repeated = true;
         }
-        Ok(())
     }
 }
 

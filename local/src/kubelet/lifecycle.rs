@@ -205,9 +205,7 @@ fn prepare_bundle(
     let bundle = layout.bundle(uid, &container.name);
     let etc = layout.pod(uid);
     let namespace = &pod_spec.revision.namespace;
-    write_file(&etc.join("hosts"), &bundle::hosts_file(&pod_spec.name, &request.addresses))?;
-    write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;
-    write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&pod_spec.name)))?;
+    write_etc_files(&etc, pod_spec, &request.addresses)?;
     let termination_log = bundle.join("termination-log");
     write_file(&termination_log, "")?;
     // The container may run as any user, and the kubelet too lets each of them write the message.
@@ -258,6 +256,28 @@ fn prepare_bundle(
         network: network_namespace,
         sub_paths,
     })
+}
+
+/// Writes the files of `/etc` that all containers of a pod share.
+fn write_etc_files(
+    etc: &Path,
+    pod_spec: &LocalPodSpec,
+    addresses: &[IpAddr],
+) -> Result<(), ContainerStartError> {
+    let namespace = &pod_spec.revision.namespace;
+    for (name, text) in [
+        ("hosts", bundle::hosts_file(&pod_spec.name, addresses)),
+        ("resolv.conf", crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace)),
+        ("hostname", format!("{}\n", bundle::hostname(&pod_spec.name))),
+    ] {
+        let path = etc.join(name);
+        // Other containers of the pod have mounted the file: they would find it empty in the middle of a write, and
+        // never see another file in its place.
+        if !fs::read_to_string(&path).is_ok_and(|existing| existing == text) {
+            write_file(&path, &text)?;
+        }
+    }
+    Ok(())
 }
 
 /// Records where this run's output begins in the log, for the exit's message.
@@ -331,4 +351,43 @@ pub(super) async fn remove_pod(
         resources.networks.release(address).await;
     }
     (PodEvent::Removed, EventResource::None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use common::wire::NamespacedName;
+
+    use super::*;
+
+    #[test]
+    fn files_that_running_containers_have_mounted_are_not_written_again() {
+        let etc = std::env::temp_dir().join(format!("rouse-etc-{}", std::process::id()));
+        fs::create_dir_all(&etc).unwrap();
+        let pod_spec = LocalPodSpec {
+            uid: "u1".to_owned(),
+            name: "hello".to_owned(),
+            revision: NamespacedName::new("default", "hello-00001"),
+            spec: serde_json::from_value(serde_json::json!({ "containers": [] })).unwrap(),
+            labels: BTreeMap::new(),
+            kubelet_probes: false,
+        };
+        let address = IpAddr::from([10, 244, 1, 7]);
+        write_etc_files(&etc, &pod_spec, &[address]).unwrap();
+        let files = ["hosts", "resolv.conf", "hostname"].map(|name| etc.join(name));
+        for file in &files {
+            let file = fs::File::options().write(true).open(file).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        }
+        let unwritten = || {
+            let modified = files.iter().map(|file| fs::metadata(file).unwrap().modified().unwrap());
+            modified.filter(|time| *time == SystemTime::UNIX_EPOCH).count()
+        };
+        write_etc_files(&etc, &pod_spec, &[address]).unwrap();
+        assert_eq!(unwritten(), 3);
+        write_etc_files(&etc, &pod_spec, &[IpAddr::from([10, 244, 1, 8])]).unwrap();
+        assert_eq!(unwritten(), 2, "the pod has another address");
+        fs::remove_dir_all(&etc).unwrap();
+    }
 }
