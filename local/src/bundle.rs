@@ -432,9 +432,10 @@ fn build_mounts(
             return Err(BundleError::Unsupported(format!("subPath {inner}")));
         }
         // By its path below the volume it could be another one by the time of the mount.
-        let source = match inner {
-            "" => source.clone(),
-            _ => sub_path_mount_point(context.sub_paths, index),
+        let source = if inner.is_empty() {
+            source.clone()
+        } else {
+            sub_path_mount_point(context.sub_paths, index)
         };
         let access = if volume.read_only == Some(true) { "ro" } else { "rw" };
         mounts.push(bind(&volume.mount_path, &source, &[access]));

@@ -180,7 +180,7 @@ impl NodeManager {
     }
 
     /// Returns an error if this process is in a cgroup of the node, all of whose processes the node's removal kills.
-    pub fn check_outside(layout: &NodeLayout) -> Result<(), NodeError> {
+    fn check_outside(layout: &NodeLayout) -> Result<(), NodeError> {
         let path = Path::new("/proc/self/cgroup");
         let text = fs::read_to_string(path).map_err(file_error("read", path))?;
         if is_in_node(&text, layout) {

@@ -102,8 +102,6 @@ impl NodeComponent {
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
 pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     require_root()?;
-    // Its removal at the end would kill this process half-way.
-    NodeManager::check_outside(layout)?;
     let components =
         args.component.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
