@@ -4,7 +4,7 @@
 //! the end of the file to `….log.1` and truncates the file. The file `….log.start` has the number of bytes that all
 //! rotations have copied or left out: the position at which the log now starts. Its lock orders rotations and reads.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -55,6 +55,20 @@ pub fn rotate(log: &Path) -> io::Result<bool> {
         start_file.write_all_at(format!("{:020}\n", start + begin + length).as_bytes(), 0)?;
     }
     copied.map(|_| true)
+}
+
+/// Returns the position of the next byte that a container writes; it grows over rotations.
+pub fn end_position(log: &Path) -> u64 {
+    start_of(log) + fs::metadata(log).map_or(0, |meta| meta.len())
+}
+
+/// Returns the offset of a position in the present file; 0 if a rotation has removed its byte.
+pub fn offset_of(log: &Path, position: u64) -> u64 {
+    position.saturating_sub(start_of(log))
+}
+
+fn start_of(log: &Path) -> u64 {
+    File::open(start_path(log)).map_or(0, |file| read_start(&file))
 }
 
 /// Reader of a log, which continues over rotations.
@@ -160,7 +174,6 @@ fn open_existing(path: &Path) -> io::Result<Option<File>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::Write as _;
 
     use super::*;
@@ -276,6 +289,20 @@ mod tests {
         fixture.write("next\n");
         let mut reader = LogReader::from_first_byte(fixture.log.clone());
         assert_eq!(read(&mut reader).len() as u64, rotated + 5);
+    }
+
+    #[test]
+    fn the_output_of_a_run_is_found_after_a_rotation() {
+        let fixture = LogFixture::new("run");
+        fixture.write("first run\n");
+        let begin = end_position(&fixture.log);
+        assert_eq!((begin, offset_of(&fixture.log, begin)), (10, 10));
+        fixture.write("second");
+        assert!(rotate(&fixture.log).unwrap());
+        fixture.write("a line that is longer than the first run\n");
+        assert_eq!(offset_of(&fixture.log, begin), 0);
+        let next = end_position(&fixture.log);
+        assert_eq!((next, offset_of(&fixture.log, next)), (57, 41));
     }
 
     #[test]

@@ -287,8 +287,7 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
     }
     // Without it, on a full disk, only a reader at the very moment of the first rotation can miss lines.
     let _ = container_log::create_start_file(log);
-    let begin = fs::metadata(log).map_or(0, |meta| meta.len());
-    write_file(&bundle.join("log-begin"), &begin.to_string())?;
+    write_file(&bundle.join("log-begin"), &container_log::end_position(log).to_string())?;
     let link = bundle.join("log");
     if fs::read_link(&link).is_err() {
         symlink(log, &link).map_err(file_error(&link))?;

@@ -57,7 +57,8 @@ pub(super) fn exit_message(layout: &NodeLayout, uid: &str, container: &str) -> S
     }
     let begin = fs::read_to_string(bundle.join("log-begin")).ok();
     let begin = begin.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    fs::read_link(bundle.join("log")).map(|log| read_tail(&log, begin)).unwrap_or_default()
+    let Ok(log) = fs::read_link(bundle.join("log")) else { return String::new() };
+    read_tail(&log, container_log::offset_of(&log, begin))
 }
 
 /// Returns the end of a file, from `begin` at the earliest.
@@ -65,7 +66,7 @@ fn read_tail(path: &Path, begin: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        // Shorter than before: the log was rotated since, and what this run wrote first is in `….log.1`.
+        // Shorter than before: another file is in its place.
         let begin = if begin > length { 0 } else { begin };
         file.seek(SeekFrom::Start(begin.max(length.saturating_sub(MAX_MESSAGE_BYTES))))?;
         let mut bytes = Vec::new();
