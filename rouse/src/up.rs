@@ -107,9 +107,11 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
     check_not_running(layout, args.component)?;
+    // Before the node is made: a port that is taken must not end the pods that a killed node has left.
+    let host_handles = HostHandles::open(args, &components)?;
     let result = create_node(layout, args.component);
     drop(lock);
-    let result = result.and_then(|()| enter_and_run(layout, args, &components));
+    let result = result.and_then(|()| enter_and_run(layout, args, host_handles, &components));
     if args.component.is_some() {
         return result;
     }
@@ -159,18 +161,12 @@ fn check_not_running(layout: &NodeLayout, component: Option<NodeComponent>) -> R
 fn enter_and_run(
     layout: &NodeLayout,
     args: &NodeUpArgs,
+    host_handles: HostHandles,
     components: &[NodeComponent],
 ) -> Result<()> {
-    // Sockets and the namespace of the host are opened before this process leaves the host's network.
-    let host = net::current_namespace()?;
-    let gateway = components
-        .contains(&NodeComponent::Activator)
-        .then(|| bind_gateway(args.gateway))
-        .transpose()?;
     // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
     NodeManager::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let host_handles = HostHandles { host_namespace: Some(host), gateway };
     runtime.block_on(async {
         let running = RunningComponents::start(layout, args, host_handles, components)?;
         running.run_until_stopped(layout, args.ready_file.as_deref()).await
@@ -189,6 +185,17 @@ fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
 struct HostHandles {
     host_namespace: Option<OwnedFd>,
     gateway: Option<TcpListener>,
+}
+
+impl HostHandles {
+    /// Opens the handles that these components need, in the host's network.
+    fn open(args: &NodeUpArgs, components: &[NodeComponent]) -> Result<Self> {
+        let gateway = components
+            .contains(&NodeComponent::Activator)
+            .then(|| bind_gateway(args.gateway))
+            .transpose()?;
+        Ok(Self { host_namespace: Some(net::current_namespace()?), gateway })
+    }
 }
 
 /// Components that run in this process.
