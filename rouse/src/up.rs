@@ -1,7 +1,7 @@
 //! Shell: `rouse up`: the local node with all its components in this process, or one of them.
 
 use std::{
-    io::Write as _,
+    io::{ErrorKind, Write as _},
     net::{SocketAddr, TcpListener},
     num::NonZero,
     os::fd::OwnedFd,
@@ -107,6 +107,7 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
     check_not_running(layout, args.component)?;
+    remove_ready_file(args.ready_file.as_deref())?;
     // Before the node is made: a port that is taken must not end the pods that a killed node has left.
     let host_handles = HostHandles::open(args, &components)?;
     let result = create_node(layout, args.component);
@@ -118,6 +119,15 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     let removal = NodeManager::destroy(layout)
         .context("the node is left half removed; `rouse down` tries again");
     join_errors(result, removal)
+}
+
+/// Removes the ready file of an earlier run, which would show a node as ready that is not.
+fn remove_ready_file(file: Option<&Path>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", file.display())),
+    }
 }
 
 /// Returns the errors of both the run of a node and its removal.
@@ -470,6 +480,17 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+
+    #[test]
+    fn the_ready_file_of_an_earlier_run_is_removed() {
+        let file = std::env::temp_dir().join(format!("rouse-ready-{}", std::process::id()));
+        std::fs::write(&file, "ready\n").unwrap();
+        remove_ready_file(Some(&file)).unwrap();
+        assert!(!file.exists());
+        remove_ready_file(Some(&file)).unwrap();
+        let error = remove_ready_file(Some(Path::new("/proc/version"))).unwrap_err();
+        assert_eq!(error.to_string(), "cannot remove /proc/version");
+    }
 
     #[test]
     fn a_failed_removal_does_not_hide_why_the_node_ended() {

@@ -16,7 +16,7 @@ use registry::{
     SessionOptions,
 };
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::oci_layout::LayoutImage;
 use super::temporary_files::temporary_path;
@@ -162,7 +162,14 @@ impl ImagePuller {
     /// Finds the login for a repository in the first file that has one.
     fn find_login(&self, reference: &Reference) -> Option<RegistryLogin> {
         self.credentials.iter().find_map(|path| {
-            let keyring = Keyring::from_login_file(&fs::read(path).ok()?).ok()?;
+            let keyring = Keyring::from_login_file(&fs::read(path).ok()?);
+            // The pull goes on without it, and a registry that refuses it would not name the cause. The text of the error
+            // could contain a password.
+            let keyring = keyring.inspect_err(|error| {
+                let (line, column) = (error.line(), error.column());
+                warn!(path = %path.display(), line, column, "login file not understood");
+            });
+            let keyring = keyring.ok()?;
             let logins = keyring.matching_logins(reference.registry(), reference.repository());
             logins.into_iter().next()
         })
