@@ -205,7 +205,8 @@ impl OciRuntime {
         self.run_on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
     }
 
-    /// Mounts the root file system and the parts of volumes, and runs the runtime; the calling thread must see the private mounts.
+    /// Mounts the root file system and the parts of volumes, and runs the runtime. The calling thread must see the
+    /// private mounts.
     fn launch(&self, launch: &ContainerLaunch) -> Result<LaunchedContainer, OciRuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");

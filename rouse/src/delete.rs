@@ -45,8 +45,8 @@ pub(crate) fn delete(
     Ok(code)
 }
 
-/// Removes a service from all files that name it, as the controller keeps it while one of them does. Returns false if no
-/// file did.
+/// Removes a service from all files that name it, as the controller keeps it while one of them does. Returns false if
+/// no file did.
 fn remove_manifests(
     manifests: &mut ManifestFolder,
     name: &NamespacedName,

@@ -163,8 +163,8 @@ impl ImagePuller {
     fn find_login(&self, reference: &Reference) -> Option<RegistryLogin> {
         self.credentials.iter().find_map(|path| {
             let keyring = Keyring::from_login_file(&fs::read(path).ok()?);
-            // The pull goes on without it, and a registry that refuses it would not name the cause. The text of the error
-            // could contain a password.
+            // The pull goes on without it, and a registry that refuses it would not name the cause. The text of the
+            // error could contain a password.
             let keyring = keyring.inspect_err(|error| {
                 let (line, column) = (error.line(), error.column());
                 warn!(path = %path.display(), line, column, "login file not understood");
