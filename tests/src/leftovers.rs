@@ -13,7 +13,7 @@ pub const FOLDER_PREFIX: &str = "rouse-test-";
 /// File in a node's data folder with the process of the test that made the node.
 const RECORD: &str = "test-process";
 
-/// Records this process as the one that a node is made for. The purge of the node removes the record last.
+/// Records this process as the one that a node is made for. The purge of the node removes the record too.
 pub fn record_test_node(layout: &NodeLayout) {
     let folder = layout.data_folder();
     fs::create_dir_all(&folder).expect("a folder: are you root?");
@@ -85,11 +85,9 @@ mod tests {
         let folder = scratch_directory("leftovers");
         let ended = ProcessId { pid: i32::MAX, start_ticks: 0 };
         let own = ProcessId::current().expect("/proc is mounted");
-        for (name, process) in [
-            ("web-4294967295", None),
-            ("hello-1", Some(ended)),
-            ("hello-4294967295", Some(own)),
-        ] {
+        for (name, process) in
+            [("web-4294967295", None), ("hello-1", Some(ended)), ("hello-4294967295", Some(own))]
+        {
             fs::create_dir(folder.join(name)).expect("our own folder");
             if let Some(process) = process {
                 record_process(&folder.join(name).join(RECORD), process).expect("our own folder");
