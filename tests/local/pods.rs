@@ -280,6 +280,17 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
 }
 
 #[test]
+fn a_container_may_have_the_name_of_a_file_that_all_containers_share() {
+    let mut node = TestNode::new("names");
+    let named = |name: &str| json!({ "container": { "name": name } });
+    let names = ["hosts", "hostname", "etc"];
+    node.set_pods(names.map(|name| pod_spec(name, &["listen=80"], named(name))));
+    for name in names {
+        node.wait_pod("a running pod", name, |pod| pod.phase == PodRunPhase::Running);
+    }
+}
+
+#[test]
 fn a_process_that_outlives_its_container_does_not_keep_the_cgroup() {
     let mut node = TestNode::new("stray");
     node.set_pods([pod_spec("a", &["polite", "say=runs", "wait"], json!({}))]);

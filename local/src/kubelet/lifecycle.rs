@@ -203,7 +203,7 @@ fn prepare_bundle(
     let (pod_spec, container) = (&prepared.pod_spec, &prepared.containers[request.index]);
     let (layout, uid) = (&resources.layout, pod_spec.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
-    let etc = layout.pod(uid);
+    let etc = layout.pod_etc(uid);
     let namespace = &pod_spec.revision.namespace;
     write_etc_files(&etc, pod_spec, &request.addresses)?;
     let termination_log = bundle.join("termination-log");
@@ -264,6 +264,7 @@ fn write_etc_files(
     pod_spec: &LocalPodSpec,
     addresses: &[IpAddr],
 ) -> Result<(), ContainerStartError> {
+    fs::create_dir_all(etc).map_err(file_error(etc))?;
     let namespace = &pod_spec.revision.namespace;
     for (name, text) in [
         ("hosts", bundle::hosts_file(&pod_spec.name, addresses)),
@@ -363,7 +364,6 @@ mod tests {
     #[test]
     fn files_that_running_containers_have_mounted_are_not_written_again() {
         let etc = std::env::temp_dir().join(format!("rouse-etc-{}", std::process::id()));
-        fs::create_dir_all(&etc).unwrap();
         let pod_spec = LocalPodSpec {
             uid: "u1".to_owned(),
             name: "hello".to_owned(),
