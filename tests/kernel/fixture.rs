@@ -42,7 +42,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{agent::shared_agent::end_idle_agent, scripted_process::ScriptedProcess, sys};
 
-const PREFIX: &str = "rouse-kernel-";
+const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
 

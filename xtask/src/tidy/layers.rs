@@ -91,7 +91,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "local",
         &[
-            "addresses layout pods quantity sys",
+            "addresses container_log layout pods quantity scoped_open sys",
             "cgroups dns net process",
             "bundle images runtime",
             "node",
