@@ -106,7 +106,8 @@ impl DeadlineScanner {
                 break;
             }
             waiting = self.conns.open_requests(&diag)?;
-            let ended = self.close_overdue(&diag, &waiting, &sent_before, tries_left == 0, closed)?;
+            let ended =
+                self.close_overdue(&diag, &waiting, &sent_before, tries_left == 0, closed)?;
             waiting.retain(|(connection, _)| !ended.contains(&connection.cookie()));
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();

@@ -24,9 +24,8 @@ fn node(images: &[&str]) -> Value {
 
 fn cluster(nodes: &[(&str, Value)]) -> ClusterState {
     let mut cluster = ClusterState::default();
-    let nodes = nodes
-        .iter()
-        .map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object)));
+    let nodes =
+        nodes.iter().map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object)));
     cluster.nodes.states = nodes.collect();
     cluster
 }

@@ -233,9 +233,8 @@ fn endpoints_for_datagrams_are_told_of_changed_frontends_only() {
         let pods = pods.iter().map(|&pod| SocketAddr::from(([10, 244, 0, pod], 8080)));
         (dns_key(number), pods.collect())
     };
-    let slice = |number: u8, pods: &[u8]| {
-        ClusterChange::Slice(name(number), Some(dns_slice(number, pods)))
-    };
+    let slice =
+        |number: u8, pods: &[u8]| ClusterChange::Slice(name(number), Some(dns_slice(number, pods)));
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     let mut told = |changes| {
         fixture.observe(changes);
