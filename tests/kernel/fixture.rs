@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, MutexGuard, Once, PoisonError,
+        Mutex, MutexGuard, Once, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -40,11 +40,15 @@ use common::{
 use datapath::abi;
 use nix::sched::{CloneFlags, setns};
 
-use crate::{agent::shared_agent::end_idle_agent, scripted_process::ScriptedProcess, sys};
+use crate::{scripted_process::ScriptedProcess, sys};
 
 const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
+
+/// Ends an agent that no test uses at the moment, so that it does not run beside all later tests; set by the first test
+/// that leaves one.
+pub(crate) static BEFORE_LOAD: OnceLock<fn()> = OnceLock::new();
 
 pub(crate) struct KernelFixture {
     name: String,
@@ -166,7 +170,9 @@ impl KernelFixture {
     pub(crate) fn with_programs(
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
-        end_idle_agent();
+        if let Some(end_idle_agent) = BEFORE_LOAD.get() {
+            end_idle_agent();
+        }
         let (paths, guard) = create_cgroups();
         let name = guard.0.clone();
         create_node(&name);

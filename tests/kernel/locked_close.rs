@@ -91,21 +91,21 @@ fn only_a_connection_that_is_as_it_was_listed_is_closed() {
         let (mut client, mut server) = connected_pair();
         let before = find_socket(&client);
         client.write_all(b"request").expect("an open connection");
-        assert_eq!(close(&mut closer, &[&before]), SPARED, "written to");
+        assert_eq!(close(closer, &[&before]), SPARED, "written to");
         server.read_exact(&mut [0; 7]).expect("an open connection");
         let socket = find_acknowledged_socket(&client, 7);
-        assert_eq!(close(&mut closer, &[&socket]), SPARED, "not answered");
+        assert_eq!(close(closer, &[&socket]), SPARED, "not answered");
         server.write_all(b"response").expect("an open connection");
-        assert_eq!(close(&mut closer, &[&socket]), SPARED, "answered");
+        assert_eq!(close(closer, &[&socket]), SPARED, "answered");
         let answered = find_socket(&client);
-        assert_eq!(close(&mut closer, &[&answered]), SPARED, "not read");
+        assert_eq!(close(closer, &[&answered]), SPARED, "not read");
         client.read_exact(&mut [0; 8]).expect("an open connection");
-        assert_eq!(close(&mut closer, &[&answered]), CLOSED, "idle");
+        assert_eq!(close(closer, &[&answered]), CLOSED, "idle");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
         let reset = server.read(&mut [0]).expect_err("not even a byte came");
         assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
-        assert_eq!(close(&mut closer, &[&answered]), CloseCounts::default(), "gone");
+        assert_eq!(close(closer, &[&answered]), CloseCounts::default(), "gone");
     });
 }
 
@@ -139,7 +139,7 @@ fn connections_of_both_families_are_closed_and_others_left_alone() {
         let clients = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"].map(connect);
         let sockets = [0, 1, 2].map(|client: usize| find_socket(&clients[client]));
         let stale: Vec<&DiagConnection> = sockets.iter().collect();
-        assert_eq!(close(&mut closer, &stale), CloseCounts { closed: 3, spared: 0 });
+        assert_eq!(close(closer, &stale), CloseCounts { closed: 3, spared: 0 });
         let closed = clients.map(|mut client| client.write(b"x").is_err());
         assert_eq!(closed, [true, true, true, false]);
     });
@@ -162,7 +162,7 @@ fn more_connections_than_one_walk_takes_are_closed_by_further_walks() {
         let stale: Vec<&DiagConnection> =
             listed.iter().filter(|it| client_ports.contains(&it.local)).collect();
         assert_eq!(stale.len(), count);
-        let closed = close(&mut closer, &stale);
+        let closed = close(closer, &stale);
         assert_eq!(closed, CloseCounts { closed: count as u64, spared: 0 });
     });
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as before");
@@ -178,7 +178,7 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
         let socket = find_socket(&client);
         (client, server, socket)
     });
-    let closed = in_netns(&other.netns, || close(&mut closer, &[&socket]));
+    let closed = in_netns(&other.netns, || close(closer, &[&socket]));
     assert_eq!(closed, CloseCounts::default());
     client.write_all(b"x").expect("an open connection");
 }
@@ -297,7 +297,7 @@ fn no_request_that_was_written_is_lost_by_a_close() {
     let Some((mut fixture, client_netns)) = closer_fixture() else { return };
     let closer = closer_of(&mut fixture);
     let totals = in_netns(&client_netns.netns, || {
-        close_while_clients_write(|_, sockets| close(&mut closer, sockets).closed)
+        close_while_clients_write(|_, sockets| close(closer, sockets).closed)
     });
     assert_eq!(totals.lost.load(Relaxed), 0, "requests were written and never answered");
     // A client noticed every close, as an error before a byte was sent.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::*;
-use crate::sys;
+use crate::{fixture::BEFORE_LOAD, sys};
 
 /// A node with an agent that runs, and with another pod for each test.
 ///
@@ -50,6 +50,7 @@ impl Drop for SharedAgentFixture {
             return;
         }
         node.exchange_pod();
+        BEFORE_LOAD.get_or_init(|| end_idle_agent);
         AT_EXIT.call_once(|| sys::at_exit(remove_idle_node));
         *lock_idle_node() = Some(node);
     }
@@ -60,7 +61,7 @@ fn lock_idle_node() -> MutexGuard<'static, Option<AgentFixture>> {
 }
 
 /// Ends the agent that no test uses. Otherwise it would run beside all later tests.
-pub(crate) fn end_idle_agent() {
+fn end_idle_agent() {
     drop(lock_idle_node().take());
 }
 
