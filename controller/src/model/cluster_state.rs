@@ -211,6 +211,24 @@ impl ClusterState {
                 .is_reporting(&reporters::reporter_id(ClientComponent::Agent, node))
     }
 
+    /// Returns true if the controller makes and deletes objects for the app: not while its manifest is refused.
+    pub(crate) fn is_maintained(&self, name: &NamespacedName, app: &AppState) -> bool {
+        self.is_in_use(name, app)
+            && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
+    }
+
+    /// Returns true unless the app's objects are about to be deleted with their owner or their namespace.
+    pub(crate) fn is_in_use(&self, name: &NamespacedName, app: &AppState) -> bool {
+        let is_orphaned = |owner: Option<ObjectOwner>| {
+            owner == Some(ObjectOwner::Service) && app.service.is_none()
+        };
+        let owners =
+            [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
+        let is_deleted =
+            app.is_terminating() || self.terminating_namespaces.contains(&name.namespace);
+        !is_deleted && !owners.into_iter().any(is_orphaned)
+    }
+
     /// Returns an activator with its readiness. An activator on a lost node is not ready.
     pub fn activator_readiness(
         &self,

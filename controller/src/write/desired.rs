@@ -8,9 +8,7 @@ use serde_json::Value;
 
 use crate::{
     decide::{
-        part_keys::{
-            find_owner_revision, find_route_name, has_child_named, is_maintained, is_scaled,
-        },
+        part_keys::{find_owner_revision, find_route_name, has_child_named, is_scaled},
         plan, service_children,
     },
     model::{
@@ -129,7 +127,7 @@ fn knative_part(
         ObjectPart::Object => {
             let is_owned = owner == ObjectOwner::Service
                 && app.service.is_some()
-                && is_maintained(cluster, &key.name, app);
+                && cluster.is_maintained(&key.name, app);
             match (is_owned, &app.service) {
                 (true, Some(service)) => DesiredState::Body(
                     service_children::render_service_child(kind, service, &key.name),
@@ -143,7 +141,7 @@ fn knative_part(
 fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some(owner) = cluster.app_of_revision(&key.name) else { return DesiredState::Absent };
     let Some(app) = cluster.apps.get(&owner) else { return DesiredState::Unmanaged };
-    if !is_maintained(cluster, &owner, app)
+    if !cluster.is_maintained(&owner, app)
         || app.configuration.as_ref().is_none_or(|it| it.is_terminating)
     {
         return DesiredState::Unmanaged;
@@ -203,7 +201,7 @@ impl<'a> LiveRevision<'a> {
         owner: &NamespacedName,
         revision: &'a AppRevision,
     ) -> Option<Self> {
-        let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
+        let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
         app.configuration.as_ref().filter(|it| !it.is_terminating)?;
         let is_there = revision.meta.exists() && !revision.is_terminating && !revision.is_deleted;
         is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
@@ -417,7 +415,7 @@ fn with_placeholder<T>(
     allocation: &RouteNameAllocation,
     make: impl FnOnce(services::PlaceholderSpec<'_>) -> T,
 ) -> Option<T> {
-    let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
+    let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
     let uid = route.meta.uid.to_string();
     Some(make(services::PlaceholderSpec {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     BlockingCause, ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
-    pods::{drain_pod, store_pod},
+    pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
 use crate::{
     decide::part_keys,
@@ -257,6 +257,7 @@ impl ControllerStateMachine {
                 {
                     if !cluster.is_leader {
                         adopt_leader_fields(revision, &observed);
+                        keep_undeleted(revision, now);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
                     revision.creator = observed.creator;
@@ -386,6 +387,13 @@ fn mark_revision_deleted(app: &mut AppState, name: &str, now: UnixMillis) {
         revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
     }
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
+}
+
+/// Keeps a Revision that this replica collected as the leader, and that still exists: another leader decides now.
+fn keep_undeleted(revision: &mut AppRevision, now: UnixMillis) {
+    if std::mem::take(&mut revision.is_deleted) {
+        revision.pods.iter_mut().for_each(|pod| adopt_drain_annotation(pod, now));
+    }
 }
 
 /// Copies the fields of a Revision that only the leader sets, or that the leader may observe before this replica.
