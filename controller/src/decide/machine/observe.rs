@@ -6,7 +6,7 @@ use common::wire::NamespacedName;
 use serde_json::Value;
 
 use super::{
-    BlockingCause, ControllerStateMachine, ObjectsToStore, allocate,
+    ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
     pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
@@ -14,11 +14,10 @@ use crate::{
     decide::part_keys,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ConfigurationState, ParsedTemplate, RouteState,
-            ServiceManifest, ServiceState, UnixMillis, conditions,
+            AppRevision, AppState, ClusterState, ConfigurationState, RouteState, ServiceManifest,
+            ServiceState, UnixMillis, conditions,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
-        scale_policy::AutoscalerClass,
     },
     read::{fields, observe},
 };
@@ -267,6 +266,8 @@ impl ControllerStateMachine {
                 // A new Revision of this name. Decisions are about names, and the old pods finish their requests.
                 Some(revision) => {
                     revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
+                    // That scale was of the old Revision's Deployment.
+                    cluster.scaling.external_scales.remove(name);
                     let (decision, pods) =
                         (revision.scaling.decision, std::mem::take(&mut revision.pods));
                     *revision = AppRevision { pods, ..observed };
@@ -285,42 +286,10 @@ impl ControllerStateMachine {
                 .into_iter()
                 .for_each(keep_running_scale);
         });
+        self.apply_early_deployment(name, object["metadata"]["uid"].as_str(), now);
         for uid in pod_uids {
             self.apply_unplaced_reports(&uid, now);
         }
-    }
-
-    fn observe_deployment(
-        &mut self,
-        name: &NamespacedName,
-        object: Option<&Value>,
-        now: UnixMillis,
-    ) {
-        let key = ObjectPartKey::new(ResourceKind::Deployment, ObjectPart::Object, name.clone());
-        let Some((owner, revision_name)) = part_keys::owner_revision_of(&self.cluster, &key) else {
-            return;
-        };
-        let failure = object.and_then(observe::replica_failure);
-        // If Kubernetes scales the Revision, the Deployment's replicas are the requested scale.
-        let replicas = object.and_then(|it| it["spec"]["replicas"].as_u64());
-        let blocked_object = (owner.clone(), Some(revision_name.clone()));
-        let blocked_reason =
-            self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, failure);
-        self.change_app(owner, now, |app, cluster| {
-            let key = NamespacedName::new(name.namespace.clone(), &*revision_name);
-            let mut all = app.revisions.iter_mut();
-            let Some(revision) = all.find(|it| it.name == revision_name) else { return };
-            revision.blocked_reason = blocked_reason;
-            match replicas.and_then(|it| u32::try_from(it).ok()) {
-                Some(replicas)
-                    if ParsedTemplate::of_revision(revision, cluster).class
-                        != AutoscalerClass::Kpa =>
-                {
-                    cluster.scaling.external_scales.insert(key, replicas);
-                }
-                Some(_) | None => drop(cluster.scaling.external_scales.remove(&key)),
-            }
-        });
     }
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.

@@ -95,6 +95,37 @@ fn a_revision_of_class_hpa_is_scaled_by_kubernetes_only() {
     assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(2), 2));
 }
 
+/// The watches of two kinds come in any order, at the creation and at the deletion.
+#[test]
+fn the_scale_of_a_deployment_comes_and_goes_with_its_revision() {
+    let mut api_server = FakeApiServer::new();
+    apply_annotated(&mut api_server, &[("class", "sloth.example.com")]);
+    let object_name = deployment(&api_server);
+    for event in api_server.scale(&object_name, 3, &[]) {
+        api_server.step(event);
+    }
+    let autoscaler_scale = |machine: &ControllerStateMachine| {
+        let scales = &machine.cluster().scaling.external_scales;
+        scales.get(&name("hello-00001")).copied()
+    };
+    let mut late_machine = machine().loading();
+    for event in observations_of_deployments_first(&api_server.objects) {
+        late_machine.step(api_server.now, event);
+    }
+    late_machine.step(api_server.now, ControllerEvent::InitialListSynced);
+    assert_eq!(autoscaler_scale(&late_machine), Some(3), "the Deployment came first");
+    // Without pods, the Revision is forgotten as soon as it is deleted.
+    for event in api_server.scale(&object_name, 0, &[]) {
+        api_server.step(event);
+    }
+    assert_eq!(autoscaler_scale(&api_server.machine), Some(0));
+    let revision = &api_server.machine.cluster().apps[&name("hello")].revisions[0];
+    assert_eq!(revision.scaling.requested_scale, 0, "the change alone is planned");
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
+    assert_eq!(api_server.machine.cluster().scaling.external_scales.len(), 0);
+    assert_eq!(api_server.machine.early_deployments.len(), 0);
+}
+
 #[test]
 fn a_foreign_class_is_left_to_its_owner() {
     let mut api_server = FakeApiServer::new();
