@@ -265,7 +265,9 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some((owner, revision)) =
         find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
-        return DesiredState::Absent;
+        // Each kind has a watch of its own, so the Revision may exist all the same. Kubernetes deletes the child with
+        // it.
+        return DesiredState::Unmanaged;
     };
     let class = ParsedTemplate::of_revision(revision, cluster).class;
     if (key.resource, key.part) == (ResourceKind::Deployment, ObjectPart::Scale) {
@@ -397,7 +399,10 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some((owner, revision)) =
         find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
-        return DesiredState::Absent;
+        return match is_superfluous_placeholder(cluster, &key.name) {
+            true => DesiredState::Absent,
+            false => DesiredState::Unmanaged,
+        };
     };
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
@@ -406,6 +411,18 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         true => services::public_service(view).body,
         false => services::private_service(view).body,
     }))
+}
+
+/// Returns true if a Service reserves a name that its Route no longer has. The Route must be known: one that is not
+/// observed yet may have the name, and Kubernetes deletes the Service with a Route that is gone.
+fn is_superfluous_placeholder(cluster: &ClusterState, name: &NamespacedName) -> bool {
+    let Some(placeholder) = cluster.names.placeholders.get(name) else { return false };
+    let from = cluster.apps.range(NamespacedName::new(name.namespace.clone(), "")..);
+    let mut apps = from.take_while(|(app, _)| app.namespace == name.namespace);
+    apps.any(|(_, app)| {
+        let route = app.route.as_ref().filter(|it| it.meta.exists());
+        route.is_some_and(|it| it.meta.uid == placeholder.owner_uid)
+    })
 }
 
 /// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.

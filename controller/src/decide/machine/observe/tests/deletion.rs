@@ -389,3 +389,30 @@ fn old_pods_of_a_recreated_revision_drain() {
     let phase = api_server.table().pods.get(uid).map(|it| it.phase);
     assert_eq!(phase, Some(common::wire::RoutingPhase::Draining));
 }
+
+/// Each kind has a watch of its own, and one may lag behind the others when a replica becomes the leader.
+#[test]
+fn a_child_object_stays_while_its_owner_is_not_observed() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    let owners = [
+        ResourceKind::KnativeService,
+        ResourceKind::Configuration,
+        ResourceKind::Route,
+        ResourceKind::Revision,
+    ];
+    let mut children = api_server.objects.clone();
+    // A slice is made again at once, and holds nothing that would be lost.
+    children.retain(|(it, _), _| !owners.contains(it) && *it != ResourceKind::EndpointSlice);
+    let mut late_machine = machine();
+    late_machine.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    for event in observations(&children, &[]) {
+        late_machine.step(api_server.now, event);
+    }
+    assert!(children.keys().any(|(it, _)| *it == ResourceKind::Deployment));
+    for (resource, object_name) in children.into_keys() {
+        let key = ObjectPartKey::new(resource, ObjectPart::Object, object_name);
+        let desired = desired_state(late_machine.cluster(), &key);
+        assert!(!matches!(desired, DesiredState::Absent), "{key:?}");
+    }
+}
