@@ -46,6 +46,7 @@ mod owner_exceptions;
 mod pods;
 mod replicas;
 mod reports;
+mod route_references;
 mod settings;
 mod timers;
 mod write_keys;

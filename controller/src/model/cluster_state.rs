@@ -151,6 +151,8 @@ pub struct NameIndex {
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Routes that name Revisions of another app, by the name of that app.
     pub referring_apps: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+    /// Routes that name a Revision that is not observed yet, by the name of the Revision.
+    pub routes_of_unknown_revisions: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
 }
 
 /// Latest reports about pods, and the acknowledgements of their drains.

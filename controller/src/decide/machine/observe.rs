@@ -1,7 +1,5 @@
 //! Pure: objects of the API server → the cluster state. Observations come in any order and more than once.
 
-use std::collections::BTreeSet;
-
 use common::wire::NamespacedName;
 use serde_json::Value;
 
@@ -190,45 +188,6 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Records the other apps whose Revisions a Route names, and returns them.
-    fn add_route_references(
-        &mut self,
-        name: &NamespacedName,
-        route: &RouteState,
-    ) -> BTreeSet<NamespacedName> {
-        let mut referred_apps = BTreeSet::new();
-        for target in route.traffic_spec.iter() {
-            let configuration = target.configuration_name.as_deref();
-            let by_revision = target.revision_name.as_deref().and_then(|revision| {
-                self.cluster.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))
-            });
-            let by_configuration =
-                configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
-            for other in by_revision.into_iter().chain(by_configuration).filter(|it| it != name) {
-                self.cluster
-                    .names
-                    .referring_apps
-                    .entry(other.clone())
-                    .or_default()
-                    .insert(name.clone());
-                referred_apps.insert(other);
-            }
-        }
-        referred_apps
-    }
-
-    /// Forgets the references of a Route, and returns the apps that it named.
-    fn remove_route_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
-        let mut referred_apps = BTreeSet::new();
-        self.cluster.names.referring_apps.retain(|other, from| {
-            if from.remove(name) {
-                referred_apps.insert(other.clone());
-            }
-            !from.is_empty()
-        });
-        referred_apps
-    }
-
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let owner =
             object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));
@@ -286,6 +245,7 @@ impl ControllerStateMachine {
                 .into_iter()
                 .for_each(keep_running_scale);
         });
+        self.link_waiting_routes(name, now);
         self.apply_early_deployment(name, object["metadata"]["uid"].as_str(), now);
         for uid in pod_uids {
             self.apply_unplaced_reports(&uid, now);
