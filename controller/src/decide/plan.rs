@@ -67,7 +67,10 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
         }
     }
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
-    let has_no_object = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
+    let has_no_object = app.service.is_none()
+        && app.configuration.is_none()
+        && app.route.is_none()
+        && !app.has_lone_revision();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
     let is_deleted = has_no_object || app.cascades_deletion(cluster.settings.platform);
     let ended = is_deleted && app.revisions.iter().all(|it| it.pods.is_empty());

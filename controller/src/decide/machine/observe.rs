@@ -136,6 +136,8 @@ impl ControllerStateMachine {
                 );
             }
             let previous = app.configuration.take().filter(|it| it.meta.exists());
+            app.is_configuration_deleted =
+                object.is_none() && (app.is_configuration_deleted || previous.is_some());
             app.configuration =
                 object.map(observe::read_configuration).map(|configuration| ConfigurationState {
                     template: cluster.template_cache.intern(&configuration.template),
