@@ -96,7 +96,7 @@ impl ControllerStateMachine {
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| *it.name == *revision_name) else { return };
             revision.blocked_reason = blocked_reason;
-            revision.has_replica_failure = has_replica_failure;
+            revision.scaling.has_replica_failure = has_replica_failure;
             let class = ParsedTemplate::of_revision(revision, cluster).class;
             let scales = &mut cluster.scaling.external_scales;
             if let Some(replicas) = replicas.filter(|_| class != AutoscalerClass::Kpa) {

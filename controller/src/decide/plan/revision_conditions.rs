@@ -71,8 +71,9 @@ pub(super) fn update_revision(
     }
     let slow = (ready == 0).then(|| slow_start_reason(revision, context, timer)).flatten();
     let unavailable = unavailable_reason(revision, slow.as_ref(), context, timer);
-    let is_refused = revision.has_replica_failure && !revision.scaling.initial_scale_reached;
-    revision.scaling.is_failing = revision.failure.is_some() || is_refused || unavailable.is_some();
+    let scaling = &mut revision.scaling;
+    let is_refused = scaling.has_replica_failure && !scaling.initial_scale_reached;
+    scaling.is_failing = revision.failure.is_some() || is_refused || unavailable.is_some();
     let resources = resources_status(revision, unavailable);
     let healthy = health_status(revision, slow, context);
     let conditions = &mut revision.conditions;

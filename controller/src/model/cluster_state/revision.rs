@@ -28,9 +28,6 @@ pub struct AppRevision {
     pub failure: Option<Box<ConditionReason>>,
     /// Reason why Kubernetes makes no pods for the Revision.
     pub blocked_reason: Option<Box<ConditionReason>>,
-    /// True while the Deployment reports that Kubernetes refuses its pods. Every replica observes this cause of
-    /// `blocked_reason`; the others are the leader's own.
-    pub has_replica_failure: bool,
     /// Image digests by container name, once known.
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
@@ -62,6 +59,9 @@ pub struct RevisionScaling {
     pub actual_scale: u32,
     /// Number of pods ever made for the Revision.
     pub pods_created: u32,
+    /// True while the Deployment reports that Kubernetes refuses its pods. Every replica observes this cause of
+    /// [`AppRevision::blocked_reason`]; the others are the leader's own.
+    pub has_replica_failure: bool,
     /// True if the latest plan found a failure of the Revision that every replica can observe.
     pub is_failing: bool,
     /// Earliest moment for another pod, after the last one vanished at once.
