@@ -396,7 +396,7 @@ impl TemplateLexer<'_> {
             Some(it) if it.is_ascii_digit() => {
                 let end = name_length(trimmed);
                 let digits = trimmed[..end].to_owned();
-                // Go prints a number anew: with a leading zero it is octal, and one beyond 64 bits is refused.
+                // Go prints the value of a number: with a leading zero it is octal, and one beyond 64 bits is refused.
                 let is_as_printed = |it: i64| it.to_string() == digits;
                 if digits.parse().is_ok_and(is_as_printed) {
                     return Ok(self.token(begin, end, TemplateToken::Number(digits)));
