@@ -193,7 +193,8 @@ mod tests {
     }
 
     /// Templates that Go 1.26 refuses.
-    const REFUSED: [&str; 56] = [
+    const REFUSED: [&str; 57] = [
+        "{{.Labels.5}}",
         "{{ /* a */ }}",
         "{{/* a */ }}",
         "{{-  /* a */ -}}",

@@ -135,11 +135,12 @@ fn path_length(text: &str) -> usize {
         return length;
     }
     while let Some(field) = text[length..].strip_prefix('.') {
-        match name_length(field) {
-            // A dot without a name is a part of its own, which has no space before it.
-            0 => break,
-            name => length += 1 + name,
+        // A dot without a name, or before a digit, begins a part of its own, which has no space before it.
+        let name = name_length(field);
+        if name == 0 || field.starts_with(|it: char| it.is_ascii_digit()) {
+            break;
         }
+        length += 1 + name;
     }
     length
 }
