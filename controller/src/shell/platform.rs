@@ -168,7 +168,9 @@ impl KubernetesPlatform {
     pub async fn run(&self, shutdown: CancellationToken) {
         let mut updates =
             start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
-        self.apply_first_lists(&mut updates).await;
+        if !self.apply_first_lists(&mut updates).await {
+            return;
+        }
         self.check_network_policies();
         let clients_listed = OnceSignal::new();
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
@@ -259,12 +261,14 @@ impl KubernetesPlatform {
     }
 
     /// Applies the first lists. The machine plans nothing on a part of them: it waits for
-    /// [`ControllerEvent::InitialListSynced`].
-    async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
+    /// [`ControllerEvent::InitialListSynced`]. Returns false if the watches ended before: this replica stops, and must
+    /// not lead with a part of the objects.
+    async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) -> bool {
         while !self.lock_unlisted_scopes().is_empty() {
-            let Some(update) = updates.recv().await else { return };
+            let Some(update) = updates.recv().await else { return false };
             self.apply_watch_update(update);
         }
+        true
     }
 
     fn lock_unlisted_scopes(&self) -> MutexGuard<'_, BTreeSet<String>> {
