@@ -193,8 +193,11 @@ mod tests {
     }
 
     /// Templates that Go 1.26 refuses.
-    const REFUSED: [&str; 57] = [
+    const REFUSED: [&str; 60] = [
         "{{.Labels.5}}",
+        "{{0x1f.A}}",
+        "{{0o18}}",
+        "{{0b1.1}}",
         "{{ /* a */ }}",
         "{{/* a */ }}",
         "{{-  /* a */ -}}",

@@ -171,37 +171,39 @@ fn quoted_length(text: &str, quote: char) -> Result<usize, String> {
 fn number_length(text: &str) -> Result<usize, String> {
     let digits_at = text.len() - text.trim_start_matches(['+', '-']).len();
     let digits = &text[digits_at..];
-    let has_base = |it| digits.get(..2).is_some_and(|base| base.eq_ignore_ascii_case(it));
-    let is_hex = has_base("0x");
-    let exponent = if is_hex { ['p', 'P'] } else { ['e', 'E'] };
+    let (radix, exponent) = match digits.get(..2) {
+        Some("0x" | "0X") => (16, "pP"),
+        Some("0o" | "0O") => (8, ""),
+        Some("0b" | "0B") => (2, ""),
+        _ => (10, "eE"),
+    };
     let mut previous = ' ';
     let is_end = |it: char| {
-        let is_sign = matches!(it, '+' | '-') && exponent.contains(&previous);
+        let is_sign = matches!(it, '+' | '-') && exponent.contains(previous);
         previous = it;
         !(is_sign || matches!(it, '_' | '.') || it.is_alphanumeric())
     };
     let length = digits.find(is_end).unwrap_or(digits.len());
     let number = &digits[..length];
-    let is_digit = |it: u8| if is_hex { it.is_ascii_hexdigit() } else { it.is_ascii_digit() };
-    let is_base = has_base("0x") || has_base("0o") || has_base("0b");
-    let bytes = number.as_bytes();
-    let is_separator = |at: usize| {
-        let divides = at > 0 && is_digit(bytes[at - 1]) || at == 2 && is_base;
-        divides && bytes.get(at + 1).is_some_and(|it| is_digit(*it))
+    let has_base = radix != 10;
+    let (bytes, body) = (number.as_bytes(), if has_base { &number[2..] } else { number });
+    let is_digit = |at: usize| bytes.get(at).is_some_and(|it| char::from(*it).is_digit(radix));
+    // One underscore may follow the base; any other stands between two digits.
+    let is_separator =
+        |at: usize| is_digit(at + 1) && (at == 2 && has_base || at > 0 && is_digit(at - 1));
+    let is_letter = |it: char| "_.+-".contains(it) || exponent.contains(it) || it.is_digit(radix);
+    let has_exponent = body.contains(|it: char| exponent.contains(it));
+    let are_dots_valid = match (number.matches('.').count(), radix) {
+        (0, _) | (1, 10) => true,
+        (1, 16) => has_exponent,
+        _ => false,
     };
-    let separators = number.match_indices('_').map(|(at, _)| at);
-    let is_letter = |it: char| {
-        let is_mark = matches!(it, '_' | '.' | '+' | '-') || exponent.contains(&it);
-        is_mark || u8::try_from(it).is_ok_and(is_digit)
-    };
-    let body = if is_base { &number[2..] } else { number };
-    let is_float = number.contains('.') || number.contains(exponent);
     // A leading zero makes an integer octal.
-    let is_octal = !is_base && !is_float && number.starts_with('0');
+    let is_octal = !has_base && !has_exponent && number.starts_with('0') && !number.contains('.');
     let is_too_large = number.replace('_', "").parse::<f64>().is_ok_and(f64::is_infinite);
-    let is_valid = separators.into_iter().all(is_separator)
+    let is_valid = number.match_indices('_').all(|(at, _)| is_separator(at))
         && body.chars().all(is_letter)
-        && number.matches('.').count() <= 1
+        && are_dots_valid
         && !(is_octal && number.contains(['8', '9']))
         && !is_too_large;
     if is_valid { Ok(digits_at + length) } else { Err(format!("bad number syntax: {number:?}")) }
