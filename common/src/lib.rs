@@ -1,7 +1,7 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
 //! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`, `log`,
-//! `probe`, `tls`, `enrollment` and `admin` do I/O; every component would otherwise repeat them.
+//! `probe`, `tls`, `enrollment`, `http_server` and `admin` do I/O; every component would otherwise repeat them.
 //!
 //! | module | between | content |
 //! |---|---|---|
@@ -18,6 +18,7 @@
 //! | [`once_signal`] | tasks of one component | an event that happens once |
 //! | [`tls`] | user-space components | identities and encryption |
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
+//! | [`http_server`] | components, their HTTP clients | HTTP server with bounds on connections and time |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
 //! | `fixtures` | tests and benchmarks | entries of a RouteTable |
 #![warn(missing_docs)]
@@ -27,6 +28,7 @@ pub mod component;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod http_server;
 pub mod link;
 pub mod local_node;
 pub mod log;

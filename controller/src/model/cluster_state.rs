@@ -155,6 +155,8 @@ pub struct NameIndex {
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Routes that name Revisions of another app, by the name of that app.
     pub referring_apps: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+    /// Routes that name a Revision that is not observed yet, by the name of the Revision.
+    pub routes_of_unknown_revisions: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
 }
 
 /// Latest reports about pods, and the acknowledgements of their drains.
@@ -213,6 +215,24 @@ impl ClusterState {
                 .pods
                 .reporters
                 .is_reporting(&reporters::reporter_id(ClientComponent::Agent, node))
+    }
+
+    /// Returns true if the controller makes and deletes objects for the app: not while its manifest is refused.
+    pub(crate) fn is_maintained(&self, name: &NamespacedName, app: &AppState) -> bool {
+        self.is_in_use(name, app)
+            && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
+    }
+
+    /// Returns true unless the app's objects are about to be deleted with their owner or their namespace.
+    pub(crate) fn is_in_use(&self, name: &NamespacedName, app: &AppState) -> bool {
+        let is_orphaned = |owner: Option<ObjectOwner>| {
+            owner == Some(ObjectOwner::Service) && app.service.is_none()
+        };
+        let owners =
+            [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
+        let is_deleted =
+            app.is_terminating() || self.terminating_namespaces.contains(&name.namespace);
+        !is_deleted && !owners.into_iter().any(is_orphaned)
     }
 
     /// Returns an activator with its readiness. An activator on a lost node is not ready.

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "once_signal outbox request_log service_routing",
+            "http_server once_signal outbox request_log service_routing",
             "wire",
             "admin component fixtures local_node log replicas tls",
             "link",

@@ -57,6 +57,7 @@ impl ControllerStateMachine {
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
         self.drop_stale_blocking_causes(name, plan.app.as_ref());
+        self.drop_external_scales(name, previous, plan.app.as_ref());
         let Some(app) = plan.app else {
             self.remove_app(name);
             return;

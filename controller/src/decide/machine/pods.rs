@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::ControllerStateMachine;
 use crate::{
+    decide::part_keys,
     model::cluster_state::{
         AppState, KubeletReadiness, NodeState, PodStage, RevisionPod, UnixMillis,
     },
@@ -87,7 +88,9 @@ impl ControllerStateMachine {
 
     /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
     pub(super) fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
-        match object.and_then(observe::node_zone) {
+        let zone = object.and_then(observe::node_zone);
+        let is_moved = self.cluster.nodes.zones.get(name) != zone.as_ref();
+        match zone {
             Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
             None => drop(self.cluster.nodes.zones.remove(name)),
         }
@@ -103,6 +106,29 @@ impl ControllerStateMachine {
             None => drop(self.cluster.nodes.states.remove(name)),
         }
         self.handle_node_change(name, was_lost, now);
+        if is_moved {
+            self.handle_zone_change(name, now);
+        }
+    }
+
+    /// Updates the routes and slices of pods and activators on a node whose zone has changed, or is known only now: a
+    /// pod may be observed before its node, and a node without its zone.
+    fn handle_zone_change(&mut self, node: &str, now: UnixMillis) {
+        let zone = self.cluster.nodes.zones.get(node).cloned().unwrap_or_default();
+        let activators = self.cluster.activators.pods.values_mut();
+        for (activator, _) in activators.filter(|(it, _)| it.node == node) {
+            activator.zone.clone_from(&zone);
+        }
+        self.update_node_activators(node);
+        // After the initial list all apps are planned.
+        let apps = if self.is_loading { Vec::new() } else { self.apps_on_node(node) };
+        for name in apps {
+            self.reconcile_app(&name, now);
+            let app = self.cluster.apps.get(&name);
+            let revisions = app.into_iter().flat_map(|it| &it.revisions);
+            let keys = revisions.flat_map(|it| part_keys::path_keys(&name.namespace, it));
+            self.effects.changed_keys.extend(keys);
+        }
     }
 
     /// Plans the apps on a node if it became or is no longer lost; `was_lost` is the former state.

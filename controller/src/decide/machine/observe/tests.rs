@@ -31,11 +31,12 @@ mod long_names;
 mod name_conflicts;
 mod pod_changes;
 mod revision_services;
+mod route_references;
 mod write_errors;
 
 use fake_api_server::{
     FakeApiServer, NAMESPACE, decision, differences, machine, name, observations,
-    ready_observation, requested_replicas, table, template,
+    observations_of_deployments_first, ready_observation, requested_replicas, table, template,
 };
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
