@@ -32,7 +32,6 @@ pub mod net;
 pub mod node;
 pub mod pods;
 pub mod process;
-pub mod quantity;
 pub mod runtime;
 pub mod sys;
 
