@@ -48,6 +48,7 @@ mod reports;
 mod settings;
 mod timers;
 mod write_keys;
+mod zones;
 
 use blocking_causes::{BlockedObject, BlockingCause};
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
@@ -228,6 +229,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);

@@ -11,67 +11,39 @@ use common::service_routing::TopologyHints;
 use smol_str::SmolStr;
 
 use crate::model::{
-    knative::key,
+    cluster_state::HintMode,
     zone_shares::{HintRefusal, ZoneShares},
 };
 
 /// Share of load beyond its own that an endpoint may get by hints.
 const OVERLOAD_THRESHOLD: f64 = 0.2;
 
-/// Rule by which the endpoints of a service get hints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HintMode {
-    /// No endpoint has a hint.
-    #[default]
-    Off,
-    /// Zones get endpoints in proportion to the CPU of their nodes (`topology-mode: Auto`).
-    Proportional,
-    /// Each endpoint is for the clients in its zone (`PreferSameZone`, or `PreferClose`).
-    SameZone,
-    /// Each endpoint is for the clients on its node, and after them for those in its zone (`PreferSameNode`).
-    SameNode,
-}
-
-impl HintMode {
-    /// Reads the mode from annotations. As in Kubernetes, the topology mode comes before the traffic distribution.
-    pub fn from_annotations<'a>(get: impl Fn(&str) -> Option<&'a str>) -> Self {
-        // The retired annotation counts first, as in Kubernetes (`hintsEnabled` in `utils.go`).
-        let mode = get(key::TOPOLOGY_AWARE_HINTS).or_else(|| get(key::TOPOLOGY_MODE));
-        if matches!(mode, Some("Auto" | "auto")) {
-            return Self::Proportional;
-        }
-        match get(key::TRAFFIC_DISTRIBUTION) {
-            Some("PreferClose" | "PreferSameZone") => Self::SameZone,
-            Some("PreferSameNode") => Self::SameNode,
-            Some(_) | None => Self::Off,
-        }
-    }
-}
-
 /// Place of a ready endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointPlace<'a> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointPlace {
     /// Zone of the endpoint's node; empty if it is not known.
-    pub zone: &'a str,
+    pub zone: SmolStr,
     /// Name of the node; empty if it is not known.
-    pub node: &'a str,
+    pub node: SmolStr,
 }
 
 /// Returns the hints of each ready endpoint, in the order of `places`.
 pub fn assign_hints(
     mode: HintMode,
-    places: &[EndpointPlace<'_>],
+    places: &[EndpointPlace],
     shares: &ZoneShares,
 ) -> Result<Vec<TopologyHints>, HintRefusal> {
-    let hint = |zone: &str, node: &str| TopologyHints { zone: zone.into(), node: node.into() };
+    let for_zone = |zone: SmolStr| TopologyHints { zone, node: SmolStr::default() };
+    let for_node =
+        |it: &EndpointPlace| TopologyHints { zone: it.zone.clone(), node: it.node.clone() };
     match mode {
         HintMode::Off => Ok(vec![TopologyHints::default(); places.len()]),
-        HintMode::SameZone => Ok(places.iter().map(|it| hint(it.zone, "")).collect()),
-        HintMode::SameNode => Ok(places.iter().map(|it| hint(it.zone, it.node)).collect()),
+        HintMode::SameZone => Ok(places.iter().map(|it| for_zone(it.zone.clone())).collect()),
+        HintMode::SameNode => Ok(places.iter().map(for_node).collect()),
         HintMode::Proportional => {
-            let zones: Vec<&str> = places.iter().map(|it| it.zone).collect();
+            let zones: Vec<&str> = places.iter().map(|it| it.zone.as_str()).collect();
             let assigned = assign_zones(&zones, shares)?;
-            Ok(assigned.into_iter().map(|zone| hint(zone, "")).collect())
+            Ok(assigned.into_iter().map(|zone| for_zone(zone.into())).collect())
         }
     }
 }

@@ -3,6 +3,7 @@
 mod capacity;
 mod cluster;
 mod facts;
+mod hints;
 mod in_place;
 mod plan_writer;
 

@@ -88,10 +88,7 @@ impl ControllerStateMachine {
 
     /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
     pub(super) fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
-        match object.and_then(observe::node_zone) {
-            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
-            None => drop(self.cluster.nodes.zones.remove(name)),
-        }
+        let is_zone_changed = self.set_node_zone(name, object.and_then(observe::node_zone));
         let was_lost = self.cluster.is_node_lost(name);
         let previous = self.cluster.nodes.states.remove(name);
         let node = match object {
@@ -100,8 +97,21 @@ impl ControllerStateMachine {
             None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
+        let share_inputs = |node: &NodeState| node.zone_node("");
+        let are_shares_changed = is_zone_changed
+            || previous.as_ref().map(share_inputs) != node.as_ref().map(share_inputs);
         self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
         self.handle_node_change(name, was_lost, now);
+        if is_zone_changed {
+            // A node may get its zone after its pods have started.
+            for app in self.apps_on_node(name) {
+                self.reconcile_app(&app, now);
+            }
+            self.update_activator_zones(name);
+        }
+        if are_shares_changed {
+            self.update_zone_shares(now);
+        }
     }
 
     /// Plans the apps on a node if it became or is no longer lost; `was_lost` is the former state.

@@ -130,9 +130,13 @@ fn shares(nodes: &[(&str, u64)]) -> ZoneShares {
     ZoneShares::of_nodes(nodes.iter().map(node))
 }
 
+fn place(zone: &str, node: &str) -> EndpointPlace {
+    EndpointPlace { zone: zone.into(), node: node.into() }
+}
+
 /// Returns the zone hints, or the refusal, for endpoints in these zones.
 fn proportional(zones: &[&str], shares: &ZoneShares) -> Result<Vec<String>, HintRefusal> {
-    let places: Vec<_> = zones.iter().map(|zone| EndpointPlace { zone, node: "n" }).collect();
+    let places: Vec<_> = zones.iter().map(|zone| place(zone, "n")).collect();
     let hints = assign_hints(HintMode::Proportional, &places, shares)?;
     assert!(hints.iter().all(|it| it.node.is_empty()));
     Ok(hints.into_iter().map(|it| it.zone.to_string()).collect())
@@ -192,29 +196,10 @@ fn hints_stay_until_a_change_of_nodes_overloads_a_zone() {
 
 #[test]
 fn a_traffic_distribution_hints_at_the_own_zone_and_node() {
-    let places = [EndpointPlace { zone: "a", node: "n1" }, EndpointPlace { zone: "", node: "n2" }];
+    let places = [place("a", "n1"), place("", "n2")];
     let hints = |mode| assign_hints(mode, &places, &ZoneShares::default()).unwrap();
     let hint = |zone: &str, node: &str| TopologyHints { zone: zone.into(), node: node.into() };
     assert_eq!(hints(HintMode::SameZone), [hint("a", ""), hint("", "")]);
     assert_eq!(hints(HintMode::SameNode), [hint("a", "n1"), hint("", "n2")]);
     assert_eq!(hints(HintMode::Off), [hint("", ""), hint("", "")]);
-}
-
-#[test]
-fn the_topology_mode_comes_before_the_traffic_distribution() {
-    let mode = |annotations: &[(&str, &'static str)]| {
-        HintMode::from_annotations(|key| {
-            annotations.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
-        })
-    };
-    let near = (key::TRAFFIC_DISTRIBUTION, "PreferClose");
-    assert_eq!(mode(&[]), HintMode::Off);
-    assert_eq!(mode(&[near]), HintMode::SameZone);
-    assert_eq!(mode(&[(key::TRAFFIC_DISTRIBUTION, "PreferSameZone")]), HintMode::SameZone);
-    assert_eq!(mode(&[(key::TRAFFIC_DISTRIBUTION, "PreferSameNode")]), HintMode::SameNode);
-    assert_eq!(mode(&[near, (key::TOPOLOGY_MODE, "Auto")]), HintMode::Proportional);
-    assert_eq!(mode(&[near, (key::TOPOLOGY_MODE, "Disabled")]), HintMode::SameZone);
-    assert_eq!(mode(&[(key::TOPOLOGY_AWARE_HINTS, "auto")]), HintMode::Proportional);
-    let both = [(key::TOPOLOGY_AWARE_HINTS, "Disabled"), (key::TOPOLOGY_MODE, "Auto")];
-    assert_eq!(mode(&both), HintMode::Off, "the retired annotation counts first");
 }

@@ -2,10 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use common::wire::{ConnectionPath, RevisionActivity};
+use common::{
+    service_routing::TopologyHints,
+    wire::{ConnectionPath, RevisionActivity},
+};
 
 use super::{
     conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType},
+    topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
 
@@ -32,6 +36,8 @@ pub struct AppRevision {
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
     pub pods: Vec<RevisionPod>,
+    /// Hints of the ready pods; `None` without one, or if the service asks for no hints.
+    pub topology: Option<Box<RevisionTopology>>,
     /// Conditions of the Revision's status.
     pub conditions: ConditionSet,
     /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
@@ -68,6 +74,12 @@ impl AppRevision {
     pub fn serving_pods(&self) -> u32 {
         let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the hints of a pod.
+    pub fn topology_hints(&self, uid: &str) -> TopologyHints {
+        let mut pods = self.topology.iter().flat_map(|it| &it.pods);
+        pods.find(|it| *it.uid == *uid).map(|it| it.hints.clone()).unwrap_or_default()
     }
 
     /// Returns true if there are pods, none is ready, and a condition has failed. The Revision then scales as if no

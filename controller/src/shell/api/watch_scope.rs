@@ -161,7 +161,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         ResourceKind::Deployment => &[("spec", &["replicas", "progressDeadlineSeconds"])],
         ResourceKind::Node => &[
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
-            ("status", &["conditions", "addresses", "images"]),
+            ("status", &["conditions", "addresses", "images", "allocatable"]),
         ],
         ResourceKind::Service => {
             &[("spec", &["clusterIP", "clusterIPs", "ports", "type", "selector"]), ("status", &[])]
