@@ -53,6 +53,8 @@ pub struct WaitQueue<W> {
     limit: u32,
     /// Pods that the RouteTable lists as ready, including paused ones.
     ready_pods: BTreeSet<PodEndpointKey>,
+    /// Pods that hints prefer; empty if hints do not count.
+    preferred_pods: BTreeSet<PodEndpointKey>,
     /// Pods that take requests, sorted by key.
     open_pods: Vec<PodLoad>,
     /// Pods that take no requests now and still have some in flight: draining, gone or paused.
@@ -80,6 +82,7 @@ impl<W> WaitQueue<W> {
             bounds,
             limit: 0,
             ready_pods: BTreeSet::new(),
+            preferred_pods: BTreeSet::new(),
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
             paused_pods: BTreeMap::new(),
@@ -154,11 +157,21 @@ impl<W> WaitQueue<W> {
         }
         for pod in ready.iter().filter(|pod| !self.paused_pods.contains_key(pod)) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
-            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
+            let is_preferred = self.preferred_pods.contains(pod);
+            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0, is_preferred });
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
         self.dispatch_waiting(random)
+    }
+
+    /// Sets the pods that hints prefer for requests of this activator. Others get requests only if none of these has
+    /// capacity.
+    pub fn set_preferred(&mut self, preferred: impl IntoIterator<Item = PodEndpointKey>) {
+        self.preferred_pods = preferred.into_iter().collect();
+        for load in &mut self.open_pods {
+            load.is_preferred = self.preferred_pods.contains(&load.key);
+        }
     }
 
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
@@ -263,7 +276,8 @@ impl<W> WaitQueue<W> {
         self.paused_pods.remove(&pod);
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
         let at = self.find_open(pod).unwrap_or_else(|at| at);
-        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });
+        let is_preferred = self.preferred_pods.contains(&pod);
+        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, is_preferred });
         self.dispatch_waiting(random)
     }
 

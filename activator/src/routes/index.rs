@@ -13,6 +13,7 @@ use std::{
 
 use common::{
     link::{RouteBatch, RouteChanges},
+    service_routing::NodeTopology,
     wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
 use tokio::sync::watch;
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings},
+        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings, mark_preferred},
     },
     routes::{
         index_entries::{HostIndexEntry, NameIndexEntry},
@@ -70,6 +71,8 @@ struct RouteIndexState {
     revision_by_pod: HashMap<String, NamespacedName>,
     /// Addresses of the activators, by name.
     activator_addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Node and zone of this activator, once the table has listed it.
+    own_place: NodeTopology,
 }
 
 impl RouteIndex {
@@ -194,6 +197,7 @@ impl RouteIndex {
     pub fn apply(&self, batch: RouteBatch) -> bool {
         let mut touched = BTreeSet::new();
         let (mut ports_changed, mut activators_changed) = (false, false);
+        let own_name = self.revision_context.peers.view().own_name.clone();
         let mut index = self.write();
         let mut changes = batch.changes;
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
@@ -224,16 +228,22 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
+                RouteChange::Activator(wire::ActivatorEntry { name, node, zone, addresses }) => {
+                    if name.as_str() == own_name.as_str() {
+                        touched.extend(index.set_own_place(&node, &zone));
+                    }
                     let before = index.activator_addresses.insert(name, addresses.clone());
                     activators_changed |= before != Some(addresses);
                 }
                 RouteChange::Removed(RouteKey::Activator(name)) => {
                     activators_changed |= index.activator_addresses.remove(&name).is_some();
                 }
-                RouteChange::Replicas(_)
+                RouteChange::Node(_)
+                | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
-                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+                | RouteChange::Removed(
+                    RouteKey::Node(_) | RouteKey::Replicas(_) | RouteKey::Settings,
+                )
                 | RouteChange::Synced => {}
             }
         }
@@ -280,8 +290,11 @@ impl RouteIndex {
             .get(name)
             .filter(|_| !index.missing_since.contains_key(name))
             .cloned();
+        let own_place = index.own_place.clone();
         drop(index);
-        revision.set_pods(&pods.unwrap_or_default());
+        let mut pods = pods.unwrap_or_default();
+        mark_preferred(&mut pods, &own_place);
+        revision.set_pods(&pods);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {
@@ -421,11 +434,27 @@ impl RouteIndexState {
         unreferenced
     }
 
+    /// Sets node and zone of this activator. Returns the Revisions whose hints may prefer other pods now.
+    fn set_own_place(&mut self, node: &str, zone: &str) -> Vec<NamespacedName> {
+        let place = NodeTopology { name: node.into(), zone: zone.into() };
+        if self.own_place == place {
+            return Vec::new();
+        }
+        self.own_place = place;
+        self.pods_by_revision.keys().cloned().collect()
+    }
+
     /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
         let is_ready = entry.phase == RoutingPhase::Ready;
-        let pod = PodTableEntry { address: entry.address, is_ready, name: entry.name.into() };
+        let pod = PodTableEntry {
+            address: entry.address,
+            is_ready,
+            name: entry.name.into(),
+            hints: entry.hints,
+            is_preferred: false,
+        };
         self.pods_by_revision
             .entry(entry.revision.clone())
             .or_default()
