@@ -18,6 +18,15 @@ use crate::model::{
 /// Share of load beyond its own that an endpoint may get by hints.
 const OVERLOAD_THRESHOLD: f64 = 0.2;
 
+/// Rule for the hints of a service, and the shares that it may need.
+#[derive(Clone, Copy, Debug)]
+pub struct HintRules<'a> {
+    /// Rule by which the endpoints get hints.
+    pub mode: HintMode,
+    /// Shares of the zones in the CPU of the nodes.
+    pub shares: &'a ZoneShares,
+}
+
 /// Place of a ready endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointPlace {
@@ -29,20 +38,19 @@ pub struct EndpointPlace {
 
 /// Returns the hints of each ready endpoint, in the order of `places`.
 pub fn assign_hints(
-    mode: HintMode,
+    rules: HintRules<'_>,
     places: &[EndpointPlace],
-    shares: &ZoneShares,
 ) -> Result<Vec<TopologyHints>, HintRefusal> {
     let for_zone = |zone: SmolStr| TopologyHints { zone, node: SmolStr::default() };
     let for_node =
         |it: &EndpointPlace| TopologyHints { zone: it.zone.clone(), node: it.node.clone() };
-    match mode {
+    match rules.mode {
         HintMode::Off => Ok(vec![TopologyHints::default(); places.len()]),
         HintMode::SameZone => Ok(places.iter().map(|it| for_zone(it.zone.clone())).collect()),
         HintMode::SameNode => Ok(places.iter().map(for_node).collect()),
         HintMode::Proportional => {
             let zones: Vec<&str> = places.iter().map(|it| it.zone.as_str()).collect();
-            let assigned = assign_zones(&zones, shares)?;
+            let assigned = assign_zones(&zones, rules.shares)?;
             Ok(assigned.into_iter().map(|zone| for_zone(zone.into())).collect())
         }
     }

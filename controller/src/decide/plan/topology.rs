@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use super::{RevisionPlanContext, scale};
 use crate::{
-    decide::topology_hints::{self, EndpointPlace},
+    decide::topology_hints::{self, EndpointPlace, HintRules},
     model::cluster_state::{
         AppRevision, AppState, ClusterState, HintMode, HintedPod, ParsedTemplate, PodStage,
         RevisionPod, RevisionTopology, UnixMillis,
@@ -58,15 +58,13 @@ fn plan_topology(
     }
     // Each replica observes the pods in another order, and a new pod should change few hints of others.
     ready.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+    let shares = &context.cluster.nodes.zone_shares;
     let zones: Vec<String> = ready.iter().map(|pod| context.zone(pod)).collect();
     if let Some(before) = &revision.topology
         && before.mode == mode
         && mode == HintMode::Proportional
         && has_same_pods(before, &ready, &zones)
-        && topology_hints::still_fit(
-            before.pods.iter().map(|it| &it.hints.zone),
-            &context.cluster.nodes.zone_shares,
-        )
+        && topology_hints::still_fit(before.pods.iter().map(|it| &it.hints.zone), shares)
     {
         return Some(RevisionTopology::clone(before));
     }
@@ -75,7 +73,7 @@ fn plan_topology(
         node: pod.kube_status.as_ref().map_or_else(SmolStr::default, |it| SmolStr::from(&*it.node)),
     };
     let places: Vec<EndpointPlace> = ready.iter().zip(&zones).map(place).collect();
-    let assigned = topology_hints::assign_hints(mode, &places, &context.cluster.nodes.zone_shares);
+    let assigned = topology_hints::assign_hints(HintRules { mode, shares }, &places);
     let refusal = assigned.as_ref().err().copied();
     let hinted = ready.iter().zip(places).zip(assigned.unwrap_or_default());
     let pods = hinted.map(|((pod, place), hints)| HintedPod {

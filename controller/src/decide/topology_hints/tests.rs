@@ -137,7 +137,7 @@ fn place(zone: &str, node: &str) -> EndpointPlace {
 /// Returns the zone hints, or the refusal, for endpoints in these zones.
 fn proportional(zones: &[&str], shares: &ZoneShares) -> Result<Vec<String>, HintRefusal> {
     let places: Vec<_> = zones.iter().map(|zone| place(zone, "n")).collect();
-    let hints = assign_hints(HintMode::Proportional, &places, shares)?;
+    let hints = assign_hints(HintRules { mode: HintMode::Proportional, shares }, &places)?;
     assert!(hints.iter().all(|it| it.node.is_empty()));
     Ok(hints.into_iter().map(|it| it.zone.to_string()).collect())
 }
@@ -197,7 +197,8 @@ fn hints_stay_until_a_change_of_nodes_overloads_a_zone() {
 #[test]
 fn a_traffic_distribution_hints_at_the_own_zone_and_node() {
     let places = [place("a", "n1"), place("", "n2")];
-    let hints = |mode| assign_hints(mode, &places, &ZoneShares::default()).unwrap();
+    let shares = &ZoneShares::default();
+    let hints = |mode| assign_hints(HintRules { mode, shares }, &places).unwrap();
     let hint = |zone: &str, node: &str| TopologyHints { zone: zone.into(), node: node.into() };
     assert_eq!(hints(HintMode::SameZone), [hint("a", ""), hint("", "")]);
     assert_eq!(hints(HintMode::SameNode), [hint("a", "n1"), hint("", "n2")]);

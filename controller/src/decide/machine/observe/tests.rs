@@ -31,6 +31,7 @@ mod long_names;
 mod name_conflicts;
 mod pod_changes;
 mod revision_services;
+mod topology;
 mod write_errors;
 
 use fake_api_server::{
