@@ -195,11 +195,11 @@ impl RouteIndex {
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let mut touched = BTreeSet::new();
         let (mut ports_changed, mut activators_changed) = (false, false);
-        let own_name = self.revision_context.peers.view().own_name.clone();
         let mut index = self.write();
         let mut changes = batch.changes;
+        let peers = self.revision_context.peers.view();
+        let mut touched = index.update_own_place(&changes, &peers.own_name);
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_snapshot {
             let removed = index.keys_missing_in(&changes);
@@ -228,10 +228,7 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(wire::ActivatorEntry { name, node, zone, addresses }) => {
-                    if name.as_str() == own_name.as_str() {
-                        touched.extend(index.set_own_place(&node, &zone));
-                    }
+                RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
                     let before = index.activator_addresses.insert(name, addresses.clone());
                     activators_changed |= before != Some(addresses);
                 }
@@ -241,23 +238,14 @@ impl RouteIndex {
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
-                | RouteChange::Removed(
-                    RouteKey::Node(_) | RouteKey::Replicas(_) | RouteKey::Settings,
-                )
+                | RouteChange::Removed(RouteKey::Node(_))
+                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
                 | RouteChange::Synced => {}
             }
         }
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
-        if activators_changed {
-            let all = index.activator_addresses.iter();
-            let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
-            let peers = &self.revision_context.peers;
-            activators_changed = peers.set_listed(all);
-            self.update_listing(
-                index.activator_addresses.contains_key(peers.view().own_name.as_str()),
-            );
-        }
+        activators_changed = activators_changed && self.update_peers(&index);
         drop(index);
         if activators_changed {
             self.reconcile_all_slots();
@@ -266,6 +254,16 @@ impl RouteIndex {
         touched.iter().for_each(|name| self.update_revision_pods(name));
         self.drop_unreferenced_revisions();
         ports_changed
+    }
+
+    /// Updates the view of the other activators. Returns true if it has changed.
+    fn update_peers(&self, index: &RouteIndexState) -> bool {
+        let all = index.activator_addresses.iter();
+        let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
+        let peers = &self.revision_context.peers;
+        let is_changed = peers.set_listed(all);
+        self.update_listing(index.activator_addresses.contains_key(peers.view().own_name.as_str()));
+        is_changed
     }
 
     fn update_listing(&self, is_listed: bool) {
@@ -434,11 +432,18 @@ impl RouteIndexState {
         unreferenced
     }
 
-    /// Sets node and zone of this activator. Returns the Revisions whose hints may prefer other pods now.
-    fn set_own_place(&mut self, node: &str, zone: &str) -> Vec<NamespacedName> {
-        let place = NodeTopology { name: node.into(), zone: zone.into() };
+    /// Updates node and zone of the activator with the name `own_name`. Returns the Revisions whose hints may prefer
+    /// other pods now.
+    fn update_own_place(
+        &mut self,
+        changes: &RouteChanges,
+        own_name: &str,
+    ) -> BTreeSet<NamespacedName> {
+        let own = changes.get(&RouteKey::Activator(own_name.to_owned()));
+        let Some(RouteChange::Activator(own)) = own else { return BTreeSet::new() };
+        let place = NodeTopology { name: own.node.as_str().into(), zone: own.zone.as_str().into() };
         if self.own_place == place {
-            return Vec::new();
+            return BTreeSet::new();
         }
         self.own_place = place;
         self.pods_by_revision.keys().cloned().collect()

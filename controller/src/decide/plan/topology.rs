@@ -16,9 +16,7 @@ use crate::{
 
 /// Returns the rule by which the pods of a Revision get hints: by the annotations of its app's Route, else by its own.
 pub(crate) fn hint_mode(app: &AppState, template: &ParsedTemplate) -> HintMode {
-    HintMode::from_annotations(|key| {
-        app.route_annotation(key).or_else(|| template.annotation(key))
-    })
+    HintMode::from_annotations(|key| app.route_annotation(key).or_else(|| template.annotation(key)))
 }
 
 /// Updates the hints of all ready pods.

@@ -182,7 +182,7 @@ fn an_endpoint_without_a_zone_takes_all_hints_away() {
 
 #[test]
 fn hints_stay_until_a_change_of_nodes_overloads_a_zone() {
-    let hints: Vec<SmolStr> = ["a", "a", "a", "b", "b", "b"].map(Into::into).into();
+    let hints = ["a", "a", "a", "b", "b", "b"].map(SmolStr::from);
     for (nodes, fits) in [
         ([("a", 1000), ("b", 1000)], true),
         ([("a", 1000), ("b", 1400)], true),
