@@ -1,12 +1,9 @@
 //! Pure: hints of pods: connects from this node go to the pods for its clients.
 
-use common::{service_routing::TopologyHints, wire::NodeEntry};
+use common::service_routing::TopologyHints;
 
 use super::*;
-use crate::{
-    config::ClusterIpMode,
-    service_facts::{BackendUsage, TraceTarget},
-};
+use crate::service_facts::{BackendUsage, TraceTarget};
 
 /// Returns a ready pod of the first service, with hints.
 fn hinted(number: u8, zone: &str, node: &str) -> PodEntry {
