@@ -174,6 +174,9 @@ impl ControllerStateMachine {
             info!(activator = left, "no slice leads to the activator any more");
             self.update_activator_route(&left);
         }
+        if self.is_loading {
+            self.restore_hints(name, object.and_then(observe::slice_hints).unwrap_or_default());
+        }
     }
 
     fn remove_activator(&mut self, name: &str) {

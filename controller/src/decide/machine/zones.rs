@@ -5,7 +5,10 @@ use common::wire::{NamespacedName, NodeEntry, RouteChange, RouteKey};
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::part_keys,
-    model::cluster_state::{AppState, HintMode, UnixMillis},
+    model::{
+        cluster_state::{AppState, HintMode, HintedPod, RevisionTopology, UnixMillis},
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+    },
 };
 
 impl ControllerStateMachine {
@@ -33,6 +36,24 @@ impl ControllerStateMachine {
     pub(super) fn node_entry(&self, node: &str) -> Option<NodeEntry> {
         let zone = self.cluster.nodes.zones.get(node)?;
         Some(NodeEntry { name: node.to_owned(), zone: zone.as_str().into() })
+    }
+
+    /// Restores the hints of a Revision's pods from the slice of its own Service. The first plan keeps them if they are in
+    /// proportion and still fit: so a replica that starts gives the hints that the leader gives.
+    pub(super) fn restore_hints(&mut self, slice: &NamespacedName, pods: Vec<HintedPod>) {
+        if pods.is_empty() {
+            return;
+        }
+        let (kind, name) = (ResourceKind::EndpointSlice, slice.clone());
+        let key = ObjectPartKey::new(kind, ObjectPart::Object, name);
+        let owner = part_keys::owner_revision_of(&self.cluster, &key);
+        let Some((app, revision)) = owner else { return };
+        let app = self.cluster.apps.get_mut(&app);
+        let mut revisions = app.into_iter().flat_map(|it| &mut it.revisions);
+        if let Some(revision) = revisions.find(|it| it.name == revision) {
+            let mode = HintMode::Proportional;
+            revision.topology = Some(Box::new(RevisionTopology { mode, pods, refusal: None }));
+        }
     }
 
     /// Updates the shares of the zones, and plans each app whose hints depend on them.

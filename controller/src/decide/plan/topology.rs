@@ -56,37 +56,35 @@ fn plan_topology(
     }
     // Each replica observes the pods in another order, and a new pod should change few hints of others.
     ready.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
-    let shares = &context.cluster.nodes.zone_shares;
-    let zones: Vec<String> = ready.iter().map(|pod| context.zone(pod)).collect();
-    if let Some(before) = &revision.topology
-        && before.mode == mode
-        && mode == HintMode::Proportional
-        && has_same_pods(before, &ready, &zones)
-        && topology_hints::still_fit(before.pods.iter().map(|it| &it.hints.zone), shares)
-    {
-        return Some(RevisionTopology::clone(before));
-    }
-    let place = |(pod, zone): (&&RevisionPod, &String)| EndpointPlace {
-        zone: SmolStr::from(zone.as_str()),
+    let place = |pod: &&RevisionPod| EndpointPlace {
+        zone: context.zone(pod).into(),
         node: pod.kube_status.as_ref().map_or_else(SmolStr::default, |it| SmolStr::from(&*it.node)),
     };
-    let places: Vec<EndpointPlace> = ready.iter().zip(&zones).map(place).collect();
-    let assigned = topology_hints::assign_hints(HintRules { mode, shares }, &places);
-    let refusal = assigned.as_ref().err().copied();
-    let hinted = ready.iter().zip(places).zip(assigned.unwrap_or_default());
-    let pods = hinted.map(|((pod, place), hints)| HintedPod {
-        uid: pod.uid.clone(),
+    let places: Vec<EndpointPlace> = ready.iter().map(place).collect();
+    let hinted = |(pod, place): (&&RevisionPod, EndpointPlace), hints| HintedPod {
+        name: pod.name.clone(),
         zone: place.zone,
         hints,
-    });
-    Some(RevisionTopology { mode, pods: pods.collect(), refusal })
+    };
+    let shares = &context.cluster.nodes.zone_shares;
+    let assigned = topology_hints::assign_hints(HintRules { mode, shares }, &places);
+    let refusal = assigned.as_ref().err().copied();
+    let pods = ready.iter().zip(places).zip(assigned.unwrap_or_default());
+    let mut pods: Vec<HintedPod> = pods.map(|(pod, hints)| hinted(pod, hints)).collect();
+    pods.sort_by(|a, b| a.name.cmp(&b.name));
+    let before = revision.topology.as_deref().filter(|it| it.mode == mode);
+    if let Some(before) = before
+        && mode == HintMode::Proportional
+        && is_same_place(&before.pods, &pods)
+        && topology_hints::still_fit(before.pods.iter().map(|it| &it.hints.zone), shares)
+    {
+        return Some(before.clone());
+    }
+    Some(RevisionTopology { mode, pods, refusal })
 }
 
-/// Returns true if hints are for exactly these pods in these zones.
-fn has_same_pods(before: &RevisionTopology, ready: &[&RevisionPod], zones: &[String]) -> bool {
-    let is_same = |(hinted, (pod, zone)): (&HintedPod, (&&RevisionPod, &String))| {
-        hinted.uid == pod.uid && hinted.zone.as_str() == zone.as_str()
-    };
-    before.pods.len() == ready.len()
-        && before.pods.iter().zip(ready.iter().zip(zones)).all(is_same)
+/// Returns true if both lists have the same pods in the same zones.
+fn is_same_place(before: &[HintedPod], now: &[HintedPod]) -> bool {
+    let place = |it: &HintedPod| (it.name.clone(), it.zone.clone());
+    before.iter().map(place).eq(now.iter().map(place))
 }

@@ -76,10 +76,13 @@ impl AppRevision {
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
 
-    /// Returns the hints of a pod.
-    pub fn topology_hints(&self, uid: &str) -> TopologyHints {
-        let mut pods = self.topology.iter().flat_map(|it| &it.pods);
-        pods.find(|it| *it.uid == *uid).map(|it| it.hints.clone()).unwrap_or_default()
+    /// Returns the hints of the pod with this name.
+    pub fn topology_hints(&self, pod: &str) -> TopologyHints {
+        let hinted = self.topology.as_ref().and_then(|topology| {
+            let at = topology.pods.binary_search_by(|it| (*it.name).cmp(pod)).ok()?;
+            Some(topology.pods[at].hints.clone())
+        });
+        hinted.unwrap_or_default()
     }
 
     /// Returns true if there are pods, none is ready, and a condition has failed. The Revision then scales as if no

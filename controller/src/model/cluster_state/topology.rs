@@ -40,7 +40,7 @@ impl HintMode {
 pub struct RevisionTopology {
     /// Rule by which the pods have their hints.
     pub mode: HintMode,
-    /// Ready pods, the oldest first; empty if hints are refused.
+    /// Ready pods, sorted by name; empty if hints are refused.
     pub pods: Vec<HintedPod>,
     /// Reason for which no pod has a hint.
     pub refusal: Option<HintRefusal>,
@@ -49,8 +49,8 @@ pub struct RevisionTopology {
 /// Ready pod with its hints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintedPod {
-    /// UID of the pod.
-    pub uid: Box<str>,
+    /// Name of the pod, within its namespace.
+    pub name: Box<str>,
     /// Zone of the pod's own node at the time of the assignment; empty if it was not known.
     pub zone: SmolStr,
     /// Clients that should use the pod.

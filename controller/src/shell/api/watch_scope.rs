@@ -225,6 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn a_node_keeps_what_its_state_depends_on() {
+        let kept = json!({
+            "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}},
+            "spec": {"unschedulable": true, "taints": [1], "podCIDRs": [2]},
+            "status": {
+                "conditions": [1], "addresses": [2], "images": [3], "allocatable": {"cpu": "4"},
+            },
+        });
+        let mut node = kept.clone();
+        node["status"]["capacity"] = json!({"cpu": "4"});
+        node["spec"]["providerID"] = json!("x");
+        trim_object(&WatchScope::all_of(ResourceKind::Node), &mut node);
+        assert_eq!(node, kept);
+    }
+
+    #[test]
     fn each_pod_is_covered_by_one_watch() {
         let scopes = watch_scopes("knative-serving");
         let covering = |namespace: &str| {

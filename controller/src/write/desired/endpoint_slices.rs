@@ -132,6 +132,6 @@ fn pod_endpoint(
         addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
         ready: true,
         terminating: false,
-        hints: revision.topology_hints(&pod.uid),
+        hints: revision.topology_hints(&pod.name),
     })
 }

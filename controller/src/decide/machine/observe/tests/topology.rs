@@ -53,6 +53,7 @@ fn place_pods(api_server: &mut FakeApiServer, nodes: &[&str]) {
     for (pod, node) in pods.into_iter().zip(nodes) {
         let object = api_server.objects.get_mut(&(ResourceKind::Pod, pod.clone())).expect("it is");
         object["spec"]["nodeName"] = json!(node);
+        object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
         let object = object.clone();
         api_server.step(ControllerEvent::ObjectObserved {
             resource: ResourceKind::Pod,
@@ -65,7 +66,11 @@ fn place_pods(api_server: &mut FakeApiServer, nodes: &[&str]) {
 
 /// Returns name, zone hint and node hint of each pod in the RouteTable, sorted.
 fn pod_hints(api_server: &FakeApiServer) -> Vec<[String; 3]> {
-    let table = api_server.table();
+    hints_of(&api_server.machine)
+}
+
+fn hints_of(machine: &ControllerStateMachine) -> Vec<[String; 3]> {
+    let table = table(machine);
     let hints = table.pods.values().map(|it| {
         let TopologyHints { zone, node } = &it.hints;
         [it.name.clone(), zone.to_string(), node.to_string()]
@@ -179,4 +184,32 @@ fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     assert_eq!(slice["endpoints"][0]["zone"], "a");
     observe_node(&mut api_server, "n1", node("", "4"));
     assert_eq!(zones(&api_server), ["", ""]);
+}
+
+/// Without the slices it would assign the hints again: five pods for zone `a` and seven for zone `b`.
+#[test]
+fn a_replica_that_starts_gives_the_hints_that_the_leader_has_kept() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("b", "8"));
+    let auto = ("service.kubernetes.io/topology-mode", "Auto");
+    apply_annotated(&mut api_server, "/metadata", Some(auto));
+    api_server.decide("hello-00001", 12);
+    place_pods(&mut api_server, &[["n1"; 10].as_slice(), &["n2"; 2]].concat());
+    let n2 = node("b", "7");
+    observe_node(&mut api_server, "n2", n2.clone());
+    let kept = pod_hints(&api_server);
+    assert_eq!(kept.iter().filter(|[_, zone, _]| zone == "a").count(), 4);
+    for (name, node) in [("n1", node("a", "4")), ("n2", n2)] {
+        let name = NamespacedName::new("", name);
+        api_server.objects.insert((ResourceKind::Node, name), node);
+    }
+    assert_eq!(hints_of(&api_server.start_replica()), kept);
+    // Only the slice tells it.
+    let slices = |(resource, _): &(ResourceKind, NamespacedName), _: &mut Value| {
+        *resource != ResourceKind::EndpointSlice
+    };
+    api_server.objects.retain(slices);
+    let assigned = hints_of(&api_server.start_replica());
+    assert_eq!(assigned.iter().filter(|[_, zone, _]| zone == "a").count(), 5);
 }
