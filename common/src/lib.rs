@@ -12,7 +12,7 @@
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
 //! | [`quantity`] | controller, local node | amounts of CPU and memory, as Kubernetes writes them |
 //! | [`request_log`] | controller, activator | the line of a finished request |
-//! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints of pods |
+//! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints |
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |

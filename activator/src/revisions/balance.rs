@@ -24,7 +24,8 @@ pub struct PodLoad {
 /// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `pods`, sorted by key: one that is preferred and has capacity, or else any with capacity. Returns an index; `None`: no pod has capacity, or there is none.
+/// Chooses among `pods`, sorted by key: one that is preferred and has capacity, or else any with capacity. Returns an
+/// index; `None`: no pod has capacity, or there is none.
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have capacity). `cursor` is the position of round robin.
 /// `random` is uniform over u64.

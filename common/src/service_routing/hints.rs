@@ -16,8 +16,8 @@ pub struct TopologyHints {
 }
 
 impl SelectionRule {
-    /// Returns the rule for clients on `node`, by the hints of each ready pod. It is the one for Services of the cluster
-    /// with `internalTrafficPolicy: Cluster`.
+    /// Returns the rule for clients on `node`, by the hints of each ready pod. It is the one for Services of the
+    /// cluster with `internalTrafficPolicy: Cluster`.
     pub fn of_hints<'a>(
         hints: impl Iterator<Item = &'a TopologyHints> + Clone,
         node: &NodeTopology,

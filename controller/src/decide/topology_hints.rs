@@ -110,8 +110,8 @@ fn wanted_endpoints<'a>(
 
 /// Returns the fewest endpoints of a zone whose share is `by_share` endpoints.
 ///
-/// Example: with a share of 3 endpoints, clients load 2 endpoints by half more than the share, so the minimum is 3. With a
-/// share of 6, they load 5 by a fifth more, which is just allowed.
+/// Example: with a share of 3 endpoints, clients load 2 endpoints by half more than the share, so the minimum is 3.
+/// With a share of 6, they load 5 by a fifth more, which is just allowed.
 fn minimum(by_share: f64) -> usize {
     (by_share * (1.0 / (1.0 + OVERLOAD_THRESHOLD))).ceil() as usize
 }

@@ -301,8 +301,8 @@ pub fn slice_target_names(object: &Value) -> Vec<&str> {
     array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
-/// Returns the pods that an EndpointSlice lists, with their hints for zones, sorted by name. `None` if any of them has no
-/// such hint.
+/// Returns the pods that an EndpointSlice lists, with their hints for zones, sorted by name. `None` if any of them has
+/// no such hint.
 pub fn slice_hints(object: &Value) -> Option<Vec<HintedPod>> {
     let pod = |endpoint: &Value| {
         let zone = endpoint["hints"]["forZones"][0]["name"].as_str()?;

@@ -38,8 +38,8 @@ impl ControllerStateMachine {
         Some(NodeEntry { name: node.to_owned(), zone: zone.as_str().into() })
     }
 
-    /// Restores the hints of a Revision's pods from the slice of its own Service. The first plan keeps them if they are in
-    /// proportion and still fit: so a replica that starts gives the hints that the leader gives.
+    /// Restores the hints of a Revision's pods from the slice of its own Service. The first plan keeps them if they are
+    /// in proportion and still fit: so a replica that starts gives the hints that the leader gives.
     pub(super) fn restore_hints(&mut self, slice: &NamespacedName, pods: Vec<HintedPod>) {
         if pods.is_empty() {
             return;

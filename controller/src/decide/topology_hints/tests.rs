@@ -3,9 +3,9 @@
 //! `controller/tests/data/topology_hints/main.go` made these with `main 400 36` (number of cases, seed). Its module
 //! requires `k8s.io/endpointslice v0.36.3`, whose package `topologycache` decides.
 //!
-//! One JSON object per line: nodes, the zones of the endpoints (`!` before one that is not ready), and the decision. If it
-//! is to hint, a change of the nodes follows. Kubernetes' decisions depend on the order of a Go map, so each lists the
-//! outcomes of many runs.
+//! One JSON object per line: nodes, the zones of the endpoints (`!` before one that is not ready), and the decision. If
+//! it is to hint, a change of the nodes follows. Kubernetes' decisions depend on the order of a Go map, so each lists
+//! the outcomes of many runs.
 
 use serde::Deserialize;
 
