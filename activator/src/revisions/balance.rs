@@ -24,29 +24,29 @@ pub struct PodLoad {
 /// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `pods`, sorted by key: one that is preferred and has capacity, or else any with capacity. Returns an
-/// index; `None`: no pod has capacity, or there is none.
+/// Chooses among `pods`, sorted by key. Returns an index; `None`: no pod has capacity, or there is none.
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have capacity). `cursor` is the position of round robin.
 /// `random` is uniform over u64.
 pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -> Option<usize> {
-    // Nearly all Revisions have no hints, and need no second list.
-    if pods.iter().any(|pod| pod.is_preferred) {
-        let places: Vec<usize> = (0..pods.len()).filter(|&at| pods[at].is_preferred).collect();
-        let preferred: Vec<PodLoad> = places.iter().map(|&at| pods[at]).collect();
-        if let Some(at) = pick_by_load(&preferred, limit, cursor, random) {
-            return Some(places[at]);
-        }
-    }
-    pick_by_load(pods, limit, cursor, random)
-}
-
-fn pick_by_load(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(pods, random),
         1..=FIRST_FREE_UP_TO => pods.iter().position(|pod| pod.free_slots > 0),
         _ => next_round_robin(pods, cursor),
     }
+}
+
+/// Chooses among `pods` as [`pick_pod`] does: a pod that hints prefer, or any if none of these has capacity.
+pub fn pick_preferred_pod(
+    pods: &[PodLoad],
+    limit: u32,
+    cursor: &mut usize,
+    random: u64,
+) -> Option<usize> {
+    let places: Vec<usize> = (0..pods.len()).filter(|&at| pods[at].is_preferred).collect();
+    let preferred: Vec<PodLoad> = places.iter().map(|&at| pods[at]).collect();
+    let preferred = pick_pod(&preferred, limit, cursor, random).map(|at| places[at]);
+    preferred.or_else(|| pick_pod(pods, limit, cursor, random))
 }
 
 fn better_of_two(pods: &[PodLoad], random: u64) -> Option<usize> {
@@ -151,8 +151,8 @@ mod tests {
             pods[1].is_preferred = true;
             pods[2].is_preferred = true;
             let mut cursor = 0;
-            let mut picks: Vec<_> =
-                (0..100).map(|random| pick_pod(&pods, limit, &mut cursor, random)).collect();
+            let mut pick = |random| pick_preferred_pod(&pods, limit, &mut cursor, random);
+            let mut picks: Vec<_> = (0..100).map(&mut pick).collect();
             picks.sort_unstable();
             picks.dedup();
             let first_free = vec![Some(1)];
@@ -161,7 +161,7 @@ mod tests {
         }
         let mut full = pod_loads(&[0, 2], 2);
         full[1].is_preferred = true;
-        assert_eq!(pick_pod(&full, 2, &mut 0, 0), Some(0));
+        assert_eq!(pick_preferred_pod(&full, 2, &mut 0, 0), Some(0));
     }
 
     #[test]

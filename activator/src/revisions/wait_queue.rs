@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     budget::WaitQueueBounds,
     pods::endpoint_key::PodEndpointKey,
-    revisions::balance::{PodLoad, pick_pod},
+    revisions::balance::{PodLoad, pick_pod, pick_preferred_pod},
 };
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
@@ -103,7 +103,9 @@ impl<W> WaitQueue<W> {
     /// Chooses a pod for one request and occupies its capacity. `None`: no pod has capacity, so the request has to
     /// [`enqueue`](Self::enqueue).
     pub fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
-        let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
+        // Nearly all Revisions have no hints, so that their requests need no second list.
+        let pick = if self.preferred_pods.is_empty() { pick_pod } else { pick_preferred_pod };
+        let at = pick(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
         let load = &mut self.open_pods[at];
         load.in_flight += 1;
         load.free_slots = load.free_slots.saturating_sub(1);
