@@ -10,8 +10,9 @@
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
+//! | [`quantity`] | controller, local node | amounts of CPU and memory, as Kubernetes writes them |
 //! | [`request_log`] | controller, activator | the line of a finished request |
-//! | [`service_routing`] | agent, controller | endpoints of a Kubernetes Service for one node |
+//! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints |
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |
@@ -35,6 +36,7 @@ pub mod log;
 pub mod once_signal;
 pub mod outbox;
 pub mod probe;
+pub mod quantity;
 pub mod replicas;
 pub mod request_log;
 pub mod service_routing;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use common::quantity;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use oci_spec::image::Config as ImageConfig;
 use oci_spec::runtime::Spec;
@@ -11,7 +12,6 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::cgroups::ContainerLimits;
-use crate::quantity;
 
 /// Annotation with the signal that stops a container, as OCI's image spec names it (`conversion.md`).
 pub const STOP_SIGNAL_ANNOTATION: &str = "org.opencontainers.image.stopSignal";

@@ -33,7 +33,6 @@ pub mod net;
 pub mod node;
 pub mod pods;
 pub mod process;
-pub mod quantity;
 pub mod runtime;
 mod scoped_open;
 pub mod sys;

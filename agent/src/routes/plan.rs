@@ -32,6 +32,7 @@ use datapath::{
     abi::{self, FrontendKey},
     load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
+use smol_str::SmolStr;
 
 use self::{
     backends::UsedBackends,
@@ -339,6 +340,14 @@ impl RoutePlanner {
                 self.mark_routed_due(changed);
             }
             RouteChange::Removed(RouteKey::Activator(name)) => self.set_activator(&name, None),
+            RouteChange::Node(it) => {
+                let changed = self.table.set_node_zone(&it.name, it.zone);
+                self.mark_routed_due(changed);
+            }
+            RouteChange::Removed(RouteKey::Node(name)) => {
+                let changed = self.table.set_node_zone(&name, SmolStr::default());
+                self.mark_routed_due(changed);
+            }
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)

@@ -50,6 +50,7 @@ mod route_references;
 mod settings;
 mod timers;
 mod write_keys;
+mod zones;
 
 use blocking_causes::{BlockedObject, BlockingCause};
 use deployments::DeploymentFacts;
@@ -234,6 +235,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);

@@ -23,10 +23,12 @@ pub mod revision;
 mod revision_conditions;
 mod routes;
 mod scale;
+mod topology;
 mod traffic;
 
 pub(crate) use revision_conditions::CONTAINER_MISSING;
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
+pub(crate) use topology::hint_mode;
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +83,8 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     if templates.len() != app.revisions.len() {
         templates = parsed_templates(&app, cluster);
     }
+    // By the readiness that the routes show.
+    topology::update_hints(&mut app, name, &templates, cluster);
     let routes = routes::route_subjects(&app, name, &templates, cluster);
     AppPlan { app: Some(app), routes, timer: timer.0 }
 }

@@ -21,6 +21,7 @@ use smol_str::SmolStr;
 use crate::model::{
     network_policies::NetworkPolicies,
     reporters::{self, ReporterStates},
+    zone_shares::ZoneShares,
 };
 
 mod activator_slices;
@@ -32,6 +33,7 @@ pub(crate) mod nodes;
 mod revision;
 mod settings;
 mod templates;
+mod topology;
 mod values;
 
 pub use activator_slices::ActivatorSlices;
@@ -49,6 +51,7 @@ pub use revision::{
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};
+pub use topology::{HintMode, HintedPod, RevisionTopology};
 pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
 
 /// Everything the controller has observed, as of one moment.
@@ -142,6 +145,16 @@ pub struct ObservedNodes {
     /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may
     /// be observed before its node.
     last_rejections: BTreeMap<String, UnixMillis>,
+    /// Shares of the zones in the CPU of the nodes, by which services get hints for zones.
+    pub zone_shares: ZoneShares,
+}
+
+impl ObservedNodes {
+    /// Returns the shares of the zones by the present nodes.
+    pub fn current_zone_shares(&self) -> ZoneShares {
+        let zone = |name: &String| self.zones.get(name).map_or("", String::as_str);
+        ZoneShares::of_nodes(self.states.iter().map(|(name, node)| node.zone_node(zone(name))))
+    }
 }
 
 /// Names of objects, with the apps and mappings that they belong to.

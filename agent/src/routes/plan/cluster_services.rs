@@ -169,6 +169,11 @@ impl ClusterServices {
         Self { mode, node, ..Self::default() }
     }
 
+    /// Returns the name of this node.
+    pub(super) fn node_name(&self) -> &SmolStr {
+        &self.node.name
+    }
+
     /// Serves the API server's own Service too. `addresses` are those at which the agent itself asks API servers: no
     /// Service is served there.
     pub(super) fn serve_api_server(&mut self, addresses: BTreeSet<IpAddr>) {

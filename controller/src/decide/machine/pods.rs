@@ -88,12 +88,7 @@ impl ControllerStateMachine {
 
     /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
     pub(super) fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
-        let zone = object.and_then(observe::node_zone);
-        let is_moved = self.cluster.nodes.zones.get(name) != zone.as_ref();
-        match zone {
-            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
-            None => drop(self.cluster.nodes.zones.remove(name)),
-        }
+        let is_zone_changed = self.set_node_zone(name, object.and_then(observe::node_zone));
         let was_lost = self.cluster.is_node_lost(name);
         let node = match object {
             Some(object) => Some(NodeState::from_object(object)),
@@ -101,25 +96,27 @@ impl ControllerStateMachine {
             None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
+        let share_inputs = |node: &NodeState| node.zone_node("");
+        let inputs = node.as_ref().map(share_inputs);
+        let previous = self.cluster.nodes.states.get(name).map(share_inputs);
+        let are_shares_changed = is_zone_changed || previous != inputs;
         match node {
             Some(node) => drop(self.cluster.nodes.states.insert(name.to_owned(), node)),
             None => drop(self.cluster.nodes.states.remove(name)),
         }
         self.handle_node_change(name, was_lost, now);
-        if is_moved {
+        if is_zone_changed {
             self.handle_zone_change(name, now);
+        }
+        if are_shares_changed {
+            self.update_zone_shares(now);
         }
     }
 
     /// Updates the routes and slices of pods and activators on a node whose zone has changed, or is known only now: a
     /// pod may be observed before its node, and a node without its zone.
     fn handle_zone_change(&mut self, node: &str, now: UnixMillis) {
-        let zone = self.cluster.nodes.zones.get(node).cloned().unwrap_or_default();
-        let activators = self.cluster.activators.pods.values_mut();
-        for (activator, _) in activators.filter(|(it, _)| it.node == node) {
-            activator.zone.clone_from(&zone);
-        }
-        self.update_node_activators(node);
+        self.update_activator_zones(node);
         // After the initial list all apps are planned.
         let apps = if self.is_loading { Vec::new() } else { self.apps_on_node(node) };
         for name in apps {

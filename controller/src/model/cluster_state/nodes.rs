@@ -1,16 +1,23 @@
-//! Pure: state of a node, as far as the binding of pods to it depends on it.
+//! Pure: state of a node, as far as the binding of pods to it and the hints for its zone depend on it.
 
+use common::quantity;
 use serde_json::Value;
 
 use super::{ObservedNodes, UnixMillis};
-use crate::model::object::{hash::stable_json_hash, json::array_items};
+use crate::model::{
+    object::{hash::stable_json_hash, json::array_items},
+    zone_shares::ZoneNode,
+};
 
 /// Time after a rejection during which a node gets no bound pods, in ms.
 pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
 /// Host of Docker Hub in full image names.
 const DOCKER_HUB: &str = "docker.io";
+/// Labels of nodes of the control plane, whose CPU Kubernetes does not count for hints.
+const CONTROL_PLANE_LABELS: [&str; 2] =
+    ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// State of a node, as far as the binding of pods to it depends on it.
+/// State of a node, as far as the binding of pods to it and the hints for its zone depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
@@ -19,6 +26,10 @@ pub struct NodeState {
     is_schedulable: bool,
     /// Hashes of the names of the images on the node, sorted.
     image_hashes: Box<[u64]>,
+    /// Allocatable CPU in thousandths of a processor; 0: the node states none.
+    cpu_milli: u64,
+    /// True if a label calls it a node of the control plane.
+    is_control_plane: bool,
 }
 
 impl ObservedNodes {
@@ -65,18 +76,32 @@ impl NodeState {
         let mut images: Vec<u64> = names.map(image_name_hash).collect();
         images.sort_unstable();
         let is_ready = has_condition("Ready");
+        let cpu = status["allocatable"]["cpu"].as_str().and_then(quantity::parse_milli);
+        let labels = &object["metadata"]["labels"];
         Self {
             is_ready,
             is_schedulable: is_ready
                 && !is_closed
                 && !blocking_conditions.into_iter().any(has_condition),
             image_hashes: images.into(),
+            cpu_milli: cpu.unwrap_or(0),
+            is_control_plane: CONTROL_PLANE_LABELS.iter().any(|it| labels.get(*it).is_some()),
         }
     }
 
     /// Returns true if Kubernetes reports the node ready.
     pub fn is_ready(&self) -> bool {
         self.is_ready
+    }
+
+    /// Returns what the share of the node's zone depends on.
+    pub fn zone_node<'a>(&self, zone: &'a str) -> ZoneNode<'a> {
+        ZoneNode {
+            zone,
+            cpu_milli: self.cpu_milli,
+            is_ready: self.is_ready,
+            is_control_plane: self.is_control_plane,
+        }
     }
 
     /// Returns true if the node takes new pods and has these images.

@@ -2,10 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use common::wire::{ConnectionPath, RevisionActivity};
+use common::{
+    service_routing::TopologyHints,
+    wire::{ConnectionPath, RevisionActivity},
+};
 
 use super::{
     conditions::{ConditionReason, ConditionSet},
+    topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
 
@@ -32,6 +36,8 @@ pub struct AppRevision {
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
     pub pods: Vec<RevisionPod>,
+    /// Hints of the ready pods; `None` without one, or if the service asks for no hints.
+    pub topology: Option<Box<RevisionTopology>>,
     /// Conditions of the Revision's status.
     pub conditions: ConditionSet,
     /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
@@ -73,6 +79,15 @@ impl AppRevision {
     pub fn serving_pods(&self) -> u32 {
         let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the hints of the pod with this name.
+    pub fn topology_hints(&self, pod: &str) -> TopologyHints {
+        let hinted = self.topology.as_ref().and_then(|topology| {
+            let at = topology.pods.binary_search_by(|it| (*it.name).cmp(pod)).ok()?;
+            Some(topology.pods[at].hints.clone())
+        });
+        hinted.unwrap_or_default()
     }
 
     /// Returns true if there are pods, none is ready, and the Revision has failed. It then scales as if no Route named

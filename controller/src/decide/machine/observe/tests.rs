@@ -32,6 +32,7 @@ mod name_conflicts;
 mod pod_changes;
 mod revision_services;
 mod route_references;
+mod topology;
 mod write_errors;
 
 use fake_api_server::{

@@ -7,9 +7,8 @@
 const SPACES: [char; 4] = [' ', '\t', '\r', '\n'];
 
 /// Words that are no operands.
-const KEYWORDS: [&str; 10] = [
-    "block", "break", "continue", "define", "else", "end", "if", "range", "template", "with",
-];
+const KEYWORDS: [&str; 10] =
+    ["block", "break", "continue", "define", "else", "end", "if", "range", "template", "with"];
 
 /// Refuses actions that Go refuses.
 pub(super) fn check_actions(source: &str) -> Result<(), String> {

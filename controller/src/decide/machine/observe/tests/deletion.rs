@@ -425,10 +425,11 @@ fn a_sleeping_revision_without_a_configuration_stays_known() {
     api_server.apply_as_user(ResourceKind::Configuration, "code", spec);
     let traffic = json!({"traffic": [{"revisionName": "code-00001", "percent": 100}]});
     api_server.apply_as_user(ResourceKind::Route, "way", traffic);
-    let observed = |resource: ResourceKind, object_name: &NamespacedName, object: Option<&Value>| {
-        let (name, object) = (object_name.clone(), object.cloned().map(Box::new));
-        ControllerEvent::ObjectObserved { resource, name, object }
-    };
+    let observed =
+        |resource: ResourceKind, object_name: &NamespacedName, object: Option<&Value>| {
+            let (name, object) = (object_name.clone(), object.cloned().map(Box::new));
+            ControllerEvent::ObjectObserved { resource, name, object }
+        };
     // Each kind has a watch of its own.
     let mut late_machine = machine();
     for (resource, name) in
