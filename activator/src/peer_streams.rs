@@ -30,7 +30,7 @@ use common::{
         },
     },
 };
-use futures::{Stream, future::join_all};
+use futures::{Stream, future::try_join_all};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -100,17 +100,18 @@ impl PeerStreams {
         })
     }
 
-    /// Serves holders and dials owners until the streams end.
+    /// Serves holders and dials owners. Returns the error of the first listener that fails, and otherwise runs until the
+    /// caller drops it.
     pub async fn run(self: &Arc<Self>) -> Result<(), LinkError> {
         let Some(port) = self.peers.peer_port else {
             return std::future::pending().await;
         };
         let addresses = self.peers.addresses.iter();
-        let serving = addresses.map(|ip| self.serve_holders(SocketAddr::new(*ip, port.get())));
+        let listeners = addresses.map(|ip| self.serve_holders(SocketAddr::new(*ip, port.get())));
         let serving = async {
-            let ended: Result<Vec<()>, _> = join_all(serving).await.into_iter().collect();
-            // The listeners themselves end only with an error; a regular end comes from `dial_owners`.
-            ended?;
+            // One address that cannot be served is an error at once: other activators may know only that one.
+            try_join_all(listeners).await?;
+            // All listeners were stopped: the caller is about to end everything else.
             std::future::pending().await
         };
         tokio::select! {
@@ -327,6 +328,7 @@ impl HolderStream {
         let stream_number = {
             let mut latest = latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
             *latest += 1;
+            // Under the lock, so that the end of an earlier stream does not undo it.
             streams.on_holder_stream(&peer, |peers| {
                 peers.on_alive(&peer);
                 peers.connected.insert(peer.clone());

@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use activator::ActivatorError;
 use common::{
     fixtures,
     outbox::Outbox,
@@ -508,4 +509,17 @@ async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
     assert!(done.await.is_ok(), "neither starves");
     assert_eq!(server.served.load(Ordering::SeqCst), 600);
     fleet.stop_all().await;
+}
+
+#[tokio::test]
+async fn an_activator_fails_if_one_of_its_addresses_cannot_serve_other_activators() {
+    let taken = std::net::TcpListener::bind("127.0.78.2:0").unwrap();
+    let peer_port = NonZeroU16::new(taken.local_addr().unwrap().port());
+    let running = RunningActivatorFixture::start("taken-peer-port", |config| {
+        config.listen = vec!["127.0.78.1".parse().unwrap(), "127.0.78.2".parse().unwrap()];
+        config.peer_port = peer_port;
+    })
+    .await;
+    let error = running.wait_failed().await;
+    assert!(matches!(error, ActivatorError::Peers(_)), "{error}");
 }

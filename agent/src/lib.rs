@@ -200,6 +200,7 @@ impl ClusterSources {
         let file = config.bootstrap_file().map(|path| BootstrapFile::open(path, &config.node));
         let nothing = BootstrapDocument::new(&config.node);
         let document = file.as_ref().map_or(&nothing, BootstrapFile::document).clone();
+        let start_lists = file.as_ref().map(BootstrapFile::start_lists).unwrap_or_default();
         let targets = replica_resolvers(config, tasks, shutdown);
         let StreamTargets { controllers, autoscalers } = &targets;
         controllers.set_remembered(document.controllers);
@@ -226,7 +227,7 @@ impl ClusterSources {
         let start = ClusterStart {
             mode: config.clusterip,
             api_server_addresses: config.api_server_addresses(),
-            frontends: document.frontends,
+            frontends: start_lists,
         };
         Ok(Self { targets, inbox, service_events, bootstrap, start })
     }

@@ -111,6 +111,7 @@ impl ScaledRevisions {
                 RouteKey::Activator(name) => drop(self.activators.remove(name)),
                 RouteKey::Service(_)
                 | RouteKey::Revision(_)
+                | RouteKey::Node(_)
                 | RouteKey::Replicas(_)
                 | RouteKey::Settings => {}
             }

@@ -13,6 +13,8 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::http_server::{self, HttpServerBounds};
+
 /// Content type of the text format that prometheus-client writes.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -55,7 +57,7 @@ impl std::fmt::Debug for AdminState {
     }
 }
 
-/// Error of the admin port: its address cannot be bound, or accepting failed.
+/// Error of the admin port: its address cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve admin endpoints on {address}")]
 pub struct AdminError {
@@ -74,16 +76,16 @@ pub async fn serve(
     extra: Router,
     shutdown: CancellationToken,
 ) -> Result<(), AdminError> {
-    let failed = |source| AdminError { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = TcpListener::bind(address).await;
+    let listener = bound.map_err(|source| AdminError { address, source })?;
     let pages = Router::new()
         .route("/healthz", get(healthz))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(admin));
-    let stop = shutdown.cancelled_owned();
-    axum::serve(listener, pages.merge(extra)).with_graceful_shutdown(stop).await.map_err(failed)
+    http_server::serve(listener, pages.merge(extra), HttpServerBounds::DEFAULT, shutdown).await;
+    Ok(())
 }
 
 async fn healthz(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {

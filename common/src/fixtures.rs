@@ -9,9 +9,12 @@ use std::{
     time::Duration,
 };
 
-use crate::wire::{
-    ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe,
-    RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
+use crate::{
+    service_routing::TopologyHints,
+    wire::{
+        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe,
+        RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
+    },
 };
 
 /// Port of each service but the [sleeping ones](sleeping_service).
@@ -62,6 +65,7 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         revision: revision.clone(),
         node: String::new(),
         zone: String::new(),
+        hints: TopologyHints::default(),
         phase,
         address: None,
         other_family_address: None,

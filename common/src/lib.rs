@@ -1,7 +1,7 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
 //! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`, `log`,
-//! `probe`, `tls`, `enrollment` and `admin` do I/O; every component would otherwise repeat them.
+//! `probe`, `tls`, `enrollment`, `http_server` and `admin` do I/O; every component would otherwise repeat them.
 //!
 //! | module | between | content |
 //! |---|---|---|
@@ -10,14 +10,16 @@
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
+//! | [`quantity`] | controller, local node | amounts of CPU and memory, as Kubernetes writes them |
 //! | [`request_log`] | controller, activator | the line of a finished request |
-//! | [`service_routing`] | agent, controller | endpoints of a Kubernetes Service for one node |
+//! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints |
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |
 //! | [`once_signal`] | tasks of one component | an event that happens once |
 //! | [`tls`] | user-space components | identities and encryption |
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
+//! | [`http_server`] | components, their HTTP clients | HTTP server with bounds on connections and time |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
 //! | `fixtures` | tests and benchmarks | entries of a RouteTable |
 #![warn(missing_docs)]
@@ -27,12 +29,14 @@ pub mod component;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod http_server;
 pub mod link;
 pub mod local_node;
 pub mod log;
 pub mod once_signal;
 pub mod outbox;
 pub mod probe;
+pub mod quantity;
 pub mod replicas;
 pub mod request_log;
 pub mod service_routing;

@@ -5,7 +5,7 @@
 //! away is sent once.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fmt,
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,8 +29,8 @@ struct OutboxState<K, V> {
     states: HashMap<Arc<K>, (u64, Option<Box<V>>)>,
     /// Subjects by the version of their latest change.
     order: BTreeMap<u64, Arc<K>>,
-    /// Versions of the removals whose marks are still kept.
-    removals: BTreeSet<u64>,
+    /// Versions of the removals whose marks are still kept, each with the last state that precedes the removal.
+    removals: BTreeMap<u64, Option<Box<V>>>,
     /// Version that each stream has reached, by the id of its cursor.
     cursors: BTreeMap<u64, u64>,
     next_cursor: u64,
@@ -41,7 +41,8 @@ struct OutboxState<K, V> {
 pub struct OutboxBatch<K, V> {
     /// Version that the stream has reached when it has sent the batch.
     pub version: u64,
-    /// Latest states, oldest change first; `None` for a removed subject.
+    /// Latest states, oldest change first; `None` for a removed subject. The last state of a removed subject may stand
+    /// right before its removal.
     pub changes: Vec<(K, Option<V>)>,
 }
 
@@ -69,10 +70,19 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
     pub fn remove(&self, key: &K) {
         let mut inner = self.lock();
         if matches!(inner.states.get(key), Some((_, Some(_)))) {
-            inner.put_state(key.clone(), None);
+            inner.put_removal(key.clone(), None);
             inner.drop_delivered_removals();
             self.notify_cursors(inner);
         }
+    }
+
+    /// Removes the subject. Streams send its `last` state and then the removal, where a [`set`](Self::set) and a
+    /// [`remove`](Self::remove) would send the removal alone. A stream that begins later sends neither.
+    pub fn remove_with_last(&self, key: K, last: V) {
+        let mut inner = self.lock();
+        inner.put_removal(key, Some(Box::new(last)));
+        inner.drop_delivered_removals();
+        self.notify_cursors(inner);
     }
 }
 
@@ -91,7 +101,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
             version,
             states: HashMap::new(),
             order: BTreeMap::new(),
-            removals: BTreeSet::new(),
+            removals: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_cursor: 0,
         };
@@ -139,9 +149,6 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
 impl<K: Eq + Hash, V> OutboxState<K, V> {
     fn put_state(&mut self, key: K, value: Option<Box<V>>) {
         self.version += 1;
-        if value.is_none() {
-            self.removals.insert(self.version);
-        }
         let key = match self.states.get_mut(&key) {
             // A subject has one entry in `order`: the one of its former version goes, and with it the mark of a
             // removal.
@@ -159,6 +166,12 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
         self.order.insert(self.version, key);
     }
 
+    /// Marks a subject as removed. Its `last` state, if any, is sent before the removal.
+    fn put_removal(&mut self, key: K, last: Option<Box<V>>) {
+        self.put_state(key, None);
+        self.removals.insert(self.version, last);
+    }
+
     /// Adds a stream that has received everything up to this version.
     fn add_cursor(&mut self, at: u64) -> u64 {
         let id = self.next_cursor;
@@ -171,7 +184,7 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
     fn drop_delivered_removals(&mut self) {
         // Without any stream the marks are useless, since a new stream begins with the states.
         let delivered = self.cursors.values().copied().min().unwrap_or(u64::MAX);
-        while let Some(at) = self.removals.first().copied().filter(|at| *at <= delivered) {
+        while let Some(at) = self.removals.keys().next().copied().filter(|at| *at <= delivered) {
             self.removals.remove(&at);
             if let Some(key) = self.order.remove(&at) {
                 self.states.remove(&key);
@@ -224,22 +237,26 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
         if self.has_started && inner.version == self.delivered_version {
             return None;
         }
-        let changed = inner.order.range(self.delivered_version + 1..);
-        let state =
-            |key: &K| inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
-        let step = |key: &Arc<K>| (K::clone(key), state(key));
         // The whole range is copied under the lock, so the batch is the state at exactly `inner.version`.
-        let mut changes: Vec<_> = changed.map(|(_, key)| step(key)).collect();
-        self.delivered_version = inner.version;
+        let (mut changes, mut has_removals) = (Vec::new(), false);
+        for (at, key) in inner.order.range(self.delivered_version + 1..) {
+            let value = inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
+            if value.is_none() {
+                has_removals = true;
+                // A receiver that begins has no state to remove, so it gets no removals.
+                if !self.has_started {
+                    continue;
+                }
+                let last = inner.removals.get(at).and_then(|last| last.as_deref().cloned());
+                changes.extend(last.map(|last| (K::clone(key), Some(last))));
+            }
+            changes.push((K::clone(key), value));
+        }
+        (self.delivered_version, self.has_started) = (inner.version, true);
         inner.cursors.insert(self.id, self.delivered_version);
-        if changes.iter().any(|(_, value)| value.is_none()) {
+        if has_removals {
             inner.drop_delivered_removals();
         }
-        // A receiver that begins has no state to remove, so it gets no removals.
-        if !self.has_started {
-            changes.retain(|(_, value)| value.is_some());
-        }
-        self.has_started = true;
         Some(OutboxBatch { version: self.delivered_version, changes })
     }
 }
@@ -347,6 +364,25 @@ mod tests {
         assert_eq!(outbox.lock().states.len(), 0);
     }
 
+    #[test]
+    fn the_last_state_of_a_removed_subject_is_sent_before_its_removal() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let mut early = outbox.subscribe();
+        assert_eq!(all(&mut early), [("a", Some(1))]);
+        outbox.set("a", 2);
+        outbox.remove_with_last("a", 3);
+        let mut late = outbox.subscribe();
+        assert_eq!(all(&mut early), [("a", Some(3)), ("a", None)]);
+        assert!(all(&mut late).is_empty(), "a receiver that begins does not know the subject");
+        assert_eq!(outbox.lock().states.len(), 0);
+        outbox.remove_with_last("b", 4);
+        assert_eq!(all(&mut early), [("b", Some(4)), ("b", None)], "it had no other state");
+        outbox.remove_with_last("a", 5);
+        outbox.set("a", 6);
+        assert_eq!(all(&mut early), [("a", Some(6))], "the subject has returned");
+    }
+
     thread_local! {
         static LOOKED_AT: Cell<u32> = const { Cell::new(0) };
     }
@@ -397,13 +433,14 @@ mod tests {
     proptest::proptest! {
         /// A stream that reads at arbitrary moments ends with the states that the outbox has.
         #[test]
-        fn a_reader_always_catches_up(ops in proptest::collection::vec((0u8..6, 0u8..4, 0u8..3), 0..80)) {
+        fn a_reader_always_catches_up(ops in proptest::collection::vec((0u8..6, 0u8..4, 0u8..4), 0..80)) {
             let outbox = Outbox::new();
             let (mut cursor, mut received, mut expected) = (outbox.subscribe(), BTreeMap::new(), BTreeMap::new());
             for (key, value, kind) in ops {
                 match kind {
                     0 => { outbox.remove(&key); expected.remove(&key); }
-                    1 => { outbox.set(key, value); expected.insert(key, value); }
+                    1 => { outbox.remove_with_last(key, value); expected.remove(&key); }
+                    2 => { outbox.set(key, value); expected.insert(key, value); }
                     _ => apply_batch(&mut cursor, &mut received),
                 }
             }

@@ -5,6 +5,7 @@
 //! because no endpoint is on the node, the result is [`NoEndpointReason::NoneOnNode`], and connects are refused.
 
 mod explanation;
+mod hints;
 mod kubernetes;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use self::{
         EndpointVerdict, ExplainedEndpoint, HintState, PortExplanation, count_endpoints,
         explain_port,
     },
+    hints::TopologyHints,
     kubernetes::ServiceDecodeError,
 };
 

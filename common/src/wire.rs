@@ -18,6 +18,8 @@ use std::{
 
 use smol_str::SmolStr;
 
+use crate::service_routing::TopologyHints;
+
 /// Protobuf messages and gRPC services, generated from `proto/rouse.proto`.
 #[allow(
     missing_docs,
@@ -269,6 +271,8 @@ pub struct PodEntry {
     pub node: String,
     /// Zone of that node; empty when unknown.
     pub zone: String,
+    /// Clients that should use the pod, while each ready pod of its Revision has such hints.
+    pub hints: TopologyHints,
     /// Phase of the pod for routing.
     pub phase: RoutingPhase,
     /// Address and port that the pod serves on; `None` until its network exists.
@@ -361,6 +365,15 @@ pub struct ActivatorEntry {
     pub zone: String,
     /// Addresses at which it listens on every service's activator port, at most one for each family.
     pub addresses: Vec<IpAddr>,
+}
+
+/// Node with a zone. Only sent to the agent of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEntry {
+    /// Name of the node.
+    pub name: String,
+    /// Zone of the node, not empty.
+    pub zone: SmolStr,
 }
 
 /// Component that others open streams to.

@@ -12,3 +12,4 @@ pub mod part_keys;
 pub mod plan;
 pub mod retention;
 pub mod service_children;
+pub mod topology_hints;

@@ -13,3 +13,4 @@ pub mod problem;
 pub mod reporters;
 pub mod rollout;
 pub mod scale_policy;
+pub mod zone_shares;

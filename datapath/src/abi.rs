@@ -594,7 +594,8 @@ pub const SEGMENT_PART_BYTES: usize = 4_096;
 /// Most parts of a segment: 64 KiB, the largest that a client on the same node, or a device that merges packets,
 /// delivers.
 pub const SEGMENT_PARTS_MAX: usize = 16;
-/// Most parts buffered at once. They wait from microseconds (first data on a listener) to a round trip (a gap).
+/// Most parts buffered at once. They wait from microseconds (first data on a listener) to a round trip (a gap). The
+/// agent adds 128 for each CPU, for the reason given at [`PROBES_MAX`].
 pub const KEPT_MAX: u32 = 1_024;
 
 /// Part of a buffered segment, which could not be read when it came: value of `KEPT`.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use common::quantity;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use oci_spec::image::Config as ImageConfig;
 use oci_spec::runtime::Spec;
@@ -11,7 +12,6 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::cgroups::ContainerLimits;
-use crate::quantity;
 
 /// Annotation with the signal that stops a container, as OCI's image spec names it (`conversion.md`).
 pub const STOP_SIGNAL_ANNOTATION: &str = "org.opencontainers.image.stopSignal";
@@ -103,6 +103,8 @@ pub struct BundleContext<'a> {
     pub cgroup: &'a Path,
     /// Folders behind the pod's volumes, by volume name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// Folder in which the parts of volumes are mounted that `subPath` names, before the start.
+    pub sub_paths: &'a Path,
     /// Text of the image's /etc/passwd.
     pub passwd: &'a str,
     /// Text of the image's /etc/group.
@@ -173,6 +175,11 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
         cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,
         cpu_shares,
     })
+}
+
+/// Returns the mount point for the `subPath` of the container's `volumeMount` with this index.
+pub fn sub_path_mount_point(folder: &Path, index: usize) -> PathBuf {
+    folder.join(index.to_string())
 }
 
 /// Returns a pod's name as its host name: at most 63 characters, as the kubelet cuts it.
@@ -417,16 +424,21 @@ fn build_mounts(
     }
     let message = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
     mounts.push(bind(message, context.termination_log, &["rw"]));
-    for volume in container.volume_mounts.iter().flatten() {
+    for (index, volume) in container.volume_mounts.iter().flatten().enumerate() {
         let source = context.volumes.get(&volume.name);
         let source = source.ok_or_else(|| BundleError::UnknownVolume(volume.name.clone()))?;
         let inner = volume.sub_path.as_deref().unwrap_or_default();
-        // The join would otherwise leave the volume.
         if inner.split('/').any(|part| part == "..") {
             return Err(BundleError::Unsupported(format!("subPath {inner}")));
         }
+        // By its path below the volume it could be another one by the time of the mount.
+        let source = if inner.is_empty() {
+            source.clone()
+        } else {
+            sub_path_mount_point(context.sub_paths, index)
+        };
         let access = if volume.read_only == Some(true) { "ro" } else { "rw" };
-        mounts.push(bind(&volume.mount_path, &source.join(inner), &[access]));
+        mounts.push(bind(&volume.mount_path, &source, &[access]));
     }
     Ok(mounts)
 }

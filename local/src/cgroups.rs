@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
+use tracing::warn;
 
 use crate::layout::NodeLayout;
 
@@ -41,6 +42,16 @@ pub enum CgroupError {
         /// Error of the operation.
         #[source]
         source: io::Error,
+    },
+    /// Processes stay in a cgroup after SIGKILL, for instance in a system call that waits for a disk.
+    #[error(
+        "cgroup {path} still has the processes {pids:?}: run `rouse down` again once they have ended"
+    )]
+    Busy {
+        /// Path of the cgroup.
+        path: PathBuf,
+        /// Pids of the processes.
+        pids: Vec<i32>,
     },
     /// A limit is set, and no hierarchy has the controller to enforce it.
     #[error("no {0} controller is available for the container's limits")]
@@ -200,25 +211,36 @@ impl CgroupMounts {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Removes a pod's cgroups; its processes must be gone.
+    /// Removes a pod's cgroups, whose containers must have ended. Other processes in them are killed.
     pub fn remove_pod(&self, layout: &NodeLayout, uid: &str) {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
-        for mount in mounts {
-            remove_tree(&layout.pod_cgroup(mount, uid));
+        for path in mounts.map(|mount| layout.pod_cgroup(mount, uid)) {
+            if remove_tree(&path) {
+                continue;
+            }
+            // The runtime's process of a command that was interrupted may end later than the container.
+            kill_tree(&path);
+            wait_until_empty(&path, CONTAINER_EMPTY_TIMEOUT);
+            if !remove_tree(&path) {
+                warn!(path = %path.display(), pids = ?process_ids(&path), "cgroup left behind");
+            }
         }
     }
 
     /// Kills every process of the node's pods and clients, waits for their end, and removes the node's cgroups.
     pub fn remove_node_cgroups(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
-        kill_tree(&layout.cgroup(&self.v2));
-        wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
-        for path in self.node_cgroups(layout) {
-            if path.exists() && !remove_tree(&path) {
-                let source = io::Error::from(io::ErrorKind::ResourceBusy);
-                return Err(CgroupError::File { path, source });
+        let mut is_repeated = false;
+        loop {
+            kill_tree(&layout.cgroup(&self.v2));
+            wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
+            let busy = self.node_cgroups(layout).find(|path| !remove_tree(path));
+            let Some(path) = busy else { return Ok(()) };
+            if is_repeated {
+                return Err(CgroupError::Busy { pids: process_ids(&path), path });
             }
+            // A client may have joined the node after the others were killed.
+            is_repeated = true;
         }
-        Ok(())
     }
 }
 
@@ -332,6 +354,19 @@ fn remove_tree(path: &Path) -> bool {
     }
 }
 
+/// Returns the pids of all processes at and below a cgroup.
+fn process_ids(path: &Path) -> Vec<i32> {
+    let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    let own = procs.lines().filter_map(|line| line.parse().ok());
+    own.chain(directories(path).iter().flat_map(|child| process_ids(child))).collect()
+}
+
+/// Returns true if a process is in a cgroup of the node, by the text of its `/proc/PID/cgroup`.
+pub fn is_in_node(text: &str, layout: &NodeLayout) -> bool {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+    path.is_some_and(|path| Path::new(path).starts_with(layout.cgroup(Path::new("/"))))
+}
+
 /// Returns the child directories of a cgroup.
 fn directories(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
@@ -357,6 +392,20 @@ mod tests {
     #[test]
     fn without_cgroup2_there_is_no_node() {
         assert_eq!(CgroupMounts::parse_mountinfo("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
+    }
+
+    #[test]
+    fn only_processes_below_the_cgroup_of_a_node_are_in_it() {
+        let layout = NodeLayout::new("a").unwrap();
+        for (text, expected) in [
+            ("3:cpu:/x\n0::/rouse-a/clients\n", true),
+            ("0::/rouse-a\n", true),
+            ("0::/rouse-a-b/clients\n", false),
+            ("3:cpu:/rouse-a/clients\n0::/\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_in_node(text, &layout), expected, "{text:?}");
+        }
     }
 
     #[test]

@@ -6,10 +6,12 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use nix::fcntl::{self, OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::{OFlag, ResolveFlag};
 use oci_spec::image::ImageConfiguration;
 use thiserror::Error;
 use tracing::info;
+
+use crate::scoped_open::open_scoped;
 
 mod layers;
 mod oci_layout;
@@ -46,9 +48,9 @@ impl UnpackedImage {
     fn try_read_text(&self, path: &str) -> io::Result<String> {
         let root = File::open(&self.rootfs)?;
         // Not blocking, because the image may have a pipe of that name.
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_IN_ROOT);
-        let file = File::from(fcntl::openat2(&root, path, how)?);
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT;
+        let file = File::from(open_scoped(&root, Path::new(path), flags, resolve)?);
         if !file.metadata()?.is_file() {
             return Err(io::ErrorKind::InvalidInput.into());
         }

@@ -120,6 +120,11 @@ impl NodeLayout {
         self.pod(uid).join("state.json")
     }
 
+    /// Folder of the files of `/etc` that the containers of one pod share. No container has this name: it has a dot.
+    pub fn pod_etc(&self, uid: &str) -> PathBuf {
+        self.pod(uid).join("etc.d")
+    }
+
     /// OCI bundle folder of one container.
     pub fn bundle(&self, uid: &str, container: &str) -> PathBuf {
         self.pod(uid).join(container)
@@ -209,6 +214,16 @@ mod tests {
     fn a_name_that_is_no_dns_label_of_up_to_32_characters_is_refused() {
         for name in ["", "..", "a/b", "Rouse", "-a", &"a".repeat(33)] {
             assert!(NodeLayout::new(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn no_container_has_the_name_of_another_file_of_its_pod() {
+        let layout = NodeLayout::new("rouse").unwrap();
+        for path in [layout.pod_etc("1"), layout.pod_state("1")] {
+            assert_eq!(path.parent(), layout.bundle("1", "web").parent());
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap();
+            assert!(!common::wire::is_dns_label(name), "{name}");
         }
     }
 

@@ -24,6 +24,7 @@ use tracing::{error, info};
 pub mod addresses;
 pub mod bundle;
 pub mod cgroups;
+pub mod container_log;
 pub mod dns;
 pub mod images;
 mod kubelet;
@@ -32,8 +33,8 @@ pub mod net;
 pub mod node;
 pub mod pods;
 pub mod process;
-pub mod quantity;
 pub mod runtime;
+mod scoped_open;
 pub mod sys;
 
 pub use layout::NodeLayout;

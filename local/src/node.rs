@@ -7,12 +7,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::cgroups::{CgroupError, CgroupMounts};
+use crate::cgroups::{CgroupError, CgroupMounts, is_in_node};
 use crate::dns;
 use crate::layout::{self, NodeLayout};
 use crate::net::{self, NetError};
@@ -27,8 +28,10 @@ const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Error)]
 pub enum NodeError {
     /// The node's cgroups could not be set up or removed.
-    #[error("cannot set up the cgroups of node {name}")]
+    #[error("cannot {attempt} the cgroups of node {name}")]
     Cgroup {
+        /// Operation that failed, as a verb phrase.
+        attempt: &'static str,
         /// Name of the node.
         name: String,
         /// Error of the cgroups.
@@ -55,6 +58,12 @@ pub enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// This process is a client in the node, so the node's removal would kill it half-way.
+    #[error("this process runs in node {name} and would be killed with it: leave `rouse run`")]
+    Inside {
+        /// Name of the node.
+        name: String,
+    },
     /// The same component already runs in another process.
     #[error(
         "{component} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
@@ -75,6 +84,14 @@ fn file_error(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> N
     move |source| NodeError::File { attempt, path, source }
 }
 
+/// Returns a closure that wraps a cgroup error with the operation and the node's name.
+fn cgroup_error(
+    attempt: &'static str,
+    layout: &NodeLayout,
+) -> impl Fn(CgroupError) -> NodeError + Copy {
+    move |source| NodeError::Cgroup { attempt, name: layout.name().to_owned(), source }
+}
+
 /// Operations on a node as a whole; it holds no state.
 #[derive(Debug)]
 pub struct NodeManager;
@@ -88,7 +105,11 @@ impl NodeManager {
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run_folder();
         loop {
-            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
+            match fs::create_dir_all(&path) {
+                // The removal of the last other node has removed the parent between two steps.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                made => made.map_err(file_error("make folder", &path))?,
+            }
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
@@ -116,7 +137,7 @@ impl NodeManager {
             fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
-        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        let cgroup = cgroup_error("set up", layout);
         CgroupMounts::find().map_err(cgroup)?.create_node_cgroups(layout).map_err(cgroup)?;
         write_resolv_conf(&layout.resolv_conf())?;
         net::create_node_namespaces(&layout.node_namespace(), &layout.client_namespace())
@@ -158,15 +179,35 @@ impl NodeManager {
         components.collect()
     }
 
+    /// Returns an error if this process is in a cgroup of the node, all of whose processes the node's removal kills.
+    fn check_outside(layout: &NodeLayout) -> Result<(), NodeError> {
+        let path = Path::new("/proc/self/cgroup");
+        let text = fs::read_to_string(path).map_err(file_error("read", path))?;
+        if is_in_node(&text, layout) {
+            return Err(NodeError::Inside { name: layout.name().to_owned() });
+        }
+        Ok(())
+    }
+
     /// Ends the node's other processes, kills pods and clients, and removes everything but manifests, images and logs.
     ///
     /// It works as well after a crash, on an incomplete node, or twice. Blocks.
     pub fn destroy(layout: &NodeLayout) -> Result<(), NodeError> {
+        Self::remove(layout, NodeRemoval::KeepsManifests)
+    }
+
+    /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
+    pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
+        Self::remove(layout, NodeRemoval::Complete)
+    }
+
+    fn remove(layout: &NodeLayout, removal: NodeRemoval) -> Result<(), NodeError> {
+        Self::check_outside(layout)?;
         end_components(layout);
-        // A node that is gone by now needs no lock. Components that started during the wait are ended too.
-        let _lock = lock_folder(&layout.run_folder())?;
+        let _lock = Self::lock(layout)?;
+        // Components that started during the wait.
         end_components(layout);
-        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        let cgroup = cgroup_error("remove", layout);
         // Processes first: they hold namespaces and mounts.
         CgroupMounts::find().map_err(cgroup)?.remove_node_cgroups(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
@@ -175,24 +216,35 @@ impl NodeManager {
         remove_pins_below(&layout.bpf());
         unmount_below(&layout.run_folder());
         unmount_below(&layout.pods_data());
-        for path in [layout.run_folder(), layout.pods_data(), layout.objects()] {
-            remove_folder(&path)?;
+        removal.folders(layout).iter().try_for_each(|path| remove_folder(path))?;
+        // These succeed only when this was the last node.
+        for folder in [layout.run_folder(), layout.data_folder()] {
+            let _ = folder.parent().map(fs::remove_dir);
         }
-        // Succeeds only when this was the last node.
-        let _ = fs::remove_dir("/run/rouse");
         info!(node = layout.name(), "node removed");
         Ok(())
     }
+}
 
-    /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
-    pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
-        Self::destroy(layout)?;
-        remove_folder(&layout.data_folder())?;
-        // Succeeds only when this was the last node.
-        if let Some(folders) = layout.data_folder().parent() {
-            let _ = fs::remove_dir(folders);
-        }
-        Ok(())
+/// Extent of a node's removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeRemoval {
+    /// Manifests, images and logs stay.
+    KeepsManifests,
+    /// Nothing stays.
+    Complete,
+}
+
+impl NodeRemoval {
+    /// Returns the folders to remove, in order. The folder with the lock is the last: once it is gone, another process
+    /// can make the node again, and would lose what is removed after it.
+    fn folders(self, layout: &NodeLayout) -> Vec<PathBuf> {
+        let mut folders = match self {
+            Self::KeepsManifests => vec![layout.pods_data(), layout.objects()],
+            Self::Complete => vec![layout.data_folder()],
+        };
+        folders.push(layout.run_folder());
+        folders
     }
 }
 
@@ -225,8 +277,10 @@ fn lock_folder(path: &Path) -> Result<Option<NodeLock>, NodeError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             folder => folder.map_err(file_error("open folder", path))?,
         };
-        let locked = Flock::lock(folder, FlockArg::LockExclusive);
-        let lock = locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?;
+        let lock = match Flock::lock(folder, FlockArg::LockExclusive) {
+            Err((_, Errno::EINTR)) => continue,
+            locked => locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?,
+        };
         let metadata = lock.metadata().map(|metadata| (metadata.dev(), metadata.ino())).ok();
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
         // A folder that was removed and made again during the wait is another inode.
@@ -331,6 +385,17 @@ mod tests {
         });
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
         fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn the_folder_with_the_lock_is_removed_last() {
+        let layout = NodeLayout::new("last").unwrap();
+        for removal in [NodeRemoval::KeepsManifests, NodeRemoval::Complete] {
+            let folders = removal.folders(&layout);
+            assert_eq!(folders.last(), Some(&layout.run_folder()), "{removal:?}");
+            let keeps = !folders.iter().any(|folder| layout.manifests().starts_with(folder));
+            assert_eq!(keeps, removal == NodeRemoval::KeepsManifests);
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
@@ -63,9 +64,28 @@ pub fn child_pids(pid: i32) -> Vec<i32> {
 
 /// Waits up to `limit` for the process of a pidfd to end; returns true if it has.
 pub fn wait_until_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
-    let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
-    poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+    let started = Instant::now();
+    loop {
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        let remaining = limit.saturating_sub(started.elapsed());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, timeout) {
+            // A signal that this thread handled says nothing about the process.
+            Err(Errno::EINTR) => {}
+            result => return result.is_ok_and(|ready| ready > 0),
+        }
+    }
+}
+
+/// Waits for the child of a pidfd to end, and reaps it.
+pub fn wait_for_child(pidfd: &OwnedFd) -> nix::Result<WaitStatus> {
+    loop {
+        match waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED) {
+            // A signal that this thread handled says nothing about the child.
+            Err(Errno::EINTR) => {}
+            result => return result,
+        }
+    }
 }
 
 /// Reaps the process of a pidfd if it has ended, and returns its exit code; 128 + signal after a signal.
@@ -87,4 +107,63 @@ pub fn record_process(path: &Path, process: ProcessId) -> io::Result<()> {
 /// Reads the process that a file records.
 pub fn recorded_process(path: &Path) -> Option<ProcessId> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+
+    use nix::sys::signal::{SigEvent, SigevNotify, Signal};
+    use nix::sys::time::TimeSpec;
+    use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+    use nix::time::ClockId;
+    use nix::unistd::gettid;
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::*;
+
+    /// Interrupts the calling thread each millisecond, until the timer is dropped.
+    fn interrupt_this_thread() -> Timer {
+        let thread_id = gettid().as_raw();
+        let notify = SigevNotify::SigevThreadId { signal: Signal::SIGUSR2, thread_id, si_value: 0 };
+        let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify)).unwrap();
+        let each_ms = Expiration::Interval(TimeSpec::from(Duration::from_millis(1)));
+        timer.set(each_ms, TimerSetTimeFlags::empty()).unwrap();
+        timer
+    }
+
+    /// Runs `wait` on a thread that handles signals meanwhile, and then ends the process of the pidfd.
+    async fn run_interrupted<T: Send + 'static>(
+        wait: impl FnOnce(&OwnedFd) -> T + Send + 'static,
+    ) -> T {
+        let mut signals = signal(SignalKind::user_defined2()).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let waiting = thread::spawn(move || {
+            let _timer = interrupt_this_thread();
+            wait(&pidfd)
+        });
+        for _ in 0..5 {
+            signals.recv().await.unwrap();
+        }
+        nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+        let result = waiting.join().unwrap();
+        // An error means that `wait` has reaped it.
+        let _reaped = child.wait();
+        result
+    }
+
+    #[tokio::test]
+    async fn a_process_that_runs_has_not_ended_because_of_a_signal() {
+        let ended = run_interrupted(|pidfd| wait_until_ended(pidfd, Duration::from_secs(50)));
+        assert!(ended.await);
+    }
+
+    #[tokio::test]
+    async fn the_status_of_a_child_is_its_own_after_signals() {
+        let status = run_interrupted(wait_for_child).await;
+        assert!(matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))), "{status:?}");
+    }
 }

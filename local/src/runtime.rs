@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::cgroups::ContainerCgroup;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, wait_for_child};
 use crate::sys;
 
 mod exec;
@@ -27,7 +27,7 @@ mod mounts;
 mod tracked;
 
 pub use exec::{ExecRequest, ExecResult};
-use mounts::{PendingUnmounts, enter_private_mounts, mount_root};
+use mounts::{PendingUnmounts, enter_private_mounts, mount_root, mount_sub_path};
 use tracked::{RuntimeProcess, RuntimeProcesses};
 
 /// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
@@ -97,6 +97,17 @@ pub struct ContainerLaunch {
     pub cgroup: ContainerCgroup,
     /// The pod's network namespace; `config.json` names this descriptor, so it stays open until the start is over.
     pub network: OwnedFd,
+    /// Parts of volumes to be mounted before the start.
+    pub sub_paths: Vec<SubPathMount>,
+}
+
+/// Part of a volume that `subPath` names, opened in the mount namespace of the runtime's threads.
+#[derive(Debug)]
+pub struct SubPathMount {
+    /// Descriptor of the folder or file (`O_PATH`).
+    pub source: OwnedFd,
+    /// Path at which the runtime's threads mount it, and from which `config.json` mounts it.
+    pub mount_point: PathBuf,
 }
 
 /// A container whose process runs.
@@ -194,16 +205,22 @@ impl OciRuntime {
         self.run_on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
     }
 
-    /// Mounts the root file system and runs the runtime; the calling thread must see the private mounts.
+    /// Mounts the root file system and the parts of volumes, and runs the runtime. The calling thread must see the
+    /// private mounts.
     fn launch(&self, launch: &ContainerLaunch) -> Result<LaunchedContainer, OciRuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");
         self.pending_unmounts.unmount_queued(&root);
         mount_root(launch, &root)?;
+        let mounted_sub_paths = launch.sub_paths.iter().try_for_each(|sub_path| {
+            self.pending_unmounts.unmount_queued(&sub_path.mount_point);
+            mount_sub_path(sub_path)
+        });
         let mounted = Instant::now();
-        let started = self.run_detached(launch);
-        // Also after a failed start: the mount must not stay.
-        self.pending_unmounts.defer_unmount(root);
+        let started = mounted_sub_paths.and_then(|()| self.run_detached(launch));
+        // Also after a failed start: the mounts must not stay.
+        let mount_points = launch.sub_paths.iter().map(|sub_path| sub_path.mount_point.clone());
+        mount_points.chain([root]).for_each(|point| self.pending_unmounts.defer_unmount(point));
         let (process, pidfd) = started?;
         let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
         Ok(LaunchedContainer { process, pidfd, mount_time, runtime_time })
@@ -239,8 +256,7 @@ impl OciRuntime {
         let stdio = [null.as_fd(), log.as_fd(), log.as_fd()];
         let child = self.spawn(&argv, &launch.cgroup, stdio)?;
         // `run --detach` ends once the container's process executes the user's program.
-        let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
-        match status {
+        match wait_for_child(child.pidfd()) {
             Ok(WaitStatus::Exited(_, 0)) => {}
             other => {
                 let message = last_log_message(&messages).unwrap_or_else(|| format!("{other:?}"));
@@ -304,7 +320,7 @@ impl OciRuntime {
             .processes
             .start(|| command.spawn(self.runtime_cgroup.as_fd(), &[], stdio))
             .map_err(file_error("run", &self.program))?;
-        let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
+        let _ended = wait_for_child(child.pidfd());
         // Its exit code does not matter: with `--force` it fails only if there is no such state.
         Ok(())
     }

@@ -241,15 +241,57 @@ pub fn pidfd_exit_code(pidfd: BorrowedFd<'_>) -> Option<i32> {
     libc::WIFSIGNALED(status).then(|| 128 + libc::WTERMSIG(status))
 }
 
-/// Parses a signal as image configurations name it: `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`.
+/// Parses a signal as image configurations name it: `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`, `SIGRTMAX-2`.
 pub fn signal_number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=64).contains(&number).then_some(number);
     }
     let full_name = if name.starts_with("SIG") { name.to_owned() } else { format!("SIG{name}") };
-    if let Some(offset) = full_name.strip_prefix("SIGRTMIN") {
-        let offset = offset.strip_prefix('+').unwrap_or("0").parse::<i32>().ok()?;
-        return Some(libc::SIGRTMIN() + offset);
+    if let Some(distance) = full_name.strip_prefix("SIGRTMIN") {
+        return real_time_signal(libc::SIGRTMIN(), distance, '+');
+    }
+    if let Some(distance) = full_name.strip_prefix("SIGRTMAX") {
+        return real_time_signal(libc::SIGRTMAX(), distance, '-');
     }
     full_name.parse::<Signal>().ok().map(|signal| signal as i32)
+}
+
+/// Returns the real-time signal at this signed distance from `base`; an empty text is no distance. `None`: the text is
+/// invalid, or there is no such signal.
+fn real_time_signal(base: i32, distance: &str, sign: char) -> Option<i32> {
+    let distance = match distance {
+        "" => 0,
+        _ if distance.starts_with(sign) => distance.parse::<i32>().ok()?,
+        _ => return None,
+    };
+    let signal = base.checked_add(distance)?;
+    (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal).then_some(signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_found_by_the_names_of_image_configurations() {
+        let (first, last) = (libc::SIGRTMIN(), libc::SIGRTMAX());
+        for (name, signal) in [
+            ("SIGTERM", Some(libc::SIGTERM)),
+            ("TERM", Some(libc::SIGTERM)),
+            ("15", Some(15)),
+            ("SIGRTMIN", Some(first)),
+            ("SIGRTMIN+3", Some(first + 3)),
+            ("RTMAX-2", Some(last - 2)),
+            ("0", None),
+            ("65", None),
+            ("SIGRTMIN+99", None),
+            ("SIGRTMIN-1", None),
+            ("SIGRTMIN3", None),
+            ("SIGRTMAX+1", None),
+            ("SIGNONE", None),
+            ("", None),
+        ] {
+            assert_eq!(signal_number(name), signal, "{name:?}");
+        }
+    }
 }

@@ -146,6 +146,8 @@ impl RegistryClient {
             protocol,
             roots: self.roots.clone(),
             connect_timeout: Some(CONNECT_TIMEOUT),
+            // The whole query has a limit.
+            read_timeout: None,
             user_agent: Some(USER_AGENT),
         };
         let session = RegistrySession::new(tag.reference(), login.cloned(), options);

@@ -28,6 +28,8 @@ pub struct SessionOptions {
     pub roots: Vec<Certificate>,
     /// Longest time for a connection, or no limit.
     pub connect_timeout: Option<Duration>,
+    /// Longest time without a byte of the response, or no limit.
+    pub read_timeout: Option<Duration>,
     /// `User-Agent` of the requests, or that of `oci-client`.
     pub user_agent: Option<&'static str>,
 }
@@ -39,6 +41,7 @@ impl SessionOptions {
             protocol: self.protocol,
             extra_root_certificates: self.roots,
             connect_timeout: self.connect_timeout,
+            read_timeout: self.read_timeout,
             user_agent: self.user_agent.unwrap_or(usual.user_agent),
             ..usual
         }

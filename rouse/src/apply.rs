@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::ApplyArgs,
-    command_error::CommandError,
+    command_error::{CommandError, error_line},
     documents, kinds,
     manifests::{ManifestFolder, ManifestLocation},
     stdout,
@@ -41,7 +41,7 @@ pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, Com
                 match result {
                     Ok((outcome, name, object)) => report_outcome(outcome, &name, &object)?,
                     Err(failure) => {
-                        stdout::print_error(&failure.to_string());
+                        stdout::print_error(&error_line(&failure.into()));
                         code = ExitCode::FAILURE;
                     }
                 }
@@ -151,6 +151,7 @@ pub(crate) fn store_manifest(
     name: &NamespacedName,
     object: &Value,
 ) -> Result<ApplyOutcome, CommandError> {
+    let _lock = manifests.lock()?;
     let stored = manifests.find(name)?;
     let outcome = match stored.as_ref().map(ManifestLocation::manifest) {
         None => ApplyOutcome::Created,

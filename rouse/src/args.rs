@@ -107,8 +107,9 @@ pub(crate) struct DeleteArgs {
     /// Delete the services that these manifests name
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "selections")]
     pub(crate) files: Vec<PathBuf>,
-    #[command(flatten)]
-    pub(crate) scope: NamespaceArgs,
+    /// Namespace of the services, and of manifests that name none [default: default]
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
     /// Delete every service of the namespace
     #[arg(long)]
     pub(crate) all: bool,

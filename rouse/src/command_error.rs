@@ -66,7 +66,16 @@ impl CommandError {
 
 /// Formats an error and its causes on one line that begins like kubectl's.
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    // The files of a node belong to root.
+    let hint = match error.downcast_ref() {
+        Some(CommandError::File { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            "; try sudo"
+        }
+        _ => "",
+    };
+    let text = format!("{error:#}{hint}");
     if text.starts_with("error: ") || text.starts_with("Error from server") {
         text
     } else {
@@ -88,6 +97,10 @@ mod tests {
         let absent = io::Error::from(io::ErrorKind::NotFound);
         let file = CommandError::file_error("read", "/tmp/x")(absent);
         assert_eq!(error_line(&file.into()), "error: cannot read /tmp/x: entity not found");
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let file = CommandError::file_error("write", "/tmp/x")(denied);
+        let line = error_line(&file.into());
+        assert_eq!(line, "error: cannot write /tmp/x: permission denied; try sudo");
         assert_eq!(error_line(&anyhow::anyhow!("no")), "error: no");
     }
 }

@@ -7,7 +7,8 @@ use controller::model::object::LocalObjectKind;
 use local::layout::NodeLayout;
 
 use crate::{
-    apply, args::DeleteArgs, command_error::CommandError, kinds, stdout, store::NodeStore,
+    apply, args::DeleteArgs, command_error::CommandError, kinds, manifests::ManifestFolder, stdout,
+    store::NodeStore,
 };
 
 /// Interval between two checks of an object that is being deleted.
@@ -22,24 +23,19 @@ pub(crate) fn delete(
     let mut code = ExitCode::SUCCESS;
     let (mut removed, mut manifests) = (Vec::new(), store.manifests());
     for name in service_names(store, args)? {
-        match manifests.find(&name)? {
-            Some(stored) => {
-                manifests.remove(stored)?;
-                stdout::print_line(&format!(
-                    "{} {:?} deleted",
-                    kinds::singular(LocalObjectKind::Service),
-                    name.name
-                ))?;
-                removed.push(name);
-            }
-            None if args.ignore_not_found => {}
-            None => {
-                let resource = kinds::plural(LocalObjectKind::Service);
-                stdout::print_error(
-                    &CommandError::NotFound { resource, name: name.name.to_string() }.to_string(),
-                );
-                code = ExitCode::FAILURE;
-            }
+        if remove_manifests(&mut manifests, &name)? {
+            stdout::print_line(&format!(
+                "{} {:?} deleted",
+                kinds::singular(LocalObjectKind::Service),
+                name.name
+            ))?;
+            removed.push(name);
+        } else if !args.ignore_not_found {
+            let resource = kinds::plural(LocalObjectKind::Service);
+            stdout::print_error(
+                &CommandError::NotFound { resource, name: name.name.to_string() }.to_string(),
+            );
+            code = ExitCode::FAILURE;
         }
     }
     // Without a controller nothing removes the objects; it will miss the manifest when it starts.
@@ -49,15 +45,30 @@ pub(crate) fn delete(
     Ok(code)
 }
 
+/// Removes a service from all files that name it, as the controller keeps it while one of them does. Returns false if
+/// no file did.
+fn remove_manifests(
+    manifests: &mut ManifestFolder,
+    name: &NamespacedName,
+) -> Result<bool, CommandError> {
+    let _lock = manifests.lock()?;
+    let mut is_found = false;
+    while let Some(stored) = manifests.find(name)? {
+        manifests.remove(stored)?;
+        is_found = true;
+    }
+    Ok(is_found)
+}
+
 fn service_names(
     store: &NodeStore,
     args: &DeleteArgs,
 ) -> Result<Vec<NamespacedName>, CommandError> {
-    let namespace = args.scope.namespace.as_str();
+    let namespace = args.namespace.as_deref();
     let mut out = Vec::new();
     for file in &args.files {
         for (source, text) in apply::read_sources(file, false)? {
-            for result in apply::parse_services(&source, &text, None, "delete") {
+            for result in apply::parse_services(&source, &text, namespace, "delete") {
                 out.push(result?.0);
             }
         }
@@ -65,6 +76,7 @@ fn service_names(
     if args.selections.is_empty() {
         return Ok(out);
     }
+    let namespace = namespace.unwrap_or("default");
     for target in kinds::parse_selections(&args.selections)? {
         // The controller would create any other object again.
         if target.kind != LocalObjectKind::Service {
@@ -119,13 +131,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{args::NamespaceArgs, store::tests::NodeStoreFixture};
+    use crate::{documents::replace_file, store::tests::NodeStoreFixture};
 
     fn args(names: &[&str]) -> DeleteArgs {
         DeleteArgs {
             selections: names.iter().map(|&word| word.to_owned()).collect(),
             files: vec![],
-            scope: NamespaceArgs { namespace: "default".into() },
+            namespace: None,
             all: false,
             ignore_not_found: false,
             no_wait: true,
@@ -145,6 +157,53 @@ mod tests {
         assert_eq!(second, ExitCode::FAILURE);
         let ignoring_args = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
         assert_eq!(delete(&layout, &store, &ignoring_args).unwrap(), ExitCode::SUCCESS);
+    }
+
+    fn service(namespace: &str) -> serde_json::Value {
+        let metadata = json!({"name": "hello", "namespace": namespace});
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": metadata})
+    }
+
+    #[test]
+    fn a_manifest_without_a_namespace_has_the_one_of_the_flag() {
+        let (temp, store) = NodeStoreFixture::new("delete-namespace");
+        let layout = NodeLayout::new("delete-test").unwrap();
+        for namespace in ["default", "demo"] {
+            let name = NamespacedName::new(namespace, "hello");
+            apply::store_manifest(&mut store.manifests(), &name, &service(namespace)).unwrap();
+        }
+        let file = temp.path().join("hello.yaml");
+        let mut without = service("");
+        without["metadata"].as_object_mut().unwrap().remove("namespace");
+        replace_file(&file, &[without]).unwrap();
+        let delete_in = |namespace: &str| {
+            let namespace = Some(namespace.to_owned());
+            let args = DeleteArgs { files: vec![file.clone()], namespace, ..args(&[]) };
+            delete(&layout, &store, &args)
+        };
+        assert_eq!(delete_in("demo").unwrap(), ExitCode::SUCCESS);
+        assert_eq!(temp.manifest_file_names(), ["default_hello.yaml"]);
+        replace_file(&file, &[service("default")]).unwrap();
+        let error = delete_in("demo").unwrap_err().to_string();
+        assert!(error.contains("pass '--namespace=default'"), "{error}");
+        assert_eq!(temp.manifest_file_names(), ["default_hello.yaml"]);
+    }
+
+    #[test]
+    fn a_service_is_removed_from_each_file_that_names_it() {
+        let (temp, store) = NodeStoreFixture::new("delete-copies");
+        let layout = NodeLayout::new("delete-test").unwrap();
+        let manifests = temp.path().join("manifests");
+        let mut other_kind = service("default");
+        other_kind["kind"] = json!("Deployment");
+        replace_file(&manifests.join("default_hello.yaml"), &[service("default")]).unwrap();
+        replace_file(&manifests.join("a.yaml"), &[service("demo"), service("default")]).unwrap();
+        replace_file(&manifests.join("b.yaml"), &[other_kind, service("default")]).unwrap();
+        assert_eq!(delete(&layout, &store, &args(&["ksvc/hello"])).unwrap(), ExitCode::SUCCESS);
+        assert_eq!(temp.manifest_file_names(), ["a.yaml"]);
+        let mut rest = store.manifests();
+        assert!(rest.find(&NamespacedName::new("default", "hello")).unwrap().is_none());
+        assert!(rest.find(&NamespacedName::new("demo", "hello")).unwrap().is_some());
     }
 
     #[test]

@@ -98,8 +98,13 @@ pub(crate) fn replace_file(path: &Path, documents: &[Value]) -> Result<(), Comma
     let to_error = |error| CommandError::file_error("write", path)(std::io::Error::other(error));
     let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
     let text = texts.map_err(to_error)?.join("---\n");
-    // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder.
-    let draft = path.with_extension("new");
-    fs::write(&draft, text).map_err(CommandError::file_error("write", &draft))?;
-    fs::rename(&draft, path).map_err(CommandError::file_error("write", path))
+    // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder. Another process that
+    // writes the same file has a draft of its own.
+    let draft = path.with_extension(format!("new-{}", std::process::id()));
+    let replaced = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
+    if replaced.is_err() {
+        // On a full disk a part of the draft would stay.
+        let _ = fs::remove_file(&draft);
+    }
+    replaced.map_err(CommandError::file_error("write", path))
 }

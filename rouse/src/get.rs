@@ -26,6 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Prints the objects that the arguments name, and with `--watch` their changes.
 pub(crate) fn get(store: &NodeStore, args: &GetArgs) -> Result<(), CommandError> {
     let targets = kinds::parse_selections(&args.selections)?;
+    check_selector(&args.selector)?;
     let objects = find_objects(store, args, &targets)?;
     stdout::print_text(&format_objects(args, &targets, &objects)?)?;
     // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
@@ -80,6 +81,22 @@ pub(crate) fn get_object(
     let missing =
         || CommandError::NotFound { resource: kinds::plural(kind), name: name.to_owned() };
     store.object(kind, &NamespacedName::new(namespace, name))?.ok_or_else(missing)
+}
+
+/// Returns an error for a selector of another form than [`matches_selector`] knows: it would silently select nothing.
+fn check_selector(selector: &str) -> Result<(), CommandError> {
+    // Kubernetes' set-based requirements have blanks and parentheses: `key in (a, b)`.
+    let is_known = |it: &str| {
+        let (key, value) = it.split_once(['=', '!']).unwrap_or((it, ""));
+        let value = value.trim_start_matches('=').trim();
+        ![key.trim(), value].iter().any(|word| word.contains([' ', '(', ')']))
+    };
+    if selector.split(',').all(|requirement| is_known(requirement.trim())) {
+        return Ok(());
+    }
+    let reason =
+        format!("unable to parse {selector:?}: a selector is key=value, key!=value, key or !key");
+    Err(CommandError::Usage(reason))
 }
 
 /// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
@@ -310,6 +327,17 @@ mod tests {
             missing,
             "Error from server (NotFound): services.serving.knative.dev \"nope\" not found"
         );
+    }
+
+    #[test]
+    fn a_selector_that_would_select_nothing_is_refused() {
+        for selector in ["", "a=b", "a = b, c != d", "a==b,!c , d", "app.io/x=y"] {
+            assert!(check_selector(selector).is_ok(), "{selector}");
+        }
+        for selector in ["team in (a,b)", "team notin (a)", "a=b c", "a b"] {
+            let error = check_selector(selector).unwrap_err().to_string();
+            assert!(error.contains("unable to parse"), "{error}");
+        }
     }
 
     #[test]

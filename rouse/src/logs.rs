@@ -1,15 +1,9 @@
 //! Shell: `rouse logs`: prints the output of containers, including those of ended pods.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io::{Read as _, Seek as _, SeekFrom},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use controller::model::{knative::key, object::LocalObjectKind};
-use local::layout::NodeLayout;
+use local::{container_log::LogReader, layout::NodeLayout};
 
 use crate::{args::LogsArgs, command_error::CommandError, kinds, stdout, store::NodeStore};
 
@@ -18,13 +12,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of polls after which `--follow` looks for logs of new pods.
 const POLLS_PER_SEARCH: u32 = 10;
 
-/// Log of one container, and the number of bytes printed.
+/// Log of one container.
 #[derive(Debug)]
 struct ContainerLog {
-    path: PathBuf,
+    reader: LogReader,
     /// Prefix of each line while several logs are printed together.
     prefix: String,
-    printed: u64,
 }
 
 /// Prints the logs, and with `--follow` continues as they grow.
@@ -34,7 +27,7 @@ pub(crate) fn logs(
     args: &LogsArgs,
 ) -> Result<(), CommandError> {
     let mut logs = Vec::new();
-    find_new_logs(layout, store, args, &mut logs)?;
+    find_new_logs(layout, store, args, LogReader::new, &mut logs)?;
     if logs.is_empty() && !args.follow {
         return Err(no_logs_error(layout, store, args)?);
     }
@@ -52,7 +45,7 @@ pub(crate) fn logs(
             tokio::time::sleep(POLL_INTERVAL).await;
             // Pods of the service may be created while its logs are followed.
             if poll % POLLS_PER_SEARCH == 0 {
-                find_new_logs(layout, store, args, &mut logs)?;
+                find_new_logs(layout, store, args, LogReader::from_first_byte, &mut logs)?;
             }
             let is_shared = logs.len() > 1;
             for log in &mut logs {
@@ -112,11 +105,12 @@ fn revision_of_pod(pod: &str) -> Option<&str> {
     pod.rsplit_once("-deployment-").map(|(revision, _)| revision)
 }
 
-/// Adds logs that were created since the last call.
+/// Adds logs that were created since the last call, each with a reader from `new_reader`.
 fn find_new_logs(
     layout: &NodeLayout,
     store: &NodeStore,
     args: &LogsArgs,
+    new_reader: fn(PathBuf) -> LogReader,
     logs: &mut Vec<ContainerLog>,
 ) -> Result<(), CommandError> {
     let is_selected = pod_filter(store, args)?;
@@ -139,8 +133,8 @@ fn find_new_logs(
     }
     new_logs.sort();
     for (path, prefix) in new_logs {
-        if !logs.iter().any(|log| log.path == path) {
-            logs.push(ContainerLog { path, prefix, printed: 0 });
+        if !logs.iter().any(|log| log.reader.path() == path) {
+            logs.push(ContainerLog { reader: new_reader(path), prefix });
         }
     }
     Ok(())
@@ -171,27 +165,11 @@ fn no_logs_error(
 }
 
 impl ContainerLog {
-    /// Reads what was written since the last call. A file that was replaced is read from its beginning. While the file
-    /// grows, a line that has not ended is left for the next call, as the container may be in the middle of it.
+    /// Reads what was written since the last call. While the file grows, a line that has not ended is left for the next
+    /// call, as the container may be in the middle of it.
     fn read_new(&mut self, grows: bool) -> Result<String, CommandError> {
-        let read_error = || CommandError::file_error("read", self.path.clone());
-        let mut file = match File::open(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
-            file => file.map_err(read_error())?,
-        };
-        let length = file.metadata().map_err(read_error())?.len();
-        // A shorter file means that the log was rotated since, so this one is new.
-        if length < self.printed {
-            self.printed = 0;
-        }
-        file.seek(SeekFrom::Start(self.printed)).map_err(read_error())?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(read_error())?;
-        if grows {
-            let whole_lines = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-            bytes.truncate(whole_lines);
-        }
-        self.printed += bytes.len() as u64;
+        let bytes = self.reader.read_new(grows);
+        let bytes = bytes.map_err(CommandError::file_error("read", self.reader.path()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -267,7 +245,7 @@ mod tests {
     fn a_log_is_printed_once_as_it_grows() {
         let path = std::env::temp_dir().join(format!("rouse-logs-{}.log", std::process::id()));
         fs::write(&path, "one\n").unwrap();
-        let mut log = ContainerLog { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
+        let mut log = ContainerLog { reader: LogReader::new(path.clone()), prefix: "[p] ".into() };
         assert_eq!(log.read_new(true).unwrap(), "one\n");
         fs::write(&path, "one\ntwo\n").unwrap();
         let text = log.read_new(true).unwrap();

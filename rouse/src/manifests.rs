@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -21,8 +22,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct ManifestFolder {
     folder: PathBuf,
-    /// First file that names each service; built on first use.
-    index: Option<BTreeMap<NamespacedName, PathBuf>>,
+    /// Files that name each service, in sorted order; built on first use.
+    index: Option<BTreeMap<NamespacedName, Vec<PathBuf>>>,
     /// Number of files read, for tests.
     #[cfg(test)]
     reads: usize,
@@ -56,8 +57,21 @@ impl ManifestFolder {
         if let Some(location) = self.find_in_file(self.own_file_path(name), name) {
             return Ok(Some(location));
         }
-        let path = self.index()?.get(name).cloned();
-        Ok(path.and_then(|path| self.find_in_file(path, name)))
+        // A file may have lost the manifest since the index was built. The first one that has it wins, so that repeated
+        // commands find the same one.
+        let paths = self.index()?.get(name).cloned().unwrap_or_default();
+        Ok(paths.into_iter().find_map(|path| self.find_in_file(path, name)))
+    }
+
+    /// Waits until no other command changes manifests. While the lock lives, no other does; `None` without the folder.
+    /// Two commands that change one file at the same time could lose a change.
+    pub(crate) fn lock(&self) -> Result<Option<File>, CommandError> {
+        let folder = match File::open(&self.folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            folder => folder.map_err(CommandError::file_error("open folder", &self.folder))?,
+        };
+        folder.lock().map_err(CommandError::file_error("lock folder", &self.folder))?;
+        Ok(Some(folder))
     }
 
     /// Names of all services that have a manifest, sorted.
@@ -104,7 +118,10 @@ impl ManifestFolder {
 
     fn find_in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
         let documents = self.read_documents(&path);
-        let index = documents.iter().position(|it| object_name(it).as_ref() == Some(name));
+        let is_named = |it: &Value| object_name(it).as_ref() == Some(name);
+        // A document of another kind is in the place of the service only if the file has no better one.
+        let service = documents.iter().position(|it| is_named(it) && it["kind"] == "Service");
+        let index = service.or_else(|| documents.iter().position(is_named));
         index.map(|index| ManifestLocation { path, documents, index })
     }
 
@@ -118,14 +135,13 @@ impl ManifestFolder {
         parse_documents(&text).unwrap_or_default()
     }
 
-    fn index(&mut self) -> Result<&BTreeMap<NamespacedName, PathBuf>, CommandError> {
+    fn index(&mut self) -> Result<&BTreeMap<NamespacedName, Vec<PathBuf>>, CommandError> {
         if self.index.is_none() {
-            let (mut paths, mut index) = (Vec::new(), BTreeMap::new());
+            let (mut paths, mut index) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
             collect_manifest_files(&self.folder, &mut paths)?;
             for path in paths {
                 for name in self.read_documents(&path).iter().filter_map(object_name) {
-                    // The first file wins, in sorted order, so that repeated commands find the same one.
-                    index.entry(name).or_insert_with(|| path.clone());
+                    index.entry(name).or_default().push(path.clone());
                 }
             }
             self.index = Some(index);

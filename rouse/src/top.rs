@@ -91,11 +91,14 @@ fn take_snapshot(
 ) -> Result<TopSnapshot, CommandError> {
     let services = store.objects(LocalObjectKind::Service, None)?;
     let pods = store.objects(LocalObjectKind::Pod, None)?;
-    let metrics = admin_pages::get_page(AUTOSCALER_ADMIN, "/metrics", METRICS_TIMEOUT);
+    let page = admin_pages::get_page(AUTOSCALER_ADMIN, "/metrics", METRICS_TIMEOUT);
     // Without the autoscaler the objects are still shown, and the error in the last line.
-    let error = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
-    let metrics = metrics.map(|page| page.body).unwrap_or_default();
-    Ok(TopSnapshot::new(Instant::now(), &services, &pods, &metrics, error, before))
+    let metrics = match page {
+        Ok(page) if page.status == 200 => Ok(page.body),
+        Ok(page) => Err(format!("autoscaler: status {} of its metrics", page.status)),
+        Err(error) => Err(format!("autoscaler: {error}")),
+    };
+    Ok(TopSnapshot::new(Instant::now(), &services, &pods, metrics, before))
 }
 
 fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {

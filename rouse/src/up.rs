@@ -1,7 +1,7 @@
 //! Shell: `rouse up`: the local node with all its components in this process, or one of them.
 
 use std::{
-    io::Write as _,
+    io::{ErrorKind, Write as _},
     net::{SocketAddr, TcpListener},
     num::NonZero,
     os::fd::OwnedFd,
@@ -107,15 +107,27 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
     check_not_running(layout, args.component)?;
+    remove_ready_file(args.ready_file.as_deref())?;
+    // Before the node is made: a port that is taken must not end the pods that a killed node has left.
+    let host_handles = HostHandles::open(args, &components)?;
     let result = create_node(layout, args.component);
     drop(lock);
-    let result = result.and_then(|()| enter_and_run(layout, args, &components));
+    let result = result.and_then(|()| enter_and_run(layout, args, host_handles, &components));
     if args.component.is_some() {
         return result;
     }
     let removal = NodeManager::destroy(layout)
         .context("the node is left half removed; `rouse down` tries again");
     join_errors(result, removal)
+}
+
+/// Removes the ready file of an earlier run, which would show a node as ready that is not.
+fn remove_ready_file(file: Option<&Path>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", file.display())),
+    }
 }
 
 /// Returns the errors of both the run of a node and its removal.
@@ -159,18 +171,12 @@ fn check_not_running(layout: &NodeLayout, component: Option<NodeComponent>) -> R
 fn enter_and_run(
     layout: &NodeLayout,
     args: &NodeUpArgs,
+    host_handles: HostHandles,
     components: &[NodeComponent],
 ) -> Result<()> {
-    // Sockets and the namespace of the host are opened before this process leaves the host's network.
-    let host = net::current_namespace()?;
-    let gateway = components
-        .contains(&NodeComponent::Activator)
-        .then(|| bind_gateway(args.gateway))
-        .transpose()?;
     // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
     NodeManager::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let host_handles = HostHandles { host_namespace: Some(host), gateway };
     runtime.block_on(async {
         let running = RunningComponents::start(layout, args, host_handles, components)?;
         running.run_until_stopped(layout, args.ready_file.as_deref()).await
@@ -189,6 +195,17 @@ fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
 struct HostHandles {
     host_namespace: Option<OwnedFd>,
     gateway: Option<TcpListener>,
+}
+
+impl HostHandles {
+    /// Opens the handles that these components need, in the host's network.
+    fn open(args: &NodeUpArgs, components: &[NodeComponent]) -> Result<Self> {
+        let gateway = components
+            .contains(&NodeComponent::Activator)
+            .then(|| bind_gateway(args.gateway))
+            .transpose()?;
+        Ok(Self { host_namespace: Some(net::current_namespace()?), gateway })
+    }
 }
 
 /// Components that run in this process.
@@ -361,7 +378,11 @@ impl RunningComponents {
                 ended = self.tasks.join_next() => break ended.map(task_result),
                 _ = interrupt.recv() => break None,
                 _ = terminate.recv() => break None,
-                ready = &mut announce, if !announced => { ready?; announced = true; }
+                ready = &mut announce, if !announced => match ready {
+                    Ok(()) => announced = true,
+                    // The components end in order all the same.
+                    Err(error) => break Some(Err(error)),
+                },
             }
         };
         info!(node = layout.name(), "node stops");
@@ -436,7 +457,8 @@ async fn announce_ready(
         std::fs::write(file, "ready\n")
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    writeln!(std::io::stdout(), "node {node} is ready")?;
+    // The node needs no reader: its terminal or pipe may be closed.
+    let _ = writeln!(std::io::stdout(), "node {node} is ready");
     Ok(())
 }
 
@@ -459,6 +481,17 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+
+    #[test]
+    fn the_ready_file_of_an_earlier_run_is_removed() {
+        let file = std::env::temp_dir().join(format!("rouse-ready-{}", std::process::id()));
+        std::fs::write(&file, "ready\n").unwrap();
+        remove_ready_file(Some(&file)).unwrap();
+        assert!(!file.exists());
+        remove_ready_file(Some(&file)).unwrap();
+        let error = remove_ready_file(Some(Path::new("/proc/version"))).unwrap_err();
+        assert_eq!(error.to_string(), "cannot remove /proc/version");
+    }
 
     #[test]
     fn a_failed_removal_does_not_hide_why_the_node_ended() {

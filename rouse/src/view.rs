@@ -151,6 +151,7 @@ pub(crate) fn format_age(stamp: &Value, now: Timestamp) -> String {
     let Some(then) = then else { return "<unknown>".to_owned() };
     let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let years = days / 365;
     let with_rest = |big: i64, unit: &str, rest: i64, small: &str| match rest {
         0 => format!("{big}{unit}"),
         rest => format!("{big}{unit}{rest}{small}"),
@@ -163,7 +164,9 @@ pub(crate) fn format_age(stamp: &Value, now: Timestamp) -> String {
         () if hours < 8 => with_rest(hours, "h", minutes % 60, "m"),
         () if hours < 48 => format!("{hours}h"),
         () if days < 8 => with_rest(days, "d", hours % 24, "h"),
-        () => format!("{days}d"),
+        () if years < 2 => format!("{days}d"),
+        () if years < 8 => with_rest(years, "y", days % 365, "d"),
+        () => format!("{years}y"),
     }
 }
 
@@ -189,6 +192,10 @@ mod tests {
             ("2026-11-20T12:00:00Z", "24h"),
             ("2026-11-18T10:00:00Z", "3d2h"),
             ("2026-10-01T12:00:00Z", "51d"),
+            ("2024-11-22T12:00:00Z", "729d"),
+            ("2024-11-21T12:00:00Z", "2y"),
+            ("2023-11-21T12:00:00Z", "3y1d"),
+            ("2016-11-21T12:00:00Z", "10y"),
             ("2026-11-21T12:00:09Z", "0s"),
         ] {
             assert_eq!(format_age(&json!(then), now), expected, "{then}");

@@ -178,8 +178,9 @@ spec:
 
     /// Waits until every flood has `count` further responses.
     pub(crate) fn wait_progress(&self, floods: &[FloodProcess], count: u64) {
-        for flood in floods {
-            let target = flood.answered() + count;
+        // All targets at first: the floods proceed at the same time.
+        let targets: Vec<u64> = floods.iter().map(|flood| flood.answered() + count).collect();
+        for (flood, target) in floods.iter().zip(targets) {
             self.rouse.cluster.wait("responses", || (flood.answered() >= target).then_some(()));
         }
     }

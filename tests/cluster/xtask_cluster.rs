@@ -142,7 +142,7 @@ fn no_packet_leaves_the_cluster() {
 }
 
 #[test]
-fn a_node_agent_sees_its_own_nodes_cgroups_and_bpf_file_system() {
+fn a_node_agent_sees_its_own_nodes_cgroups_and_a_bpf_file_system() {
     let cluster = TestCluster::from_environment();
     let namespace = TestNamespace::new(&cluster, "agent-view");
     let name = &namespace.name;

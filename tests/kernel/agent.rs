@@ -1,7 +1,8 @@
 //! Shell: the agent as a process, between a fake controller and autoscaler that only receive, with a real pod.
 //!
-//! Every test has its own network namespaces (one for the node, one for the pod), cgroup and bpf filesystem. Agent
-//! and pod are this program again, in a role that the environment names.
+//! Every test has a pod of its own. Most have a node of their own too, with network namespaces (one for the node, one
+//! for the pod), cgroup and bpf filesystem; the others share one, with its agent. Agent and pod are this program again,
+//! in a role that the environment names.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -46,6 +47,8 @@ const ROLE: &str = "ROUSE_TEST_ROLE";
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Variable with the bytes that a client sends.
 const SENDS_VARIABLE: &str = "ROUSE_TEST_SENDS";
+/// Timeout of the revision's requests, unless a test sets another one.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 const ADDRESS: &str = "10.77.0.2:8080";
 /// Beginning of the metrics line that counts passed probes.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
@@ -157,6 +160,8 @@ struct AgentFixture {
     cgroup: PathBuf,
     /// Path of the pods' cgroups below the test's cgroup.
     pods_cgroup: &'static str,
+    /// Number of the present pod, of which there is one at a time.
+    pod_number: u32,
     /// Timeout of the revision's requests.
     request_timeout: Duration,
     routes: Outbox<RouteKey, RouteChange>,
@@ -213,7 +218,8 @@ impl AgentFixture {
             folder,
             cgroup,
             pods_cgroup,
-            request_timeout: Duration::from_secs(300),
+            pod_number: 1,
+            request_timeout: REQUEST_TIMEOUT,
             routes,
             reports,
             usages,
@@ -223,6 +229,15 @@ impl AgentFixture {
             pod: None,
             _servers: servers,
         }
+    }
+
+    fn pod_uid(&self) -> String {
+        format!("uid-{}", self.pod_number)
+    }
+
+    /// Path of the pod's cgroup, with one of its container below it.
+    fn pod_cgroup(&self) -> PathBuf {
+        self.cgroup.join(self.pods_cgroup).join(format!("pod{}", self.pod_uid()))
     }
 
     /// Puts the pod into the RouteTable.
@@ -259,23 +274,32 @@ impl AgentFixture {
             kubelet_ready: false,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
-            ..fixtures::pod("uid-1", &name, phase)
+            ..fixtures::pod(&self.pod_uid(), &name, phase)
         };
         self.routes.set(RouteKey::Revision(name), RouteChange::Revision(revision));
         self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
 
-    /// Starts the agent without waiting for its programs.
-    fn spawn_agent(&mut self) {
+    fn agent_command(&self) -> Command {
         let mut command = self.role_command("agent", "n");
         command.envs(self.agent_environment());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
-        self.agent = Some(command.spawn().expect("nsenter"));
+        command
+    }
+
+    /// Starts the agent without waiting for its programs.
+    fn spawn_agent(&mut self) {
+        self.agent = Some(self.agent_command().spawn().expect("nsenter"));
     }
 
     fn start_agent(&mut self) {
         self.spawn_agent();
+        self.wait_attached();
+    }
+
+    /// Waits until the agent has attached its programs, or has ended.
+    fn wait_attached(&mut self) {
         let agent = self.agent.as_mut().expect("launched");
         // On kernels without cookies in sock_ops (before 5.15), sockets that listen before the programs are not
         // counted.
@@ -320,22 +344,27 @@ impl AgentFixture {
 
     /// Starts the pod's process as a runtime does: on the node, first in its cgroup, then in its namespace.
     fn start_pod(&mut self) {
-        let child = self.spawn_in_cgroup("pod", &format!("{}/poduid-1/main", self.pods_cgroup));
-        self.pod = Some(child);
+        self.pod = Some(self.spawn_in_pod("pod"));
     }
 
-    fn spawn_in_cgroup(&self, role: &str, cgroup: &str) -> Child {
-        self.process_command(role, cgroup).spawn().expect("sh")
+    /// Starts a process of the pod's container.
+    fn spawn_in_pod(&self, role: &str) -> Child {
+        self.pod_command(role).spawn().expect("sh")
     }
 
-    fn process_command(&self, role: &str, cgroup: &str) -> Command {
+    fn pod_command(&self, role: &str) -> Command {
+        self.process_command(role, &self.pod_cgroup().join("main"))
+    }
+
+    /// Returns the command of a process in this cgroup and the pod's network namespace.
+    fn process_command(&self, role: &str, cgroup: &Path) -> Command {
         let entering = self.role_command(role, "p");
         let args = entering
             .get_args()
             .map(|word| word.to_str().expect("text"))
             .collect::<Vec<_>>()
             .join(" ");
-        let procs = self.cgroup.join(cgroup).join("cgroup.procs");
+        let procs = cgroup.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {args}", procs.display());
         // The starting namespace matters: a process in a pod's cgroup and in a foreign namespace would be taken for
         // the pod, with the listeners of that namespace.
@@ -374,9 +403,9 @@ impl AgentFixture {
         description: &str,
         is_done: impl Fn(&PodObservation) -> bool,
     ) -> PodObservation {
-        let deadline = Instant::now() + WAIT_TIMEOUT;
+        let (uid, deadline) = (self.pod_uid(), Instant::now() + WAIT_TIMEOUT);
         loop {
-            if let Some(pod) = self.pods.get("uid-1").filter(|pod| is_done(pod)) {
+            if let Some(pod) = self.pods.get(&uid).filter(|pod| is_done(pod)) {
                 return pod.clone();
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -394,9 +423,9 @@ impl AgentFixture {
         description: &str,
         is_done: impl Fn(&UsageSample) -> bool,
     ) -> UsageSample {
-        let deadline = Instant::now() + WAIT_TIMEOUT;
+        let (uid, deadline) = (self.pod_uid(), Instant::now() + WAIT_TIMEOUT);
         loop {
-            if let Some(sample) = self.totals.get("uid-1").filter(|sample| is_done(sample)) {
+            if let Some(sample) = self.totals.get(&uid).filter(|sample| is_done(sample)) {
                 return sample.clone();
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -430,9 +459,19 @@ impl AgentFixture {
         http_get(&format!("{}-{namespace}", self.name), address, path)
     }
 
-    /// Waits until at least `count` probes have passed.
-    fn wait_probes(&self, count: u64) {
-        self.wait_metric(PROBES_PASSED, count);
+    /// Waits until the agent shows its metrics. Returns the value of the one that begins with `line`, or 0 if it has
+    /// none yet.
+    fn metric_count(&self, line: &str) -> u64 {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
+            if page.starts_with("HTTP/1.1 200") {
+                let counted = page.lines().find_map(|it| it.strip_prefix(line));
+                return counted.map_or(0, |text| text.trim().parse().expect("a number"));
+            }
+            assert!(Instant::now() < deadline, "no metrics: {page}");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Waits until the metric that begins with `line` is at least `count`.
@@ -577,5 +616,6 @@ mod overdue_requests;
 mod pod_reports;
 mod revision_metrics;
 mod service_events;
+pub(crate) mod shared_agent;
 mod stale_connections;
 mod unreachable_routes;

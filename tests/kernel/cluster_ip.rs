@@ -20,7 +20,10 @@ use common::{
 };
 use datapath::abi::{self, AffinityKey, AffinityValue};
 
-use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT};
+use crate::{
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture},
+    scripted_process::{ScriptedProcess, parse_counts},
+};
 
 const ECONNREFUSED: i32 = 111;
 /// Result of a connect to a ClusterIP that goes on unchanged, by the fixture's route.
@@ -32,20 +35,20 @@ const AFFINITY: Duration = Duration::from_secs(3_600);
 
 /// A Service with these pods as its endpoints.
 struct ClusterIpFixture {
-    kernel: KernelFixture,
+    /// Dropped before `kernel`, whose cgroups must hold no process then.
+    _servers: Vec<ScriptedProcess>,
+    kernel: SharedKernelFixture,
     clients: [NetnsFixture; 2],
     pods: Vec<NetnsFixture>,
-    /// Kept, as they serve.
-    _servers: Vec<crate::scripted_process::ScriptedProcess>,
 }
 
 impl ClusterIpFixture {
     fn new(pod_count: usize, affinity_timeout: Option<Duration>) -> Self {
-        Self::with_kernel(KernelFixture::new(), pod_count, affinity_timeout)
+        Self::with_kernel(SharedKernelFixture::new(), pod_count, affinity_timeout)
     }
 
     fn with_kernel(
-        mut kernel: KernelFixture,
+        mut kernel: SharedKernelFixture,
         pod_count: usize,
         affinity_timeout: Option<Duration>,
     ) -> Self {
@@ -59,7 +62,7 @@ impl ClusterIpFixture {
         };
         let servers = pods.iter().map(serve).collect();
         let service = observed_service(CLUSTER_IP, affinity_timeout);
-        let mut fixture = Self { kernel, clients, pods, _servers: servers };
+        let mut fixture = Self { _servers: servers, kernel, clients, pods };
         let mut changes = ClusterResource::ALL.map(ClusterChange::ListBegun).to_vec();
         changes.push(ClusterChange::Service(service_name(), Some(service)));
         changes.extend(ClusterResource::ALL.map(ClusterChange::ListCompleted));
@@ -82,7 +85,15 @@ impl ClusterIpFixture {
         process.expect_step(&format!("hammer {CLUSTER_IP}:80 {count}"))
     }
 
-    /// Entries of clients that keep a backend.
+    /// Backends that this test's clients keep.
+    fn own_kept_backends(&self) -> Vec<(AffinityKey, AffinityValue)> {
+        let cookies = self.clients.each_ref().map(|client| client.cookie);
+        let kept = self.kept_backends();
+        let entries = kept.iter().map(|entry| entry.expect("readable"));
+        entries.filter(|(key, _)| cookies.contains(&key.netns_cookie)).collect()
+    }
+
+    /// Backends that clients keep, also those of other tests.
     fn kept_backends(&self) -> HashMap<MapData, AffinityKey, AffinityValue> {
         let pin = self.kernel.paths().pins().join(abi::maps::AFFINITY);
         let map = Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"));
@@ -144,17 +155,14 @@ fn service_name() -> NamespacedName {
 #[test]
 fn connects_are_spread_at_random_and_show_the_cluster_ip() {
     let fixture = ClusterIpFixture::new(3, None);
-    let counts = fixture.connect(0, 300);
+    let reply = fixture.connect(0, 300);
     // Of 300 picks of three, fewer than 50 for one are less likely than one in a billion.
-    let counts: Vec<u32> = counts
-        .split(' ')
-        .map(|it| it.split_once('=').expect("a count").1.parse().unwrap())
-        .collect();
-    assert!(counts.len() == 3 && counts.iter().all(|&it| it >= 50), "{counts:?}");
+    let counts = parse_counts(&reply);
+    assert!(counts.len() == 3 && counts.values().all(|&it| it >= 50), "{counts:?}");
     let mut client = fixture.clients[0].start_process();
     let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
     assert!(reply.ends_with(&format!(" {CLUSTER_IP}:80")), "{reply}");
-    assert_eq!(fixture.kept_backends().iter().count(), 0, "none keeps a backend");
+    assert!(fixture.own_kept_backends().is_empty(), "none keeps a backend");
 }
 
 #[test]
@@ -194,9 +202,7 @@ fn each_network_namespace_is_a_client_of_its_own_until_its_timeout() {
     let fixture = ClusterIpFixture::new(2, Some(AFFINITY));
     let [first, other] = [0, 1].map(|client| fixture.connect(client, 10));
     assert!(!first.contains(' ') && !other.contains(' '), "{first}, {other}");
-    let mut kept = fixture.kept_backends();
-    let entries: Vec<(AffinityKey, AffinityValue)> =
-        kept.iter().map(|entry| entry.expect("readable")).collect();
+    let (mut kept, entries) = (fixture.kept_backends(), fixture.own_kept_backends());
     let mut cookies: Vec<u64> = entries.iter().map(|(key, _)| key.netns_cookie).collect();
     cookies.sort_unstable();
     let mut expected = fixture.clients.each_ref().map(|it| it.cookie).to_vec();
@@ -217,7 +223,8 @@ fn each_network_namespace_is_a_client_of_its_own_until_its_timeout() {
 
 #[test]
 fn more_clients_than_are_remembered_still_get_an_endpoint() {
-    let fixture = ClusterIpFixture::new(1, Some(AFFINITY));
+    let kernel = SharedKernelFixture::exclusive();
+    let fixture = ClusterIpFixture::with_kernel(kernel, 1, Some(AFFINITY));
     let name = format!("pod{}", fixture.pods[0].number);
     let mut kept = fixture.kept_backends();
     for netns_cookie in 1 << 60..(1 << 60) + u64::from(abi::AFFINITY_MAX) + 100 {

@@ -10,7 +10,8 @@ use std::{
 
 use agent::{
     config::ClusterIpMode,
-    kernel::programs::EbpfPrograms,
+    kernel::{maps::KernelMaps, programs::EbpfPrograms},
+    map_sizes::MapSizes,
     paths::AgentPaths,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
@@ -25,9 +26,9 @@ use common::{
 use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, command_in},
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in},
     program_replacement::load_next_abi,
-    scripted_process::ScriptedProcess,
+    scripted_process::{ScriptedProcess, parse_counts},
     udp_process,
 };
 
@@ -39,16 +40,23 @@ const PORT: u16 = 53;
 
 /// Pods that answer datagrams, and Services with some of them as endpoints.
 struct ClusterUdpFixture {
-    kernel: KernelFixture,
+    /// Dropped before `kernel`, whose cgroups must hold no process then.
+    _servers: Vec<ScriptedProcess>,
+    kernel: SharedKernelFixture,
     client: NetnsFixture,
     pods: Vec<NetnsFixture>,
-    /// Kept, as they serve.
-    _servers: Vec<ScriptedProcess>,
 }
 
 impl ClusterUdpFixture {
     fn new(pod_count: usize) -> Self {
-        let mut kernel = KernelFixture::new();
+        Self::with_kernel(SharedKernelFixture::new(), pod_count)
+    }
+
+    fn exclusive(pod_count: usize) -> Self {
+        Self::with_kernel(SharedKernelFixture::exclusive(), pod_count)
+    }
+
+    fn with_kernel(mut kernel: SharedKernelFixture, pod_count: usize) -> Self {
         kernel.serve_cluster_services(ClusterIpMode::All);
         let client = kernel.add_client();
         let pods: Vec<_> = (0..pod_count).map(|_| kernel.add_pod()).collect();
@@ -60,7 +68,7 @@ impl ClusterUdpFixture {
             server
         };
         let servers = pods.iter().enumerate().map(serve).collect();
-        let mut fixture = Self { kernel, client, pods, _servers: servers };
+        let mut fixture = Self { _servers: servers, kernel, client, pods };
         let begin = ClusterResource::ALL.map(ClusterChange::ListBegun);
         let end = ClusterResource::ALL.map(ClusterChange::ListCompleted);
         fixture.kernel.observe_cluster([begin, end].concat());
@@ -161,10 +169,10 @@ fn service_name(number: u8) -> NamespacedName {
 }
 
 /// Returns the only name in counts of answers.
-fn only_name(counts: &str) -> &str {
-    let (name, _) = counts.split_once('=').expect("a count");
-    assert!(!counts.contains(' '), "one endpoint: {counts}");
-    name
+fn only_name(reply: &str) -> &str {
+    let counts = parse_counts(reply);
+    assert_eq!(counts.len(), 1, "one endpoint: {reply}");
+    counts.into_keys().next().expect("it is one")
 }
 
 #[test]
@@ -207,13 +215,10 @@ fn sockets_are_spread_at_random_and_each_keeps_its_endpoint() {
     fixture.add_service(9, &[0, 1, 2]);
     let mut client = fixture.start_client();
     for kind in ["connected", "unconnected"] {
-        let counts = client.expect_step(&format!("{kind} 10.96.0.9:53 300"));
+        let reply = client.expect_step(&format!("{kind} 10.96.0.9:53 300"));
         // Of 300 picks of three, fewer than 50 for one are less likely than one in a billion.
-        let numbers: Vec<u32> = counts
-            .split(' ')
-            .map(|it| it.split_once('=').expect("a count").1.parse().expect("a number"))
-            .collect();
-        assert!(numbers.len() == 3 && numbers.iter().all(|&it| it >= 50), "{kind}: {counts}");
+        let counts = parse_counts(&reply);
+        assert!(counts.len() == 3 && counts.values().all(|&it| it >= 50), "{kind}: {reply}");
     }
     client.expect_step("open4");
     let answers: BTreeSet<String> =
@@ -394,6 +399,11 @@ fn tcp_and_udp_of_one_port_have_endpoints_of_their_own() {
 #[test]
 fn sockets_leave_nothing_behind_and_count_as_no_connection() {
     let mut fixture = ClusterUdpFixture::new(1);
+    let words = |fixture: &ClusterUdpFixture| {
+        let words = [abi::CONTROL_OVERFLOW, abi::CONTROL_UNTRACKED];
+        words.map(|word| fixture.kernel.maps.control_word(word))
+    };
+    let words_before = words(&fixture);
     fixture.add_service(9, &[0]);
     let mut client = fixture.start_client();
     for step in ["connect 10.96.0.9:53", "ask", "open4", "ask 10.96.0.9:53", "connect [fd96::9]:53"]
@@ -407,9 +417,7 @@ fn sockets_leave_nothing_behind_and_count_as_no_connection() {
     let claims: Array<MapData, u64> =
         Map::Array(fixture.pinned_map(abi::maps::CLAIMS)).try_into().expect("words");
     let claimed = claims.iter().filter(|it| *it.as_ref().expect("readable") != 0).count();
-    let words = [abi::CONTROL_OVERFLOW, abi::CONTROL_UNTRACKED];
-    let words = words.map(|word| fixture.kernel.maps.control_word(word));
-    assert_eq!((open, claimed, words), (0, 0, [0, 0]));
+    assert_eq!((open, claimed, words(&fixture)), (0, 0, words_before));
     client.expect_step("drop");
     assert_eq!(fixture.sockets(), 0);
     client.expect_step("connect 10.96.0.9:53");
@@ -430,7 +438,7 @@ fn a_client_keeps_its_endpoint_for_the_affinity_timeout() {
 
 #[test]
 fn more_sockets_than_are_remembered_still_get_an_answer() {
-    let mut fixture = ClusterUdpFixture::new(2);
+    let mut fixture = ClusterUdpFixture::exclusive(2);
     fixture.add_service(9, &[0, 1]);
     let mut client = fixture.start_client();
     client.expect_step("open4");
@@ -454,7 +462,7 @@ fn more_sockets_than_are_remembered_still_get_an_answer() {
 
 #[test]
 fn a_socket_that_finds_no_room_is_left_to_kube_proxy() {
-    let mut fixture = ClusterUdpFixture::new(1);
+    let mut fixture = ClusterUdpFixture::exclusive(1);
     fixture.add_service(9, &[0]);
     let mut sockets: HashMap<MapData, u64, UdpSocket> =
         Map::HashMap(fixture.pinned_map(abi::maps::UDP_SOCKETS)).try_into().expect("a hash");
@@ -529,7 +537,7 @@ fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
 /// The programs of the next version follow tables of their own, which are empty here.
 #[test]
 fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
-    let mut fixture = ClusterUdpFixture::new(1);
+    let mut fixture = ClusterUdpFixture::exclusive(1);
     fixture.add_service(9, &[0]);
     let mut client = fixture.start_client();
     client.expect_step("connect 10.96.0.9:53");
@@ -551,10 +559,37 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
     fixture.kernel.programs = Some(programs);
 }
 
+/// The new tables are empty here, so that only the copied entry leads the datagram.
+#[test]
+fn a_socket_from_before_a_change_of_map_sizes_may_name_its_cluster_ip() {
+    let mut fixture = ClusterUdpFixture::new(1);
+    fixture.add_service(9, &[0]);
+    let mut client = fixture.start_client();
+    for step in ["open4", "ask 10.96.0.9:53", "connect 10.96.0.9:53"] {
+        client.expect_step(step);
+    }
+    let map_sizes = MapSizes { backends: 512, ..MapSizes::default() };
+    let paths = AgentPaths { map_sizes, ..fixture.kernel.paths().clone() };
+    drop(fixture.kernel.programs.take());
+    let mut programs = EbpfPrograms::load(paths).expect("the kernel takes them");
+    programs.take_over().expect("writable");
+    programs.retire_previous().expect("writable");
+    for step in ["ask", "ask 10.96.0.9:53"] {
+        assert_eq!(client.expect_step(step), "pod0 10.96.0.9:53");
+    }
+    assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
+    let maps = KernelMaps::open(&programs.pins()).expect("they are pinned");
+    assert_eq!(maps.control_word(abi::CONTROL_UDP_SOCKETS), 1, "the connected one");
+    client.expect_step("drop");
+    assert_eq!(maps.control_word(abi::CONTROL_UDP_SOCKETS), 0);
+    assert_eq!(programs.remove_outlived_pins(), 0);
+    fixture.kernel.programs = Some(programs);
+}
+
 /// As with an agent whose mode selects no Services of the cluster any more: its clients are the pods only.
 #[test]
 fn a_socket_outside_of_a_narrower_cgroup_of_clients_sees_the_cluster_ip_until_it_closes() {
-    let mut fixture = ClusterUdpFixture::new(1);
+    let mut fixture = ClusterUdpFixture::exclusive(1);
     fixture.add_service(9, &[0]);
     let mut client = fixture.start_client();
     client.expect_step("connect 10.96.0.9:53");

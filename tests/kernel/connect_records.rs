@@ -6,7 +6,7 @@ use common::wire::ConnectionPath;
 use datapath::abi::{self, maps};
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT},
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture},
     scripted_process::ScriptedProcess,
 };
 
@@ -16,17 +16,19 @@ const ECONNREFUSED: i32 = 111;
 
 /// A client, a service 1 whose pod responds, and a service 2 whose pod refuses.
 struct ClientConnectFixture {
-    kernel: KernelFixture,
+    /// Dropped before `kernel`, whose cgroups must hold no process then.
     client: ScriptedProcess,
-    pods: [NetnsFixture; 2],
     _server: ScriptedProcess,
+    kernel: SharedKernelFixture,
+    pods: [NetnsFixture; 2],
     claims: Array<MapData, u64>,
     records: Array<MapData, abi::ConnectRecord>,
+    are_rows_filled: bool,
 }
 
 impl ClientConnectFixture {
     fn new() -> Self {
-        let mut kernel = KernelFixture::new();
+        let mut kernel = SharedKernelFixture::new();
         let (client, pods) = (kernel.add_client(), [kernel.add_pod(), kernel.add_pod()]);
         let mut server = pods[0].start_process();
         server.expect_step(&format!("listen [::]:{SERVING_PORT} one"));
@@ -41,13 +43,26 @@ impl ClientConnectFixture {
         };
         let claims = Array::try_from(pinned_map(maps::CLAIMS)).expect("an array of words");
         let records = Array::try_from(pinned_map(maps::CLIENTS)).expect("an array of records");
-        Self { client: client.start_process(), kernel, pods, _server: server, claims, records }
+        Self {
+            client: client.start_process(),
+            _server: server,
+            kernel,
+            pods,
+            claims,
+            records,
+            are_rows_filled: false,
+        }
     }
 
     /// Marks every row as taken, so that sockets use socket storage.
     fn fill_rows(&mut self) {
+        self.set_claims(1);
+        self.are_rows_filled = true;
+    }
+
+    fn set_claims(&mut self, claim: u64) {
         for row in 0..abi::CLIENTS_MAX {
-            self.claims.set(row, 1, 0).expect("inside the array");
+            self.claims.set(row, claim, 0).expect("inside the array");
         }
     }
 
@@ -85,6 +100,15 @@ impl ClientConnectFixture {
     }
 }
 
+impl Drop for ClientConnectFixture {
+    fn drop(&mut self) {
+        // Later tests use the same rows; after a failure they get other ones.
+        if self.are_rows_filled && !std::thread::panicking() {
+            self.set_claims(0);
+        }
+    }
+}
+
 #[test]
 fn a_connected_socket_has_one_row_until_it_closes() {
     let mut fixture = ClientConnectFixture::new();
@@ -107,6 +131,7 @@ fn a_connected_socket_has_one_row_until_it_closes() {
 #[test]
 fn more_sockets_than_rows_come_and_go_without_a_trace() {
     let mut fixture = ClientConnectFixture::new();
+    let untracked = fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED);
     let count = abi::CLIENTS_MAX + 100;
     let reply = fixture.client.expect_step(&format!("hammer 10.96.0.1:80 {count}"));
     assert_eq!(reply, format!("one={count}"));
@@ -114,7 +139,7 @@ fn more_sockets_than_rows_come_and_go_without_a_trace() {
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
         ([0, 0], 0, 0)
     );
-    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), 0);
+    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), untracked);
 }
 
 #[test]
@@ -225,12 +250,13 @@ fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
 #[test]
 fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
     let mut fixture = ClientConnectFixture::new();
+    let untracked = fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED);
     match fixture.client.run_step("mptcp 10.96.0.1:80") {
         // This kernel has no MPTCP, or it is disabled.
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
         reply => assert!(reply.expect("it connects").starts_with("one ")),
     }
-    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), 1);
+    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), untracked + 1);
     fixture.client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

@@ -4,7 +4,7 @@
 //! removed when the next fixture is made.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::UdpSocket,
     ops::{Deref, DerefMut},
@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, Once, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -20,6 +20,7 @@ use std::{
 use agent::{
     config::ClusterIpMode,
     kernel::{
+        locked_close::LockedCloser,
         map_op::KernelPodIds,
         maps::KernelMaps,
         netns_cookies::NetnsCookies,
@@ -41,14 +42,20 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{scripted_process::ScriptedProcess, sys};
 
-const PREFIX: &str = "rouse-kernel-";
+const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
+
+/// Ends an agent that no test uses at the moment, so that it does not run beside all later tests; set by the first test
+/// that leaves one.
+pub(crate) static BEFORE_LOAD: OnceLock<fn()> = OnceLock::new();
 
 pub(crate) struct KernelFixture {
     name: String,
     paths: AgentPaths,
     pub(crate) programs: Option<EbpfPrograms>,
+    /// Closer of connections; `None` on kernels without support.
+    pub(crate) locked_closer: Option<LockedCloser>,
     pub(crate) maps: KernelMaps,
     pub(crate) table: RouteTable,
     /// RouteTable as last passed to the planner.
@@ -81,7 +88,9 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 /// A fixture that tests use one after the other: loading takes longer than most of them, and on a node the programs
 /// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
-/// For tests that inspect only objects of their own namespaces, and do not replace the programs.
+/// For tests that inspect only objects of their own namespaces, changes of counters, and gauges that are 0 at rest. A
+/// test may load the same programs again, and change lists in the maps. It must not fill maps, or replace programs or
+/// maps by others: such a test has a fixture alone.
 pub(crate) struct SharedKernelFixture {
     fixture: Option<KernelFixture>,
     /// True if one test alone uses this fixture.
@@ -121,13 +130,14 @@ impl DerefMut for SharedKernelFixture {
 
 impl Drop for SharedKernelFixture {
     fn drop(&mut self) {
+        static AT_EXIT: Once = Once::new();
         let Some(mut fixture) = self.fixture.take() else { return };
         // After a failure the next test gets a new fixture.
         if self.is_exclusive || std::thread::panicking() || fixture.last_netns > MAX_NETNS {
             return;
         }
         fixture.remove_all();
-        sys::at_exit(|| drop(lock_idle_fixture().take()));
+        AT_EXIT.call_once(|| sys::at_exit(|| drop(lock_idle_fixture().take())));
         *lock_idle_fixture() = Some(fixture);
     }
 }
@@ -160,6 +170,9 @@ impl KernelFixture {
     pub(crate) fn with_programs(
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
+        if let Some(end_idle_agent) = BEFORE_LOAD.get() {
+            end_idle_agent();
+        }
         let (paths, guard) = create_cgroups();
         let name = guard.0.clone();
         create_node(&name);
@@ -186,14 +199,16 @@ impl KernelFixture {
         paths: AgentPaths,
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
-        let programs =
+        let mut programs =
             load(paths.clone()).unwrap_or_else(|error| panic!("{}", error_chain(&error)));
+        let locked_closer = programs.take_locked_closer();
         let maps = KernelMaps::open(&programs.pins()).expect("the maps are pinned");
         let planner = RoutePlanner::resume(maps.read_routes().expect("readable"), 0);
         Self {
             name,
             paths,
             programs: Some(programs),
+            locked_closer,
             maps,
             table: RouteTable::default(),
             planned_table: RouteTable::default(),
@@ -250,10 +265,15 @@ impl KernelFixture {
         self.pod_ids.insert(pod_uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
-    /// Removes all services and network namespaces, with their processes.
+    /// Removes all services, node addresses and network namespaces, with their processes.
     fn remove_all(&mut self) {
         self.table = RouteTable::default();
+        // Another planner knows no Services of the cluster, and finds in the maps what the test itself has written.
+        let routes = self.maps.read_routes().expect("readable");
+        self.planner = RoutePlanner::resume(routes, self.now_ns);
+        self.planned_table = RouteTable::default();
         self.apply_table();
+        self.maps.set_node_addresses(&BTreeSet::new()).expect("writable");
         for KernelPodIds { cookie, .. } in std::mem::take(&mut self.pod_ids).into_values() {
             self.maps.unregister(cookie).expect("it was registered");
         }
@@ -331,7 +351,7 @@ impl KernelFixture {
         ops.len()
     }
 
-    /// Makes this fixture's node serve Services of the cluster. Not for a fixture that other tests use after this one.
+    /// Makes this fixture's node serve Services of the cluster.
     pub(crate) fn serve_cluster_services(&mut self, mode: ClusterIpMode) {
         self.planner.serve_cluster_services(mode, "here");
     }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use crate::fixture::{KernelFixture, NetnsFixture, in_netns};
+use crate::fixture::{NetnsFixture, SharedKernelFixture, in_netns};
 use agent::{
     kernel::locked_close::{CloseCounts, LockedCloser},
     net::sockdiag::{DiagConnection, SockDiag},
@@ -31,20 +31,28 @@ const CONNECTIONS_TO_CLOSE: u64 = 2_000;
 /// Longest pause of a client before it writes, and of the server before it responds, in µs.
 const PAUSE_US: u64 = 10_000;
 
-/// Makes a fixture with one namespace, and a closer of connections; `None` on kernels without support.
-fn closer_fixture() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
-    let mut fixture = KernelFixture::new();
+/// Makes a fixture with one namespace; `None` on kernels without a closer of connections.
+fn closer_fixture() -> Option<(SharedKernelFixture, NetnsFixture)> {
+    let mut fixture = SharedKernelFixture::new();
     let client_netns = fixture.add_client();
-    let closer = fixture
-        .programs
-        .as_mut()
-        .and_then(agent::kernel::programs::EbpfPrograms::take_locked_closer);
-    let Some(closer) = closer else {
+    if fixture.locked_closer.is_none() {
         let kernel = KernelVersion::current().expect("it has a version");
         assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can close them");
         return None;
-    };
-    Some((fixture, client_netns, closer))
+    }
+    Some((fixture, client_netns))
+}
+
+/// Closer of a fixture that has one.
+fn closer_of(fixture: &mut SharedKernelFixture) -> &mut LockedCloser {
+    fixture.locked_closer.as_mut().expect("the fixture was chosen for it")
+}
+
+/// Closes connections, and returns the numbers of the outcomes.
+fn close(closer: &mut LockedCloser, connections: &[&DiagConnection]) -> CloseCounts {
+    let mut counts = CloseCounts::default();
+    closer.close(connections, &mut counts).expect("as many walks as it takes");
+    counts
 }
 
 /// Creates the two ends of a connection.
@@ -75,35 +83,36 @@ fn find_acknowledged_socket(stream: &TcpStream, bytes: u64) -> DiagConnection {
 
 #[test]
 fn only_a_connection_that_is_as_it_was_listed_is_closed() {
-    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
+    let closer = closer_of(&mut fixture);
     const SPARED: CloseCounts = CloseCounts { closed: 0, spared: 1 };
     const CLOSED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
     in_netns(&client_netns.netns, || {
         let (mut client, mut server) = connected_pair();
         let before = find_socket(&client);
         client.write_all(b"request").expect("an open connection");
-        assert_eq!(closer.close(&[&before]).expect("a walk"), SPARED, "written to");
+        assert_eq!(close(closer, &[&before]), SPARED, "written to");
         server.read_exact(&mut [0; 7]).expect("an open connection");
         let socket = find_acknowledged_socket(&client, 7);
-        assert_eq!(closer.close(&[&socket]).expect("a walk"), SPARED, "not answered");
+        assert_eq!(close(closer, &[&socket]), SPARED, "not answered");
         server.write_all(b"response").expect("an open connection");
-        assert_eq!(closer.close(&[&socket]).expect("a walk"), SPARED, "answered");
+        assert_eq!(close(closer, &[&socket]), SPARED, "answered");
         let answered = find_socket(&client);
-        assert_eq!(closer.close(&[&answered]).expect("a walk"), SPARED, "not read");
+        assert_eq!(close(closer, &[&answered]), SPARED, "not read");
         client.read_exact(&mut [0; 8]).expect("an open connection");
-        assert_eq!(closer.close(&[&answered]).expect("a walk"), CLOSED, "idle");
+        assert_eq!(close(closer, &[&answered]), CLOSED, "idle");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
         let reset = server.read(&mut [0]).expect_err("not even a byte came");
         assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
-        assert_eq!(closer.close(&[&answered]).expect("a walk"), CloseCounts::default(), "gone");
+        assert_eq!(close(closer, &[&answered]), CloseCounts::default(), "gone");
     });
 }
 
 /// Alternative for older kernels, without locks.
 #[test]
 fn without_a_lock_a_connection_is_read_again_and_closed_by_its_address() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let client_netns = fixture.add_client();
     in_netns(&client_netns.netns, || {
         let (mut client, mut server) = connected_pair();
@@ -121,7 +130,8 @@ fn without_a_lock_a_connection_is_read_again_and_closed_by_its_address() {
 
 #[test]
 fn connections_of_both_families_are_closed_and_others_left_alone() {
-    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
+    let closer = closer_of(&mut fixture);
     in_netns(&client_netns.netns, || {
         let listener = TcpListener::bind("[::]:0").expect("a free port");
         let port = listener.local_addr().expect("bound").port();
@@ -129,7 +139,7 @@ fn connections_of_both_families_are_closed_and_others_left_alone() {
         let clients = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"].map(connect);
         let sockets = [0, 1, 2].map(|client: usize| find_socket(&clients[client]));
         let stale: Vec<&DiagConnection> = sockets.iter().collect();
-        assert_eq!(closer.close(&stale).expect("a walk"), CloseCounts { closed: 3, spared: 0 });
+        assert_eq!(close(closer, &stale), CloseCounts { closed: 3, spared: 0 });
         let closed = clients.map(|mut client| client.write(b"x").is_err());
         assert_eq!(closed, [true, true, true, false]);
     });
@@ -139,7 +149,8 @@ fn connections_of_both_families_are_closed_and_others_left_alone() {
 #[test]
 fn more_connections_than_one_walk_takes_are_closed_by_further_walks() {
     const MORE: usize = 40;
-    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
+    let closer = closer_of(&mut fixture);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("up to the hard limit");
     in_netns(&client_netns.netns, || {
@@ -151,7 +162,7 @@ fn more_connections_than_one_walk_takes_are_closed_by_further_walks() {
         let stale: Vec<&DiagConnection> =
             listed.iter().filter(|it| client_ports.contains(&it.local)).collect();
         assert_eq!(stale.len(), count);
-        let closed = closer.close(&stale).expect("as many walks as it takes");
+        let closed = close(closer, &stale);
         assert_eq!(closed, CloseCounts { closed: count as u64, spared: 0 });
     });
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as before");
@@ -159,14 +170,15 @@ fn more_connections_than_one_walk_takes_are_closed_by_further_walks() {
 
 #[test]
 fn a_walk_stays_in_the_namespace_it_began_in() {
-    let Some((mut fixture, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
     let other = fixture.add_client();
+    let closer = closer_of(&mut fixture);
     let (mut client, _server, socket) = in_netns(&client_netns.netns, || {
         let (client, server) = connected_pair();
         let socket = find_socket(&client);
         (client, server, socket)
     });
-    let closed = in_netns(&other.netns, || closer.close(&[&socket]).expect("a walk"));
+    let closed = in_netns(&other.netns, || close(closer, &[&socket]));
     assert_eq!(closed, CloseCounts::default());
     client.write_all(b"x").expect("an open connection");
 }
@@ -282,9 +294,10 @@ fn close_while_clients_write(
 
 #[test]
 fn no_request_that_was_written_is_lost_by_a_close() {
-    let Some((_fixture, client_netns, mut closer)) = closer_fixture() else { return };
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
+    let closer = closer_of(&mut fixture);
     let totals = in_netns(&client_netns.netns, || {
-        close_while_clients_write(|_, sockets| closer.close(sockets).expect("a walk").closed)
+        close_while_clients_write(|_, sockets| close(closer, sockets).closed)
     });
     assert_eq!(totals.lost.load(Relaxed), 0, "requests were written and never answered");
     // A client noticed every close, as an error before a byte was sent.

@@ -8,7 +8,10 @@ use agent::{
 };
 use common::wire::ConnectionPath;
 
-use crate::fixture::{KernelFixture, SERVING_PORT};
+use crate::{
+    fixture::{KernelFixture, SERVING_PORT},
+    scripted_process::parse_counts,
+};
 
 /// Number of programs that an agent attaches to cgroups.
 const CGROUP_PROGRAMS: usize = 14;
@@ -97,9 +100,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     client.send_step("hammer 10.96.0.1:80 2000");
     programs.take_over().unwrap();
     let reply = client.read_reply().expect("no connect failed");
-    let total: u32 =
-        reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
-    assert_eq!(total, 2_000, "{reply}");
+    assert_eq!(parse_counts(&reply).values().sum::<u32>(), 2_000, "{reply}");
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
     programs.retire_previous().unwrap();

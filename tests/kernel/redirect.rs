@@ -18,7 +18,7 @@ use datapath::{
 
 use crate::{
     fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, pod_uid},
-    scripted_process::ScriptedProcess,
+    scripted_process::{ScriptedProcess, parse_counts},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -69,14 +69,15 @@ fn an_unknown_address_is_left_alone() {
 
 #[test]
 fn a_service_of_mode_refuse_is_refused() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let client = fixture.add_client();
     fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
-    let service = *fixture.maps.read_routes().unwrap().frontends.values().next().unwrap();
-    for service in [service, service + 1] {
+    let frontends = fixture.maps.read_routes().unwrap().frontends;
+    assert_eq!(frontends.len(), 2, "one of each family");
+    for service_id in frontends.into_values() {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
-        fixture.maps.apply(&[MapOp::State { service_id: service, state }]).unwrap();
+        fixture.maps.apply(&[MapOp::State { service_id, state }]).unwrap();
     }
     let mut client = client.start_process();
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(ECONNREFUSED));
@@ -231,9 +232,7 @@ fn connect_while_pods_change(ready_count: usize) {
         fixture.apply_table();
     }
     let reply = client.read_reply().expect("no connect failed");
-    let count = |one: &str| -> Option<u32> { one.split_once('=')?.1.parse().ok() };
-    let total: u32 = reply.split(' ').map(|one| count(one).expect("a count")).sum();
-    assert_eq!(total, 3_000, "{reply}");
+    assert_eq!(parse_counts(&reply).values().sum::<u32>(), 3_000, "{reply}");
 }
 
 #[test]
@@ -250,11 +249,12 @@ fn every_connect_under_a_writer_that_edits_lists_reaches_a_pod() {
 /// Two services whose lists change as no agent would change them: freed backends are used by the other service at
 /// once, without a quarantine.
 struct ContendedServicesFixture {
-    kernel: KernelFixture,
+    /// Dropped before `kernel`, whose cgroups must hold no process then.
+    _servers: [ScriptedProcess; 2],
+    kernel: SharedKernelFixture,
     client: NetnsFixture,
     first_pod: NetnsFixture,
     second_pod: NetnsFixture,
-    _servers: [ScriptedProcess; 2],
 }
 
 impl ContendedServicesFixture {
@@ -265,7 +265,7 @@ impl ContendedServicesFixture {
     const OWN_SLOT: u32 = 100_002;
 
     fn new() -> Self {
-        let mut kernel = KernelFixture::new();
+        let mut kernel = SharedKernelFixture::new();
         let (client, first_pod, second_pod) =
             (kernel.add_client(), kernel.add_pod(), kernel.add_pod());
         let mut servers = [first_pod.start_process(), second_pod.start_process()];
@@ -275,7 +275,7 @@ impl ContendedServicesFixture {
         }
         kernel.add_service(1, ConnectionPath::Direct);
         kernel.apply_table();
-        Self { kernel, client, first_pod, second_pod, _servers: servers }
+        Self { _servers: servers, kernel, client, first_pod, second_pod }
     }
 
     fn backend(id: u32, pod: &NetnsFixture, port: u16) -> MapOp {
@@ -346,7 +346,7 @@ fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile
 
 #[test]
 fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, gateway, pod) = (fixture.add_client(), fixture.add_client(), fixture.add_pod());
     let mut servers = [gateway.start_process(), pod.start_process()];
     servers[0].expect_step("listen [::]:20001 activator");

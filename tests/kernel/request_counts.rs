@@ -27,7 +27,7 @@ use nix::{
 };
 
 use self::counting_server::CountingServer;
-use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture};
+use crate::fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture};
 
 /// Number of requests in the test with resets. `ROUSE_COUNT_REQUESTS=10000000` sends ten million in about ten
 /// minutes.
@@ -358,7 +358,7 @@ fn clients_that_reset_at_random_do_not_disturb_the_counts() {
 /// Deferred accept in nginx: a connection's first request arrives at the listening socket.
 #[test]
 fn requests_on_a_deferred_listener_are_counted() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (pod, client) = (fixture.add_pod(), fixture.add_client());
     fixture.register_pod(&pod, 0);
     let nginx = NginxFixture::start(&pod);

@@ -151,6 +151,15 @@ impl Drop for ScriptedProcess {
     }
 }
 
+/// Parses the reply to a step that counts: `NAME=COUNT …`.
+pub(crate) fn parse_counts(reply: &str) -> BTreeMap<&str, u32> {
+    let counts = reply.split_whitespace().map(|word| {
+        let (name, count) = word.split_once('=')?;
+        Some((name, count.parse().ok()?))
+    });
+    counts.collect::<Option<_>>().unwrap_or_else(|| panic!("`{reply}` has no counts"))
+}
+
 #[derive(Default)]
 struct ScriptedSockets {
     listeners: Vec<TcpListener>,

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::fixture::{KernelFixture, NetnsFixture, in_netns};
+use crate::fixture::{KernelFixture, NetnsFixture, SharedKernelFixture, in_netns};
 
 const ECONNREFUSED: i32 = 111;
 
@@ -87,7 +87,7 @@ fn serve_ports(fixture: &mut KernelFixture, netns: &NetnsFixture) {
 
 #[test]
 fn one_listener_serves_the_ports_of_all_services() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
@@ -113,7 +113,7 @@ fn one_listener_serves_the_ports_of_all_services() {
 
 #[test]
 fn other_ports_and_addresses_keep_their_listeners() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
@@ -130,7 +130,7 @@ fn other_ports_and_addresses_keep_their_listeners() {
 
 #[test]
 fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_next() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let address = format!("{}:20001", activator.ipv4());
@@ -149,7 +149,7 @@ fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_nex
 /// Refused addresses make the activator open one listener for each service's port instead.
 #[test]
 fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let activator = fixture.add_client();
     serve_ports(&mut fixture, &activator);
     let map = ports_map(&fixture.paths().bpffs);
@@ -169,7 +169,7 @@ fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
 
 #[test]
 fn the_next_agent_takes_the_program_over_without_a_gap() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
@@ -186,7 +186,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
 
 #[test]
 fn the_program_follows_a_namespace_that_was_recreated() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let activator = fixture.add_client();
     serve_ports(&mut fixture, &activator);
     let programs = fixture.programs.as_ref().expect("the fixture loaded them");

@@ -6,7 +6,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
-    sync::OnceLock,
+    sync::{Mutex, PoisonError},
 };
 
 use io_uring::{
@@ -70,19 +70,22 @@ pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Registers a function to run at the regular end of the process, after all tests. Only the first one is registered.
+/// Registers a function to run at the regular end of the process, after all tests.
 pub(crate) fn at_exit(job: fn()) {
-    static JOB: OnceLock<fn()> = OnceLock::new();
+    static JOBS: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
     extern "C" fn run() {
-        if let Some(job) = JOB.get() {
+        let jobs = std::mem::take(&mut *JOBS.lock().unwrap_or_else(PoisonError::into_inner));
+        for job in jobs {
             // A panic must not unwind through C code.
             let _failed = std::panic::catch_unwind(job);
         }
     }
-    if JOB.set(job).is_ok() {
+    let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    if jobs.is_empty() {
         // SAFETY: the function lives as long as the process.
         unsafe { libc::atexit(run) };
     }
+    jobs.push(job);
 }
 
 /// Takes ownership of a descriptor that another process has just sent.

@@ -17,7 +17,7 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-use crate::fixture::{KernelFixture, create_cgroups};
+use crate::fixture::{SharedKernelFixture, create_cgroups};
 
 /// Half of the verifier's limit: a change of the verifier, or of a program, needs room.
 const MAX_INSTRUCTIONS: u32 = 500_000;
@@ -83,7 +83,8 @@ fn the_log_tells_the_same_count_as_the_kernel() {
 
 #[test]
 fn all_programs_are_in_force_side_by_side() {
-    let mut fixture = KernelFixture::new();
+    let mut shared = SharedKernelFixture::new();
+    let fixture = &mut *shared;
     let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     programs.verify_by_self_test(&mut fixture.maps).expect("it is seen");
     println!("verifier: {} programs loaded together", programs.verified_instructions().len());

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -278,6 +278,22 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
         });
         take_down(&node);
     }
+}
+
+#[test]
+fn a_gateway_port_that_is_taken_removes_nothing_of_a_killed_node() {
+    let node = MultiProcessNode::new("port");
+    node.start(&["node"]);
+    node.kill("node");
+    let namespaces = node.namespaces();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = taken.local_addr().expect("bound").to_string();
+    let output = node.run_rouse(&["up", "--gateway", &address]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("--gateway"), "{message}");
+    assert!(!namespaces.is_empty());
+    assert_eq!(node.namespaces(), namespaces);
+    assert!(!node.pinned_maps().is_empty());
 }
 
 #[test]

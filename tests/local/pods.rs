@@ -1,7 +1,9 @@
 //! Pods on a local node: started, watched, restarted, stopped.
 
+use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -278,6 +280,37 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
 }
 
 #[test]
+fn a_container_may_have_the_name_of_a_file_that_all_containers_share() {
+    let mut node = TestNode::new("names");
+    let named = |name: &str| json!({ "container": { "name": name } });
+    let names = ["hosts", "hostname", "etc"];
+    node.set_pods(names.map(|name| pod_spec(name, &["listen=80"], named(name))));
+    for name in names {
+        node.wait_pod("a running pod", name, |pod| pod.phase == PodRunPhase::Running);
+    }
+}
+
+#[test]
+fn a_process_that_outlives_its_container_does_not_keep_the_cgroup() {
+    let mut node = TestNode::new("stray");
+    node.set_pods([pod_spec("a", &["polite", "say=runs", "wait"], json!({}))]);
+    node.wait_log("pod-a", "runs\n");
+    let mounts = CgroupMounts::find().expect("cgroup v2");
+    let mut stray = Command::new("sleep").arg("600").spawn().expect("a process");
+    let procs = node.layout.container_cgroup(&mounts.v2, "a", "web").join("cgroup.procs");
+    fs::write(procs, stray.id().to_string()).expect("root");
+    node.set_pods([]);
+    node.wait_pod("the pod gone", "a", |pod| pod.phase == PodRunPhase::Removed);
+    let is_left = node.layout.pod_cgroup(&mounts.v2, "a").exists();
+    if is_left {
+        stray.kill().expect("our own process");
+    }
+    // The node may have reaped it: its processes are children of this process.
+    let _reaped = stray.wait();
+    assert!(!is_left, "a cgroup without a pod");
+}
+
+#[test]
 fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let node = TestNode::new("files");
     let extra = json!({
@@ -300,6 +333,38 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn a_sub_path_is_mounted_alone_and_never_from_outside_of_its_volume() {
+    let mut node = TestNode::new("subpath");
+    let mounts = json!([
+        { "name": "s", "mountPath": "/whole" },
+        { "name": "s", "mountPath": "/part", "subPath": "a/b" },
+        { "name": "s", "mountPath": "/file", "subPath": "a/b/x" },
+    ]);
+    let container = json!({ "volumeMounts": mounts });
+    let volumes = json!([{ "name": "s", "emptyDir": {} }]);
+    let first = json!([{ "name": "first", "image": "dev.local/app:v1", "args": ["touch=/s/x"],
+        "volumeMounts": [{ "name": "s", "mountPath": "/s", "subPath": "a/b" }] }]);
+    let extra = json!({
+        "container": container, "pod": { "initContainers": first, "volumes": volumes },
+    });
+    let args = ["need=/file", "need=/part/x", "say=there", "await=/whole/go", "exit=1"];
+    node.set_pods([pod_spec("a", &args, extra)]);
+    node.wait_log("pod-a", "there\n");
+    let volume = node.layout.pod_data("a").join("volumes/s");
+    // As the container itself can do it.
+    fs::rename(volume.join("a"), volume.join("c")).expect("our own folder");
+    symlink("/etc", volume.join("a")).expect("our own folder");
+    fs::write(volume.join("go"), "").expect("our own folder");
+    node.wait_pod("a refused start", "a", |pod| {
+        pod.containers.iter().any(|container| {
+            matches!(&container.state, ContainerRunState::Waiting { message, .. }
+                if message.contains("subPath a/b outside its volume"))
+        })
+    });
+    assert!(!Path::new("/etc/b").exists(), "nothing is made outside");
 }
 
 #[test]

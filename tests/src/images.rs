@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::leftovers::FOLDER_PREFIX;
+
 /// Directory of the test images, removed with its last user.
 #[derive(Debug)]
 pub struct TestImages {
@@ -46,8 +48,8 @@ pub fn test_images() -> Arc<TestImages> {
 pub fn scratch_directory(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder =
-        std::env::temp_dir().join(format!("rouse-test-{name}-{}-{next}", std::process::id()));
+    let own_name = format!("{FOLDER_PREFIX}{name}-{}-{next}", std::process::id());
+    let folder = std::env::temp_dir().join(own_name);
     fs::create_dir_all(&folder).expect("a folder");
     folder
 }

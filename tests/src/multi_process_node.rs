@@ -16,6 +16,7 @@ use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 
 use crate::fake_clock::FakeClock;
+use crate::leftovers::{FOLDER_PREFIX, record_test_node};
 use crate::test_node::{find_leftovers, lock_node};
 use crate::wait::WAIT_TIMEOUT;
 
@@ -42,7 +43,8 @@ impl MultiProcessNode {
         let lock = lock_node();
         let name = format!("{test}-{}", std::process::id());
         let layout = NodeLayout::new(&name).expect("a short name");
-        let folder = std::env::temp_dir().join(format!("rouse-{name}"));
+        record_test_node(&layout);
+        let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{name}"));
         fs::create_dir_all(&folder).expect("a folder");
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let gateway = listener.local_addr().expect("an address");

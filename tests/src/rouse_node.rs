@@ -13,6 +13,7 @@ use local::{NodeLayout, net};
 use serde_json::Value;
 
 use crate::fake_clock::FakeClock;
+use crate::leftovers::{FOLDER_PREFIX, record_test_node};
 use crate::test_node::lock_node;
 use crate::wait::wait_for;
 
@@ -61,9 +62,10 @@ impl RouseNode {
         let lock = lock_node();
         let name = format!("{test}-{}", std::process::id());
         let program = PathBuf::from(required_variable("ROUSE_BIN"));
-        let folder = std::env::temp_dir().join(format!("rouse-{name}"));
+        let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{name}"));
         fs::create_dir_all(&folder).expect("a folder");
         let layout = NodeLayout::new(&name).expect("a short name");
+        record_test_node(&layout);
         let gateway = free_port();
         let log = File::create(folder.join("log")).expect("a log");
         let mut up_command = Command::new(&program);

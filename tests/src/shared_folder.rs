@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
+use crate::leftovers::FOLDER_PREFIX;
+
 /// A directory that any user may write to, removed on drop.
 #[derive(Debug)]
 pub struct SharedFolder(PathBuf);
@@ -12,7 +14,7 @@ impl SharedFolder {
     /// Creates the directory. A killed run leaves it behind; the process id in the namespace's name identifies it
     /// later.
     pub fn new(namespace: &str) -> Self {
-        let path = PathBuf::from(format!("/tmp/rouse-{namespace}"));
+        let path = PathBuf::from(format!("/tmp/{FOLDER_PREFIX}{namespace}"));
         fs::create_dir_all(&path).expect("a folder");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("our own");
         Self(path)

@@ -63,6 +63,7 @@ impl TestNode {
         let layout =
             NodeLayout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
         NodeManager::purge(&layout).expect("no leftovers");
+        crate::leftovers::record_test_node(&layout);
         let mut node = Self::attach(layout, runtime, credentials);
         node._lock = Some(lock);
         node

@@ -42,7 +42,8 @@ pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Command `program` as root: directly if xtask is root, else through sudo, with the same `PATH` and kept variables.
+/// Command `program` as root: directly if xtask is root, else through sudo with `PATH`, `HOME` and
+/// [`PRESERVED_VARIABLES`].
 pub(crate) fn root_command(program: impl AsRef<OsStr>) -> Command {
     root_command_with(program, &[])
 }
@@ -109,8 +110,12 @@ pub(crate) fn run_with_lines(command: &mut Command, mut line: impl FnMut(&str)) 
         .spawn()
         .with_context(|| format!("cannot start `{}`", display_command(command)))?;
     let stdout = child.stdout.take().context("the child's output was piped")?;
-    for text in BufReader::new(stdout).lines() {
-        line(&text.with_context(|| format!("cannot read from `{}`", display_command(command)))?);
+    for bytes in BufReader::new(stdout).split(b'\n') {
+        let bytes =
+            bytes.with_context(|| format!("cannot read from `{}`", display_command(command)))?;
+        // Bytes that are no text are replaced: an error here would leave the command running without a reader.
+        let text = String::from_utf8_lossy(&bytes);
+        line(text.strip_suffix('\r').unwrap_or(&text));
     }
     Ok(child.wait()?.success())
 }
@@ -141,4 +146,18 @@ fn display_command(command: &Command) -> String {
     let mut words = vec![Path::new(command.get_program()).file_name().unwrap_or_default()];
     words.extend(command.get_args());
     words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_no_text_do_not_end_the_output() {
+        let mut lines = Vec::new();
+        let mut command = Command::new("printf");
+        command.arg(r"a\377b\r\nc");
+        let is_success = run_with_lines(&mut command, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!((is_success, lines), (true, vec!["a\u{fffd}b".to_owned(), "c".to_owned()]));
+    }
 }

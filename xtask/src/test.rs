@@ -126,13 +126,13 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
-    let started = lanes.iter().map(|lane| start_lane(lane, args, &builder));
+    let started = lanes.iter().map(|tier| start_lane(*tier, args, &builder));
     let running_lanes: Vec<TierLane> = started.collect::<Result<_>>()?;
     if !running_lanes.is_empty() {
         lower_priority()?;
     }
     let mut rows = Vec::new();
-    for tier in tiers.into_iter().filter(|tier| !lanes.concat().contains(tier)) {
+    for tier in tiers.into_iter().filter(|tier| !lanes.contains(tier)) {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
         let outcome = run_repeatedly(tier, args, &builder)
@@ -140,23 +140,22 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
     for lane in running_lanes {
-        rows.extend(lane.finish()?);
+        rows.push(lane.finish()?);
     }
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
     print_results(&rows)
 }
 
-/// Returns the tiers that run in processes of their own beside the others, because their tests wait more than they
-/// compute. Tiers of one lane run one after the other.
-fn plan_lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
+/// Returns the tiers that run in processes of their own, all at once and beside the others: their tests run one after
+/// the other and often wait, so that one of these tiers alone would leave a processor idle.
+fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The cluster tier takes longest, so it begins first.
-    let lanes = [vec![TestTier::Cluster], vec![TestTier::Kernel, TestTier::Local]];
-    let lanes = lanes.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
-    lanes.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
+    // The longest begins first: the programs of the next ones are built meanwhile.
+    let lanes = [TestTier::Cluster, TestTier::Kernel, TestTier::Local];
+    lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
 
 /// Returns true if images should be built ahead: the cluster tier is one of several, and runs all tests on a new
@@ -168,13 +167,13 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in a process of their own. This process builds their programs first: processes of Cargo wait for each
+/// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
-fn start_lane(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
-    let programs = lane.iter().flat_map(|tier| tier.test_programs());
+fn start_lane(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
+    let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(lane, args, &builder.workspace, &built)
+    TierLane::start(tier, args, &builder.workspace, &built)
 }
 
 /// Lowers the priority of this process and its children. The lanes take longest, so they must not wait.

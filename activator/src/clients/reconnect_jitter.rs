@@ -17,14 +17,14 @@ impl ReconnectJitter {
         Self((random >> 48) as u16)
     }
 
-    /// Returns true if the connection is asked to reconnect now. `since` is the time since when all of `connections`
-    /// may use the direct path.
+    /// Returns true if the connection is asked to reconnect now. `elapsed` is the time for which all of
+    /// `connections` have had the direct path to use.
     ///
     /// A single connection is asked at once. Many are asked one after the other, so that pods do not get all of them at
     /// the same time. Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
-    pub fn should_close(self, since: Duration, connections: u32) -> bool {
+    pub fn should_close(self, elapsed: Duration, connections: u32) -> bool {
         let spread = (RECONNECT_SPACING * connections.saturating_sub(1)).min(RECONNECT_MAX_SPREAD);
-        since >= spread * u32::from(self.0) / (1 << 16)
+        elapsed >= spread * u32::from(self.0) / (1 << 16)
     }
 }
 
@@ -37,8 +37,8 @@ mod tests {
         let jitters: Vec<ReconnectJitter> =
             (0..1_000).map(|at: u64| ReconnectJitter::from_random(at << 54)).collect();
         let gone = |ms, connections| {
-            let since = Duration::from_millis(ms);
-            jitters.iter().filter(|jitter| jitter.should_close(since, connections)).count()
+            let elapsed = Duration::from_millis(ms);
+            jitters.iter().filter(|jitter| jitter.should_close(elapsed, connections)).count()
         };
         assert_eq!(gone(0, 1), 1_000, "a single one need not wait");
         assert!((400..600).contains(&gone(100, 1_001)));

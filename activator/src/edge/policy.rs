@@ -58,7 +58,7 @@ impl EdgePolicy {
                 proxy_protocol = requires_proxy_protocol,
                 upgrades = ?allowed_upgrades,
                 underscores = allows_underscores,
-                "edge set"
+                "edge policy set"
             );
             *now = Arc::new(next);
         }

@@ -123,10 +123,9 @@ fn parse_v1(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
 
 fn parse_v2(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
     let Some((fixed, rest)) = bytes.split_first_chunk::<V2_FIXED_BYTES>() else {
-        return Ok(ProxyHeaderStep::Read(
-            if bytes.len() < MIN_HEADER_BYTES { MIN_HEADER_BYTES } else { V2_FIXED_BYTES }
-                - bytes.len(),
-        ));
+        // The first read ends where the shortest header of version 1 ends, because the version is not known before.
+        let end = if bytes.len() < MIN_HEADER_BYTES { MIN_HEADER_BYTES } else { V2_FIXED_BYTES };
+        return Ok(ProxyHeaderStep::Read(end - bytes.len()));
     };
     let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
     if length > V2_MAX_PAYLOAD {

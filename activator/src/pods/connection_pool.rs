@@ -254,15 +254,25 @@ mod tests {
 
     /// Connection for two requests at once. Each use is a connection that carries no other request.
     #[derive(Debug, Clone)]
-    struct FakeSharedConnection(Rc<Cell<u32>>, bool);
+    struct FakeSharedConnection {
+        uses: Rc<Cell<u32>>,
+        /// False for the connection itself, as it is kept in the pool.
+        is_use: bool,
+    }
+
+    impl FakeSharedConnection {
+        fn new(uses: &Rc<Cell<u32>>) -> Self {
+            Self { uses: Rc::clone(uses), is_use: false }
+        }
+    }
 
     impl PoolableConnection for FakeSharedConnection {
         fn reserve(&self) -> PoolReservation<Self> {
-            match self.0.get() {
+            match self.uses.get() {
                 2.. => PoolReservation::Busy,
                 uses => {
-                    self.0.set(uses + 1);
-                    PoolReservation::Shared(Self(Rc::clone(&self.0), true))
+                    self.uses.set(uses + 1);
+                    PoolReservation::Shared(Self { uses: Rc::clone(&self.uses), is_use: true })
                 }
             }
         }
@@ -274,9 +284,9 @@ mod tests {
         assert_eq!((0..5).map(|name| pool.add_waiter(name)).sum::<u32>(), 1);
         let uses = Rc::new(Cell::new(0));
         let mut handed = Vec::new();
-        let mut next = pool.on_connected(FakeSharedConnection(Rc::clone(&uses), false));
-        while let Some((waiter, share)) = next.handoff {
-            assert!(share.1, "a use, not the connection");
+        let mut next = pool.on_connected(FakeSharedConnection::new(&uses));
+        while let Some((waiter, connection)) = next.handoff {
+            assert!(connection.is_use, "a use, not the connection");
             handed.push(waiter);
             next = pool.on_waiter_served();
         }

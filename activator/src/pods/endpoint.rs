@@ -283,7 +283,7 @@ impl PodEndpoint {
         Ok(connection)
     }
 
-    /// Counts and logs a dial that brought no connection, of which `told` requests are told.
+    /// Counts and logs a failed dial. `told` is the number of requests that get its error.
     fn report_failed_dial(&self, error: &PodDialError, told: usize) {
         self.settings.metrics.dial_failures.inc();
         info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");

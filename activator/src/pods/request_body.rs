@@ -132,6 +132,8 @@ impl PodRequestBody {
             Self::Client(mut inbound) => {
                 let pieces = inbound.sent_pieces.replace(Vec::new())?;
                 pieces.into_iter().rev().for_each(|data| inbound.resend_queue.push_front(data));
+                // No pod waits for the client until the request is sent again, which may take long.
+                inbound.idle_timer.set_waiting(false);
                 Some(Self::Client(inbound))
             }
         }
@@ -219,5 +221,59 @@ impl Drop for ClientRequestBody {
             while let Poll::Ready(Some(Ok(_))) = self.poll_body(&mut cx) {}
         }
         self.connection.on_body_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::FutureExt as _;
+    use http::{Request, Response};
+    use http_body_util::Empty;
+    use hyper::{server::conn::http1, service::service_fn};
+    use hyper_util::rt::TokioIo;
+    use prometheus_client::registry::Registry;
+    use tokio::{
+        io::{AsyncWriteExt as _, DuplexStream},
+        sync::mpsc,
+    };
+
+    use super::*;
+    use crate::{
+        clients::connections::ClientConnections, config::ActivatorConfig, metrics::ActivatorMetrics,
+    };
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// Returns the body of a request of which the client has sent only the head, and the client's end.
+    async fn receive_body() -> (PodRequestBody, DuplexStream) {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let (bodies, mut received) = mpsc::channel(1);
+        let service = service_fn(move |request: Request<Incoming>| {
+            drop(bodies.try_send(request.into_body()));
+            std::future::pending::<Result<Response<Empty<Bytes>>, Infallible>>()
+        });
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(server), service));
+        let head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n";
+        client.write_all(head).await.unwrap();
+        let refusals = ActivatorMetrics::register(&mut Registry::default()).refusals;
+        let budget = ActivatorConfig::defaults().budget(1024);
+        let connection = Arc::new(ClientConnections::new(budget, refusals)).register().unwrap();
+        (PodRequestBody::new(received.recv().await.unwrap(), None, &connection), client)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_until_a_request_is_sent_again_is_no_pause_of_its_client() {
+        let (mut body, _client) = receive_body().await;
+        let idle_timer = body.idle_timer().unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
+        let mut body = body.into_unsent().unwrap();
+        tokio::time::advance(TIMEOUT).await;
+        assert!(idle_timer.wait_idle(TIMEOUT).now_or_never().is_none(), "no pod waited for it");
+        assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
+        tokio::time::advance(TIMEOUT).await;
+        assert!(idle_timer.wait_idle(TIMEOUT).now_or_never().is_some());
     }
 }

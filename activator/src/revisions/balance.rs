@@ -3,6 +3,8 @@
 //! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
 //! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin
 //! over pods that are not full.
+//!
+//! Where hints prefer some pods, a request goes to one of these if any has capacity, by the same policies.
 
 use crate::pods::endpoint_key::PodEndpointKey;
 
@@ -15,6 +17,8 @@ pub struct PodLoad {
     pub in_flight: u32,
     /// Further requests that it may get, under a hard limit.
     pub free_slots: u32,
+    /// True if hints prefer the pod for requests of this activator.
+    pub is_preferred: bool,
 }
 
 /// Highest containerConcurrency for which the first free pod is chosen.
@@ -30,6 +34,19 @@ pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -
         1..=FIRST_FREE_UP_TO => pods.iter().position(|pod| pod.free_slots > 0),
         _ => next_round_robin(pods, cursor),
     }
+}
+
+/// Chooses among `pods` as [`pick_pod`] does: a pod that hints prefer, or any if none of these has capacity.
+pub fn pick_preferred_pod(
+    pods: &[PodLoad],
+    limit: u32,
+    cursor: &mut usize,
+    random: u64,
+) -> Option<usize> {
+    let places: Vec<usize> = (0..pods.len()).filter(|&at| pods[at].is_preferred).collect();
+    let preferred: Vec<PodLoad> = places.iter().map(|&at| pods[at]).collect();
+    let preferred = pick_pod(&preferred, limit, cursor, random).map(|at| places[at]);
+    preferred.or_else(|| pick_pod(pods, limit, cursor, random))
 }
 
 fn better_of_two(pods: &[PodLoad], random: u64) -> Option<usize> {
@@ -83,7 +100,8 @@ mod tests {
         let load = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
             let key = PodEndpointKey { address, id: 0 };
-            PodLoad { key, in_flight, free_slots: limit.saturating_sub(in_flight) }
+            let free_slots = limit.saturating_sub(in_flight);
+            PodLoad { key, in_flight, free_slots, is_preferred: false }
         };
         in_flight.iter().enumerate().map(load).collect()
     }
@@ -124,6 +142,26 @@ mod tests {
         let (pods, mut cursor) = (pod_loads(&[0, 4, 0], 4), 0);
         let picked: Vec<_> = (0..4).map(|_| pick_pod(&pods, 4, &mut cursor, 0)).collect();
         assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn preferred_pods_get_the_requests_as_long_as_they_have_capacity() {
+        for limit in [0, 2, 4] {
+            let mut pods = pod_loads(&[0, 1, 1, 0], limit);
+            pods[1].is_preferred = true;
+            pods[2].is_preferred = true;
+            let mut cursor = 0;
+            let mut pick = |random| pick_preferred_pod(&pods, limit, &mut cursor, random);
+            let mut picks: Vec<_> = (0..100).map(&mut pick).collect();
+            picks.sort_unstable();
+            picks.dedup();
+            let first_free = vec![Some(1)];
+            let both = vec![Some(1), Some(2)];
+            assert_eq!(picks, if limit == 2 { first_free } else { both }, "limit {limit}");
+        }
+        let mut full = pod_loads(&[0, 2], 2);
+        full[1].is_preferred = true;
+        assert_eq!(pick_preferred_pod(&full, 2, &mut 0, 0), Some(0));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use common::wire::{self, AllowedSources, AppProtocol};
+use common::{
+    service_routing::{NodeTopology, SelectionRule, TopologyHints},
+    wire::{self, AllowedSources, AppProtocol},
+};
 use smol_str::SmolStr;
 
 /// Settings of a Revision in the RouteTable.
@@ -67,7 +70,21 @@ pub struct PodTableEntry {
     pub is_ready: bool,
     /// Name of the pod, without its namespace.
     pub name: SmolStr,
+    /// Clients that should use the pod.
+    pub hints: TopologyHints,
+    /// True if hints prefer the pod for requests of this activator, see [`mark_preferred`].
+    pub is_preferred: bool,
 }
 
 /// Pods of one Revision in the RouteTable, by uid.
 pub type PodTable = BTreeMap<String, PodTableEntry>;
+
+/// Marks the ready pods that hints prefer for clients on `node`. It marks none if hints do not count.
+pub fn mark_preferred(pods: &mut PodTable, node: &NodeTopology) {
+    let ready = pods.values().filter(|pod| pod.is_ready);
+    let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), node);
+    let by_hints = rule != SelectionRule::Ready;
+    for pod in pods.values_mut() {
+        pod.is_preferred = by_hints && pod.is_ready && rule.selects(&pod.hints, node);
+    }
+}

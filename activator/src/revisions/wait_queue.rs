@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     budget::WaitQueueBounds,
     pods::endpoint_key::PodEndpointKey,
-    revisions::balance::{PodLoad, pick_pod},
+    revisions::balance::{PodLoad, pick_pod, pick_preferred_pod},
 };
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
@@ -53,6 +53,8 @@ pub struct WaitQueue<W> {
     limit: u32,
     /// Pods that the RouteTable lists as ready, including paused ones.
     ready_pods: BTreeSet<PodEndpointKey>,
+    /// Pods that hints prefer; empty if hints do not count.
+    preferred_pods: BTreeSet<PodEndpointKey>,
     /// Pods that take requests, sorted by key.
     open_pods: Vec<PodLoad>,
     /// Pods that take no requests now and still have some in flight: draining, gone or paused.
@@ -80,6 +82,7 @@ impl<W> WaitQueue<W> {
             bounds,
             limit: 0,
             ready_pods: BTreeSet::new(),
+            preferred_pods: BTreeSet::new(),
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
             paused_pods: BTreeMap::new(),
@@ -100,7 +103,9 @@ impl<W> WaitQueue<W> {
     /// Chooses a pod for one request and occupies its capacity. `None`: no pod has capacity, so the request has to
     /// [`enqueue`](Self::enqueue).
     pub fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
-        let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
+        // Nearly all Revisions have no hints, so that their requests need no second list.
+        let pick = if self.preferred_pods.is_empty() { pick_pod } else { pick_preferred_pod };
+        let at = pick(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
         let load = &mut self.open_pods[at];
         load.in_flight += 1;
         load.free_slots = load.free_slots.saturating_sub(1);
@@ -154,11 +159,21 @@ impl<W> WaitQueue<W> {
         }
         for pod in ready.iter().filter(|pod| !self.paused_pods.contains_key(pod)) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
-            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
+            let is_preferred = self.preferred_pods.contains(pod);
+            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0, is_preferred });
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
         self.dispatch_waiting(random)
+    }
+
+    /// Sets the pods that hints prefer for requests of this activator. Others get requests only if none of these has
+    /// capacity.
+    pub fn set_preferred(&mut self, preferred: impl IntoIterator<Item = PodEndpointKey>) {
+        self.preferred_pods = preferred.into_iter().collect();
+        for load in &mut self.open_pods {
+            load.is_preferred = self.preferred_pods.contains(&load.key);
+        }
     }
 
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
@@ -263,7 +278,8 @@ impl<W> WaitQueue<W> {
         self.paused_pods.remove(&pod);
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
         let at = self.find_open(pod).unwrap_or_else(|at| at);
-        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });
+        let is_preferred = self.preferred_pods.contains(&pod);
+        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, is_preferred });
         self.dispatch_waiting(random)
     }
 

@@ -13,6 +13,7 @@ use std::{
 
 use common::{
     link::{RouteBatch, RouteChanges},
+    service_routing::NodeTopology,
     wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
 use tokio::sync::watch;
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings},
+        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings, mark_preferred},
     },
     routes::{
         index_entries::{HostIndexEntry, NameIndexEntry},
@@ -70,6 +71,8 @@ struct RouteIndexState {
     revision_by_pod: HashMap<String, NamespacedName>,
     /// Addresses of the activators, by name.
     activator_addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Node and zone of this activator, once the table has listed it.
+    own_place: NodeTopology,
 }
 
 impl RouteIndex {
@@ -192,10 +195,11 @@ impl RouteIndex {
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let mut touched = BTreeSet::new();
         let (mut ports_changed, mut activators_changed) = (false, false);
         let mut index = self.write();
         let mut changes = batch.changes;
+        let peers = self.revision_context.peers.view();
+        let mut touched = index.update_own_place(&changes, &peers.own_name);
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_snapshot {
             let removed = index.keys_missing_in(&changes);
@@ -231,23 +235,17 @@ impl RouteIndex {
                 RouteChange::Removed(RouteKey::Activator(name)) => {
                     activators_changed |= index.activator_addresses.remove(&name).is_some();
                 }
-                RouteChange::Replicas(_)
+                RouteChange::Node(_)
+                | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
+                | RouteChange::Removed(RouteKey::Node(_))
                 | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
                 | RouteChange::Synced => {}
             }
         }
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
-        if activators_changed {
-            let all = index.activator_addresses.iter();
-            let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
-            let peers = &self.revision_context.peers;
-            activators_changed = peers.set_listed(all);
-            self.update_listing(
-                index.activator_addresses.contains_key(peers.view().own_name.as_str()),
-            );
-        }
+        activators_changed = activators_changed && self.update_peers(&index);
         drop(index);
         if activators_changed {
             self.reconcile_all_slots();
@@ -256,6 +254,16 @@ impl RouteIndex {
         touched.iter().for_each(|name| self.update_revision_pods(name));
         self.drop_unreferenced_revisions();
         ports_changed
+    }
+
+    /// Updates the view of the other activators. Returns true if it has changed.
+    fn update_peers(&self, index: &RouteIndexState) -> bool {
+        let all = index.activator_addresses.iter();
+        let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
+        let peers = &self.revision_context.peers;
+        let is_changed = peers.set_listed(all);
+        self.update_listing(index.activator_addresses.contains_key(peers.view().own_name.as_str()));
+        is_changed
     }
 
     fn update_listing(&self, is_listed: bool) {
@@ -280,8 +288,11 @@ impl RouteIndex {
             .get(name)
             .filter(|_| !index.missing_since.contains_key(name))
             .cloned();
+        let own_place = index.own_place.clone();
         drop(index);
-        revision.set_pods(&pods.unwrap_or_default());
+        let mut pods = pods.unwrap_or_default();
+        mark_preferred(&mut pods, &own_place);
+        revision.set_pods(&pods);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {
@@ -421,11 +432,34 @@ impl RouteIndexState {
         unreferenced
     }
 
+    /// Updates node and zone of the activator with the name `own_name`. Returns the Revisions whose hints may prefer
+    /// other pods now.
+    fn update_own_place(
+        &mut self,
+        changes: &RouteChanges,
+        own_name: &str,
+    ) -> BTreeSet<NamespacedName> {
+        let own = changes.get(&RouteKey::Activator(own_name.to_owned()));
+        let Some(RouteChange::Activator(own)) = own else { return BTreeSet::new() };
+        let place = NodeTopology { name: own.node.as_str().into(), zone: own.zone.as_str().into() };
+        if self.own_place == place {
+            return BTreeSet::new();
+        }
+        self.own_place = place;
+        self.pods_by_revision.keys().cloned().collect()
+    }
+
     /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
         let is_ready = entry.phase == RoutingPhase::Ready;
-        let pod = PodTableEntry { address: entry.address, is_ready, name: entry.name.into() };
+        let pod = PodTableEntry {
+            address: entry.address,
+            is_ready,
+            name: entry.name.into(),
+            hints: entry.hints,
+            is_preferred: false,
+        };
         self.pods_by_revision
             .entry(entry.revision.clone())
             .or_default()

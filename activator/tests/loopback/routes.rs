@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -12,7 +13,10 @@ use activator::{
 };
 use common::{
     link::RouteBatch,
-    wire::{NamespacedName, RouteChange, RouteKey, RouteTarget, RoutingPhase},
+    service_routing::TopologyHints,
+    wire::{
+        ActivatorEntry, NamespacedName, PodEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
+    },
 };
 
 use crate::harness::{ActivatorFixture, hello_revision, hello_service, pod, revision, service};
@@ -108,13 +112,55 @@ async fn pods_belong_to_the_revision_they_serve_now() {
     assert_eq!(served.ready_since(), None);
 }
 
+/// Requests go to the pods of the activator's zone, which it learns from its own entry in the table.
+#[tokio::test]
+async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
+    let fixture = ActivatorFixture::new().await;
+    let routes = &fixture.activator.forwarder.routes;
+    let served = routes.revision(&revision()).unwrap();
+    let hinted = |uid: &str, zone: &str, number: u8| {
+        let hints = TopologyHints { zone: zone.into(), ..TopologyHints::default() };
+        let address = SocketAddr::from(([10, 0, 0, number], 80));
+        RouteChange::Pod(PodEntry { hints, ..pod(uid, address, RoutingPhase::Ready) }.into())
+    };
+    let in_zone = |zone: &str| {
+        RouteChange::Activator(ActivatorEntry {
+            name: routes.peers().view().own_name.to_string(),
+            node: "n1".into(),
+            zone: zone.into(),
+            addresses: Vec::new(),
+        })
+    };
+    let chosen = async || {
+        let mut uids = BTreeSet::new();
+        for _ in 0..20 {
+            let mut request = served.queue_entry(0);
+            let permit = request.acquire_permit().await.unwrap();
+            uids.insert(permit.pod.uid.to_string());
+        }
+        uids
+    };
+    routes.apply(update(vec![in_zone("a"), hinted("one", "a", 1), hinted("two", "b", 2)]));
+    assert_eq!(chosen().await, ["one".to_owned()].into());
+    routes.apply(update(vec![in_zone("b")]));
+    assert_eq!(chosen().await, ["two".to_owned()].into());
+    routes.apply(update(vec![hinted("one", "", 1)]));
+    assert_eq!(chosen().await.len(), 2, "hints count only if each ready pod has one");
+}
+
 /// All pods go between the two waits of a request. The wait queue stays, because a new one would give the request's
 /// arrival number to another request.
 #[tokio::test]
 async fn a_request_that_waits_again_displaces_no_other() {
     let fixture = ActivatorFixture::new().await;
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
-    let entry = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
+    let entry = PodTableEntry {
+        address: Some(address()),
+        is_ready: true,
+        name: "p".into(),
+        hints: TopologyHints::default(),
+        is_preferred: false,
+    };
     let pods = PodTable::from([("p".to_owned(), entry)]);
     served.set_pods(&pods);
     let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));

@@ -138,6 +138,14 @@ impl RunningActivatorFixture {
         self.end.cancel();
         std::fs::remove_dir_all(&self.folder).unwrap();
     }
+
+    /// Waits until the activator has failed. Returns its error.
+    pub async fn wait_failed(mut self) -> activator::ActivatorError {
+        let ended = tokio::time::timeout(LONG, &mut self.activator).await.unwrap().unwrap();
+        self.end.cancel();
+        std::fs::remove_dir_all(&self.folder).unwrap();
+        ended.unwrap_err()
+    }
 }
 
 /// Next item for which `wanted` returns a value.

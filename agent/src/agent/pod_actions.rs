@@ -99,7 +99,7 @@ impl Agent {
             return;
         }
         debug!(uid, slot, cookie = facts.cookie, port, "pod registered");
-        self.handles.usage.assign_slot(slot, &revision, &uid);
+        self.handles.usage.assign_slot(slot, &revision, &uid, &self.handles.maps);
         // Level 0: the first request raises an event, and is reported at once.
         self.handles.maps.arm_growth_event(slot, 0);
         self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry });

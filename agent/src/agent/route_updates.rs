@@ -43,7 +43,7 @@ pub(super) fn fill_empty_maps(
     maps: &mut KernelMaps,
     cluster: &ClusterStart,
 ) -> Result<KernelRoutes, KernelMapError> {
-    let kernel = maps.read_routes()?;
+    let kernel = resume_routes(maps)?;
     let has_lists = cluster.mode != ClusterIpMode::Off && !cluster.frontends.is_empty();
     if !has_lists || !kernel.frontends.is_empty() {
         return Ok(kernel);
@@ -57,6 +57,14 @@ pub(super) fn fill_empty_maps(
         Err(error) => warn!(%error, "the lists of the bootstrap file do not fit"),
     }
     maps.read_routes()
+}
+
+/// Reads the routes in force, and gives each list another generation. The last write may have ended between an entry of
+/// a list and its word. Connects that have read a replaced entry then choose again.
+fn resume_routes(maps: &mut KernelMaps) -> Result<KernelRoutes, KernelMapError> {
+    let mut kernel = maps.read_routes()?;
+    maps.apply(&kernel.raise_generations())?;
+    Ok(kernel)
 }
 
 impl Agent {
@@ -145,7 +153,8 @@ impl Agent {
     /// Plans and writes the changes. Returns the progress, or the reason for which the next sweep tries again.
     fn write_plan(&mut self) -> Result<MapPlanProgress, String> {
         if self.routes.needs_restart() {
-            let kernel = self.handles.maps.read_routes().map_err(|error| error_chain(&error))?;
+            let kernel = resume_routes(&mut self.handles.maps);
+            let kernel = kernel.map_err(|error| error_chain(&error))?;
             self.routes.restart(kernel, monotonic_ns());
         }
         let plan = self.routes.plan(monotonic_ns()).map_err(|error| error.to_string())?;

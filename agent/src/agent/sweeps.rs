@@ -18,7 +18,9 @@ impl Agent {
         let now = Instant::now();
         let draining = self.pods.draining_uids();
         self.stale_connections.start_due_round(now);
-        self.stale_sockets.start_due_round(now, &self.routes.frontend_endpoints());
+        if self.stale_sockets.is_round_due(now) {
+            self.stale_sockets.start_round(now, self.routes.take_changed_endpoints());
+        }
         let has_known = self.stale_connections.has_known_connections();
         let is_closing = has_known || self.stale_connections.is_urgent(now);
         let is_frequent =

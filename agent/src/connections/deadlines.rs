@@ -46,15 +46,24 @@ pub(crate) struct DeadlineScanTarget {
     pub(crate) timeout: Duration,
 }
 
-/// Result of a scan of a pod.
+/// Outcome of a scan of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeadlineScanResult {
+    /// Uid of the pod.
+    pub(crate) uid: String,
+    /// Number of connections that were closed, also if the scan failed later.
+    pub(crate) closed: u64,
+    /// Facts of the scan; `None` if it failed.
+    pub(crate) scan: Option<DeadlineScan>,
+}
+
+/// Facts of a scan of a pod that did not fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeadlineScan {
     /// Time at which the scan began.
     pub(crate) at_ns: u64,
     /// Start of the oldest known request that is still in flight.
     pub(crate) oldest_ns: Option<u64>,
-    /// Number of connections that were closed.
-    pub(crate) closed: u64,
     /// Processor time of the scan.
     pub(crate) cpu_time: Duration,
 }
@@ -193,8 +202,7 @@ mod tests {
         let (mut deadlines, pause_ns) = (PodDeadlines::default(), nanos(SCAN_PAUSE));
         deadlines.update_in_flight(0, "a", 1, TIMEOUT);
         let now = 100 * SECOND;
-        let overdue =
-            DeadlineScan { at_ns: now, oldest_ns: Some(0), closed: 0, cpu_time: Duration::ZERO };
+        let overdue = DeadlineScan { at_ns: now, oldest_ns: Some(0), cpu_time: Duration::ZERO };
         deadlines.handle_scan(now, "a", Some(overdue));
         assert_eq!(deadlines.next_scan_ns(), Some(now + pause_ns), "another is overdue");
         deadlines.handle_scan(now, "a", Some(DeadlineScan { cpu_time: SCAN_PAUSE, ..overdue }));

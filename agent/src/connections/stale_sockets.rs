@@ -5,7 +5,7 @@
 //! only if the eBPF programs led it to its present peer. UDP sockets that are not connected get another endpoint with
 //! their next datagram.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use datapath::abi;
 
@@ -14,24 +14,47 @@ use crate::{kernel::led_socket::LedSocket, routes::plan::FrontendEndpoints};
 mod scan;
 pub(crate) mod task;
 
-/// Endpoints of all frontends in two rounds, one after the other.
-#[derive(Clone, Debug)]
+/// Endpoints of all frontends in the present round, and in the round before.
+#[derive(Debug, Default)]
 struct EndpointRounds {
-    /// Endpoints at the present round.
-    present: Arc<FrontendEndpoints>,
-    /// Endpoints at the round before; `None` in the first one.
-    previous: Option<Arc<FrontendEndpoints>>,
+    /// Endpoints in the present round.
+    present: FrontendEndpoints,
+    /// Endpoints in the round before, of the frontends whose endpoints have changed since. Without a round before there
+    /// are none.
+    before: FrontendEndpoints,
 }
 
 impl EndpointRounds {
+    /// Begins the next round. `changes` are those since the present one.
+    fn begin_next(&mut self, changes: FrontendEndpoints) {
+        self.before.clear();
+        for (key, now) in changes {
+            let before = if now.is_empty() {
+                self.present.remove(&key)
+            } else {
+                self.present.insert(key, now)
+            };
+            self.before.insert(key, before.unwrap_or_default());
+        }
+    }
+
     /// Returns true if the socket has an endpoint that has left its frontend.
     ///
     /// A connection of TCP may be in use, so its endpoint must be missing in two rounds: an endpoint that moves from one
     /// EndpointSlice to another one is in neither for a moment.
     fn has_left(&self, socket: &LedSocket) -> bool {
-        let is_confirmed = socket.frontend.protocol == abi::IPPROTO_UDP
-            || self.previous.as_ref().is_some_and(|previous| is_missing(previous, socket));
-        is_confirmed && is_missing(&self.present, socket)
+        // While two Services have one address, the endpoints of both count.
+        let services = (socket.frontend, u32::MIN)..=(socket.frontend, u32::MAX);
+        let present = self.present.range(services.clone());
+        if !is_missing(present.clone().map(|(_, endpoints)| &**endpoints), &socket.endpoint) {
+            return false;
+        }
+        if socket.frontend.protocol == abi::IPPROTO_UDP {
+            return true;
+        }
+        let unchanged = present.filter(|(key, _)| !self.before.contains_key(key));
+        let before = self.before.range(services).chain(unchanged);
+        is_missing(before.map(|(_, endpoints)| &**endpoints), &socket.endpoint)
     }
 
     /// Returns true if a socket with this peer is to be ended.
@@ -40,19 +63,21 @@ impl EndpointRounds {
     }
 }
 
-/// Returns true if a socket's endpoint is none of those that its frontend has.
+/// Returns true if an endpoint is none of those that its frontend has.
 ///
 /// A frontend without endpoints ends no socket: it could only be refused another one. Neither does a frontend that this
-/// node does not serve any more. While two Services have one address, the endpoints of both count.
-fn is_missing(endpoints: &FrontendEndpoints, socket: &LedSocket) -> bool {
-    let services = (socket.frontend, u32::MIN)..=(socket.frontend, u32::MAX);
-    let mut others = endpoints.range(services).flat_map(|(_, others)| others.iter()).peekable();
-    others.peek().is_some() && others.all(|other| *other != socket.endpoint)
+/// node does not serve any more.
+fn is_missing<'a>(
+    mut services: impl Iterator<Item = &'a BTreeSet<SocketAddr>> + Clone,
+    endpoint: &SocketAddr,
+) -> bool {
+    services.clone().any(|others| !others.is_empty())
+        && !services.any(|others| others.contains(endpoint))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, net::Ipv4Addr};
+    use std::{net::Ipv4Addr, sync::Arc};
 
     use datapath::abi::FrontendKey;
 
@@ -78,15 +103,20 @@ mod tests {
         LedSocket { frontend: frontend(protocol), endpoint: pod(number), netns_cookie: 1 }
     }
 
-    fn endpoints(pods: &[u8]) -> Arc<FrontendEndpoints> {
+    /// Returns the change after which the frontends of a service have these endpoints.
+    fn change(service: u32, pods: &[u8]) -> FrontendEndpoints {
         let pods: Arc<BTreeSet<SocketAddr>> = Arc::new(pods.iter().map(|it| pod(*it)).collect());
-        let of_protocol = |protocol| (frontend(protocol), Arc::clone(&pods));
-        Arc::new([abi::IPPROTO_TCP, abi::IPPROTO_UDP].map(of_protocol).into())
+        let of_protocol = |protocol| ((frontend(protocol), service), Arc::clone(&pods));
+        [abi::IPPROTO_TCP, abi::IPPROTO_UDP].map(of_protocol).into()
     }
 
     /// Returns the rounds with these endpoints: the previous one, if any, and the present one.
     fn rounds(previous: Option<&[u8]>, present: &[u8]) -> EndpointRounds {
-        EndpointRounds { present: endpoints(present), previous: previous.map(endpoints) }
+        let mut rounds = EndpointRounds::default();
+        for pods in previous.into_iter().chain([present]) {
+            rounds.begin_next(change(1, pods));
+        }
+        rounds
     }
 
     #[test]
@@ -115,10 +145,26 @@ mod tests {
     }
 
     #[test]
+    fn a_round_without_changes_confirms_the_round_before() {
+        let mut rounds = rounds(Some(&[1, 2]), &[2]);
+        let connection = socket(abi::IPPROTO_TCP, 1);
+        assert!(!rounds.has_left(&connection), "it may come back");
+        rounds.begin_next(change(2, &[]));
+        assert!(rounds.has_left(&connection));
+        rounds.begin_next(FrontendEndpoints::new());
+        assert!(rounds.has_left(&connection), "also in later rounds");
+        rounds.begin_next(change(2, &[1]));
+        assert!(!rounds.has_left(&connection), "another Service with this address has it");
+        rounds.begin_next(change(2, &[]));
+        assert!(!rounds.has_left(&connection), "it was there in the round before");
+    }
+
+    #[test]
     fn a_socket_of_a_frontend_that_is_not_served_is_not_stale() {
-        let none = EndpointRounds { present: Arc::default(), previous: Some(Arc::default()) };
+        let none = EndpointRounds::default();
         for protocol in [abi::IPPROTO_TCP, abi::IPPROTO_UDP] {
             assert!(!none.is_stale(&socket(protocol, 1), pod(1)));
+            assert!(!rounds(Some(&[2]), &[]).is_stale(&socket(protocol, 1), pod(1)));
         }
     }
 

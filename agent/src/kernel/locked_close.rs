@@ -177,18 +177,21 @@ impl LockedCloser {
     }
 
     /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
-    /// received since it was listed, or if a message is under way or unanswered.
-    pub fn close(&mut self, connections: &[&DiagConnection]) -> io::Result<CloseCounts> {
-        let mut counts = CloseCounts::default();
+    /// received since it was listed, or if a message is under way or unanswered. `counts` grows by the outcomes, also
+    /// if a later close fails.
+    pub fn close(
+        &mut self,
+        connections: &[&DiagConnection],
+        counts: &mut CloseCounts,
+    ) -> io::Result<()> {
         for batch in connections.chunks(abi::ENDING_MAX as usize) {
             let result = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
             let outcomes = batch.iter().map(|connection| self.take_outcome(connection.cookie()));
-            let batch_counts = sum_outcomes(outcomes);
-            result?;
-            counts += batch_counts?;
+            let taken = add_outcomes(outcomes, counts);
+            result.and(taken)?;
         }
-        Ok(counts)
+        Ok(())
     }
 
     fn close_batch(&mut self, connections: &[&DiagConnection]) -> io::Result<()> {
@@ -218,19 +221,19 @@ impl LockedCloser {
     }
 }
 
-/// Takes all outcomes, also those behind an error. Returns their sum, or the first error.
-fn sum_outcomes(
+/// Takes all outcomes, also those behind an error, and adds them to `counts`. Returns the first error.
+fn add_outcomes(
     outcomes: impl Iterator<Item = io::Result<CloseCounts>>,
-) -> io::Result<CloseCounts> {
-    let mut sum = Ok(CloseCounts::default());
+    counts: &mut CloseCounts,
+) -> io::Result<()> {
+    let mut result = Ok(());
     for outcome in outcomes {
-        match (&mut sum, outcome) {
-            (Ok(sum), Ok(counts)) => *sum += counts,
-            (Ok(_), Err(error)) => sum = Err(error),
-            (Err(_), _) => {}
+        match outcome {
+            Ok(outcome) => *counts += outcome,
+            Err(error) => result = result.and(Err(error)),
         }
     }
-    sum
+    result
 }
 
 #[cfg(test)]
@@ -238,17 +241,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_behind_an_error_are_taken_too() {
+    fn outcomes_before_and_behind_an_error_are_taken_and_counted() {
         let closed = CloseCounts { closed: 1, spared: 0 };
         let spared = CloseCounts { closed: 0, spared: 2 };
         let mut taken = 0;
         let failed = |cause: &str| Err(io::Error::other(cause));
         let outcomes = [Ok(closed), failed("first"), Ok(spared), failed("second"), Ok(spared)];
-        let sum = sum_outcomes(outcomes.into_iter().inspect(|_| taken += 1));
-        assert_eq!(sum.expect_err("two failed").to_string(), "first");
-        assert_eq!(taken, 5);
-        let sum = sum_outcomes([Ok(closed), Ok(spared), Ok(closed)].into_iter());
-        assert_eq!(sum.expect("none failed"), CloseCounts { closed: 2, spared: 2 });
+        let mut counts = CloseCounts::default();
+        let result = add_outcomes(outcomes.into_iter().inspect(|_| taken += 1), &mut counts);
+        assert_eq!(result.expect_err("two failed").to_string(), "first");
+        assert_eq!((taken, counts), (5, CloseCounts { closed: 1, spared: 4 }));
+        add_outcomes([Ok(closed), Ok(closed)].into_iter(), &mut counts).expect("none failed");
+        assert_eq!(counts, CloseCounts { closed: 3, spared: 4 });
     }
 
     #[test]

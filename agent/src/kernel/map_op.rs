@@ -112,6 +112,18 @@ pub struct KernelRoutes {
     pub sizes: MapSizes,
 }
 
+impl KernelRoutes {
+    /// Gives each list with backends another generation. Returns the map operations that put them in force.
+    pub fn raise_generations(&mut self) -> Vec<MapOp> {
+        let lists = self.services.iter_mut().filter(|(_, (state, ..))| state.count > 0);
+        let raised = lists.map(|(&service_id, (state, ..))| {
+            state.generation = state.generation.wrapping_add(1);
+            MapOp::State { service_id, state: *state }
+        });
+        raised.collect()
+    }
+}
+
 /// Extent to which the maps were ever written: one more than the highest number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBounds {

@@ -27,7 +27,7 @@ use crate::{
         cgroup_search,
         features::VerifierFeatures,
         locked_close::LockedCloser,
-        maps::{self as tables, KernelMaps},
+        maps::{self as tables, KernelMaps, client_sockets::UdpSocketCopy},
         sys,
     },
     paths::AgentPaths,
@@ -278,6 +278,10 @@ impl EbpfPrograms {
         if !self.follows_previous {
             return Ok(());
         }
+        // Before this version's programs: they look up the socket of each datagram that names a service.
+        let old = self.previous_pins.as_deref();
+        let mut sockets = old.and_then(|old| UdpSocketCopy::open(old, &self.paths.pins()));
+        sockets.iter_mut().for_each(UdpSocketCopy::copy_changed);
         // Both are in force for a moment: an address that one has rewritten is no service's address to the other.
         let following =
             CGROUP_PROGRAMS.into_iter().filter(|(name, ..)| TABLE_PROGRAMS.contains(name));
@@ -286,6 +290,8 @@ impl EbpfPrograms {
             TABLE_PROGRAMS.iter().try_for_each(|name| remove_link(old, name))?;
             info!(old = %old.display(), "connects follow this version's tables");
         }
+        // Sockets that the old programs have led since the first copy.
+        sockets.iter_mut().for_each(UdpSocketCopy::copy_changed);
         self.follows_previous = false;
         Ok(())
     }

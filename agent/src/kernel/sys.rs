@@ -484,7 +484,10 @@ impl Drop for SelfTestProcess {
         // SAFETY: our own child, not waited for yet, so the number is still its own.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+            // Again after a signal that this thread handled: the child would stay as a zombie.
+            while libc::waitpid(self.pid, std::ptr::null_mut(), 0) < 0
+                && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+            {}
         }
     }
 }

@@ -1,18 +1,17 @@
 //! Shell: detection of rules that rewrite the addresses of connections in the calling thread's network namespace.
 
-use std::{fs, io, os::fd::AsFd as _};
+use std::{fs, io, time::Duration};
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::debug;
 
-use crate::incompatible;
+use crate::{incompatible, net::netlink::wait_for_response};
 
 /// Names of iptables' tables in a namespace, for each family.
 const TABLE_NAMES_FILES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-/// Timeout of a response of netfilter, in ms.
-const RESPONSE_TIMEOUT_MS: u16 = 500;
+/// Timeout of a response of netfilter.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 // From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h and include/uapi/linux/netlink.h.
 /// Subsystem of nf_tables in the high byte of a message's type (`NFNL_SUBSYS_NFTABLES`).
@@ -73,10 +72,7 @@ fn has_nat_chain() -> io::Result<bool> {
     socket.send(&request, 0)?;
     let mut buffer = Vec::with_capacity(64 * 1024);
     loop {
-        let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ready, PollTimeout::from(RESPONSE_TIMEOUT_MS))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
+        wait_for_response(&socket, RESPONSE_TIMEOUT)?;
         buffer.clear();
         socket.recv(&mut buffer, 0)?;
         match read_datagram(&buffer) {

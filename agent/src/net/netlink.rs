@@ -1,16 +1,23 @@
 //! Shell: one netlink request and all its responses, in the network namespace of the calling thread.
 
-use std::{io, os::fd::AsFd as _};
+use std::{
+    io,
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable,
     NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_sys::{Socket, SocketAddr};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 
-/// Timeout of a response in ms. The kernel responds by itself, so a later response will not come.
-const RESPONSE_TIMEOUT_MS: u16 = 2_000;
+/// Timeout of a response. The kernel responds by itself, so a later response will not come.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Size of one read in bytes. The kernel fills dumps up to 32 KiB.
 const READ_BYTES: usize = 64 * 1024;
@@ -90,7 +97,7 @@ impl NetlinkSocket {
     ) -> io::Result<()> {
         let mut buffer = Vec::with_capacity(READ_BYTES);
         loop {
-            self.wait_readable()?;
+            wait_for_response(&self.socket, RESPONSE_TIMEOUT)?;
             buffer.clear();
             self.socket.recv(&mut buffer, 0)?;
             if handle_datagram(&buffer, each)? {
@@ -98,12 +105,21 @@ impl NetlinkSocket {
             }
         }
     }
+}
 
-    fn wait_readable(&self) -> io::Result<()> {
-        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::from(RESPONSE_TIMEOUT_MS))? {
-            0 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(()),
+/// Waits until a socket has a response to read; the error after `limit` is of the kind `TimedOut`.
+pub(super) fn wait_for_response(socket: impl AsFd, limit: Duration) -> io::Result<()> {
+    let started = Instant::now();
+    loop {
+        let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        let remaining = limit.saturating_sub(started.elapsed());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
+        match poll(&mut ready, timeout) {
+            // A signal that this thread handled says nothing about the response.
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => return Ok(()),
         }
     }
 }
@@ -128,4 +144,55 @@ fn handle_datagram<T: NetlinkDeserializable>(
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write as _, os::unix::net::UnixStream, thread};
+
+    use nix::{
+        sys::{
+            signal::{SigEvent, SigevNotify, Signal},
+            time::TimeSpec,
+            timer::{Expiration, Timer, TimerSetTimeFlags},
+        },
+        time::ClockId,
+        unistd::gettid,
+    };
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::*;
+
+    /// Interrupts the calling thread each millisecond, until the timer is dropped.
+    fn interrupt_this_thread() -> Timer {
+        let thread_id = gettid().as_raw();
+        let notify = SigevNotify::SigevThreadId { signal: Signal::SIGUSR2, thread_id, si_value: 0 };
+        let timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify));
+        let mut timer = timer.expect("a timer");
+        let each_ms = Expiration::Interval(TimeSpec::from(Duration::from_millis(1)));
+        timer.set(each_ms, TimerSetTimeFlags::empty()).expect("a time");
+        timer
+    }
+
+    #[tokio::test]
+    async fn a_signal_does_not_end_the_wait_for_a_response() {
+        let mut signals = signal(SignalKind::user_defined2()).expect("a handler");
+        let (ours, mut kernel) = UnixStream::pair().expect("sockets");
+        let waiting = thread::spawn(move || {
+            let _timer = interrupt_this_thread();
+            wait_for_response(&ours, Duration::from_secs(50)).map_err(|error| error.kind())
+        });
+        for _ in 0..5 {
+            signals.recv().await.expect("a signal");
+        }
+        kernel.write_all(b"response").expect("a peer");
+        assert_eq!(waiting.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
+    fn a_response_that_does_not_come_is_an_error() {
+        let (ours, _kernel) = UnixStream::pair().expect("sockets");
+        let waited = wait_for_response(&ours, Duration::from_millis(1));
+        assert_eq!(waited.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+    }
 }

@@ -11,14 +11,16 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
     os::fd::{AsRawFd as _, OwnedFd},
+    time::Duration,
 };
 
 use axum::{
     Router,
     routing::{get, post},
 };
+use common::http_server::{self, HttpServerBounds};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt::{Ipv6V6Only, ReuseAddr},
@@ -42,6 +44,14 @@ pub mod prestop;
 
 /// Accept backlog: every container of a pod sends one request, and every node with clients sends some.
 const BACKLOG: i32 = 64;
+
+/// Bounds for the clients of one pod server. Any client that reaches the pod may connect, and file descriptors of the
+/// agent serve the whole node. No client keeps a connection for a later request.
+const BOUNDS: HttpServerBounds = HttpServerBounds {
+    max_connections: 256,
+    head_timeout: Duration::from_secs(10),
+    ..HttpServerBounds::DEFAULT
+};
 
 /// State that all pod servers share.
 #[derive(Clone, Debug)]
@@ -102,13 +112,13 @@ struct PodServerState {
 
 async fn serve(listener: TcpListener, state: PodServerState) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let stop = state.stop.clone().cancelled_owned();
+    let stop = state.stop.clone();
     let pages = Router::new()
         .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
         .route(in_use::PATH, post(in_use::handle_in_use))
         .with_state(state);
-    let pages = pages.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, pages).with_graceful_shutdown(stop).await
+    http_server::serve(listener, pages, BOUNDS, stop).await;
+    Ok(())
 }
 
 /// Returns a listener for both families in the calling thread's namespace.

@@ -144,7 +144,11 @@ impl ApiServerClient {
             ApiServer::Configured => return config,
             ApiServer::Given(url) => (url.to_string(), url.address().is_some()),
             ApiServer::Learnt(address) => {
-                let scheme = config.cluster_url.scheme_str().unwrap_or("https");
+                // The endpoint's port has the name `https`. As with given servers, only a loopback address may do
+                // without: the configured server may be a proxy on this machine, and the token is for TLS only.
+                let is_plain =
+                    address.ip().is_loopback() && config.cluster_url.scheme_str() == Some("http");
+                let scheme = if is_plain { "http" } else { "https" };
                 (format!("{scheme}://{address}"), true)
             }
         };
@@ -329,6 +333,8 @@ mod tests {
         ] {
             assert_eq!(of(&config, server), expected);
         }
+        let proxy = Config::new("http://127.0.0.1:8001".parse().expect("a URL"));
+        assert_eq!(of(&proxy, learnt.clone()), ("https://10.0.0.1:6443/".to_owned(), name()));
         config.tls_server_name = Some("api".to_owned());
         assert_eq!(of(&config, learnt).1, config.tls_server_name, "a kubeconfig names another one");
     }

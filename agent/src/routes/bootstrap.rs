@@ -44,6 +44,9 @@ pub struct BootstrapServices {
 pub struct BootstrapDocument {
     format: String,
     node: String,
+    /// Id of the boot in which the API server last told the Services; `None`: it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<String>,
     /// Endpoints of the Service `default/kubernetes`.
     #[serde(default)]
     pub api_servers: BTreeSet<SocketAddr>,
@@ -93,6 +96,7 @@ impl BootstrapDocument {
         Self {
             format: FORMAT.to_owned(),
             node: node.to_owned(),
+            boot: None,
             api_servers: BTreeSet::new(),
             controllers: BTreeSet::new(),
             autoscalers: BTreeSet::new(),
@@ -142,6 +146,20 @@ impl BootstrapDocument {
         };
         let frontends = services.frontends.iter().map(with_last_endpoints);
         self.frontends = frontends.filter(|it| !it.endpoints.is_empty()).collect();
+    }
+
+    /// Records that the API server has told the Services in the boot with this id.
+    pub fn set_boot(&mut self, boot: Option<&str>) {
+        self.boot = boot.map(str::to_owned);
+    }
+
+    /// Returns the lists that fill empty maps in the boot with this id.
+    ///
+    /// In the boot in which they were last told, the maps are empty for another reason than a reboot. An agent in mode
+    /// `off` may have emptied them days ago, and kept no list since.
+    pub fn lists_for_boot(&self, boot: Option<&str>) -> &[BootstrapFrontend] {
+        let is_same_boot = boot.is_some() && self.boot.as_deref() == boot;
+        if is_same_boot { &[] } else { &self.frontends }
     }
 
     /// Replaces the controllers, if any are known.
@@ -240,6 +258,18 @@ mod tests {
         assert_eq!(document.frontends, [frontend(10, &[7])]);
         document.set_services(&services(&[6], Vec::new()));
         assert_eq!(document.frontends, [], "the Service is gone, or no longer served");
+    }
+
+    #[test]
+    fn lists_fill_maps_in_another_boot_only() {
+        let mut document = document();
+        let lists = [frontend(10, &[2, 3])];
+        assert_eq!(document.lists_for_boot(Some("b1")), lists, "an earlier release wrote them");
+        document.set_boot(Some("b1"));
+        let read = BootstrapDocument::parse(&document.to_text(), "n1").expect("just written");
+        assert!(read.lists_for_boot(Some("b1")).is_empty());
+        assert_eq!(read.lists_for_boot(Some("b2")), lists);
+        assert_eq!(read.lists_for_boot(None), lists, "the boot is not known");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::{
     api_client::ApiServerClient,
-    bootstrap::{BootstrapDocument, BootstrapServices},
+    bootstrap::{BootstrapDocument, BootstrapFrontend, BootstrapServices},
 };
 use crate::config::BOOTSTRAP_EXTENSIONS;
 
@@ -31,6 +31,9 @@ use crate::config::BOOTSTRAP_EXTENSIONS;
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after which a failed write is tried again without a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// File with the id of this boot of the node.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Places to which the agent's loop passes the facts about the start of a node.
 pub(crate) struct BootstrapPublisher {
@@ -68,10 +71,11 @@ pub(crate) struct BootstrapSources {
 }
 
 impl BootstrapSources {
-    /// Puts what the sources know into the document.
-    fn update(&mut self, document: &mut BootstrapDocument) {
+    /// Puts what the sources know in this boot into the document.
+    fn update(&mut self, document: &mut BootstrapDocument, boot: Option<&str>) {
         if let Some(services) = &*self.services.borrow_and_update() {
             document.set_services(services);
+            document.set_boot(boot);
         }
         document.set_controllers(addresses(&self.controllers.borrow_and_update()));
         document.set_autoscalers(addresses(&self.autoscalers.borrow_and_update()));
@@ -99,6 +103,8 @@ fn addresses(known: &KnownReplicas) -> BTreeSet<SocketAddr> {
 #[derive(Debug)]
 pub(crate) struct BootstrapFile {
     path: PathBuf,
+    /// Id of this boot; `None`: it cannot be read.
+    boot: Option<String>,
     /// Content that the file should have.
     document: BootstrapDocument,
     /// Content that it has; without a usable file, that of nothing known.
@@ -119,7 +125,8 @@ impl BootstrapFile {
         }
         let is_foreign = read.is_err();
         let document = read.ok().flatten().unwrap_or_else(|| BootstrapDocument::new(node));
-        Self { path, written: document.clone(), document, is_foreign, failure: None }
+        let (boot, written) = (read_boot_id(), document.clone());
+        Self { path, boot, document, written, is_foreign, failure: None }
     }
 
     /// Returns the content as it was read; without a usable file, nothing is known.
@@ -127,11 +134,16 @@ impl BootstrapFile {
         &self.document
     }
 
+    /// Returns the lists that fill empty maps at this start.
+    pub(crate) fn start_lists(&self) -> Vec<BootstrapFrontend> {
+        self.document.lists_for_boot(self.boot.as_deref()).to_vec()
+    }
+
     /// Writes each change of the sources until `shutdown`, and the last one then.
     pub(crate) async fn keep(mut self, mut sources: BootstrapSources, shutdown: CancellationToken) {
         let mut has_ended = false;
         loop {
-            sources.update(&mut self.document);
+            sources.update(&mut self.document, self.boot.as_deref());
             self.write_if_changed().await;
             if has_ended {
                 return;
@@ -179,6 +191,11 @@ impl BootstrapFile {
     }
 }
 
+/// Returns the id of this boot of the node; `None` if it cannot be read.
+fn read_boot_id() -> Option<String> {
+    fs::read_to_string(BOOT_ID).ok().map(|text| text.trim().to_owned())
+}
+
 /// Reads a bootstrap file; `None` if there is none. The error is the reason that it is of no use.
 fn read(path: &Path, node: &str) -> Result<Option<BootstrapDocument>, String> {
     match fs::read_to_string(path) {
@@ -215,7 +232,7 @@ fn write_file(path: &Path, text: &str, keeps_present: bool) -> io::Result<()> {
 mod tests {
     use common::replicas::EndpointSetting;
 
-    use super::{super::bootstrap::BootstrapFrontend, *};
+    use super::*;
 
     /// Folder of one test; removed on drop.
     struct TestFolder(PathBuf);
@@ -294,8 +311,10 @@ mod tests {
         keep(&folder, None, &[4]).await;
         let mut expected = BootstrapDocument::new("n1");
         expected.set_services(&services(2));
+        expected.set_boot(read_boot_id().as_deref());
         expected.set_controllers([at(4)].into());
         assert_eq!(folder.open("n1").document(), &expected);
+        assert_eq!(folder.open("n1").start_lists(), [], "no reboot has emptied the maps");
         let other = folder.open("n2");
         assert_eq!(other.document(), &BootstrapDocument::new("n2"), "each node has a file");
         assert_eq!(folder.text("n1.json.new"), None, "no draft is left");

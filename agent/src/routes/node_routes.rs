@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
     time::Instant,
 };
 
@@ -166,9 +165,9 @@ impl NodeRoutes {
         self.planner.refused_cluster_services()
     }
 
-    /// Returns the endpoints of the frontends of all the cluster's Services that are served.
-    pub(crate) fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
-        self.planner.frontend_endpoints()
+    /// Takes the changes of the endpoints of the cluster's Services that are served.
+    pub(crate) fn take_changed_endpoints(&mut self) -> FrontendEndpoints {
+        self.planner.take_changed_endpoints()
     }
 
     /// Returns true if endpoints may have left since the last call, or were not known. Call it after the writes of a

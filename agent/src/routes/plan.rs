@@ -25,7 +25,6 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
-    sync::Arc,
 };
 
 use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
@@ -33,6 +32,7 @@ use datapath::{
     abi::{self, FrontendKey},
     load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
+use smol_str::SmolStr;
 
 use self::{
     backends::UsedBackends,
@@ -58,6 +58,7 @@ use crate::{
     config::ClusterIpMode,
     kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp},
     map_sizes::{self, MapSizes},
+    service_facts::ServiceSource,
 };
 
 /// Error: a change that does not fit the kernel's maps. No part of it is in force.
@@ -221,13 +222,13 @@ impl RoutePlanner {
         self.collect_cluster_changes();
     }
 
-    /// Returns the endpoints of the frontends of all the cluster's Services that are served.
-    pub fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
-        self.table.cluster.frontend_endpoints()
+    /// Takes the changes of the endpoints of the cluster's Services that are served, since the last call.
+    pub fn take_changed_endpoints(&mut self) -> FrontendEndpoints {
+        self.table.cluster.take_changed_endpoints()
     }
 
-    /// Returns true if [endpoints](Self::frontend_endpoints) may have left since the last call, or were not known. Call
-    /// it after the writes of a plan: before them, a socket may still get an endpoint that has left.
+    /// Returns true if endpoints may have left since the last call, or were not known. Call it after the writes of a
+    /// plan: before them, a socket may still get an endpoint that has left.
     pub fn take_departures(&mut self) -> bool {
         if !self.table.cluster.take_departures() {
             return false;
@@ -259,9 +260,9 @@ impl RoutePlanner {
     /// Returns true if a frontend without an owner is to be removed: the source that it came from is known.
     fn is_removable(&self, key: &FrontendKey) -> bool {
         let list = self.lists.get(&BackendListKey::Frontend(*key));
-        match list.is_none_or(|list| list.is_routed) {
-            true => self.is_route_table_known,
-            false => self.table.cluster.is_known(),
+        match list.map_or(ServiceSource::Route, |list| list.source) {
+            ServiceSource::Route => self.is_route_table_known,
+            ServiceSource::Service => self.table.cluster.is_known(),
         }
     }
 
@@ -303,17 +304,18 @@ impl RoutePlanner {
             Vec::new(),
         );
         let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&none);
+        // Only services of the RouteTable have a port at the activators.
+        let source = if info.port_be != 0 { ServiceSource::Route } else { ServiceSource::Service };
         self.service_id_pool.reserve(service_id);
         self.list_entry_pool.reserve(state.offset, state.count);
         for &id in backends {
             let Some(&backend) = kernel.backends.get(&id) else { continue };
-            self.backends.adopt(id, backend, info.port_be != 0);
+            self.backends.adopt(id, backend, source);
         }
         let list = BackendList {
             service_id,
             owner: None,
-            // Only services of the RouteTable have a port at the activators.
-            is_routed: info.port_be != 0,
+            source,
             state: *state,
             info: *info,
             // Spare entries of an earlier agent's extent are free now.
@@ -345,6 +347,14 @@ impl RoutePlanner {
                 self.mark_routed_due(changed);
             }
             RouteChange::Removed(RouteKey::Activator(name)) => self.set_activator(&name, None),
+            RouteChange::Node(it) => {
+                let changed = self.table.set_node_zone(&it.name, it.zone);
+                self.mark_routed_due(changed);
+            }
+            RouteChange::Removed(RouteKey::Node(name)) => {
+                let changed = self.table.set_node_zone(&name, SmolStr::default());
+                self.mark_routed_due(changed);
+            }
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
@@ -497,9 +507,7 @@ impl RoutePlanner {
         }
         // Rouse's own services first, which kube-proxy cannot serve as well. Then the smallest: if not all fit, as many as
         // possible do.
-        draft
-            .service_updates
-            .sort_by_key(|it| (!it.service_number.is_routed(), it.backend_count()));
+        draft.service_updates.sort_by_key(|it| (it.service_number.source(), it.backend_count()));
         let is_unwanted = |key: &&FrontendKey| {
             !draft.frontend_owners.contains_key(*key) && self.is_removable(key)
         };
@@ -539,14 +547,14 @@ impl RoutePlanner {
         let mut plan = MapPlan::default();
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         let activators = std::mem::take(&mut draft.activators);
-        self.switch_lists(&activators, true, &mut ops, &mut freed)?;
+        self.switch_lists(&activators, ServiceSource::Route, &mut ops, &mut freed)?;
         // Those that are not due now stay unfit.
         let mut unfit = std::mem::take(&mut self.unfit_services);
         for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
-            let is_routed = service_number.is_routed();
-            let switched = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
+            let source = service_number.source();
+            let switched = self.switch_lists(&updates, source, &mut ops, &mut freed);
             let Err(error) = switched else {
                 unfit.remove(&service_number);
                 continue;
@@ -558,28 +566,33 @@ impl RoutePlanner {
             });
             service.error = error;
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
-            let share = MapShare::of(is_routed);
-            let lengths = self.moved_lengths(&updates, is_routed);
+            let share = MapShare::of(source);
+            let lengths = self.moved_lengths(&updates, source);
             if is_recent && self.fits_after_quarantine(&error, &lengths, share) {
                 // A Service of the cluster that waits holds up no report about the RouteTable.
-                plan.is_partial |= is_routed;
+                plan.is_partial |= source == ServiceSource::Route;
                 continue;
             }
             let was_refused = std::mem::replace(&mut service.is_refused, true);
             let refusal = self.table.service_name(service_number).map(|name| (name, error));
-            match is_routed {
-                true => plan.refused.extend(refusal),
-                false => plan.newly_refused.extend(refusal.filter(|_| !was_refused)),
-            }
-            // Connects to a Service of the cluster go on to kube-proxy's rules.
-            let mode = if is_routed { RoutingMode::Activator } else { RoutingMode::Pass };
+            let mode = match source {
+                ServiceSource::Route => {
+                    plan.refused.extend(refusal);
+                    RoutingMode::Activator
+                }
+                // Connects go on to kube-proxy's rules.
+                ServiceSource::Service => {
+                    plan.newly_refused.extend(refusal.filter(|_| !was_refused));
+                    RoutingMode::Pass
+                }
+            };
             for BackendListUpdate { target, next } in updates {
                 let fallback = DesiredBackendList { mode, info: next.info, backends: Vec::new() };
                 let mut updates = Vec::new();
                 self.push_update(target, fallback, &mut updates);
                 // List by list: one in force always fits, and must not keep its old pods because a new one does not.
                 // A new address that does not fit gets no frontend: its connects pass unchanged.
-                let _no_frontend = self.switch_lists(&updates, is_routed, &mut ops, &mut freed);
+                let _no_frontend = self.switch_lists(&updates, source, &mut ops, &mut freed);
             }
         }
         for &key in &draft.unwanted_frontends {
@@ -624,7 +637,7 @@ impl RoutePlanner {
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
                 list.owner = Some(service_number);
                 self.frontend_claims.remove(&(key, service_number));
-                self.set_list_routed(key, service_number.is_routed(), ops);
+                self.set_list_source(key, service_number.source(), ops);
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
@@ -636,13 +649,19 @@ impl RoutePlanner {
     }
 
     /// Counts the backends of a list for the source of its new owner, if the list itself stays as it is.
-    fn set_list_routed(&mut self, key: FrontendKey, is_routed: bool, ops: &mut OrderedMapOps) {
+    fn set_list_source(
+        &mut self,
+        key: FrontendKey,
+        source: ServiceSource,
+        ops: &mut OrderedMapOps,
+    ) {
         let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        if std::mem::replace(&mut list.is_routed, is_routed) == is_routed {
+        let before = std::mem::replace(&mut list.source, source);
+        if before == source {
             return;
         }
         for &id in &list.backends {
-            self.backends.move_list(id, is_routed, ops);
+            self.backends.move_list(id, (before, source), ops);
         }
     }
 }

@@ -30,21 +30,28 @@ impl PodUsageReporter {
     }
 
     /// Assigns a row to a pod: later reports of the row are of that pod.
-    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &NamespacedName, uid: &str) {
+    pub(crate) fn assign_slot(
+        &mut self,
+        slot: u32,
+        revision: &NamespacedName,
+        uid: &str,
+        maps: &KernelMaps,
+    ) {
         let key = UsageKey { revision: revision.clone(), pod: Some(uid.to_owned()) };
-        if let Some(old) = self.keys.insert(slot, key.clone())
-            && old != key
-        {
-            self.outbox.remove(&old);
+        if self.keys.get(&slot).is_some_and(|old| *old != key) {
+            self.release_slot(slot, maps);
         }
+        self.keys.insert(slot, key);
     }
 
     /// Ends the reports of a row whose pod is gone: sends its last totals, then its removal.
     pub(crate) fn release_slot(&mut self, slot: u32, maps: &KernelMaps) {
-        self.report_slot(slot, maps);
         self.reported_in_flight.remove(&slot);
         if let Some(key) = self.keys.remove(&slot) {
-            self.outbox.remove(&key);
+            let mut last = read_usage(key.clone(), slot, maps);
+            // They end with the pod, and must not ask for another one before the removal is received.
+            last.totals.finish_all(last.read_at_ns);
+            self.outbox.remove_with_last(key, last);
         }
     }
 
@@ -53,16 +60,7 @@ impl PodUsageReporter {
         let Some(key) = self.keys.get(&slot) else { return };
         // Read before the totals: a request that begins meanwhile is in the totals, and raises one more event.
         self.reported_in_flight.insert(slot, maps.pod_state(slot).in_flight);
-        let responses = maps.responses(slot);
-        let sample = UsageSample {
-            key: key.clone(),
-            totals: maps.totals(slot),
-            // Read after the totals: each counted request began before this time.
-            read_at_ns: monotonic_ns(),
-            status: responses.status.to_vec(),
-            latency: responses.latency.to_vec(),
-        };
-        self.outbox.set(key.clone(), sample);
+        self.outbox.set(key.clone(), read_usage(key.clone(), slot, maps));
     }
 
     /// Arms the kernel's growth event for a row at the level of its last report. If the level has already grown,
@@ -107,5 +105,18 @@ impl PodUsageReporter {
             self.report_slot(slot, maps);
             self.arm_growth_event(slot, maps);
         }
+    }
+}
+
+/// Reads the totals of a row as those of this subject.
+fn read_usage(key: UsageKey, slot: u32, maps: &KernelMaps) -> UsageSample {
+    let responses = maps.responses(slot);
+    UsageSample {
+        key,
+        totals: maps.totals(slot),
+        // Read after the totals: each counted request began before this time.
+        read_at_ns: monotonic_ns(),
+        status: responses.status.to_vec(),
+        latency: responses.latency.to_vec(),
     }
 }

@@ -121,6 +121,19 @@ fn a_new_stream_that_does_not_name_a_pod_ends_it() {
     assert_eq!((load.is_pod_reported("old"), load.is_pod_reported("new")), (false, true));
 }
 
+/// An agent sends a pod's last totals and the removal in one batch.
+#[test]
+fn the_last_totals_of_a_pod_are_load_although_its_removal_follows_at_once() {
+    let (mut load, mut totals) = (awake(ScaleMetric::Rps), RequestTotals::default());
+    load.apply_counted(at(10.0), SYNCED_STREAM, &report(Some("p"), 10.0, totals));
+    (0..4).for_each(|_| totals.record_start(ns(at(10.25))));
+    (0..4).for_each(|_| totals.record_finish(ns(at(10.5))));
+    load.apply_counted(at(10.75), SYNCED_STREAM, &report(Some("p"), 10.75, totals));
+    load.remove_source(at(10.75), SYNCED_STREAM.sender, Some("p"));
+    assert_eq!((load.requests_started(), second(&load, 10)), (4, 4.0));
+    assert!(!load.is_pod_reported("p"));
+}
+
 #[test]
 fn counters_that_go_backwards_are_no_load() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());

@@ -10,6 +10,9 @@ use super::{
     RevisionField, TemplateFunction, TemplatePart, TemplateValue, ValueSource,
 };
 
+/// Spaces of Go's templates. Other white space is text, and refused inside of an action.
+const SPACES: [char; 4] = [' ', '\t', '\r', '\n'];
+
 /// Deepest nesting of parentheses.
 const MAX_PARENTHESES: usize = 8;
 
@@ -67,21 +70,22 @@ fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
         let open = rest.find("{{");
         let mut text = open.map_or(rest, |end| &rest[..end]);
         if trims_after {
-            text = text.trim_start();
+            text = text.trim_start_matches(SPACES);
         }
         let inside = open.map(|open| at + open + 2);
         let after = inside.map_or("", |inside| &source[inside..]);
         // `{{- ` trims only if a space follows: `{{-3}}` is a number.
-        let trims_before = after.starts_with('-') && after[1..].starts_with(char::is_whitespace);
+        let trims_before = after.starts_with('-') && after[1..].starts_with(SPACES);
         if trims_before {
-            text = text.trim_end();
+            text = text.trim_end_matches(SPACES);
         }
         // Trimming may leave nothing, and empty texts would only cost memory.
         if !text.is_empty() {
             parts.push(TemplatePart::Text(text.into()));
         }
         let Some(inside) = inside else { return Ok(parts) };
-        let start = inside + usize::from(trims_before);
+        // The space is a part of the braces: a comment may only follow at once.
+        let start = if trims_before { inside + 2 } else { inside };
         let (value, (end, trims)) = parse_action(source, start, inside - 2)?;
         (at, trims_after) = (end, trims);
         if let Some(value) = value {
@@ -101,23 +105,34 @@ fn parse_action(
     start: usize,
     opened: usize,
 ) -> Result<(Option<TemplateValue>, (usize, bool)), TemplateSyntaxError> {
-    let mut lexer = TemplateLexer { source, offset: start };
-    // As in Go, a comment must fill the whole action.
-    let comment = source[start..].trim_start();
-    if comment.starts_with("/*") {
-        let begin = source.len() - comment.len();
-        let end = comment.find("*/").ok_or_else(|| (opened, "unclosed comment".to_owned()))?;
-        lexer.offset = begin + end + 2;
-        return match lexer.next_token()? {
-            (_, TemplateToken::CloseBraces(trims)) => Ok((None, (lexer.offset, trims))),
-            (at, _) => Err((at, "a comment must end before }}".to_owned())),
-        };
+    if let Some(comment) = source[start..].strip_prefix("/*") {
+        return Ok((None, skip_comment(source, comment, opened)?));
     }
+    let mut lexer = TemplateLexer { source, offset: start, follows_operand: false };
     let (value, (at, end)) = parse_pipeline(&mut lexer, 0)?;
     match end {
         TemplateToken::CloseBraces(trims) => Ok((Some(value), (lexer.offset, trims))),
         TemplateToken::End => Err((opened, "unclosed action".to_owned())),
         other => Err((at, format!("unexpected {} in it", other.description()))),
+    }
+}
+
+/// Returns the end of an action that is a comment, and true if its closing braces trim. As in Go, a comment fills the
+/// whole action, and the only space in it is that of the closing braces. `comment` begins with the comment's text.
+fn skip_comment(
+    source: &str,
+    comment: &str,
+    opened: usize,
+) -> Result<(usize, bool), TemplateSyntaxError> {
+    let end = comment.find("*/").ok_or_else(|| (opened, "unclosed comment".to_owned()))?;
+    let after = &comment[end + 2..];
+    let begin = source.len() - after.len();
+    if after.starts_with("}}") {
+        return Ok((begin + 2, false));
+    }
+    match after.strip_prefix(SPACES) {
+        Some(it) if it.starts_with("-}}") => Ok((begin + 4, true)),
+        Some(_) | None => Err((begin, "a comment must end before }}".to_owned())),
     }
 }
 
@@ -172,7 +187,7 @@ fn parse_index(lexer: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
     }
     let name = parse_header_name(lexer)?;
     // Without an index the token belongs to the caller, so reading goes back to its begin.
-    let before = lexer.offset;
+    let before = *lexer;
     match lexer.next_token()? {
         (_, TemplateToken::Number(number)) if number == "0" => {
             Ok(TemplateValue::of_request(RequestField::Header(name)))
@@ -181,7 +196,7 @@ fn parse_index(lexer: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
             Err((at, "of a header only value 0 can be asked for".to_owned()))
         }
         _ => {
-            lexer.offset = before;
+            *lexer = before;
             Ok(TemplateValue::of_request(RequestField::Headers(name)))
         }
     }
@@ -290,6 +305,30 @@ enum TemplateToken {
 }
 
 impl TemplateToken {
+    /// Returns true if a value or a function can begin with the token.
+    fn begins_operand(&self) -> bool {
+        match self {
+            Self::Field(_)
+            | Self::Name(_)
+            | Self::Text(_)
+            | Self::Number(_)
+            | Self::OpenParenthesis => true,
+            Self::Pipe | Self::CloseParenthesis | Self::CloseBraces(_) | Self::End => false,
+        }
+    }
+
+    /// Returns true if a value or a function can end with the token.
+    fn ends_operand(&self) -> bool {
+        match self {
+            Self::Field(_)
+            | Self::Name(_)
+            | Self::Text(_)
+            | Self::Number(_)
+            | Self::CloseParenthesis => true,
+            Self::Pipe | Self::OpenParenthesis | Self::CloseBraces(_) | Self::End => false,
+        }
+    }
+
     fn description(&self) -> String {
         match self {
             Self::Field(it) | Self::Name(it) | Self::Number(it) => format!("{it:?}"),
@@ -304,16 +343,30 @@ impl TemplateToken {
 }
 
 /// Lexer of one action.
+#[derive(Clone, Copy)]
 struct TemplateLexer<'a> {
     source: &'a str,
     offset: usize,
+    /// True if a value or a function can end at the offset.
+    follows_operand: bool,
 }
 
 impl TemplateLexer<'_> {
     /// Returns the next token and its position.
     fn next_token(&mut self) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
+        let end = self.offset;
+        let (begin, token) = self.read_token()?;
+        // As in Go, nothing but a space divides two operands.
+        if begin == end && self.follows_operand && token.begins_operand() {
+            return Err((begin, format!("a space must be before {}", token.description())));
+        }
+        self.follows_operand = token.ends_operand();
+        Ok((begin, token))
+    }
+
+    fn read_token(&mut self) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
         let rest = self.source.get(self.offset..).unwrap_or_default();
-        let trimmed = rest.trim_start();
+        let trimmed = rest.trim_start_matches(SPACES);
         let begin = self.source.len() - trimmed.len();
         if trimmed.starts_with("}}") {
             return Ok(self.token(begin, 2, TemplateToken::CloseBraces(false)));
@@ -343,7 +396,9 @@ impl TemplateLexer<'_> {
             Some(it) if it.is_ascii_digit() => {
                 let end = name_length(trimmed);
                 let digits = trimmed[..end].to_owned();
-                if digits.bytes().all(|it| it.is_ascii_digit()) {
+                // Go prints the value of a number: with a leading zero it is octal, and one beyond 64 bits is refused.
+                let is_as_printed = |it: i64| it.to_string() == digits;
+                if digits.parse().is_ok_and(is_as_printed) {
                     return Ok(self.token(begin, end, TemplateToken::Number(digits)));
                 }
                 Err((begin, format!("bad number {digits:?}")))

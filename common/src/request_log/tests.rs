@@ -99,6 +99,8 @@ fn every_field_and_function_prints_what_it_prints_in_go() {
         ("[{{.TraceID}}]", "[]"),
         ("a {{- /* nothing */ -}} b", "ab"),
         ("a {{- .Response.Code -}} b", "a200b"),
+        ("a\u{a0}{{- /* nothing */ -}}\n\u{a0}b", "a\u{a0}\u{a0}b"),
+        (r#"{{(index .Request.Header "X-A")|js}}{{/**/}}"#, "[1 2]"),
         (r#"{{"{{"}}{{print 7}}"#, "{{7"),
         (r#"{{html "<a href='b'>"}}"#, "&lt;a href=&#39;b&#39;&gt;"),
         (r#"{{urlquery "a b&c~"}}"#, "a+b%26c~"),
@@ -130,6 +132,19 @@ fn unsupported_syntax_is_refused_with_its_position() {
         ("{{((((((((((.TraceID))))))))))}}", (1, 11), "too many parentheses"),
         ("{{\"a}}", (1, 3), "unterminated text"),
         ("{{js .TraceID | js | js}}", (1, 22), "a value goes through at most 2 functions"),
+        ("{{ /* a */}}", (1, 4), "'/' is not supported"),
+        ("{{-  /* a */}}", (1, 6), "'/' is not supported"),
+        ("{{/* a */ }}", (1, 10), "a comment must end before }}"),
+        ("{{- /* a */  -}}", (1, 12), "a comment must end before }}"),
+        ("{{js\"a\"}}", (1, 5), "a space must be before the text \"a\""),
+        ("{{js.TraceID}}", (1, 5), "a space must be before \".TraceID\""),
+        ("{{js(.TraceID)}}", (1, 5), "a space must be before \"(\""),
+        ("{{index .Request.Header\"a\"}}", (1, 24), "a space must be before the text \"a\""),
+        ("{{index .Request.Header \"a\"0}}", (1, 28), "a space must be before \"0\""),
+        ("{{(js .TraceID)(js .TraceID)}}", (1, 16), "a space must be before \"(\""),
+        ("{{print 007}}", (1, 9), "bad number \"007\""),
+        ("{{print 99999999999999999999}}", (1, 9), "bad number \"99999999999999999999\""),
+        ("{{\u{a0}.TraceID}}", (1, 3), "'\\u{a0}' is not supported"),
     ] {
         let (line, column) = at;
         let want = LogTemplateError { line, column, what: what.to_owned() };

@@ -63,12 +63,21 @@ impl HintState {
         hints: fn(&ServiceEndpoint) -> &[SmolStr],
         name: &SmolStr,
     ) -> Self {
-        let ready = || endpoints.values().filter(|it| it.is_ready);
-        if ready().all(|it| hints(it).is_empty()) {
+        let ready = endpoints.values().filter(|it| it.is_ready);
+        Self::of_ready(ready.map(|it| hints(it)), name)
+    }
+
+    /// Returns the state of one kind of hints for clients on the node, or in the zone, of this name. `hints` are those
+    /// of each ready endpoint.
+    pub(super) fn of_ready<'a>(
+        hints: impl Iterator<Item = &'a [SmolStr]> + Clone,
+        name: &SmolStr,
+    ) -> Self {
+        if hints.clone().all(<[SmolStr]>::is_empty) {
             Self::Absent
-        } else if ready().any(|it| hints(it).is_empty()) {
+        } else if hints.clone().any(<[SmolStr]>::is_empty) {
             Self::Partial
-        } else if ready().any(|it| hints(it).contains(name)) {
+        } else if hints.clone().any(|it| it.contains(name)) {
             Self::Here
         } else {
             Self::Elsewhere

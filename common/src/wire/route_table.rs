@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ActivatorEntry, GlobalSettings, NamespacedName, PodEntry, RevisionEntry, ScalePolicyPool,
-    ServerComponent, ServerReplicas, ServiceEntry,
+    ActivatorEntry, GlobalSettings, NamespacedName, NodeEntry, PodEntry, RevisionEntry,
+    ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
 };
 
 /// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
@@ -18,6 +18,8 @@ pub struct RouteTable {
     pub pods: BTreeMap<String, PodEntry>,
     /// Activators, by the name of the replica.
     pub activators: BTreeMap<String, ActivatorEntry>,
+    /// Nodes that have a zone, by name; at an agent, its own node only.
+    pub nodes: BTreeMap<String, NodeEntry>,
     /// Replicas of components that are found by the table; empty where each component has one replica.
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Settings that hold for all services.
@@ -44,6 +46,8 @@ pub enum RouteChange {
     Pod(Box<PodEntry>),
     /// Whole state of an activator.
     Activator(ActivatorEntry),
+    /// Whole state of a node that has a zone.
+    Node(NodeEntry),
     /// All replicas of a component. Links apply them; the users of a link may ignore them.
     Replicas(ServerReplicas),
     /// Settings that hold for all services.
@@ -65,6 +69,8 @@ pub enum RouteKey {
     Pod(String),
     /// Activator, by the replica's name.
     Activator(String),
+    /// Node, by its name.
+    Node(String),
     /// All replicas of a component.
     Replicas(ServerComponent),
     /// Settings that hold for all services.
@@ -79,6 +85,7 @@ impl RouteChange {
             Self::Revision(it) => Some(RouteKey::Revision(it.name.clone())),
             Self::Pod(it) => Some(RouteKey::Pod(it.uid.clone())),
             Self::Activator(it) => Some(RouteKey::Activator(it.name.clone())),
+            Self::Node(it) => Some(RouteKey::Node(it.name.clone())),
             Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
             Self::Removed(key) => Some(key.clone()),
@@ -94,10 +101,11 @@ impl RouteTable {
         let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
         let pods = self.pods.values().cloned().map(|it| RouteChange::Pod(it.into()));
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
+        let nodes = self.nodes.values().cloned().map(RouteChange::Node);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
         let settings = self.settings.if_not_default().map(RouteChange::Settings);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
-        let first = settings.into_iter().chain(replicas).chain(activators);
+        let first = settings.into_iter().chain(replicas).chain(nodes).chain(activators);
         first.chain(revisions).chain(pods).chain(services)
     }
 
@@ -108,6 +116,7 @@ impl RouteTable {
             out.extend(next.settings.if_not_default().map(RouteChange::Settings));
         }
         for_each_changed(&self.replicas, &next.replicas, |v| out.push(RouteChange::Replicas(v)));
+        for_each_changed(&self.nodes, &next.nodes, |v| out.push(RouteChange::Node(v)));
         for_each_changed(&self.activators, &next.activators, |v| {
             out.push(RouteChange::Activator(v))
         });
@@ -126,10 +135,11 @@ impl RouteTable {
         let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
+        let nodes = self.nodes.keys().cloned().map(RouteKey::Node);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
         let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
-        let all = services.chain(revisions).chain(pods).chain(activators).chain(replicas);
-        all.chain(settings).collect()
+        let all = services.chain(revisions).chain(pods).chain(activators).chain(nodes);
+        all.chain(replicas).chain(settings).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -138,6 +148,7 @@ impl RouteTable {
             RouteKey::Revision(name) => self.revisions.contains_key(name),
             RouteKey::Pod(uid) => self.pods.contains_key(uid),
             RouteKey::Activator(name) => self.activators.contains_key(name),
+            RouteKey::Node(name) => self.nodes.contains_key(name),
             RouteKey::Replicas(component) => self.replicas.contains_key(component),
             RouteKey::Settings => self.settings.if_not_default().is_some(),
         }
@@ -151,6 +162,7 @@ impl RouteTable {
             RouteChange::Revision(it) => drop(self.revisions.insert(it.name.clone(), it)),
             RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
+            RouteChange::Node(it) => drop(self.nodes.insert(it.name.clone(), it)),
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
             RouteChange::Removed(_) => self.remove(&key),
@@ -165,6 +177,7 @@ impl RouteTable {
             RouteKey::Revision(name) => drop(self.revisions.remove(name)),
             RouteKey::Pod(uid) => drop(self.pods.remove(uid)),
             RouteKey::Activator(name) => drop(self.activators.remove(name)),
+            RouteKey::Node(name) => drop(self.nodes.remove(name)),
             RouteKey::Replicas(component) => drop(self.replicas.remove(component)),
             RouteKey::Settings => self.settings = GlobalSettings::default(),
         }

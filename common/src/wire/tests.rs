@@ -56,6 +56,10 @@ fn changes_lead_from_one_table_to_the_other() {
     let mut want = have.clone();
     want.activators.remove("a");
     want.activators.insert("c".into(), activator("c"));
+    let node = |name: &str, zone: &str| NodeEntry { name: name.into(), zone: zone.into() };
+    have.nodes.insert("n1".into(), node("n1", "a"));
+    have.nodes.insert("n2".into(), node("n2", "a"));
+    want.nodes.insert("n1".into(), node("n1", "b"));
 
     let mut view = RouteView::default();
     for change in have.all_states().chain(have.changes_to(&want)) {
@@ -83,9 +87,29 @@ fn a_ready_pod_needs_an_address() {
     let also = vec![7; 16];
     let addressed = raw::Pod { address: vec![10, 0, 0, 7], also, confirmed: true, ..raw };
     let pod = PodEntry::try_from(addressed.clone()).expect("an address");
+    assert_eq!(pod.hints, TopologyHints::default(), "an earlier sender knows no hints");
     let back = raw::Pod::from(pod);
     assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
     assert!(back.confirmed);
+}
+
+#[test]
+fn hints_of_a_pod_and_the_zone_of_a_node_survive_the_wire() {
+    let hints = TopologyHints { zone: "a".into(), node: "n1".into() };
+    let revision = name("default/hello-00001");
+    let pod = PodEntry { hints, ..crate::fixtures::pod("uid", &revision, RoutingPhase::Starting) };
+    let node = NodeEntry { name: "n1".into(), zone: "a".into() };
+    for change in [
+        RouteChange::Pod(pod.into()),
+        RouteChange::Node(node),
+        RouteChange::Removed(RouteKey::Node("n1".into())),
+    ] {
+        let item = item(3, change);
+        assert_eq!(RouteItem::try_from(raw::RouteItem::from(item.clone())), Ok(item));
+    }
+    let without_zone = raw::Node { name: "n1".into(), zone: String::new() };
+    let error = NodeEntry::try_from(without_zone).expect_err("it would say nothing");
+    assert_eq!(error.to_string(), "field node.zone is \"\": must not be empty");
 }
 
 /// A service from a sender of the previous release, which omits the newer fields, is accepted.
@@ -137,6 +161,19 @@ fn the_integral_counts_open_and_closed_requests() {
     totals.record_finish(30);
     totals.record_finish(40);
     assert_eq!((totals.in_flight(), totals.in_flight_integral(50)), (0, 20 + 20));
+}
+
+#[test]
+fn all_requests_in_flight_end_as_one_after_the_other_does() {
+    let mut totals = RequestTotals::default();
+    [10, 20, 30].into_iter().for_each(|at| totals.record_start(at));
+    totals.record_finish(40);
+    let mut one_by_one = totals;
+    [50, 50].into_iter().for_each(|at| one_by_one.record_finish(at));
+    totals.finish_all(50);
+    assert_eq!(totals, one_by_one);
+    totals.finish_all(60);
+    assert_eq!(totals, one_by_one, "none is left");
 }
 
 #[test]

@@ -72,6 +72,13 @@ impl RequestTotals {
         self.finished_sum_ns = self.finished_sum_ns.wrapping_add(now_ns);
     }
 
+    /// Records the end of all requests in flight at `now_ns`.
+    pub fn finish_all(&mut self, now_ns: u64) {
+        let ended = self.in_flight();
+        self.finished += ended;
+        self.finished_sum_ns = self.finished_sum_ns.wrapping_add(ended.wrapping_mul(now_ns));
+    }
+
     /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> u64 {
         self.started.saturating_sub(self.finished)

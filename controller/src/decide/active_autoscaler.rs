@@ -224,8 +224,14 @@ impl AutoscalerElection {
     /// Returns the stream of the autoscaler that should be active.
     fn first_by_rank(&self) -> Option<u64> {
         let named = self.names_called_active();
-        let live = self.candidates.values().filter(|it| it.is_synced && !it.is_silent(self.ticks));
-        let oldest = live.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
+        // An incomplete set would withdraw the decisions on the Revisions that it does not contain yet.
+        let synced = self.candidates.iter().filter(|(_, it)| it.is_synced);
+        let is_live = |candidate: &AutoscalerCandidate| !candidate.is_silent(self.ticks);
+        // Silent ones are compared only if all are silent, and then by the same rules.
+        let has_live = synced.clone().any(|(_, it)| is_live(it));
+        let compared = synced.filter(|(_, it)| is_live(it) || !has_live);
+        let filling_since = compared.clone().filter_map(|(_, it)| it.filling_windows_since());
+        let oldest = filling_since.min().unwrap_or(0);
         // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
         // one autoscaler.
         let rank = |(stream, candidate): &(&u64, &AutoscalerCandidate)| {
@@ -236,12 +242,10 @@ impl AutoscalerElection {
             let later = later.unsigned_abs().saturating_sub(DELAY_TOLERANCE_TICKS);
             let is_named = named.contains(candidate.name.as_str());
             let has_full = candidate.has_full_windows();
-            let lacks = (candidate.is_silent(self.ticks), !knows_all, !has_full);
+            let lacks = (!knows_all, !has_full);
             (lacks, later, !is_named, candidate.name.clone(), Reverse(**stream))
         };
-        // An incomplete set would withdraw the decisions on the Revisions that it does not contain yet.
-        let synced = self.candidates.iter().filter(|(_, it)| it.is_synced);
-        synced.min_by_key(rank).map(|(stream, _)| *stream)
+        compared.min_by_key(rank).map(|(stream, _)| *stream)
     }
 
     /// Returns the names that live autoscalers call active.

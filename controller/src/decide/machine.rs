@@ -34,6 +34,7 @@ mod allocate;
 mod apply_plan;
 mod blocking_causes;
 mod decisions;
+mod deployments;
 mod digests;
 mod domain_mappings;
 mod fingerprint;
@@ -45,11 +46,14 @@ mod owner_exceptions;
 mod pods;
 mod replicas;
 mod reports;
+mod route_references;
 mod settings;
 mod timers;
 mod write_keys;
+mod zones;
 
 use blocking_causes::{BlockedObject, BlockingCause};
+use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
@@ -181,6 +185,8 @@ pub struct ControllerStateMachine {
     unconfirmed_decisions: Option<BTreeSet<NamespacedName>>,
     /// Reasons for which Revisions and Routes cannot become as desired.
     blocking_causes: BTreeMap<BlockedObject, BTreeMap<BlockingCause, ConditionReason>>,
+    /// Deployments that were observed before their Revision, by name.
+    early_deployments: BTreeMap<NamespacedName, DeploymentFacts>,
     /// Apps that have draining pods.
     draining_apps: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
@@ -211,6 +217,7 @@ impl ControllerStateMachine {
             pending_decisions: BTreeMap::new(),
             unconfirmed_decisions: None,
             blocking_causes: BTreeMap::new(),
+            early_deployments: BTreeMap::new(),
             draining_apps: BTreeSet::new(),
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
@@ -228,6 +235,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);

@@ -45,7 +45,9 @@ pub fn choose_node<'a>(
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
     let images: Vec<u64> = containers().map(|it| image_name_hash(&it["image"])).collect();
-    let fitting = cluster.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
+    let nodes = &cluster.nodes;
+    let fitting =
+        nodes.states.iter().filter(|(name, state)| nodes.accepts_pod(name, state, &images, now));
     let counts = sibling_counts(cluster, pod);
     let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);
     let fewest = fitting.clone().map(|(name, _)| siblings_on(name)).min()?;

@@ -6,8 +6,8 @@ use crate::{
     decide::plan,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ObjectOwner, ParsedTemplate, PodStage,
-            RevisionPod, RouteNameAllocation,
+            AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod,
+            RouteNameAllocation,
         },
         object::{
             ObjectPart, ObjectPartKey, ResourceKind,
@@ -16,23 +16,6 @@ use crate::{
         scale_policy::AutoscalerClass,
     },
 };
-
-/// Returns true if the controller makes objects for the app: not while its manifest is refused.
-pub(crate) fn is_maintained(cluster: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
-    is_in_use(cluster, name, app)
-        && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
-}
-
-/// Returns true unless the app's objects are about to be deleted with their owner or their namespace.
-fn is_in_use(cluster: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
-    let is_orphaned =
-        |owner: Option<ObjectOwner>| owner == Some(ObjectOwner::Service) && app.service.is_none();
-    let owners =
-        [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
-    let is_deleted =
-        app.is_terminating() || cluster.terminating_namespaces.contains(&name.namespace);
-    !is_deleted && !owners.into_iter().any(is_orphaned)
-}
 
 /// Returns true if the Revision's Deployment is scaled: no owner of it is being deleted.
 pub fn is_scaled(
@@ -43,7 +26,7 @@ pub fn is_scaled(
 ) -> bool {
     // A Configuration that is deleted with `--cascade=orphan` leaves its Revisions behind.
     let is_kept = app.configuration.as_ref().map_or(revision.is_orphan, |it| !it.is_terminating);
-    is_in_use(cluster, name, app) && is_kept
+    cluster.is_in_use(name, app) && is_kept
 }
 
 /// Returns the Revision that a child object of this name belongs to, with its app. Candidates are the apps whose names

@@ -23,10 +23,12 @@ pub mod revision;
 mod revision_conditions;
 mod routes;
 mod scale;
+mod topology;
 mod traffic;
 
 pub(crate) use revision_conditions::CONTAINER_MISSING;
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
+pub(crate) use topology::hint_mode;
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,21 +50,29 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     let Some(app_state) = cluster.apps.get(name) else {
         return AppPlan { app: None, routes: Vec::new(), timer: None };
     };
-    let (mut app, mut timer) = (AppState::clone(app_state), PlanTimer::default());
+    let mut app = AppState::clone(app_state);
     revision::ensure_latest_revision(&mut app, name, cluster, now);
     let mut templates = parsed_templates(&app, cluster);
-    // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
-    for _ in 0..MAX_PASSES {
-        let previous = app.clone();
-        timer = PlanTimer::default();
-        run_pass(&mut app, name, &templates, cluster, now, &mut timer);
-        if app == previous {
-            break;
+    let mut timer = run_passes(&mut app, name, &templates, cluster, now);
+    // Only the leader deletes. Another replica that forgot a Revision would not know it as the next leader. A Revision
+    // that the writer may not delete would stay without its pods.
+    let is_kept = app.configuration.as_ref().is_some_and(|it| !it.is_terminating);
+    if cluster.is_leader && is_kept && cluster.is_maintained(name, &app) {
+        let config = &cluster.settings.config_maps.gc;
+        let collection = revision::collect_garbage(&mut app, config, now);
+        // The drain of a collected Revision's pods begins in this plan, with its timers.
+        if collection.has_draining_pods {
+            timer = run_passes(&mut app, name, &templates, cluster, now);
+        }
+        if let Some(next) = collection.next_check {
+            timer.is_due_or_schedule(next, now);
         }
     }
-    revision::collect_garbage(&mut app, &cluster.settings.config_maps.gc, now, &mut timer);
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
-    let has_no_object = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
+    let has_no_object = app.service.is_none()
+        && app.configuration.is_none()
+        && app.route.is_none()
+        && !app.has_lone_revision();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
     let is_deleted = has_no_object || app.cascades_deletion(cluster.settings.platform);
     let ended = is_deleted && app.revisions.iter().all(|it| it.pods.is_empty());
@@ -73,8 +83,30 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
     if templates.len() != app.revisions.len() {
         templates = parsed_templates(&app, cluster);
     }
+    // By the readiness that the routes show.
+    topology::update_hints(&mut app, name, &templates, cluster);
     let routes = routes::route_subjects(&app, name, &templates, cluster);
     AppPlan { app: Some(app), routes, timer: timer.0 }
+}
+
+/// Takes all steps until nothing changes any more, since a step may depend on decisions of a later one.
+fn run_passes(
+    app: &mut AppState,
+    name: &NamespacedName,
+    templates: &[Arc<ParsedTemplate>],
+    cluster: &ClusterState,
+    now: UnixMillis,
+) -> PlanTimer {
+    let mut timer = PlanTimer::default();
+    for _ in 0..MAX_PASSES {
+        let previous = app.clone();
+        timer = PlanTimer::default();
+        run_pass(app, name, templates, cluster, now, &mut timer);
+        if *app == previous {
+            break;
+        }
+    }
+    timer
 }
 
 /// Returns the template of each Revision, in the order of the Revisions.

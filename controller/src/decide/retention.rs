@@ -19,8 +19,8 @@ pub struct GcCandidate<'a> {
     pub routing: RoutingState,
     /// Time of the last change of the routing state, at least the creation.
     pub last_active: UnixMillis,
-    /// True if it is never selected: it still has pods, is already deleted, or has the annotation
-    /// `serving.knative.dev/no-gc: "true"`, in any case of letters.
+    /// True if it is never selected: it is already deleted, is the Configuration's newest one, or has the annotation
+    /// `serving.knative.dev/no-gc: "true"`, in any case of letters. Its pods do not matter, as in Knative.
     pub is_gc_exempt: bool,
     /// True if it is its Configuration's latest ready Revision.
     pub is_latest_ready: bool,

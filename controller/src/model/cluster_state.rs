@@ -21,6 +21,7 @@ use smol_str::SmolStr;
 use crate::model::{
     network_policies::NetworkPolicies,
     reporters::{self, ReporterStates},
+    zone_shares::ZoneShares,
 };
 
 mod activator_slices;
@@ -32,6 +33,7 @@ pub(crate) mod nodes;
 mod revision;
 mod settings;
 mod templates;
+mod topology;
 mod values;
 
 pub use activator_slices::ActivatorSlices;
@@ -49,6 +51,7 @@ pub use revision::{
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};
+pub use topology::{HintMode, HintedPod, RevisionTopology};
 pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
 
 /// Everything the controller has observed, as of one moment.
@@ -95,7 +98,8 @@ pub struct AllocatedNumbers {
     pub cluster_ip_suffixes: BTreeSet<u16>,
     /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
-    /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
+    /// Apps with a name for which no number was free, or not the one that its placeholder holds. They get theirs as
+    /// soon as another app releases it.
     pub unallocated_apps: BTreeSet<NamespacedName>,
 }
 
@@ -138,6 +142,19 @@ pub struct ObservedNodes {
     pub states: BTreeMap<String, NodeState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
+    /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may
+    /// be observed before its node.
+    last_rejections: BTreeMap<String, UnixMillis>,
+    /// Shares of the zones in the CPU of the nodes, by which services get hints for zones.
+    pub zone_shares: ZoneShares,
+}
+
+impl ObservedNodes {
+    /// Returns the shares of the zones by the present nodes.
+    pub fn current_zone_shares(&self) -> ZoneShares {
+        let zone = |name: &String| self.zones.get(name).map_or("", String::as_str);
+        ZoneShares::of_nodes(self.states.iter().map(|(name, node)| node.zone_node(zone(name))))
+    }
 }
 
 /// Names of objects, with the apps and mappings that they belong to.
@@ -151,6 +168,8 @@ pub struct NameIndex {
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Routes that name Revisions of another app, by the name of that app.
     pub referring_apps: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+    /// Routes that name a Revision that is not observed yet, by the name of the Revision.
+    pub routes_of_unknown_revisions: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
 }
 
 /// Latest reports about pods, and the acknowledgements of their drains.
@@ -209,6 +228,24 @@ impl ClusterState {
                 .pods
                 .reporters
                 .is_reporting(&reporters::reporter_id(ClientComponent::Agent, node))
+    }
+
+    /// Returns true if the controller makes and deletes objects for the app: not while its manifest is refused.
+    pub(crate) fn is_maintained(&self, name: &NamespacedName, app: &AppState) -> bool {
+        self.is_in_use(name, app)
+            && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
+    }
+
+    /// Returns true unless the app's objects are about to be deleted with their owner or their namespace.
+    pub(crate) fn is_in_use(&self, name: &NamespacedName, app: &AppState) -> bool {
+        let is_orphaned = |owner: Option<ObjectOwner>| {
+            owner == Some(ObjectOwner::Service) && app.service.is_none()
+        };
+        let owners =
+            [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
+        let is_deleted =
+            app.is_terminating() || self.terminating_namespaces.contains(&name.namespace);
+        !is_deleted && !owners.into_iter().any(is_orphaned)
     }
 
     /// Returns an activator with its readiness. An activator on a lost node is not ready.

@@ -4,14 +4,15 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::wire::NamespacedName;
+use common::{service_routing::TopologyHints, wire::NamespacedName};
 use serde_json::Value;
+use smol_str::SmolStr;
 
 use crate::{
     model::{
         cluster_state::{
             AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
-            ConditionType, ConfigurationState, DomainClaimState, DomainMappingState,
+            ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, HintedPod,
             ObjectMetaSummary, ObjectOwner, PlaceholderState, RevisionScaling, RouteState,
             ServiceManifest, ServiceState, Uid, conditions,
         },
@@ -298,4 +299,21 @@ pub fn node_zone(object: &Value) -> Option<String> {
 /// Returns the names of the pods that an EndpointSlice lists.
 pub fn slice_target_names(object: &Value) -> Vec<&str> {
     array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
+}
+
+/// Returns the pods that an EndpointSlice lists, with their hints for zones, sorted by name. `None` if any of them has
+/// no such hint.
+pub fn slice_hints(object: &Value) -> Option<Vec<HintedPod>> {
+    let pod = |endpoint: &Value| {
+        let zone = endpoint["hints"]["forZones"][0]["name"].as_str()?;
+        Some(HintedPod {
+            name: endpoint["targetRef"]["name"].as_str()?.into(),
+            zone: endpoint["zone"].as_str().unwrap_or_default().into(),
+            hints: TopologyHints { zone: zone.into(), node: SmolStr::default() },
+        })
+    };
+    let mut pods: Vec<HintedPod> =
+        array_items(&object["endpoints"]).map(pod).collect::<Option<_>>()?;
+    pods.sort_by(|a, b| a.name.cmp(&b.name));
+    Some(pods)
 }

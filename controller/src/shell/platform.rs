@@ -147,16 +147,19 @@ impl KubernetesPlatform {
         let unlisted = Arc::clone(&self.unlisted_scopes);
         let other_reasons = admin.not_ready_reasons;
         let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
-        let has_webhook = self.webhook.is_some();
+        let (has_webhook, synced) = (self.webhook.is_some(), self.synced.clone());
         admin.not_ready_reasons = Box::new(move || {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
+            let waits_for_clients = (unlisted.is_empty() && !synced.is_set())
+                .then(|| "the pods that network policies admit are not listed yet".to_owned());
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let has_no_certificate = has_webhook && !is_late && certificates.bundle().is_none();
             let no_certificate =
                 has_no_certificate.then(|| "the webhook's certificate is not there yet".to_owned());
-            other_reasons().into_iter().chain(waits).chain(no_certificate).collect()
+            let reasons = other_reasons().into_iter().chain(waits).chain(waits_for_clients);
+            reasons.chain(no_certificate).collect()
         });
         admin
     }
@@ -165,7 +168,20 @@ impl KubernetesPlatform {
     pub async fn run(&self, shutdown: CancellationToken) {
         let mut updates =
             start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
-        self.apply_first_lists(&mut updates).await;
+        if !self.apply_first_lists(&mut updates).await {
+            return;
+        }
+        self.check_network_policies();
+        let clients_listed = OnceSignal::new();
+        let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
+        // A policy admits no pod while the pods are not known: the first routes would refuse all clients.
+        if *self.needs_client_pods.borrow() {
+            tokio::select! {
+                () = client_watch.as_mut() => {}
+                () = clients_listed.wait() => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
         info!("first lists complete");
@@ -179,7 +195,7 @@ impl KubernetesPlatform {
             () = writing => {}
             () = self.serve_webhook(leadership, &shutdown) => {}
             () = self.apply_watch_updates(&mut updates) => {}
-            () = self.watch_client_pods() => {}
+            () = client_watch => {}
             () = shutdown.cancelled() => {}
         }
     }
@@ -245,22 +261,25 @@ impl KubernetesPlatform {
     }
 
     /// Applies the first lists. The machine plans nothing on a part of them: it waits for
-    /// [`ControllerEvent::InitialListSynced`].
-    async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
+    /// [`ControllerEvent::InitialListSynced`]. Returns false if the watches ended before: this replica stops, and must
+    /// not lead with a part of the objects.
+    async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) -> bool {
         while !self.lock_unlisted_scopes().is_empty() {
-            let Some(update) = updates.recv().await else { return };
+            let Some(update) = updates.recv().await else { return false };
             self.apply_watch_update(update);
         }
+        true
     }
 
     fn lock_unlisted_scopes(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.unlisted_scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn watch_client_pods(&self) {
+    /// Follows the pods that NetworkPolicies may admit, once it is needed. Sets `listed` when all of them are known.
+    async fn watch_client_pods(&self, listed: OnceSignal) {
         let needed = self.needs_client_pods.subscribe();
-        client_pods::watch_client_pods(self.client.clone(), Arc::clone(&self.runtime), needed)
-            .await;
+        let (client, runtime) = (self.client.clone(), Arc::clone(&self.runtime));
+        client_pods::watch_client_pods(client, runtime, needed, listed).await;
         // It ends only if nothing is to be followed any more, which must not end this replica.
         std::future::pending().await
     }
@@ -281,7 +300,6 @@ impl KubernetesPlatform {
     }
 
     async fn apply_watch_updates(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
-        self.check_network_policies();
         while let Some(update) = updates.recv().await {
             self.apply_watch_update(update);
         }

@@ -14,14 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use common::http_server::{self, HttpServerBounds};
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 pub mod admission_review;
@@ -37,13 +34,8 @@ use crate::shell::api::leader_election::Leadership;
 
 /// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
 const MAX_REVIEW_BYTES: usize = 8 << 20;
-/// Time limit for a client's TLS handshake, and for the last responses at shutdown. The API server itself waits 10 s.
+/// Time limit for a client's TLS handshake. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for the head of a request. It also counts while a connection is idle, and Go's HTTP client, the API
-/// server's, keeps an idle connection for 90 s: a shorter limit could close a connection on which a request begins.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// Limit of simultaneous connections; the API server needs a handful.
-const MAX_CONNECTIONS: usize = 1024;
 
 /// Error that keeps the webhook from serving.
 #[derive(Debug, thiserror::Error)]
@@ -97,32 +89,9 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let acceptor = TlsAcceptor::from(Arc::new(certificates.server_config()?));
-    let (router, tasks) = (router(context), TaskTracker::new());
-    let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        // The permit comes before the accept: beyond the limit clients wait in the kernel's backlog.
-        let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { break };
-        let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // Most likely out of file descriptors, which only a closed connection frees.
-                    debug!(%error, "connection not accepted");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
-            () = shutdown.cancelled() => break,
-        };
-        let (acceptor, router, stop) = (acceptor.clone(), router.clone(), shutdown.clone());
-        tasks.spawn(async move {
-            serve_connection(stream, acceptor, router, stop).await;
-            drop(permit);
-        });
-    }
-    // Requests received before the shutdown still get their responses.
-    tasks.close();
-    tasks.wait().await;
+    let handshake = |stream: TcpStream| accept_tls(acceptor.clone(), stream);
+    let (router, bounds) = (router(context), HttpServerBounds::DEFAULT);
+    http_server::serve_prepared(listener, router, bounds, shutdown, handshake).await;
     info!("webhook stopped");
     Ok(())
 }
@@ -166,36 +135,15 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     bound.map_err(|source| WebhookError::Listen { address, source })
 }
 
-async fn serve_connection(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    router: Router,
-    stop: CancellationToken,
-) {
-    let accepted = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
-    let stream = match accepted {
-        Ok(Ok(stream)) => stream,
+/// Returns the stream of a client after its TLS handshake; `None`: it failed or took too long.
+async fn accept_tls(acceptor: TlsAcceptor, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
             debug!(%error, "TLS handshake failed");
-            return;
+            None
         }
-        Err(_) => return,
-    };
-    let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    tokio::pin!(serving);
-    tokio::select! {
-        ended = serving.as_mut() => {
-            if let Err(error) = ended {
-                debug!(%error, "connection of the API server ended");
-            }
-        }
-        () = stop.cancelled() => {
-            serving.as_mut().graceful_shutdown();
-            // An error here only ends the connection, and the API server reports it to its own client.
-            let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, serving).await;
-        }
+        Err(_) => None,
     }
 }
 

@@ -8,9 +8,7 @@ use serde_json::Value;
 
 use crate::{
     decide::{
-        part_keys::{
-            find_owner_revision, find_route_name, has_child_named, is_maintained, is_scaled,
-        },
+        part_keys::{find_owner_revision, find_route_name, has_child_named, is_scaled},
         plan, service_children,
     },
     model::{
@@ -129,7 +127,7 @@ fn knative_part(
         ObjectPart::Object => {
             let is_owned = owner == ObjectOwner::Service
                 && app.service.is_some()
-                && is_maintained(cluster, &key.name, app);
+                && cluster.is_maintained(&key.name, app);
             match (is_owned, &app.service) {
                 (true, Some(service)) => DesiredState::Body(
                     service_children::render_service_child(kind, service, &key.name),
@@ -143,7 +141,7 @@ fn knative_part(
 fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some(owner) = cluster.app_of_revision(&key.name) else { return DesiredState::Absent };
     let Some(app) = cluster.apps.get(&owner) else { return DesiredState::Unmanaged };
-    if !is_maintained(cluster, &owner, app)
+    if !cluster.is_maintained(&owner, app)
         || app.configuration.as_ref().is_none_or(|it| it.is_terminating)
     {
         return DesiredState::Unmanaged;
@@ -203,7 +201,7 @@ impl<'a> LiveRevision<'a> {
         owner: &NamespacedName,
         revision: &'a AppRevision,
     ) -> Option<Self> {
-        let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
+        let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
         app.configuration.as_ref().filter(|it| !it.is_terminating)?;
         let is_there = revision.meta.exists() && !revision.is_terminating && !revision.is_deleted;
         is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
@@ -267,7 +265,9 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some((owner, revision)) =
         find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
-        return DesiredState::Absent;
+        // Each kind has a watch of its own, so the Revision may exist all the same. Kubernetes deletes the child with
+        // it.
+        return DesiredState::Unmanaged;
     };
     let class = ParsedTemplate::of_revision(revision, cluster).class;
     if (key.resource, key.part) == (ResourceKind::Deployment, ObjectPart::Scale) {
@@ -399,7 +399,10 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some((owner, revision)) =
         find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
-        return DesiredState::Absent;
+        return match is_superfluous_placeholder(cluster, &key.name) {
+            true => DesiredState::Absent,
+            false => DesiredState::Unmanaged,
+        };
     };
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
@@ -410,6 +413,18 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     }))
 }
 
+/// Returns true if a Service reserves a name that its Route no longer has. The Route must be known: one that is not
+/// observed yet may have the name, and Kubernetes deletes the Service with a Route that is gone.
+fn is_superfluous_placeholder(cluster: &ClusterState, name: &NamespacedName) -> bool {
+    let Some(placeholder) = cluster.names.placeholders.get(name) else { return false };
+    let from = cluster.apps.range(NamespacedName::new(name.namespace.clone(), "")..);
+    let mut apps = from.take_while(|(app, _)| app.namespace == name.namespace);
+    apps.any(|(_, app)| {
+        let route = app.route.as_ref().filter(|it| it.meta.exists());
+        route.is_some_and(|it| it.meta.uid == placeholder.owner_uid)
+    })
+}
+
 /// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.
 fn with_placeholder<T>(
     cluster: &ClusterState,
@@ -417,7 +432,7 @@ fn with_placeholder<T>(
     allocation: &RouteNameAllocation,
     make: impl FnOnce(services::PlaceholderSpec<'_>) -> T,
 ) -> Option<T> {
-    let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
+    let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
     let uid = route.meta.uid.to_string();
     Some(make(services::PlaceholderSpec {

@@ -78,6 +78,7 @@ impl Http1Fixture {
         self.response_at(seq, bytes);
     }
 
+    /// Passes a segment of the client that begins at `seq`. Returns false if the bytes before it are needed first.
     fn request_at(&mut self, seq: u32, bytes: &[u8]) -> bool {
         if self.conn.rx.state == state::DESYNC {
             self.conn.resync_requests(seq);
@@ -97,6 +98,7 @@ impl Http1Fixture {
         }
     }
 
+    /// Passes a segment of the server that begins at `seq`. Returns false if the bytes before it are needed first.
     fn response_at(&mut self, seq: u32, bytes: &[u8]) -> bool {
         loop {
             let seek = self.conn.tx.seek(seq, bytes.len() as u32);

@@ -37,6 +37,7 @@ impl BundleFixture {
             termination_log: Path::new("/b/termination-log"),
             cgroup: Path::new("rouse-n/pods/podu1/web"),
             volumes: &self.volumes,
+            sub_paths: Path::new("/b/sub-paths"),
             passwd: "root:x:0:0::/:/bin/sh\nweb:x:33:34::/:/bin/sh\n",
             group: "root:x:0:\nwww:x:34:\nextra:x:50:web,other\n",
         }
@@ -155,9 +156,15 @@ fn volumes_are_mounted_at_their_mount_paths() {
     let spec = spec_json(container, json!({})).unwrap();
     let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
     let expected = json!({
-        "destination": "/data", "type": "bind", "source": "/v/data/x", "options": ["rbind", "ro"],
+        "destination": "/data", "type": "bind", "source": "/b/sub-paths/0",
+        "options": ["rbind", "ro"],
     });
     assert_eq!(last, expected);
+    let whole = json!({ "name": "data", "mountPath": "/data", "subPath": "" });
+    let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [whole] });
+    let spec = spec_json(container, json!({})).unwrap();
+    let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(last["source"], "/v/data");
     let container = json!({
         "name": "web", "command": ["/c"], "volumeMounts": [{ "name": "none", "mountPath": "/x" }],
     });

@@ -88,7 +88,8 @@ impl LayoutImage {
         }
     }
 
-    /// Finds the image called `name` in any layout below `folder`.
+    /// Finds the image called `name` in the first layout below `folder` that has it, in the order of their paths. A
+    /// damaged layout is an error only if no other one has the image.
     pub(super) fn find_by_name(
         folder: &Path,
         name: &str,
@@ -96,8 +97,17 @@ impl LayoutImage {
         let wanted = with_tag(name);
         let mut layouts = Vec::new();
         collect_layouts(folder, MAX_DEPTH, &mut layouts);
+        // The order of a folder's entries is the file system's, and two layouts may have images of one name.
+        layouts.sort();
+        let mut damaged = None;
         for layout in layouts {
-            let index: ImageIndex = read_json(&layout.join("index.json"))?;
+            let index: ImageIndex = match read_json(&layout.join("index.json")) {
+                Ok(index) => index,
+                Err(error) => {
+                    damaged = damaged.or(Some(error));
+                    continue;
+                }
+            };
             let layout_name =
                 layout.strip_prefix(folder).unwrap_or(&layout).to_string_lossy().into_owned();
             for entry in index.manifests() {
@@ -111,7 +121,7 @@ impl LayoutImage {
                 }
             }
         }
-        Ok(None)
+        damaged.map_or(Ok(None), Err)
     }
 
     /// Picks the only image of a layout, or the only one with this tag.
@@ -224,7 +234,7 @@ fn with_tag(name: &str) -> String {
     if tagged { name.to_owned() } else { format!("{name}:latest") }
 }
 
-/// Collects the layouts at and below `folder`.
+/// Collects the layouts at and below `folder`, in no order.
 fn collect_layouts(folder: &Path, depth: usize, layouts: &mut Vec<PathBuf>) {
     if folder.join("index.json").exists() {
         layouts.push(folder.to_owned());
@@ -243,6 +253,32 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_first_path_wins_and_a_damaged_layout_hides_no_other() {
+        let folder = std::env::temp_dir().join(format!("rouse-oci-names-{}", std::process::id()));
+        let write_index = |layout: &str, text: &str| {
+            fs::create_dir_all(folder.join(layout)).unwrap();
+            fs::write(folder.join(layout).join("index.json"), text).unwrap();
+        };
+        // Created in another order than that of the paths, so that no file system lists the first path first by chance.
+        for digit in ["7", "1", "9", "0", "4", "2"] {
+            let digest = format!("sha256:{}", digit.repeat(64));
+            let index = json!({ "schemaVersion": 2, "manifests": [{
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest, "size": 2, "annotations": { REF_NAME: "h.io/a:v1" },
+            }]});
+            write_index(&format!("layout-{digit}"), &index.to_string());
+        }
+        let find = |name| LayoutImage::find_by_name(&folder, name);
+        let layout_of = |name| find(name).unwrap().map(|found| found.layout);
+        assert_eq!(layout_of("h.io/a:v1"), Some(folder.join("layout-0")));
+        write_index("damaged", "{");
+        assert_eq!(layout_of("h.io/a:v1"), Some(folder.join("layout-0")));
+        let error = find("h.io/b:v1").unwrap_err().to_string();
+        assert!(error.contains("damaged/index.json"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn an_image_for_another_operating_system_is_not_picked() {

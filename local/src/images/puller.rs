@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use registry::image_reference::is_loopback;
 use registry::request_error::{is_missing, requires_login};
@@ -15,11 +16,16 @@ use registry::{
     SessionOptions,
 };
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::oci_layout::LayoutImage;
 use super::temporary_files::temporary_path;
 use crate::net::{self, NetError};
+
+/// Longest time for a connection to a registry.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time without a byte from a registry. A pod is removed only once its pulls have ended.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reason that a registry delivered no image.
 #[derive(Debug, Error)]
@@ -78,26 +84,27 @@ pub enum ImagePullError {
 pub struct ImagePuller {
     host_network: Arc<OwnedFd>,
     credentials: Vec<PathBuf>,
+    /// Longest time without a byte from a registry.
+    read_timeout: Duration,
 }
 
 impl ImagePuller {
     /// Returns a puller for the network namespace `host_network`. Of the credential files the first one that knows a
     /// registry is used.
     pub fn new(host_network: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
-        Self { host_network, credentials }
+        Self { host_network, credentials, read_timeout: READ_TIMEOUT }
     }
 
-    /// Returns the image that was pulled before under this name.
+    /// Returns the image that was pulled before under this name. After a loss of power its files may be empty; then it
+    /// counts as not pulled.
     pub(super) fn find_pulled(&self, store: &Path, image: &str) -> Option<LayoutImage> {
         let reference: Reference = image.parse().ok()?;
-        if let Some(digest) = reference.digest() {
-            let found = LayoutImage { layout: store.to_owned(), digest: digest.to_owned() };
-            if found.manifest().is_ok() {
-                return Some(found);
-            }
-        }
-        let digest = fs::read_to_string(reference_file(store, &reference)).ok()?;
-        Some(LayoutImage { layout: store.to_owned(), digest })
+        let recorded = || fs::read_to_string(reference_file(store, &reference)).ok();
+        let digests = reference.digest().map(str::to_owned).into_iter();
+        let mut images = digests
+            .chain(std::iter::once_with(recorded).flatten())
+            .map(|digest| LayoutImage { layout: store.to_owned(), digest });
+        images.find(|image| image.manifest().is_ok())
     }
 
     /// Pulls an image into the store. Blobs that are there already are not fetched again.
@@ -123,7 +130,12 @@ impl ImagePuller {
         let registry = reference.resolve_registry().to_owned();
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
-        let options = SessionOptions { protocol, ..SessionOptions::default() };
+        let options = SessionOptions {
+            protocol,
+            connect_timeout: Some(CONNECT_TIMEOUT),
+            read_timeout: Some(self.read_timeout),
+            ..SessionOptions::default()
+        };
         let classify = |source| classify_error(&registry, source);
         let login = self.find_login(reference);
         let session = RegistrySession::new(reference, login, options).map_err(classify)?;
@@ -131,7 +143,8 @@ impl ImagePuller {
         // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
             let path = blob_path(store, &layer.digest);
-            if path.exists() {
+            // A blob of another size was cut by a loss of power.
+            if fs::metadata(&path).is_ok_and(|blob| i64::try_from(blob.len()) == Ok(layer.size)) {
                 continue;
             }
             let bytes = session.pull_layer(layer).await.map_err(classify)?;
@@ -149,7 +162,14 @@ impl ImagePuller {
     /// Finds the login for a repository in the first file that has one.
     fn find_login(&self, reference: &Reference) -> Option<RegistryLogin> {
         self.credentials.iter().find_map(|path| {
-            let keyring = Keyring::from_login_file(&fs::read(path).ok()?).ok()?;
+            let keyring = Keyring::from_login_file(&fs::read(path).ok()?);
+            // The pull goes on without it, and a registry that refuses it would not name the cause. The text of the
+            // error could contain a password.
+            let keyring = keyring.inspect_err(|error| {
+                let (line, column) = (error.line(), error.column());
+                warn!(path = %path.display(), line, column, "login file not understood");
+            });
+            let keyring = keyring.ok()?;
             let logins = keyring.matching_logins(reference.registry(), reference.repository());
             logins.into_iter().next()
         })
@@ -233,6 +253,8 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
 
     #[test]
@@ -269,13 +291,45 @@ mod tests {
         let store = tests_folder("index");
         let host_network = OwnedFd::from(fs::File::open("/").unwrap());
         let puller = ImagePuller::new(Arc::new(host_network), Vec::new());
-        let [index, manifest] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
-        let image = format!("h.io/app@{index}");
+        let text = manifest_text();
+        let manifest = format!("sha256:{}", crate::images::to_hex(&Sha256::digest(&text)));
+        let image = format!("h.io/app@sha256:{}", "a".repeat(64));
         assert_eq!(puller.find_pulled(&store, &image), None);
         record_digest(&store, &image.parse().unwrap(), &manifest).unwrap();
-        let expected = LayoutImage { layout: store.clone(), digest: manifest };
+        assert_eq!(puller.find_pulled(&store, &image), None, "its manifest is not there");
+        write_atomically(&blob_path(&store, &manifest), text.as_bytes()).unwrap();
+        let expected = LayoutImage { layout: store.clone(), digest: manifest.clone() };
         assert_eq!(puller.find_pulled(&store, &image), Some(expected));
+        // As a loss of power can leave them.
+        let reference = reference_file(&store, &image.parse().unwrap());
+        for file in [blob_path(&store, &manifest), reference] {
+            fs::write(&file, "").unwrap();
+            assert_eq!(puller.find_pulled(&store, &image), None, "{}", file.display());
+        }
         fs::remove_dir_all(&store).unwrap();
+    }
+
+    /// Smallest manifest of an image.
+    fn manifest_text() -> String {
+        let config = serde_json::json!({
+            "mediaType": "application/vnd.oci.image.config.v1+json",
+            "digest": format!("sha256:{}", "b".repeat(64)), "size": 2,
+        });
+        serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [] }).to_string()
+    }
+
+    #[tokio::test]
+    async fn a_registry_that_sends_nothing_ends_the_pull() {
+        // The kernel accepts the connection.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host_network = Arc::new(OwnedFd::from(fs::File::open("/").unwrap()));
+        let puller = ImagePuller {
+            read_timeout: Duration::from_millis(20),
+            ..ImagePuller::new(host_network, Vec::new())
+        };
+        let image = format!("{}/a:v1", silent.local_addr().unwrap());
+        let error = puller.fetch(Path::new("/none"), &image.parse().unwrap()).await.unwrap_err();
+        assert!(matches!(error, ImagePullError::Request { .. }), "{error:?}");
     }
 
     fn tests_folder(test: &str) -> PathBuf {

@@ -14,6 +14,8 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{EventResource, KubeletResources, PodEventReport, logs, open_process};
+use crate::cgroups::is_in_node;
+use crate::layout::NodeLayout;
 use crate::pods::{ContainerExit, PodEvent};
 use crate::process::{child_pids, exit_code};
 use crate::sys;
@@ -70,7 +72,7 @@ impl ChildSignals {
 /// Only children in the node's cgroup are reaped, except two kinds, whose exit codes belong to the task that waits for
 /// them: the runtime's own processes, and containers' processes, which are the first in their pid namespaces.
 pub(super) fn reap_helpers(resources: &KubeletResources) {
-    let node = resources.layout.cgroup(Path::new("/"));
+    let layout = &resources.layout;
     for pid in child_pids(Pid::this().as_raw()) {
         let child = || Id::Pid(Pid::from_raw(pid));
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
@@ -78,21 +80,19 @@ pub(super) fn reap_helpers(resources: &KubeletResources) {
         // is found by the next round.
         let runs =
             matches!(waitid(child(), flags | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-        if !runs && !resources.runtime.is_runtime_process(pid) && is_helper(pid, &node) {
+        if !runs && !resources.runtime.is_runtime_process(pid) && is_helper(pid, layout) {
             let _ = waitid(child(), flags);
         }
     }
 }
 
 /// Returns true for a process in a cgroup of the node that is not the first in its pid namespace.
-fn is_helper(pid: i32, node: &Path) -> bool {
+fn is_helper(pid: i32, layout: &NodeLayout) -> bool {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let cgroup = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let is_first = |pids: &str| pids.split_whitespace().skip(1).last() == Some("1");
-    cgroup.is_some_and(|path| Path::new(path).starts_with(node))
-        && pids.is_some_and(|pids| !is_first(pids))
+    is_in_node(&cgroup, layout) && pids.is_some_and(|pids| !is_first(pids))
 }
 
 /// Waits for a container's exit and reports it with code, reason and message.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::local_node::LocalPodSpec;
-use k8s_openapi::api::core::v1::{Container, Volume};
+use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
@@ -20,11 +20,14 @@ use super::{EventResource, KubeletResources, PreparedPod, exits};
 use crate::addresses::PodAddress;
 use crate::bundle::{self, BundleContext, BundleError};
 use crate::cgroups::{CgroupError, ContainerCgroup};
+use crate::container_log;
 use crate::images::UnpackedImage;
 use crate::layout::DNS_ADDRESS;
 use crate::net;
 use crate::pods::PodEvent;
 use crate::runtime::{ContainerLaunch, LaunchedContainer, OciRuntimeError};
+
+mod sub_paths;
 
 /// Failure of a container's start.
 #[derive(Debug, ThisError)]
@@ -200,11 +203,9 @@ fn prepare_bundle(
     let (pod_spec, container) = (&prepared.pod_spec, &prepared.containers[request.index]);
     let (layout, uid) = (&resources.layout, pod_spec.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
-    let etc = layout.pod(uid);
+    let etc = layout.pod_etc(uid);
     let namespace = &pod_spec.revision.namespace;
-    write_file(&etc.join("hosts"), &bundle::hosts_file(&pod_spec.name, &request.addresses))?;
-    write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;
-    write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&pod_spec.name)))?;
+    write_etc_files(&etc, pod_spec, &request.addresses)?;
     let termination_log = bundle.join("termination-log");
     write_file(&termination_log, "")?;
     // The container may run as any user, and the kubelet too lets each of them write the message.
@@ -231,12 +232,13 @@ fn prepare_bundle(
         termination_log: &termination_log,
         cgroup: &cgroup,
         volumes: &volumes,
+        sub_paths: &bundle.join("sub-paths"),
         passwd: &passwd,
         group: &group,
     };
     let config = request.image.config.config().as_ref();
     let spec = bundle::build_spec(&pod_spec.spec, container, config, &context)?;
-    create_sub_paths(&volumes, container)?;
+    let sub_paths = sub_paths::open_sub_paths(&volumes, container, context.sub_paths)?;
     let text =
         serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
     write_file(&bundle.join("config.json"), &text)?;
@@ -252,7 +254,31 @@ fn prepare_bundle(
         user,
         cgroup: container_cgroup,
         network: network_namespace,
+        sub_paths,
     })
+}
+
+/// Writes the files of `/etc` that all containers of a pod share.
+fn write_etc_files(
+    etc: &Path,
+    pod_spec: &LocalPodSpec,
+    addresses: &[IpAddr],
+) -> Result<(), ContainerStartError> {
+    fs::create_dir_all(etc).map_err(file_error(etc))?;
+    let namespace = &pod_spec.revision.namespace;
+    for (name, text) in [
+        ("hosts", bundle::hosts_file(&pod_spec.name, addresses)),
+        ("resolv.conf", crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace)),
+        ("hostname", format!("{}\n", bundle::hostname(&pod_spec.name))),
+    ] {
+        let path = etc.join(name);
+        // Other containers of the pod have mounted the file: they would find it empty in the middle of a write, and
+        // never see another file in its place.
+        if !fs::read_to_string(&path).is_ok_and(|existing| existing == text) {
+            write_file(&path, &text)?;
+        }
+    }
+    Ok(())
 }
 
 /// Records where this run's output begins in the log, for the exit's message.
@@ -260,8 +286,9 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).map_err(file_error(folder))?;
     }
-    let begin = fs::metadata(log).map_or(0, |meta| meta.len());
-    write_file(&bundle.join("log-begin"), &begin.to_string())?;
+    // Without it, on a full disk, only a reader at the very moment of the first rotation can miss lines.
+    let _ = container_log::create_start_file(log);
+    write_file(&bundle.join("log-begin"), &container_log::end_position(log).to_string())?;
     let link = bundle.join("log");
     if fs::read_link(&link).is_err() {
         symlink(log, &link).map_err(file_error(&link))?;
@@ -290,44 +317,6 @@ fn volume_folders(
         Ok((volume.name.clone(), path))
     };
     pod_spec.spec.volumes.iter().flatten().map(source).collect()
-}
-
-/// Creates the folders that `subPath` names in a container's volumes, as the kubelet does: a mount needs its source.
-fn create_sub_paths(
-    volumes: &BTreeMap<String, PathBuf>,
-    container: &Container,
-) -> Result<(), ContainerStartError> {
-    for mount in container.volume_mounts.iter().flatten() {
-        let sub_path = mount.sub_path.as_deref().filter(|it| !it.is_empty());
-        if let (Some(volume), Some(sub_path)) = (volumes.get(&mount.name), sub_path) {
-            create_sub_path(volume, Path::new(sub_path))?;
-        }
-    }
-    Ok(())
-}
-
-fn create_sub_path(volume: &Path, sub_path: &Path) -> Result<(), ContainerStartError> {
-    let root = fs::canonicalize(volume).map_err(file_error(volume))?;
-    let mut path = root.clone();
-    for part in sub_path.components() {
-        path.push(part);
-        match fs::create_dir(&path) {
-            Ok(()) => {
-                // As the kubelet does, with the mode of the volume.
-                let mode = fs::metadata(&root).map_err(file_error(&root))?.permissions();
-                fs::set_permissions(&path, mode).map_err(file_error(&path))?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(file_error(&path)(error)),
-        }
-        // A container may have put a symbolic link there, by which the mount would lead to files of the machine.
-        path = fs::canonicalize(&path).map_err(file_error(&path))?;
-        if !path.starts_with(&root) {
-            let description = format!("subPath {} outside its volume", sub_path.display());
-            return Err(BundleError::Unsupported(description).into());
-        }
-    }
-    Ok(())
 }
 
 fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {
@@ -366,29 +355,38 @@ pub(super) async fn remove_pod(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::time::SystemTime;
+
+    use common::wire::NamespacedName;
 
     use super::*;
 
     #[test]
-    fn sub_paths_are_created_inside_their_volume_only() {
-        let folder = std::env::temp_dir().join(format!("rouse-sub-paths-{}", std::process::id()));
-        let volume = folder.join("v");
-        fs::create_dir_all(&volume).unwrap();
-        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).unwrap();
-        symlink(&folder, volume.join("link")).unwrap();
-        let volumes = BTreeMap::from([("v".to_owned(), volume.clone())]);
-        let create = |sub_path: &str| {
-            let mount = json!({ "name": "v", "mountPath": "/v", "subPath": sub_path });
-            let container = json!({ "name": "web", "volumeMounts": [mount] });
-            create_sub_paths(&volumes, &serde_json::from_value(container).unwrap())
+    fn files_that_running_containers_have_mounted_are_not_written_again() {
+        let etc = std::env::temp_dir().join(format!("rouse-etc-{}", std::process::id()));
+        let pod_spec = LocalPodSpec {
+            uid: "u1".to_owned(),
+            name: "hello".to_owned(),
+            revision: NamespacedName::new("default", "hello-00001"),
+            spec: serde_json::from_value(serde_json::json!({ "containers": [] })).unwrap(),
+            labels: BTreeMap::new(),
+            kubelet_probes: false,
         };
-        create("a/b").unwrap();
-        let mode = fs::metadata(volume.join("a/b")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o777, "every user of the pod may write");
-        create("a/b").unwrap();
-        assert!(create("link/x").is_err(), "the link leaves the volume");
-        assert!(!folder.join("x").exists());
-        fs::remove_dir_all(&folder).unwrap();
+        let address = IpAddr::from([10, 244, 1, 7]);
+        write_etc_files(&etc, &pod_spec, &[address]).unwrap();
+        let files = ["hosts", "resolv.conf", "hostname"].map(|name| etc.join(name));
+        for file in &files {
+            let file = fs::File::options().write(true).open(file).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        }
+        let unwritten = || {
+            let modified = files.iter().map(|file| fs::metadata(file).unwrap().modified().unwrap());
+            modified.filter(|time| *time == SystemTime::UNIX_EPOCH).count()
+        };
+        write_etc_files(&etc, &pod_spec, &[address]).unwrap();
+        assert_eq!(unwritten(), 3);
+        write_etc_files(&etc, &pod_spec, &[IpAddr::from([10, 244, 1, 8])]).unwrap();
+        assert_eq!(unwritten(), 2, "the pod has another address");
+        fs::remove_dir_all(&etc).unwrap();
     }
 }

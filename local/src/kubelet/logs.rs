@@ -1,26 +1,22 @@
 //! Shell: output of containers: log files of bounded size, and messages about exits.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use tracing::{info, warn};
 
+use crate::container_log::{self, MAX_LOG_BYTES};
 use crate::layout::NodeLayout;
 
-/// Size at which a log becomes `….log.1` and begins again: the kubelet's default `containerLogMaxSize`.
-const MAX_LOG_BYTES: u64 = 10 << 20;
 /// Folders of pods that are gone, kept for reading; the oldest beyond this number are removed.
 const MAX_KEPT_FOLDERS: usize = 100;
 /// Bytes of a log or message that go into a status, as in Kubernetes.
 const MAX_MESSAGE_BYTES: u64 = 2048;
 
 /// Rotates logs that have grown too long.
-///
-/// The container itself writes to the file, so that its output survives this process. It appends, so truncating the
-/// file is safe. Lines written between copy and truncation are lost.
 pub(super) fn rotate_logs(layout: &NodeLayout) {
     for folder in entries(&layout.logs()) {
         for log in entries(&folder) {
@@ -28,25 +24,14 @@ pub(super) fn rotate_logs(layout: &NodeLayout) {
             if !long || log.extension().is_none_or(|extension| extension != "log") {
                 continue;
             }
-            match rotate_log(&log) {
-                Ok(()) => info!(log = %log.display(), "log rotated"),
+            match container_log::rotate(&log) {
+                Ok(true) => info!(log = %log.display(), "log rotated"),
+                // The next check tries again.
+                Ok(false) => {}
                 Err(error) => warn!(log = %log.display(), %error, "log not rotated"),
             }
         }
     }
-}
-
-/// Copies the newest part of a log to `….log.1` and truncates the log.
-fn rotate_log(log: &Path) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().read(true).write(true).open(log)?;
-    // A container may have written many times the limit since the last check; only the end is kept.
-    let begin = file.metadata()?.len().saturating_sub(MAX_LOG_BYTES);
-    file.seek(SeekFrom::Start(begin))?;
-    let mut rotated = File::create(log.with_extension("log.1"))?;
-    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MAX_LOG_BYTES), &mut rotated);
-    // Truncated even if the copy fails because the disk is full: the log must not grow without limit.
-    file.set_len(0)?;
-    copied.map(drop)
 }
 
 /// Removes the oldest log folders, except those of pods that are `alive`.
@@ -72,7 +57,8 @@ pub(super) fn exit_message(layout: &NodeLayout, uid: &str, container: &str) -> S
     }
     let begin = fs::read_to_string(bundle.join("log-begin")).ok();
     let begin = begin.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    fs::read_link(bundle.join("log")).map(|log| read_tail(&log, begin)).unwrap_or_default()
+    let Ok(log) = fs::read_link(bundle.join("log")) else { return String::new() };
+    read_tail(&log, container_log::offset_of(&log, begin))
 }
 
 /// Returns the end of a file, from `begin` at the earliest.
@@ -80,7 +66,7 @@ fn read_tail(path: &Path, begin: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        // Shorter than before: the log was rotated since, and what this run wrote first is in `….log.1`.
+        // Shorter than before: another file is in its place.
         let begin = if begin > length { 0 } else { begin };
         file.seek(SeekFrom::Start(begin.max(length.saturating_sub(MAX_MESSAGE_BYTES))))?;
         let mut bytes = Vec::new();

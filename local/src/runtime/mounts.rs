@@ -1,8 +1,9 @@
 //! Shell: mounts that the OCI runtime needs: cgroup2 and the containers' root file systems, in a mount namespace of
 //! their own.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
@@ -11,9 +12,9 @@ use std::time::Duration;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use super::{ContainerLaunch, OciRuntimeError, file_error};
+use super::{ContainerLaunch, OciRuntimeError, SubPathMount, file_error};
 
-/// Root file systems that are still mounted here, although each container has its own copy of the mount.
+/// Root file systems and parts of volumes that are still mounted here, although each container has copies of its own.
 ///
 /// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
 #[derive(Clone, Debug)]
@@ -124,6 +125,33 @@ pub(super) fn mount_root(launch: &ContainerLaunch, root: &Path) -> Result<(), Oc
     copy_tree(&launch.image, &upper).map_err(file_error("copy the image to", &upper))?;
     mount(Some(&upper), root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .map_err(|error| file_error("mount", root)(error.into()))
+}
+
+/// Mounts a part of a volume at its mount point, by its descriptor: the names on its path may lead elsewhere by now.
+pub(super) fn mount_sub_path(sub_path: &SubPathMount) -> Result<(), OciRuntimeError> {
+    let point = &sub_path.mount_point;
+    let source = PathBuf::from(format!("/proc/self/fd/{}", sub_path.source.as_raw_fd()));
+    let is_folder = fs::metadata(&source).map_err(file_error("read", &source))?.is_dir();
+    // A mount point that an earlier run left may be of the other kind. Any error returns from the creation.
+    let made = if is_folder {
+        let _ = fs::remove_file(point);
+        fs::create_dir_all(point)
+    } else {
+        let _ = fs::remove_dir(point);
+        create_file(point)
+    };
+    made.map_err(file_error("make mount point", point))?;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(&source), point, None::<&str>, flags, None::<&str>)
+        .map_err(|error| file_error("mount", point)(error.into()))
+}
+
+/// Creates a file and its folder; an existing file keeps its content.
+fn create_file(path: &Path) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().append(true).create(true).open(path).map(drop)
 }
 
 /// Copies a folder with owners, modes and symbolic links; device files and sockets are skipped.

@@ -171,7 +171,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
         resources: &["nodes"],
         names: &[],
         verbs: WATCH_VERBS,
-        reason: "zones",
+        reason: "zones, readiness and CPU",
     },
     RbacRule {
         groups: &[""],

@@ -404,9 +404,47 @@ fn api_servers_that_cannot_be_used_are_refused_with_the_reason() {
     assert!(refused.contains("and not a name of the Service `kubernetes`"), "{refused}");
 }
 
+/// Panics if a list below a value has two entries of one name: the API server refuses such an object.
+fn assert_names_are_unique(value: &Value, path: &str) {
+    match value {
+        Value::Object(fields) => {
+            for (key, field) in fields {
+                assert_names_are_unique(field, &format!("{path}.{key}"));
+            }
+        }
+        Value::Array(items) => {
+            let mut names = BTreeSet::new();
+            for item in items {
+                let name = item["name"].as_str();
+                assert!(name.is_none_or(|it| names.insert(it)), "{path} has {name:?} twice");
+                assert_names_are_unique(item, path);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn no_list_of_an_object_has_two_entries_of_one_name() {
+    for clusterip in [ClusterIpMode::Off, ClusterIpMode::Labelled, ClusterIpMode::All] {
+        for without_kube_proxy in [false, true] {
+            let settings =
+                InstallSettings { clusterip, without_kube_proxy, ..InstallSettings::default() };
+            let mut objects = objects::all_possible(&settings);
+            objects.extend(objects::all(&settings));
+            objects.push(workloads::agent_removal_daemon_set(&settings));
+            for object in objects.iter().filter(|it| it["kind"] != "ClusterRole") {
+                assert_names_are_unique(object, &objects::kind_and_name(object));
+            }
+        }
+    }
+}
+
 #[test]
 fn the_removal_of_agents_reaches_their_files_on_the_node() {
-    let removal = workloads::agent_removal_daemon_set(&InstallSettings::default());
+    // An uninstall takes the settings of all modes.
+    let settings = InstallSettings { clusterip: ClusterIpMode::All, ..InstallSettings::default() };
+    let removal = workloads::agent_removal_daemon_set(&settings);
     read_and_write::<DaemonSet>(&removal);
     let pod = &removal["spec"]["template"]["spec"];
     let mounts = pod["initContainers"][0]["volumeMounts"].as_array().unwrap();

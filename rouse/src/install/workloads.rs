@@ -424,7 +424,9 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
 /// DaemonSet that replaces the agents' to uninstall: it removes their pins, bootstrap files and routes once, and then
 /// idles to show that it is done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
-    let mut object = agent_daemon_set(settings);
+    // The settings of the installation are not known here. Without its mode, what each node may have is added once.
+    let mode_off = InstallSettings { clusterip: ClusterIpMode::Off, ..settings.clone() };
+    let mut object = agent_daemon_set(&mode_off);
     let pod = &mut object["spec"]["template"]["spec"];
     let mut container = pod["containers"][0].take();
     container["args"] = json!(["agent-remove"]);
@@ -437,7 +439,6 @@ pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     }
     container["volumeMounts"] =
         json!([{"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "HostToContainer"}]);
-    // The settings of the installation are not known here, so each node may have a bootstrap file.
     pod["containers"] = json!([container]);
     add_agent_state(pod);
     container = pod["containers"][0].take();

@@ -28,48 +28,50 @@ pub(super) struct ServiceStats {
     ready: String,
     /// Pods of the service that exist.
     pub(super) pods: usize,
-    wanted: u64,
-    in_flight: u64,
-    waiting: u64,
-    /// Path of new connections: `direct`, `activator`, or `asleep`.
+    /// Pods that the autoscaler requests. This and other values of the autoscaler are `None` while it gives none.
+    wanted: Option<u64>,
+    in_flight: Option<u64>,
+    waiting: Option<u64>,
+    /// Path of new connections: `direct`, `activator`, `asleep`, or `-` if it is unknown.
     pub(super) path: String,
     /// Total of requests that began at pods.
-    requests_started: u64,
+    requests_started: Option<u64>,
     /// Requests per second since the last snapshot.
     pub(super) rate: Option<f64>,
 }
 
 impl TopSnapshot {
-    /// Combines services, pods and the autoscaler's metrics; rates are computed from the snapshot `before`.
+    /// Combines services, pods and the autoscaler's metrics, or the error for which there are none. Rates are computed
+    /// from the snapshot `before`.
     pub(super) fn new(
         taken_at: Instant,
         services: &[Value],
         pods: &[Value],
-        metrics: &str,
-        error: Option<String>,
+        metrics: Result<String, String>,
         before: Option<&Self>,
     ) -> Self {
-        let figures = parse_metrics(metrics);
+        let figures = metrics.as_ref().ok().map(|text| parse_metrics(text));
         let mut services: Vec<ServiceStats> =
-            services.iter().map(|it| ServiceStats::new(it, pods, &figures)).collect();
+            services.iter().map(|it| ServiceStats::new(it, pods, figures.as_ref())).collect();
         services.sort_by(|one, two| one.name.cmp(&two.name));
         if let Some(before) = before {
             let seconds = taken_at.saturating_duration_since(before.at).as_secs_f64();
             for service in &mut services {
                 let old = before.services.iter().find(|it| it.name == service.name);
-                service.rate = old.filter(|_| seconds > 0.0).map(|old| {
+                service.rate = old.filter(|_| seconds > 0.0).and_then(|old| {
                     // A Revision that was asleep continues its count. One of a restarted autoscaler begins at zero:
                     // its rate is 0 then, never negative.
-                    service.requests_started.saturating_sub(old.requests_started) as f64 / seconds
+                    let (now, before) = service.requests_started.zip(old.requests_started)?;
+                    Some(now.saturating_sub(before) as f64 / seconds)
                 });
             }
         }
-        Self { at: taken_at, services, error }
+        Self { at: taken_at, services, error: metrics.err() }
     }
 }
 
 impl ServiceStats {
-    fn new(service: &Value, pods: &[Value], figures: &ServiceMetricSums) -> Self {
+    fn new(service: &Value, pods: &[Value], figures: Option<&ServiceMetricSums>) -> Self {
         let meta = &service["metadata"];
         let (namespace, name) =
             (view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]));
@@ -80,40 +82,44 @@ impl ServiceStats {
         };
         let key = (namespace.clone(), name.clone());
         let sum = |metric: &str| {
-            let value = figures.get(metric).and_then(|sums| sums.get(&key));
-            value.copied().unwrap_or_default()
+            let value = figures?.get(metric).and_then(|sums| sums.get(&key));
+            Some(value.copied().unwrap_or_default())
         };
+        let count = |metric: &str| sum(metric).map(to_count);
         let pods = pods.iter().filter(is_of_service).count();
         // Without pods no path is in use, whatever the last decision was.
-        let path = match (pods, sum("rouse_revision_direct") > 0.0) {
+        let path = match (pods, sum("rouse_revision_direct").map(|direct| direct > 0.0)) {
             (0, _) => "asleep",
-            (_, true) => "direct",
-            (_, false) => "activator",
+            (_, Some(true)) => "direct",
+            (_, Some(false)) => "activator",
+            (_, None) => "-",
         };
         Self {
             ready: view::condition_field(service, "Ready", "status"),
             name: format!("{namespace}/{name}"),
             pods,
-            wanted: to_count(sum("kn_revision_pods_requested")),
-            in_flight: to_count(sum("rouse_revision_in_flight_requests")),
-            waiting: to_count(sum("rouse_revision_waiting_requests")),
+            wanted: count("kn_revision_pods_requested"),
+            in_flight: count("rouse_revision_in_flight_requests"),
+            waiting: count("rouse_revision_waiting_requests"),
             path: path.to_owned(),
-            requests_started: to_count(sum("rouse_revision_requests_total")),
+            requests_started: count("rouse_revision_requests_total"),
             rate: None,
         }
     }
 
     /// Cells of the row, in the order of [`COLUMNS`].
     pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
+        let unknown = || "-".to_owned();
+        let count = |value: Option<u64>| value.map_or_else(unknown, |value| value.to_string());
         [
             self.name.clone(),
             self.ready.clone(),
             self.pods.to_string(),
-            self.wanted.to_string(),
-            self.in_flight.to_string(),
-            self.waiting.to_string(),
+            count(self.wanted),
+            count(self.in_flight),
+            count(self.waiting),
             self.path.clone(),
-            self.rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}")),
+            self.rate.map_or_else(unknown, |rate| format!("{rate:.0}")),
         ]
     }
 }
@@ -187,8 +193,7 @@ mod tests {
                 taken_at,
                 std::slice::from_ref(&service),
                 pods,
-                &metrics(requests_started),
-                None,
+                Ok(metrics(requests_started)),
                 before,
             )
         };
@@ -200,5 +205,26 @@ mod tests {
         assert_eq!(later.services[0].rate, Some(150.0));
         let asleep = take_snapshot(start, &[], 400, None);
         assert_eq!(asleep.services[0].path, "asleep");
+    }
+
+    #[test]
+    fn values_of_an_autoscaler_that_gives_none_are_unknown_and_not_zero() {
+        let service = json!({"metadata": {"namespace": "default", "name": "hello"}});
+        let labels = json!({"serving.knative.dev/service": "hello"});
+        let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
+        let start = Instant::now();
+        let take_snapshot = |seconds, metrics, before| {
+            let taken_at = start + Duration::from_secs(seconds);
+            let (services, pods) = (std::slice::from_ref(&service), std::slice::from_ref(&pod));
+            TopSnapshot::new(taken_at, services, pods, metrics, before)
+        };
+        let silent = take_snapshot(0, Err("autoscaler: refused".to_owned()), None);
+        assert_eq!(silent.error.as_deref(), Some("autoscaler: refused"));
+        let cells = silent.services[0].cells();
+        assert_eq!(cells, ["default/hello", "", "1", "-", "-", "-", "-", "-"]);
+        let back = take_snapshot(1, Ok(metrics(1_000)), Some(&silent));
+        assert_eq!(back.services[0].rate, None, "the whole count is no rate");
+        let later = take_snapshot(2, Ok(metrics(1_010)), Some(&back));
+        assert_eq!(later.services[0].rate, Some(10.0));
     }
 }

@@ -19,9 +19,18 @@ pub enum ReferenceEvent {
 #[derive(Clone, Debug, Default)]
 struct ReferenceDirection {
     bytes: Vec<u8>,
-    /// Header block that continues in the next frame: its stream, true if that ends with it, and true if it is a
-    /// promise.
-    block: Option<(u32, bool, bool)>,
+    /// Header block that continues in the next frame.
+    open_block: Option<ReferenceHeaderBlock>,
+}
+
+/// Header block: a HEADERS or PUSH_PROMISE frame, and its CONTINUATION frames.
+#[derive(Clone, Copy, Debug)]
+struct ReferenceHeaderBlock {
+    stream: u32,
+    /// True if the block ends its side of the stream.
+    is_end_stream: bool,
+    /// True for PUSH_PROMISE.
+    is_promise: bool,
 }
 
 /// State of a connection, computed from all bytes of both directions.
@@ -98,16 +107,17 @@ impl Http2Reference {
 
     /// Applies a frame of the client. `None`: an error of the connection.
     fn apply_client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
-        let block = self.client.block.take();
-        let stream = match header_block(block, kind, flags, stream, &payload)? {
+        let open_block = self.client.open_block.take();
+        let stream = match header_block(open_block, kind, flags, stream, &payload)? {
+            // §8.4: a client cannot push.
+            BlockProgress::Whole(block) if block.is_promise => return None,
             // A request stays in flight after the client's last byte, until its response ends.
-            ReferenceBlock::Whole(stream, _is_end_stream, false) => stream,
-            ReferenceBlock::Whole(_, _, true) => return None,
-            ReferenceBlock::Continues(block) => {
-                self.client.block = Some(block);
+            BlockProgress::Whole(block) => block.stream,
+            BlockProgress::Continues(block) => {
+                self.client.open_block = Some(block);
                 return Some(());
             }
-            ReferenceBlock::None => return self.apply_other_client_frame(kind, stream, &payload),
+            BlockProgress::None => return self.apply_other_client_frame(kind, stream, &payload),
         };
         if stream > self.highest_stream {
             // §5.1.1: a new stream is odd, and higher than any before.
@@ -130,19 +140,20 @@ impl Http2Reference {
         match kind {
             frame_kind::RST_STREAM | frame_kind::DATA if is_idle => return None,
             frame_kind::RST_STREAM => self.record_aborted(stream),
-            frame_kind::PUSH_PROMISE => return None,
             _ => {}
         }
         Some(())
     }
 
     fn apply_server_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
-        let block = self.server.block.take();
-        match header_block(block, kind, flags, stream, &payload)? {
-            ReferenceBlock::Whole(stream, true, false) => self.record_responded(stream),
-            ReferenceBlock::Whole(..) => {}
-            ReferenceBlock::Continues(block) => self.server.block = Some(block),
-            ReferenceBlock::None => {
+        let open_block = self.server.open_block.take();
+        match header_block(open_block, kind, flags, stream, &payload)? {
+            BlockProgress::Whole(block) if block.is_end_stream => {
+                self.record_responded(block.stream)
+            }
+            BlockProgress::Whole(_) => {}
+            BlockProgress::Continues(block) => self.server.open_block = Some(block),
+            BlockProgress::None => {
                 check_frame(kind, stream, &payload)?;
                 match kind {
                     frame_kind::DATA if flags & frame_flag::END_STREAM != 0 => {
@@ -177,27 +188,27 @@ impl Http2Reference {
     }
 }
 
-/// Meaning of a frame for header blocks.
-enum ReferenceBlock {
+/// State of a header block after a frame.
+enum BlockProgress {
     /// The frame belongs to no header block.
     None,
     /// The block continues in the next frame.
-    Continues((u32, bool, bool)),
-    /// The block is complete: its stream, true if that ends with it, and true if it is a promise.
-    Whole(u32, bool, bool),
+    Continues(ReferenceHeaderBlock),
+    /// The block is complete.
+    Whole(ReferenceHeaderBlock),
 }
 
-/// Follows header blocks (§4.3): one frame and any number of CONTINUATIONs, without other frames between. `None`: an
+/// Adds a frame to the open block, or begins a block with it (§4.3). No other frame may come inside a block. `None`: an
 /// error.
 fn header_block(
-    before: Option<(u32, bool, bool)>,
+    open_block: Option<ReferenceHeaderBlock>,
     kind: u8,
     flags: u8,
     stream: u32,
     payload: &[u8],
-) -> Option<ReferenceBlock> {
-    let block = match (before, kind) {
-        (Some(block), frame_kind::CONTINUATION) if block.0 == stream => block,
+) -> Option<BlockProgress> {
+    let block = match (open_block, kind) {
+        (Some(block), frame_kind::CONTINUATION) if block.stream == stream => block,
         (Some(_), _) | (None, frame_kind::CONTINUATION) => return None,
         (None, frame_kind::HEADERS | frame_kind::PUSH_PROMISE) => {
             let is_promise = kind == frame_kind::PUSH_PROMISE;
@@ -211,13 +222,15 @@ fn header_block(
             if stream == 0 || padded + padding + fixed > payload.len() {
                 return None;
             }
-            (stream, !is_promise && flags & frame_flag::END_STREAM != 0, is_promise)
+            // PUSH_PROMISE has no END_STREAM: the flag's bit has no meaning there.
+            let is_end_stream = !is_promise && flags & frame_flag::END_STREAM != 0;
+            ReferenceHeaderBlock { stream, is_end_stream, is_promise }
         }
-        (None, _) => return Some(ReferenceBlock::None),
+        (None, _) => return Some(BlockProgress::None),
     };
     Some(match flags & frame_flag::END_HEADERS {
-        0 => ReferenceBlock::Continues(block),
-        _ => ReferenceBlock::Whole(block.0, block.1, block.2),
+        0 => BlockProgress::Continues(block),
+        _ => BlockProgress::Whole(block),
     })
 }
 

@@ -111,8 +111,7 @@ impl AgentFixture {
 
     /// Returns the result that a process of the pod has in this role, as one word.
     fn role_outcome(&self, role: &str) -> String {
-        let mut command =
-            self.process_command(role, &format!("{}/poduid-1/main", self.pods_cgroup));
+        let mut command = self.pod_command(role);
         let output = command.env(SENDS_VARIABLE, CLUSTER_IP).stdin(Stdio::null()).output();
         let text = String::from_utf8_lossy(&output.expect("sh").stdout).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix("outcome: "));

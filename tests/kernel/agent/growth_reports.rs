@@ -1,15 +1,14 @@
-//! Shell: growth of requests in flight is reported at once, not with the next periodic report.
+//! Shell: growth of requests in flight is reported at once, not with the next periodic report, and the last totals of a
+//! pod before its removal.
 
-use super::*;
+use super::{shared_agent::SharedAgentFixture, *};
 
 /// Metric of the events that an agent has read from the kernel.
 const EVENTS: &str = "rouse_agent_events_total";
 
 impl AgentFixture {
     fn event_count(&self) -> u64 {
-        let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
-        let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
-        counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
+        self.metric_count(EVENTS)
     }
 
     /// Sends a request that gets no response.
@@ -37,9 +36,8 @@ fn is_armed(fixture: &AgentFixture) -> bool {
 #[test]
 fn growth_beyond_the_last_report_is_reported_by_events() {
     const REQUESTS: u64 = 50;
-    let mut fixture = AgentFixture::new("growth");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("keep");
     fixture.send_to_pod("listen");
@@ -61,5 +59,25 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
     let events = fixture.event_count() - before;
     assert!((1..=REQUESTS).contains(&events), "{events} events");
+    drop(open);
+}
+
+/// The autoscaler would otherwise miss the requests since the last periodic report.
+#[test]
+fn the_last_totals_of_a_pod_are_reported_before_its_removal() {
+    let mut fixture = AgentFixture::new("last");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("keep");
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
+    let open = fixture.send_unanswered_request();
+    fixture.wait_usage("it has begun", |usage| usage.totals.in_flight() == 1);
+    fixture.routes.remove(&RouteKey::Pod("uid-1".into()));
+    let usage = fixture.wait_usage("it ends with the pod", |usage| usage.totals.finished == 1);
+    assert_eq!(usage.totals.started, 1);
+    let next = fixture.usages.recv_timeout(WAIT_TIMEOUT);
+    assert!(matches!(&next, Ok(UsageItem::Removed(key)) if *key == usage.key), "{next:?}");
     drop(open);
 }

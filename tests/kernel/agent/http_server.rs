@@ -1,6 +1,6 @@
 //! Shell: an HTTP server in a pod, with all behaviours that these tests need, and requests to it.
 
-use super::*;
+use super::{shared_agent::SharedAgentFixture, *};
 
 /// Headers that request another protocol, and confirm it in the response.
 pub(super) const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: chat\r\n";
@@ -89,10 +89,19 @@ pub(super) fn server_fixture(test: &str, timeout: Duration) -> AgentFixture {
     fixture
 }
 
+/// Starts a pod with the server on the shared node, whose requests have the given timeout.
+pub(super) fn shared_server_fixture(timeout: Duration) -> SharedAgentFixture {
+    let mut fixture = SharedAgentFixture::new();
+    fixture.request_timeout = timeout;
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    fixture.start_server();
+    fixture
+}
+
 impl AgentFixture {
     /// Starts the server's process in the pod, and lets it listen once the agent knows the pod.
     pub(super) fn start_server(&mut self) {
-        self.pod = Some(self.spawn_in_cgroup("server", "pods/poduid-1/main"));
+        self.pod = Some(self.spawn_in_pod("server"));
         // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
         self.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
         self.send_to_pod("listen");

@@ -60,7 +60,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
 
 #[test]
 fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
-    let mut fixture = http_server::server_fixture("tunnels", Duration::from_secs(60));
+    let mut fixture = http_server::shared_server_fixture(Duration::from_secs(60));
     fixture.wait_pod("ready", |pod| pod.ready);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
     let tunnel = node.run_inside("open a tunnel", || {

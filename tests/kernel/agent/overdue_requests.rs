@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 
 use super::{
-    http_server::{UPGRADE, send_and_measure, server_fixture},
+    http_server::{UPGRADE, send_and_measure, server_fixture, shared_server_fixture},
     *,
 };
 
@@ -37,7 +37,8 @@ fn read_to_end(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
 
 #[test]
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
-    let fixture = server_fixture("overdue", TIMEOUT);
+    let fixture = shared_server_fixture(TIMEOUT);
+    let ended = fixture.metric_count(ENDED_METRIC);
     let (mut connections, mut unused_connection, mut opaque_connection) =
         (fixture.connect(), fixture.connect(), fixture.connect());
     opaque_connection.write_all(b"\x16").expect("the connection is open");
@@ -56,9 +57,9 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     assert_eq!([dripping_client.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
     send_and_measure(&mut connections, "/quick");
     send_and_measure(&mut unused_connection, "/quick");
-    fixture.wait_metric(ENDED_METRIC, 3);
+    fixture.wait_metric(ENDED_METRIC, ended + 3);
     let page = fixture.metrics();
-    assert!(page.contains(&format!("{ENDED_METRIC} 3\n")), "{page}");
+    assert!(page.contains(&format!("{ENDED_METRIC} {}\n", ended + 3)), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(fixture.slot());
@@ -97,7 +98,7 @@ fn cancel_frame(stream: u32) -> Vec<u8> {
 
 #[test]
 fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
-    let fixture = server_fixture("overdue-h2", TIMEOUT);
+    let fixture = shared_server_fixture(TIMEOUT);
     let [mut one, mut many] = [fixture.connect(), fixture.connect()];
     for stream in [&mut many, &mut one] {
         let bytes = [CLIENT_PREFACE, &request_frame(1)].concat();

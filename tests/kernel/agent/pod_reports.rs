@@ -1,6 +1,6 @@
 //! Shell: reports of a pod from its start to its end: listening, probed, ready, drained; also across agents.
 
-use super::*;
+use super::{shared_agent::SharedAgentFixture, *};
 
 fn http_probe() -> ProbeHandler {
     ProbeHandler::Http {
@@ -13,9 +13,8 @@ fn http_probe() -> ProbeHandler {
 
 #[test]
 fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
-    let mut fixture = AgentFixture::new("listen");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
     fixture.start_pod();
     let found = fixture.wait_pod("found", |pod| pod.address.is_some());
     assert!(!found.ready);
@@ -71,9 +70,8 @@ fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found()
 
 #[test]
 fn an_http_probe_decides_after_the_listener() {
-    let mut fixture = AgentFixture::new("probe");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, http_probe());
-    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("bad");
     fixture.send_to_pod("listen");
@@ -87,9 +85,8 @@ fn an_http_probe_decides_after_the_listener() {
 
 #[test]
 fn a_tcp_probe_connects_to_the_pod() {
-    let mut fixture = AgentFixture::new("tcp");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
-    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
@@ -97,18 +94,18 @@ fn a_tcp_probe_connects_to_the_pod() {
 
 #[test]
 fn probes_that_go_on_are_no_requests() {
-    for (test, probe) in [("http-on", http_probe()), ("tcp-on", ProbeHandler::Tcp)] {
-        let mut fixture = AgentFixture::new(test);
+    for probe in [http_probe(), ProbeHandler::Tcp] {
+        let mut fixture = SharedAgentFixture::new();
+        let passed = fixture.metric_count(PROBES_PASSED);
         fixture.set_probed_pod(RoutingPhase::Starting, probe, Duration::from_millis(1));
-        fixture.start_agent();
         fixture.start_pod();
         fixture.send_to_pod("listen");
         fixture.wait_pod("ready", |pod| pod.ready);
-        fixture.wait_probes(50);
+        fixture.wait_metric(PROBES_PASSED, passed + 50);
         for _ in 0..3 {
             assert_eq!(fixture.get_status_line(), "HTTP/1.1 200 OK");
         }
-        fixture.wait_probes(100);
+        fixture.wait_metric(PROBES_PASSED, passed + 100);
         let usage = fixture.wait_usage("three requests", |usage| usage.totals.finished >= 3);
         assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
         let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
@@ -119,9 +116,8 @@ fn probes_that_go_on_are_no_requests() {
 
 #[test]
 fn a_draining_pod_is_called_drained_once_it_is_quiet() {
-    let mut fixture = AgentFixture::new("drain");
+    let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);

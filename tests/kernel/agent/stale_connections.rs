@@ -3,7 +3,7 @@
 use std::io::Lines;
 use std::process::ChildStdout;
 
-use super::*;
+use super::{shared_agent::SharedAgentFixture, *};
 
 /// Beginning of the metrics line that counts connections found to be in use.
 const SPARED_METRIC: &str = "rouse_agent_connections_spared_total";
@@ -32,19 +32,19 @@ impl Drop for ClientProcess {
 }
 
 /// Starts a pod that keeps accepted connections and sends nothing by itself, and a client that has sent `sends`.
-fn idle_client_fixture(test: &str, sends: &str) -> (AgentFixture, ClientProcess) {
-    let mut fixture = AgentFixture::new(test);
-    fs::create_dir(fixture.cgroup.join("clients")).expect("a cgroup");
+fn idle_client_fixture(sends: &str) -> (SharedAgentFixture, ClientProcess) {
+    let mut fixture = SharedAgentFixture::new();
+    let clients = fixture.cgroup.join("clients");
+    fs::create_dir_all(&clients).expect("a cgroup");
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     fixture.add_direct_service();
-    fixture.start_agent();
     fixture.start_pod();
     // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
     fixture.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
     fixture.send_to_pod("keep");
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
-    let mut command = fixture.process_command("client", "clients");
+    let mut command = fixture.process_command("client", &clients);
     let mut process = command.env(SENDS_VARIABLE, sends).spawn().expect("sh");
     let lines = std::io::BufReader::new(process.stdout.take().expect("a pipe")).lines();
     let mut client = ClientProcess { process, lines };
@@ -54,7 +54,7 @@ fn idle_client_fixture(test: &str, sends: &str) -> (AgentFixture, ClientProcess)
 
 #[test]
 fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
-    let (mut fixture, mut client) = idle_client_fixture("kept", "");
+    let (mut fixture, mut client) = idle_client_fixture("");
     fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     assert_eq!(client.next_event(), "ended: Err(ConnectionAborted)");
     fixture.wait_pod("drained", |pod| pod.drained);
@@ -62,9 +62,8 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
 
 /// Creates a fixture with a request in flight and the first half of its response sent. The client's side alone looks
 /// idle.
-fn paused_response_fixture(test: &str) -> (AgentFixture, ClientProcess) {
-    let (mut fixture, mut client) =
-        idle_client_fixture(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
+fn paused_response_fixture() -> (SharedAgentFixture, ClientProcess) {
+    let (mut fixture, mut client) = idle_client_fixture("GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
     fixture.send_to_pod("say HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\nok");
     assert!(client.next_event().ends_with("ok"), "the first half has come");
@@ -81,11 +80,12 @@ fn change_blackhole_route(fixture: &AgentFixture, verb: &str) {
 /// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to respond in time.
 #[test]
 fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
-    let (mut fixture, mut client) = paused_response_fixture("mute");
+    let (mut fixture, mut client) = paused_response_fixture();
+    let spared = fixture.metric_count(SPARED_METRIC);
     change_blackhole_route(&fixture, "add");
     fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     // Each query waits for half a second, so the client's side has looked idle for more than one second.
-    fixture.wait_metric(SPARED_METRIC, 4);
+    fixture.wait_metric(SPARED_METRIC, spared + 4);
     fixture.send_to_pod("say ay");
     assert_eq!(client.next_event(), "read: ay");
     change_blackhole_route(&fixture, "del");
@@ -95,9 +95,10 @@ fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
 
 #[test]
 fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
-    let (mut fixture, mut client) = paused_response_fixture("paused");
+    let (mut fixture, mut client) = paused_response_fixture();
+    let spared = fixture.metric_count(SPARED_METRIC);
     fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    fixture.wait_metric(SPARED_METRIC, 2);
+    fixture.wait_metric(SPARED_METRIC, spared + 2);
     fixture.send_to_pod("say ay");
     assert_eq!(client.next_event(), "read: ay");
     assert_eq!(client.next_event(), "ended: Err(ConnectionAborted)");
@@ -107,12 +108,13 @@ fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
 #[test]
 fn an_upgraded_connection_is_left_to_its_owners() {
     let upgrade = "GET / HTTP/1.1\r\nhost: hello\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
-    let (mut fixture, mut client) = idle_client_fixture("upgraded", upgrade);
+    let (mut fixture, mut client) = idle_client_fixture(upgrade);
+    let spared = fixture.metric_count(SPARED_METRIC);
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
     fixture.send_to_pod("say HTTP/1.1 101 Switching Protocols\\r\\nconnection: upgrade\\r\\nupgrade: chat\\r\\n\\r\\n");
     assert!(client.next_event().starts_with("read: HTTP/1.1 101"));
     fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    fixture.wait_metric(SPARED_METRIC, 2);
+    fixture.wait_metric(SPARED_METRIC, spared + 2);
     fixture.send_to_pod("say hello");
     assert_eq!(client.next_event(), "read: hello");
     fixture.send_to_pod("drop");

@@ -32,7 +32,7 @@ const KUBELET_USER_AGENT: &str = "kube-probe/1.36";
 
 #[test]
 fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
-    let mut case = CountFixture::exclusive();
+    let mut case = CountFixture::new();
     case.fixture.write_node_addresses();
     let node = case.fixture.node_netns();
     let (mut served, mut counted) = (0, 0);
@@ -65,7 +65,7 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
 
 #[test]
 fn a_request_from_the_node_counts_however_it_is_cut() {
-    let mut case = CountFixture::exclusive();
+    let mut case = CountFixture::new();
     case.fixture.write_node_addresses();
     let node = case.fixture.node_netns();
     let request = request_with_user_agent("curl/8.14");
@@ -82,7 +82,7 @@ fn a_request_from_the_node_counts_however_it_is_cut() {
 
 #[test]
 fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
-    let mut fixture = KernelFixture::new();
+    let mut fixture = SharedKernelFixture::new();
     let (pod, client) = (fixture.add_pod(), fixture.add_client());
     fixture.register_pod(&pod, 0);
     fixture.write_node_addresses();

@@ -60,7 +60,7 @@ impl ClusterStarter<'_> {
         write_file(&file, &flat)?;
         // On a node, a loopback address means the node itself, so nodes get a kubeconfig of their own.
         self.write_kubeconfig_for(&self.paths.kubeconfig_inside(), "admin")?;
-        chown_to_sudo_user(&file)
+        make_private_to_sudo_user(&file)
     }
 
     /// Waits until the API server reports that it is ready.
@@ -92,17 +92,17 @@ impl ClusterStarter<'_> {
         Ok(())
     }
 
-    /// Waits until every node is Ready and has its pod range, and the name server is available.
+    /// Waits until every node is Ready and the cluster's DNS is available. Then it sets missing pod ranges.
     ///
-    /// A restarted kubelet must have sent a new heartbeat: the one in `before` is from its predecessor.
-    pub(crate) fn wait_until_ready(&self, before: &[RegisteredNode]) -> Result<()> {
+    /// `stale_nodes` are the nodes whose kubelet was started again, with the heartbeats of the former kubelets. Such a
+    /// node is Ready only with another heartbeat.
+    pub(crate) fn wait_until_ready(&self, stale_nodes: &[RegisteredNode]) -> Result<()> {
         let started = Instant::now();
         let has_new_heartbeat = |node: &RegisteredNode| {
-            before.iter().all(|old| old.name != node.name || old.heartbeat != node.heartbeat)
+            stale_nodes.iter().all(|old| old.name != node.name || old.heartbeat != node.heartbeat)
         };
         loop {
             let nodes = self.nodes()?;
-            // Nodes whose kubelet was not restarted are absent from `before` and count at once.
             let ready =
                 nodes.iter().filter(|node| node.is_ready && has_new_heartbeat(node)).count();
             if ready == usize::from(self.record.nodes) && self.has_cluster_dns()? {
@@ -173,8 +173,8 @@ impl RegisteredNode {
     }
 }
 
-/// Gives the file to the user who called sudo.
-fn chown_to_sudo_user(file: &Path) -> Result<()> {
+/// Makes the file private, and gives it to the user who called sudo.
+fn make_private_to_sudo_user(file: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());

@@ -303,6 +303,20 @@ mod tests {
     }
 
     #[test]
+    fn the_api_server_responds_before_a_lost_kubelet_starts_again() {
+        let mut observed = whole(1);
+        for lost in [ClusterProcess::Etcd, ClusterProcess::Node(1)] {
+            observed.running.remove(&lost);
+        }
+        let steps = plan(&observed, 1);
+        let position = |step| steps.iter().position(|&other| other == step).unwrap();
+        assert!(
+            position(ClusterUpStep::WaitForApiServer)
+                < position(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(1)))
+        );
+    }
+
+    #[test]
     fn without_nodes_only_xtask_writes_to_the_api_server() {
         let steps = plan(&ObservedCluster::default(), 0);
         assert_eq!(

@@ -15,7 +15,8 @@ use super::{
     ClusterPaths, KubeProxyMode, KubernetesVersion, cgroups, fault,
     go_toolchain::GoToolchain,
     images::{self, ImageArchives},
-    kubectl, network, pki,
+    kubectl::{self, RegisteredNode},
+    network, pki,
     plan::{self, ClusterProcess, ClusterUpStep, MAX_NODES, ObservedCluster},
     process::{self, ProcessIdentity},
     programs::{self, ClusterPrograms},
@@ -185,14 +186,20 @@ fn start_cluster(
     let starter = ClusterStarter { paths, record: &record, programs: &programs };
     undo_faults(paths, &record);
     let steps = plan::plan(&observe_cluster(&starter, images), record.nodes);
-    // Read before any start: afterwards a heartbeat of the old kubelet would look like one of the new kubelet.
-    let mut stale = starter.nodes().unwrap_or_default();
-    stale.retain(|node| steps.iter().any(|step| starts_kubelet(*step, &node.name)));
+    let mut stale_nodes: Option<Vec<RegisteredNode>> = None;
     let started = Instant::now();
     let mut seconds: u32 = steps.iter().map(|step| step.expected_seconds()).sum();
     for (number, step) in steps.iter().enumerate() {
         println!("[{:>2}/{}] {step} (about {seconds} s left)", number + 1, steps.len());
-        run_step(*step, &starter, images, &stale)?;
+        // Read before the first start of a kubelet: afterwards a heartbeat of the old kubelet would look like one of the
+        // new kubelet. Earlier the API server may not respond, and no node would be known.
+        let is_kubelet = matches!(step, ClusterUpStep::StartProcess(ClusterProcess::Kubelet(_)));
+        if is_kubelet && stale_nodes.is_none() {
+            let mut nodes = starter.nodes()?;
+            nodes.retain(|node| steps.iter().any(|it| starts_kubelet(*it, &node.name)));
+            stale_nodes = Some(nodes);
+        }
+        run_step(*step, &starter, images, stale_nodes.as_deref().unwrap_or_default())?;
         seconds -= step.expected_seconds();
     }
     println!("cluster {}: up after {} s\n", paths.name, started.elapsed().as_secs());
@@ -284,7 +291,7 @@ fn run_step(
     step: ClusterUpStep,
     starter: &ClusterStarter<'_>,
     images: &ImageArchives,
-    stale: &[kubectl::RegisteredNode],
+    stale_nodes: &[RegisteredNode],
 ) -> Result<()> {
     match step {
         ClusterUpStep::CreateBase => create_base(starter),
@@ -299,7 +306,7 @@ fn run_step(
         ClusterUpStep::WaitForApiServer => starter.wait_for_api_server(),
         ClusterUpStep::ImportImages(node) => images::import(starter, node, images),
         ClusterUpStep::ApplyAddons => starter.apply_addons(),
-        ClusterUpStep::WaitUntilReady => starter.wait_until_ready(stale),
+        ClusterUpStep::WaitUntilReady => starter.wait_until_ready(stale_nodes),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Shell: the cluster tier: starts a Kubernetes cluster if there is none, and removes only what it has started.
 
-use std::{ffi::OsStr, fs, path::Path, process::Command};
+use std::{ffi::OsStr, fs, panic::resume_unwind, path::Path, process::Command, thread};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -26,7 +26,9 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 
 /// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
 /// the shared cluster.
-const PARALLEL_TESTS: [&str; 14] = [
+const PARALLEL_TESTS: [&str; 16] = [
+    "baseline::",
+    "network_paths::",
     "runtime_contract::",
     "deletion::",
     "examples::",
@@ -35,7 +37,7 @@ const PARALLEL_TESTS: [&str; 14] = [
     "kn::",
     "concurrency_limit::a_pod",
     "network_policies::",
-    "xtask_cluster::down_leaves_nothing",
+    "xtask_cluster::",
     "probes::",
     "third_party_manifests::",
     "sidecars::",
@@ -44,8 +46,8 @@ const PARALLEL_TESTS: [&str; 14] = [
 ];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
-/// Number of these tests that run at a time. They wait for pods and time windows, and use little processor time.
-const PARALLELISM: u8 = 3;
+/// Number of these tests that run at a time. They often wait for pods and time windows.
+const PARALLELISM: u8 = 4;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
@@ -58,9 +60,24 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     }
     let xtask = std::env::current_exe()?;
     sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
-    let api_server_outcome = run_on_api_server(&xtask, args, builder)?;
-    let cluster_outcome = run_on_cluster(&xtask, args, builder)?;
-    Ok(chart.combine(api_server_outcome).combine(cluster_outcome))
+    // Such a cluster is a developer's and stays: those of killed runs have been removed.
+    let did_exist = cluster::exists(SHARED_CLUSTER)?;
+    let rouse = builder.build_rouse()?;
+    let mut up_command = shared_up_command(&xtask, args, &rouse, did_exist);
+    // The cluster with nodes starts meanwhile: both mostly wait.
+    let (api_server_outcome, started) = thread::scope(|scope| {
+        let starting = scope.spawn(|| sh::run(&mut up_command));
+        let outcome = run_on_api_server(&xtask, args, builder);
+        (outcome, starting.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let outcome = api_server_outcome.and_then(|api_server_outcome| {
+        started?;
+        Ok(api_server_outcome.combine(run_on_cluster(&xtask, &rouse, args, builder)?))
+    });
+    if !did_exist {
+        sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("down"))?;
+    }
+    Ok(chart.combine(outcome?))
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
@@ -140,22 +157,29 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
     command
 }
 
-/// Runs the tests of the whole system against a cluster with nodes.
-fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    // Such a cluster is a developer's and stays: those of killed runs have been removed.
-    let did_exist = cluster::exists(SHARED_CLUSTER)?;
-    let mut up_command = up_command(xtask, SHARED_CLUSTER);
+/// Command that starts the cluster that the tests share, with the program `rouse` in its image.
+fn shared_up_command(xtask: &Path, args: &TestArgs, rouse: &Path, does_exist: bool) -> Command {
+    let mut command = up_command(xtask, SHARED_CLUSTER);
     // Both images are built here as the user; tests that start clusters of their own find them built.
-    up_command.args(["--image", "hello", "--image", "rouse"]);
-    let rouse = builder.build_rouse()?;
-    up_command.env(image::PROGRAM_VARIABLE, &rouse);
+    command.args(["--image", "hello", "--image", "rouse"]);
+    command.env(image::PROGRAM_VARIABLE, rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
-    if !did_exist {
-        up_command.args(["--nodes", "2"]);
+    if !does_exist {
+        command.args(["--nodes", "2"]);
     }
     if args.yes {
-        up_command.arg("--yes");
+        command.arg("--yes");
     }
+    command
+}
+
+/// Runs the tests of the whole system against the cluster with nodes.
+fn run_on_cluster(
+    xtask: &Path,
+    rouse: &Path,
+    args: &TestArgs,
+    builder: &TestBuilder,
+) -> Result<TierOutcome> {
     let mut skipped_modules = Vec::new();
     if !cluster::has_kn()? {
         skipped_modules.push(("kn::", "no kn is on the PATH and none could be built"));
@@ -166,12 +190,7 @@ fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Resul
         // Clusters that tests start get the same image.
         (image::PROGRAM_VARIABLE, rouse.as_os_str()),
     ];
-    let outcome = sh::run(&mut up_command)
-        .and_then(|()| run_tests(args, builder, &variables, &skipped_modules));
-    if !did_exist {
-        sh::run(cluster_command(xtask, SHARED_CLUSTER).arg("down"))?;
-    }
-    outcome
+    run_tests(args, builder, &variables, &skipped_modules)
 }
 
 /// Runs all tests except the modules in `skipped_modules`, each with its reason. Long tests run only on request.

@@ -1,4 +1,4 @@
-//! Shell: tiers that run in processes of their own beside the others, because they wait more than they compute.
+//! Shell: tiers that run in processes of their own beside the others, because they often wait.
 
 use std::{
     fs::{self, File},
@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, anyhow};
 use super::{TestArgs, TestCounts, TestTier, TierOutcome, TierRow, build::TestProgram};
 use crate::workspace::CargoWorkspace;
 
-/// Thread that runs tiers in other processes, one after the other.
+/// Thread that runs a tier in another process.
 #[derive(Debug)]
-pub(super) struct TierLane(JoinHandle<Vec<FinishedTier>>);
+pub(super) struct TierLane(JoinHandle<FinishedTier>);
 
 /// A tier whose process has ended.
 #[derive(Debug)]
@@ -28,50 +28,42 @@ struct FinishedTier {
 }
 
 impl TierLane {
-    /// Starts `tiers` with the options of `args`, except for the choice of tiers. They run the programs `built`.
+    /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`.
     pub(super) fn start(
-        tiers: &[TestTier],
+        tier: TestTier,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
     ) -> Result<Self> {
-        let program = std::env::current_exe()?;
-        let names: Vec<&str> = tiers.iter().map(|tier| tier.name()).collect();
-        let list = workspace.target.join(format!("{}-programs.json", names.join("-")));
+        let list = workspace.target.join(format!("{}-programs.json", tier.name()));
         fs::write(&list, serde_json::to_vec(built)?)
             .with_context(|| format!("cannot write {}", list.display()))?;
-        let mut runs = Vec::new();
-        for tier in tiers.iter().copied() {
-            let mut command = Command::new(&program);
-            command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
-            command.arg("--built").arg(&list);
-            command.args(args.long.then_some("--long"));
-            if let Some(file) = &args.kubeconfig {
-                command.arg("--kubeconfig").arg(file);
-            }
-            // `--repeat` is valid only together with names.
-            if !args.names.is_empty() {
-                command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
-            }
-            let log = workspace.target.join(format!("{}-tier.log", tier.name()));
-            println!("{} runs beside the others: see {}", tier.name(), log.display());
-            runs.push((tier, command, log));
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
+        command.arg("--built").arg(&list);
+        command.args(args.long.then_some("--long"));
+        if let Some(file) = &args.kubeconfig {
+            command.arg("--kubeconfig").arg(file);
         }
-        let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
+        // `--repeat` is valid only together with names.
+        if !args.names.is_empty() {
+            command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
+        }
+        let log = workspace.target.join(format!("{}-tier.log", tier.name()));
+        println!("{} runs beside the others: see {}", tier.name(), log.display());
+        let run = move || {
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok(Self(thread::spawn(move || runs.into_iter().map(run).collect())))
+        Ok(Self(thread::spawn(run)))
     }
 
-    /// Waits for the end of the tiers, prints their output, and returns their rows of the table.
-    pub(super) fn finish(self) -> Result<Vec<TierRow>> {
-        let finished = self
-            .0
-            .join()
-            .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
-        finished.into_iter().map(FinishedTier::print).collect()
+    /// Waits for the end of the tier, prints its output, and returns its row of the table.
+    pub(super) fn finish(self) -> Result<TierRow> {
+        let finished =
+            self.0.join().map_err(|_panicked| anyhow!("the thread of a tier has panicked"))?;
+        finished.print()
     }
 }
 

@@ -42,8 +42,11 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let names = &args.names;
     let workspace = &builder.workspace;
     let root_tests = workspace.root.join("tests").display().to_string();
+    // The library of that package has ordinary tests.
+    let library = format!("{root_tests}/src/lib.rs");
+    let needs_root = |it: &TestProgram| it.folder == root_tests && it.source != library;
     let mut commands = Vec::new();
-    for built in builder.build_tests(&[])?.into_iter().filter(|it| it.folder != root_tests) {
+    for built in builder.build_tests(&[])?.into_iter().filter(|it| !needs_root(it)) {
         let tests = tests_in_tier(&built, tier, names)?;
         if tests.is_empty() {
             continue;

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "once_signal outbox request_log service_routing",
+            "http_server once_signal outbox quantity request_log service_routing",
             "wire",
             "admin component fixtures local_node log replicas tls",
             "link",
@@ -91,7 +91,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "local",
         &[
-            "addresses layout pods quantity sys",
+            "addresses container_log layout pods scoped_open sys",
             "cgroups dns net process",
             "bundle images runtime",
             "node",

@@ -66,9 +66,9 @@ const UNSAFE_FILES: [&str; 5] = [
     "tests/kernel/sys.rs",
 ];
 
-/// Number of lines before the tests from which a file gets a warning.
+/// Number of lines before the tests above which a file gets a warning.
 const WARNING_LINES: usize = 400;
-/// Number of lines before the tests from which a file must be split.
+/// Number of lines before the tests above which a file must be split.
 const MAX_LINES: usize = 800;
 
 /// One source file of the workspace.
@@ -194,12 +194,12 @@ fn check_length(file: &SourceFile<'_>) -> Option<TidyFinding> {
 }
 
 fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
-    // The implementations of `Pod` need aya's trait; they are data, not I/O.
     let named = IMPURE_NAMES.iter().find(|name| {
         // Not in the middle of a longer name, such as `my_tokio::`.
         let is_named = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
         });
+        // `abi.rs` implements aya's trait `Pod` (plain old data) for the values of maps, which is no I/O.
         is_named && !(**name == "aya::" && path == "datapath/src/abi.rs")
     })?;
     let location = format!("{path}:{}", line.number);
@@ -247,7 +247,7 @@ struct CodeLine<'a> {
     code: &'a str,
 }
 
-/// Lines before the test module, without comments. Line numbers are exact for code formatted by rustfmt.
+/// Lines of code outside the test module, without comments. Line numbers are exact for code formatted by rustfmt.
 fn code_lines(text: &str) -> Vec<CodeLine<'_>> {
     before_tests(text)
         .lines()
@@ -257,9 +257,15 @@ fn code_lines(text: &str) -> Vec<CodeLine<'_>> {
         .collect()
 }
 
+/// Text before the inline test module, which ends its file. A declaration such as `mod tests;` does not end the text:
+/// code follows it.
 pub(crate) fn before_tests(text: &str) -> &str {
-    let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
-    &text[..end]
+    const TEST_MODULE: &str = "\n#[cfg(test)]\nmod ";
+    let is_inline = |at: &usize| {
+        text[at + TEST_MODULE.len()..].lines().next().is_some_and(|line| line.contains('{'))
+    };
+    let end = text.match_indices(TEST_MODULE).map(|(at, _)| at).find(is_inline);
+    &text[..end.unwrap_or(text.len())]
 }
 
 /// Cuts off a comment, and everything from the first string literal, because messages may contain any word.
@@ -300,6 +306,12 @@ mod tests {
     }
 
     #[test]
+    fn code_after_the_declaration_of_a_test_module_is_checked() {
+        let text = "//! Pure: x\n\n#[cfg(test)]\nmod tests;\n\nlet a = Instant::now();\n";
+        assert_eq!(check("agent/src/routes/plan.rs", text), ["agent/src/routes/plan.rs:6"]);
+    }
+
+    #[test]
     fn a_longer_name_is_not_the_forbidden_one() {
         assert_eq!(check("agent/src/routes/plan.rs", "//! Pure: x\nuse my_tokio::X;\n"), [""; 0]);
     }
@@ -320,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_warned_at_400_lines_and_refused_at_800() {
+    fn a_file_is_warned_above_400_lines_and_refused_above_800() {
         let file_of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
         let severity = |lines| {
             let text = file_of(lines);

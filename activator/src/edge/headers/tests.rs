@@ -27,10 +27,10 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
 
 fn rewritten_head(
     uri: &str,
-    side: TrafficOrigin,
+    traffic_origin: TrafficOrigin,
     fields: &[(&str, &str)],
 ) -> (request::Parts, Option<HeaderValue>) {
-    rewritten_by(uri, request_context(side), fields)
+    rewritten_by(uri, request_context(traffic_origin), fields)
 }
 
 fn rewritten_by(
@@ -174,7 +174,7 @@ fn cookies_that_http2_has_cut_are_joined() {
 }
 
 #[test]
-fn the_same_over_https_has_neither_port_nor_another_path() {
+fn the_https_location_has_the_same_path_and_no_port() {
     let head = head("/a?b=c", &[("host", "Shop.example:8080")]);
     assert_eq!(https_location(&head).expect("a host"), "https://shop.example/a?b=c");
 }

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Reads a header as the shell does: exactly the requested bytes. Returns the header and the bytes behind it.
+/// Reads a header as the shell does: exactly the requested bytes. Returns the header and the bytes behind it. The error
+/// `None`: the header is incomplete.
 fn read_stepwise(bytes: &[u8]) -> Result<(ProxyHeader, &[u8]), Option<ProxyHeaderError>> {
     let mut end = 0;
     loop {
@@ -24,12 +25,12 @@ fn v2_header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     [&V2_SIGNATURE[..], &[0x20 | command, family], &length, rest].concat()
 }
 
-fn v2_addresses(source: SocketAddr, to: u16) -> Vec<u8> {
+fn v2_addresses(source: SocketAddr, destination_port: u16) -> Vec<u8> {
     let address = match source.ip() {
         IpAddr::V4(it) => [it.octets(); 2].concat(),
         IpAddr::V6(it) => [it.octets(); 2].concat(),
     };
-    [&address[..], &source.port().to_be_bytes(), &to.to_be_bytes()].concat()
+    [&address[..], &source.port().to_be_bytes(), &destination_port.to_be_bytes()].concat()
 }
 
 #[test]
@@ -150,20 +151,22 @@ proptest! {
     #[test]
     fn a_header_is_read_to_its_end_and_no_further(
         source: SocketAddr,
-        to: u16,
-        is_two: bool,
+        destination_port: u16,
+        is_version_2: bool,
         behind in proptest::collection::vec(any::<u8>(), 0..40),
     ) {
-        let source = SocketAddr::new(source.ip(), source.port());
-        let family = if source.is_ipv4() { "4" } else { "6" };
         let ip = source.ip();
-        let bytes = match is_two {
-            true => v2_header(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &v2_addresses(source, to)),
-            false => format!("PROXY TCP{family} {ip} {ip} {} {to}\r\n", source.port()).into(),
+        let port = source.port();
+        let bytes = if is_version_2 {
+            let family = if source.is_ipv4() { 0x11 } else { 0x21 };
+            v2_header(1, family, &v2_addresses(source, destination_port))
+        } else {
+            let family = if source.is_ipv4() { "4" } else { "6" };
+            format!("PROXY TCP{family} {ip} {ip} {port} {destination_port}\r\n").into()
         };
         let expected = ProxyHeader::Client {
-            source: SocketAddr::new(ip.to_canonical(), source.port()),
-            is_secure: to == HTTPS_PORT,
+            source: SocketAddr::new(ip.to_canonical(), port),
+            is_secure: destination_port == HTTPS_PORT,
         };
         let all = [&bytes[..], &behind].concat();
         prop_assert_eq!(read_stepwise(&all), Ok((expected, &behind[..])));

@@ -145,8 +145,8 @@ impl ActiveRevisionState {
         counts
     }
 
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
-    /// sorted.
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer.
+    /// Returns the keys of the ready ones, sorted.
     pub(super) fn update_pods(
         &mut self,
         table: &PodTable,
@@ -157,7 +157,7 @@ impl ActiveRevisionState {
         // key.
         let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
-        let mut ready = Vec::new();
+        let (mut ready, mut preferred) = (Vec::new(), Vec::new());
         for (uid, it) in table {
             let Some(address) = it.address else { continue };
             let endpoint = before.remove(&(uid.as_str().into(), address));
@@ -173,10 +173,14 @@ impl ActiveRevisionState {
             if it.is_ready {
                 ready.push(pod.key);
             }
+            if it.is_preferred {
+                preferred.push(pod.key);
+            }
             self.pods.insert(pod.key, pod);
         }
         // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
         before.values().for_each(|pod| pod.set_ready(false));
+        self.wait_queue.set_preferred(preferred);
         ready.sort_unstable();
         ready
     }

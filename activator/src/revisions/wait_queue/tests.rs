@@ -180,6 +180,20 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
 }
 
 #[test]
+fn preferred_pods_come_first_also_after_a_pause() {
+    let mut queue: SoleHolderQueueFixture<u32> = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    queue.wait_queue.set_preferred([pod(2)]);
+    queue.on_routes([pod(1), pod(2)], 0, || 0);
+    assert_eq!((0..9).filter(|random| queue.admit(*random) == Some(pod(2))).count(), 9);
+    let pause = queue.pause_pod(pod(2)).expect("it is open");
+    assert_eq!(queue.admit(0), Some(pod(1)), "the only open one");
+    queue.resume_pod(pod(2), pause, || 0);
+    assert_eq!(queue.admit(0), Some(pod(2)));
+    queue.wait_queue.set_preferred([]);
+    assert_eq!(queue.admit(0), Some(pod(1)), "the less loaded one");
+}
+
+#[test]
 fn a_removed_waiter_is_not_dispatched() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     let first = enqueue_request(&mut queue, 1);

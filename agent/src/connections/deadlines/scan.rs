@@ -15,7 +15,7 @@ use common::link::error_chain;
 use tokio::{sync::mpsc::Sender, task::spawn_blocking};
 use tracing::{info, warn};
 
-use super::{DeadlineScan, DeadlineScanTarget, is_overdue};
+use super::{DeadlineScan, DeadlineScanResult, DeadlineScanTarget, is_overdue};
 use crate::{
     clock::{monotonic_ns, thread_cpu_time},
     kernel::maps::connection_storage::ConnectionStorage,
@@ -36,21 +36,20 @@ pub(crate) fn check_support(conns: &ConnectionStorage) -> io::Result<()> {
     diag.can_destroy()
 }
 
-/// Scans each of these pods, given with their namespaces' cookies, and closes overdue connections. A result is `None`
-/// if the scan failed.
+/// Scans each of these pods, given with their namespaces' cookies, and closes overdue connections.
 pub(crate) async fn scan_pods(
     due: Vec<(DeadlineScanTarget, u64)>,
     finder: Sender<FinderCommand>,
     conns: ConnectionStorage,
-) -> Vec<(String, Option<DeadlineScan>)> {
+) -> Vec<DeadlineScanResult> {
     let mut results = Vec::with_capacity(due.len());
     // One pod after the other: the bound on processor time is for each pod, and parallel scans would add up.
     for (due, cookie) in due {
-        let scan = match request_namespace(&finder, &due.uid, cookie).await {
-            Some(namespace) => scan_pod(namespace, due.clone(), conns.clone()).await,
-            None => None,
-        };
-        results.push((due.uid, scan));
+        let namespace = request_namespace(&finder, &due.uid, cookie).await;
+        results.push(match namespace {
+            Some(namespace) => scan_pod(namespace, due, conns.clone()).await,
+            None => DeadlineScanResult { uid: due.uid, closed: 0, scan: None },
+        });
     }
     results
 }
@@ -59,25 +58,25 @@ async fn scan_pod(
     namespace: NetworkNamespace,
     due: DeadlineScanTarget,
     conns: ConnectionStorage,
-) -> Option<DeadlineScan> {
+) -> DeadlineScanResult {
     let DeadlineScanTarget { uid, timeout } = due;
     let job = move || {
-        namespace.run_inside("list connections", || DeadlineScanner { timeout, conns }.scan())
+        let mut closed = 0;
+        let scan = || DeadlineScanner { timeout, conns }.scan(&mut closed);
+        let scan = namespace.run_inside("list connections", scan);
+        (closed, scan)
     };
-    match spawn_blocking(job).await {
-        Ok(Ok(scan)) => {
-            let ended = scan.closed;
-            if ended > 0 {
-                info!(uid, ended, ?timeout, "connections ended: their requests took too long");
-            }
-            Some(scan)
-        }
-        Ok(Err(error)) => {
-            warn!(uid, error = %error_chain(&error), "cannot look for requests that take too long");
-            None
-        }
+    let (closed, scan) = match spawn_blocking(job).await {
+        Ok(done) => done,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    };
+    if closed > 0 {
+        info!(uid, ended = closed, ?timeout, "connections ended: their requests took too long");
     }
+    let scan = scan.inspect_err(|error| {
+        warn!(uid, error = %error_chain(error), "cannot look for requests that take too long");
+    });
+    DeadlineScanResult { uid, closed, scan: scan.ok() }
 }
 
 /// Scan of one pod, for a thread inside its namespace.
@@ -92,11 +91,12 @@ type OpenRequestList = Vec<(DiagConnection, u64)>;
 type SentSegments = BTreeMap<u64, Option<u32>>;
 
 impl DeadlineScanner {
-    fn scan(&self) -> io::Result<DeadlineScan> {
+    /// Scans the calling thread's namespace. `closed` grows by the number of closed connections, also if the scan fails
+    /// later.
+    fn scan(&self, closed: &mut u64) -> io::Result<DeadlineScan> {
         let diag = SockDiag::open()?;
         let at_ns = monotonic_ns();
         let mut waiting = self.conns.open_requests(&diag)?;
-        let mut closed = 0;
         for tries_left in (0..SCANS_MAX).rev() {
             // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
             // sent in between.
@@ -106,10 +106,12 @@ impl DeadlineScanner {
                 break;
             }
             waiting = self.conns.open_requests(&diag)?;
-            closed += self.close_overdue(&diag, &mut waiting, &sent_before, tries_left == 0)?;
+            let ended =
+                self.close_overdue(&diag, &waiting, &sent_before, tries_left == 0, closed)?;
+            waiting.retain(|(connection, _)| !ended.contains(&connection.cookie()));
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
-        Ok(DeadlineScan { at_ns, oldest_ns, closed, cpu_time: thread_cpu_time() })
+        Ok(DeadlineScan { at_ns, oldest_ns, cpu_time: thread_cpu_time() })
     }
 
     /// Returns the connections whose request is overdue.
@@ -123,24 +125,26 @@ impl DeadlineScanner {
     }
 
     /// Closes the connections in `sent_before` that are still overdue and have sent nothing since. At the last try it
-    /// also closes those that have sent. Closed connections are removed from `waiting`.
+    /// also closes those that have sent. Returns the cookies of the closed connections, and adds their number to
+    /// `closed`.
     fn close_overdue(
         &self,
         diag: &SockDiag,
-        waiting: &mut OpenRequestList,
+        waiting: &OpenRequestList,
         sent_before: &SentSegments,
         is_last: bool,
-    ) -> io::Result<u64> {
+        closed: &mut u64,
+    ) -> io::Result<BTreeSet<u64>> {
         let mut ended = BTreeSet::new();
         for connection in self.overdue(waiting) {
             let Some(before) = sent_before.get(&connection.cookie()) else { continue };
             let is_unchanged = sent_segments(diag, connection)? == *before;
             if (is_unchanged || is_last) && destroy(diag, connection)? {
                 ended.insert(connection.cookie());
+                *closed += 1;
             }
         }
-        waiting.retain(|(connection, _)| !ended.contains(&connection.cookie()));
-        Ok(ended.len() as u64)
+        Ok(ended)
     }
 }
 

@@ -10,14 +10,14 @@ use common::link::error_chain;
 use tokio::{sync::mpsc::Sender, task::JoinHandle};
 use tracing::warn;
 
-use super::{DeadlineScan, PodDeadlines, scan};
+use super::{DeadlineScanResult, PodDeadlines, scan};
 use crate::{
     clock::monotonic_ns, kernel::maps::connection_storage::ConnectionStorage,
     metrics::AgentMetrics, pods::finder::FinderCommand,
 };
 
-/// Results of one round of scans, by the pod's uid; `None` where a scan failed.
-pub(crate) type DeadlineScanResults = Vec<(String, Option<DeadlineScan>)>;
+/// Results of one round of scans.
+pub(crate) type DeadlineScanResults = Vec<DeadlineScanResult>;
 
 /// Deadlines of the pods' requests, and the rounds of scans. Rounds run one at a time.
 #[derive(Debug)]
@@ -105,10 +105,10 @@ impl OverdueRequestTask {
     /// Handles the results of a finished round.
     pub(crate) fn handle_results(&mut self, results: DeadlineScanResults) {
         let Some(deadlines) = &mut self.deadlines else { return };
-        for (uid, scan) in results {
+        for DeadlineScanResult { uid, closed, scan } in results {
             deadlines.handle_scan(monotonic_ns(), &uid, scan);
             self.metrics.deadline_scans.inc();
-            self.metrics.overdue_closed.inc_by(scan.map_or(0, |it| it.closed));
+            self.metrics.overdue_closed.inc_by(closed);
         }
     }
 
@@ -157,10 +157,12 @@ mod tests {
         );
         // Without a namespace the scan fails.
         drop(command);
-        let results = task.wait_for_round().await;
-        assert_eq!(results, [("a".to_owned(), None)]);
+        let mut results = task.wait_for_round().await;
+        assert_eq!(results, [DeadlineScanResult { uid: "a".into(), closed: 0, scan: None }]);
+        results[0].closed = 3;
         task.handle_results(results);
         assert_eq!(task.metrics.deadline_scans.get(), 1);
+        assert_eq!(task.metrics.overdue_closed.get(), 3, "a failed scan may have closed some");
         assert!(task.next_scan().is_some_and(|at| at > Instant::now()), "after a pause");
         assert!(commands.try_recv().is_err(), "no second round");
         task.forget("a");

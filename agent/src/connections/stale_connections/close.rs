@@ -142,10 +142,9 @@ impl StaleConnectionCloser {
             clients.iter().filter(|client| !client.due.is_empty())
         {
             let locked_closer = locked_closer.as_deref_mut();
-            let close = || close_in_namespace(draining, due, locked_closer);
-            match namespace.run_inside("close connections", close) {
-                Ok(counts) => total += counts,
-                Err(error) => warn!(error = %error_chain(&error), "cannot close stale connections"),
+            let close = || close_in_namespace(draining, due, locked_closer, &mut total);
+            if let Err(error) = namespace.run_inside("close connections", close) {
+                warn!(error = %error_chain(&error), "cannot close stale connections");
             }
         }
         total
@@ -242,26 +241,35 @@ fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
     (connection.canonical_local(), connection.canonical_peer())
 }
 
+/// Closes connections of the calling thread's network namespace. `counts` grows by the outcomes, also if a later close
+/// fails.
 fn close_in_namespace(
     draining: &BTreeMap<SocketAddr, DrainingAddress>,
     due: &[DiagConnection],
     locked_closer: Option<&mut LockedCloser>,
-) -> io::Result<CloseCounts> {
-    let Some(locked_closer) = locked_closer else { return close_unlocked(draining, due) };
+    counts: &mut CloseCounts,
+) -> io::Result<()> {
+    let Some(locked_closer) = locked_closer else { return close_unlocked(draining, due, counts) };
     let all: Vec<&DiagConnection> = due.iter().collect();
-    locked_closer.close(&all).or_else(|error| {
-        warn!(%error, "cannot close stale connections under their locks");
-        close_unlocked(draining, due)
-    })
+    let mut locked_counts = CloseCounts::default();
+    let result = locked_closer.close(&all, &mut locked_counts);
+    counts.closed += locked_counts.closed;
+    let Err(error) = result else {
+        counts.spared += locked_counts.spared;
+        return Ok(());
+    };
+    warn!(%error, "cannot close stale connections under their locks");
+    // It judges those again that were spared.
+    close_unlocked(draining, due, counts)
 }
 
 /// Closes connections on kernels that cannot check and close in one step: a request that is written in between is lost.
 fn close_unlocked(
     draining: &BTreeMap<SocketAddr, DrainingAddress>,
     due: &[DiagConnection],
-) -> io::Result<CloseCounts> {
+    counts: &mut CloseCounts,
+) -> io::Result<()> {
     let diag = SockDiag::open()?;
-    let mut counts = CloseCounts::default();
     for connection in due {
         match close_if_due(&diag, draining, connection) {
             Ok(true) => counts.closed += 1,
@@ -270,7 +278,7 @@ fn close_unlocked(
             Err(error) => return Err(error),
         }
     }
-    Ok(counts)
+    Ok(())
 }
 
 /// Closes a connection if it is still due. A list of thousands is old when its end is reached, so the connection is

@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -18,7 +18,7 @@ use super::{
     scan::{EndedSockets, StaleSocketRound, end_stale_sockets},
 };
 use crate::{
-    kernel::maps::client_sockets::ClientSocketRecords, metrics::AgentMetrics,
+    kernel::maps::client_sockets::ClientSocketRecords, lock::lock, metrics::AgentMetrics,
     routes::plan::FrontendEndpoints,
 };
 
@@ -35,8 +35,8 @@ pub(crate) struct StaleSocketTask {
     /// Cgroup of this node's client processes.
     clients: PathBuf,
     records: ClientSocketRecords,
-    /// Endpoints at the latest round; `None` before the first one.
-    previous: Option<Arc<FrontendEndpoints>>,
+    /// Endpoints of the rounds. Only the round that runs locks them.
+    endpoints: Arc<Mutex<EndpointRounds>>,
     rounds_left: u32,
     next_round: Instant,
     /// Task of the newest round.
@@ -56,7 +56,7 @@ impl StaleSocketTask {
         Self {
             clients,
             records,
-            previous: None,
+            endpoints: Arc::default(),
             rounds_left: 0,
             next_round: Instant::now(),
             round: None,
@@ -75,20 +75,22 @@ impl StaleSocketTask {
         self.rounds_left > 0
     }
 
-    /// Starts the round that is due, if any, unless another one still runs. `endpoints` are those of all frontends now.
-    pub(crate) fn start_due_round(&mut self, now: Instant, endpoints: &Arc<FrontendEndpoints>) {
+    /// Returns true if a round is to start: one is still to come, its time has come, and no other one runs.
+    pub(crate) fn is_round_due(&self, now: Instant) -> bool {
         let is_running = self.round.as_ref().is_some_and(|round| !round.is_finished());
-        if is_running || self.rounds_left == 0 || now < self.next_round {
-            return;
-        }
-        self.rounds_left -= 1;
+        !is_running && self.rounds_left > 0 && now >= self.next_round
+    }
+
+    /// Starts the round that is due. `changes` are those of all frontends' endpoints since the round before.
+    pub(crate) fn start_round(&mut self, now: Instant, changes: FrontendEndpoints) {
+        self.rounds_left = self.rounds_left.saturating_sub(1);
         self.next_round = now + ROUND_PERIOD;
-        let present = Arc::clone(endpoints);
-        let previous = self.previous.replace(Arc::clone(&present));
-        let endpoints = EndpointRounds { present, previous };
         let (clients, records) = (self.clients.clone(), self.records.clone());
-        let (metrics, is_failing) = (self.metrics.clone(), Arc::clone(&self.is_failing));
+        let (endpoints, metrics) = (Arc::clone(&self.endpoints), self.metrics.clone());
+        let is_failing = Arc::clone(&self.is_failing);
         self.round = Some(tokio::task::spawn_blocking(move || {
+            let mut endpoints = lock(&endpoints);
+            endpoints.begin_next(changes);
             match end_stale_sockets(&clients, &records, &endpoints) {
                 Ok(round) => {
                     metrics.udp_sockets_ended.inc_by(round.ended.udp);

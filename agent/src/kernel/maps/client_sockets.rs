@@ -2,16 +2,28 @@
 //! records in socket storage, and entries of `UDP_SOCKETS`.
 
 use std::{
-    array, fs,
+    array,
+    collections::{BTreeMap, BTreeSet},
+    fs,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering::Acquire},
+    sync::{
+        Arc,
+        atomic::Ordering::{AcqRel, Acquire},
+    },
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use datapath::abi::{CONNECT_RECORD_WORDS, ConnectRecord, UdpSocket, maps};
+use common::link::error_chain;
+use datapath::abi::{self, CONNECT_RECORD_WORDS, ConnectRecord, UdpSocket, maps};
+use tracing::warn;
 
 use super::{KernelMapError, capacity, map_words, open_hash_map, read_error, row};
 use crate::kernel::{led_socket::LedSocket, sys::SharedWords};
+
+/// Flag of a write that adds an entry only.
+const BPF_NOEXIST: u64 = 1;
+/// Flag of a write that replaces an entry only.
+const BPF_EXIST: u64 = 2;
 
 /// Records of client sockets. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -122,6 +134,87 @@ impl ClientSocketMaps {
     fn row(&self, index: usize) -> ConnectRecord {
         let words = row(&self.rows, index, CONNECT_RECORD_WORDS);
         ConnectRecord::from_words(array::from_fn(|word| words[word].load(Acquire)))
+    }
+}
+
+/// Copy of the entries of connected UDP sockets into maps of other sizes, for the programs that take over.
+///
+/// A datagram that names its socket's service is led to the socket's endpoint by the entry. The programs of both maps
+/// see a socket close, so each removes its own entry.
+#[derive(Debug)]
+pub(crate) struct UdpSocketCopy {
+    old: HashMap<MapData, u64, UdpSocket>,
+    own: HashMap<MapData, u64, UdpSocket>,
+    /// Words of the map `CONTROL` beside `own`.
+    control: SharedWords,
+    /// Entries of `old` as they were copied.
+    copied: BTreeMap<u64, UdpSocket>,
+}
+
+impl UdpSocketCopy {
+    /// Opens the maps that are pinned in `old` and `own`. `None` if they are of different versions. `None` also if they
+    /// cannot be opened, which is logged.
+    pub(crate) fn open(old: &Path, own: &Path) -> Option<Self> {
+        if !has_same_version(old, own) {
+            return None;
+        }
+        let opened = Self::try_open(old, own);
+        let opened = opened.inspect_err(|error| {
+            warn!(error = %error_chain(error), "cannot open the entries of UDP sockets");
+        });
+        opened.ok()
+    }
+
+    fn try_open(old: &Path, own: &Path) -> Result<Self, KernelMapError> {
+        Ok(Self {
+            old: open_hash_map(old, maps::UDP_SOCKETS)?,
+            own: open_hash_map(own, maps::UDP_SOCKETS)?,
+            control: map_words(own, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
+            copied: BTreeMap::new(),
+        })
+    }
+
+    /// Copies the entries that are new or have changed since the last call. A failure is logged: sockets without a copy
+    /// only have to send without naming their service.
+    pub(crate) fn copy_changed(&mut self) {
+        if let Err(error) = self.try_copy_changed() {
+            warn!(error = %error_chain(&error), "cannot copy the entries of UDP sockets");
+        }
+    }
+
+    fn try_copy_changed(&mut self) -> Result<(), KernelMapError> {
+        let cookies: BTreeSet<u64> = self.old.keys().filter_map(Result::ok).collect();
+        for cookie in cookies {
+            let entry = find_in(&self.old, maps::UDP_SOCKETS, cookie)?;
+            // Without a connect an entry leads no datagram.
+            let Some(socket) = entry.filter(|it| it.original_port_be != 0) else { continue };
+            match self.copied.insert(cookie, socket) {
+                None => self.add(cookie, &socket)?,
+                Some(before) if before == socket => {}
+                // An entry that is not the copy any more is one of the new programs, and newer.
+                Some(before) => {
+                    if find_in(&self.own, maps::UDP_SOCKETS, cookie)? == Some(before) {
+                        let _closed_meanwhile = self.own.insert(cookie, socket, BPF_EXIST);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the copy of an entry, unless the new programs have one of the socket.
+    fn add(&mut self, cookie: u64, socket: &UdpSocket) -> Result<(), KernelMapError> {
+        let count = &self.control.words()[abi::CONTROL_UDP_SOCKETS as usize];
+        // Counted first: while the count is 0, the programs look for no entry, also when a socket closes.
+        count.fetch_add(1, AcqRel);
+        let is_added = self.own.insert(cookie, socket, BPF_NOEXIST).is_ok();
+        // If the socket has closed before the insertion, no program removes the copy.
+        let is_removed =
+            is_added && find_in(&self.old, maps::UDP_SOCKETS, cookie)?.is_none() && self.own.remove(&cookie).is_ok();
+        if !is_added || is_removed {
+            count.fetch_sub(1, AcqRel);
+        }
+        Ok(())
     }
 }
 

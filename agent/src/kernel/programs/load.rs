@@ -97,13 +97,20 @@ fn possible_cpus() -> Result<u32, EbpfProgramsError> {
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
 }
 
+/// Free entries of an LRU map that a CPU takes at once and keeps for itself, before 6.16.
+const LRU_FREE_PER_CPU: u32 = 128;
+
 /// Returns the size of an LRU map that is to remember at least `minimum` entries.
 ///
-/// Before 6.16 each CPU takes 128 free entries at once and keeps them. A CPU that finds none left uses one entry again
-/// and again, so that it forgets each entry with the next one.
+/// A CPU that finds no free entry left uses one entry again and again, so that it forgets each entry with the next one.
 const fn lru_size(minimum: u32, cpus: u32) -> u32 {
-    let for_cpus = 256 * cpus;
+    let for_cpus = 2 * LRU_FREE_PER_CPU * cpus;
     if for_cpus > minimum { for_cpus } else { minimum }
+}
+
+/// Returns the size of the LRU map of buffered segments. Its entries are large, so the CPUs get no more than they keep.
+const fn buffered_segments(cpus: u32) -> u32 {
+    abi::KEPT_MAX + LRU_FREE_PER_CPU * cpus
 }
 
 /// The kernel's type of hash maps.
@@ -232,6 +239,7 @@ fn load_object(
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
         .map_max_entries(maps::PROBES, probes)
+        .map_max_entries(maps::KEPT, buffered_segments(cpus))
         .map_max_entries(maps::UDP_FLOWS, udp_flows)
         .map_max_entries(maps::UDP_REPLIES, udp_flows)
         .map_max_entries(maps::BOUND_CONNECTS, bound_connects)
@@ -320,6 +328,10 @@ mod tests {
         assert_eq!(lru_size(abi::UDP_FLOWS_MAX, 64), abi::UDP_FLOWS_MAX);
         assert_eq!(lru_size(abi::UDP_FLOWS_MAX, 192), 49_152);
         assert_eq!(lru_size(abi::PROBES_MAX, 2), abi::PROBES_MAX);
+        for cpus in [1, 8, 64, 1024] {
+            let kept_free = cpus * LRU_FREE_PER_CPU;
+            assert_eq!(buffered_segments(cpus) - kept_free, abi::KEPT_MAX, "{cpus} CPUs");
+        }
     }
 
     #[test]

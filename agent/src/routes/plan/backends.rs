@@ -9,7 +9,10 @@ use super::{
     map_plan::OrderedMapOps,
     pool::{KernelIdPool, MapShare},
 };
-use crate::kernel::map_op::{BackendTarget, MapOp};
+use crate::{
+    kernel::map_op::{BackendTarget, MapOp},
+    service_facts::ServiceSource,
+};
 
 /// Lowest backend number in use. Number 0 stays unused, so that an entry of `SLOTS` that was ever written is not 0.
 const FIRST_BACKEND: u32 = 1;
@@ -42,10 +45,10 @@ impl UsedBackends {
     }
 
     /// Adopts a backend of a list in the maps, whose owner is not known yet. An entry that stands twice counts twice.
-    pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget, is_routed: bool) {
+    pub(super) fn adopt(&mut self, id: u32, backend: BackendTarget, source: ServiceSource) {
         self.pool.reserve(id);
         self.by_id.insert(id, backend);
-        self.uses.entry(backend).or_insert_with(|| BackendUse::new(id)).add_list(is_routed);
+        self.uses.entry(backend).or_insert_with(|| BackendUse::new(id)).add_list(source);
     }
 
     /// Puts all unused numbers below `written` into quarantine: an earlier agent may have freed them a moment ago.
@@ -77,7 +80,7 @@ impl UsedBackends {
     pub(super) fn acquire(
         &mut self,
         backend: BackendTarget,
-        is_routed: bool,
+        source: ServiceSource,
         ops: &mut OrderedMapOps,
     ) -> u32 {
         if !self.contains(&backend) {
@@ -87,7 +90,7 @@ impl UsedBackends {
             ops.backends.push(MapOp::Backend { id, backend });
         }
         let uses = self.uses.get_mut(&backend).expect("inserted above");
-        if uses.add_list(is_routed) {
+        if uses.add_list(source) {
             ops.added_pods.extend(backend.pod_address());
         }
         uses.id
@@ -97,13 +100,13 @@ impl UsedBackends {
     pub(super) fn release(
         &mut self,
         id: u32,
-        is_routed: bool,
+        source: ServiceSource,
         now_ns: u64,
         ops: &mut OrderedMapOps,
     ) {
         let Some(&backend) = self.by_id.get(&id) else { return };
         let Some(uses) = self.uses.get_mut(&backend) else { return };
-        if uses.remove_list(is_routed) {
+        if uses.remove_list(source) {
             ops.removed_pods.extend(backend.pod_address());
         }
         if uses.lists == 0 {
@@ -113,13 +116,18 @@ impl UsedBackends {
         }
     }
 
-    /// Counts a list of this backend for the other source: the list has a new owner, and is otherwise the same.
-    pub(super) fn move_list(&mut self, id: u32, is_routed: bool, ops: &mut OrderedMapOps) {
+    /// Counts a list of this backend for another source: the list has a new owner, and is otherwise the same.
+    pub(super) fn move_list(
+        &mut self,
+        id: u32,
+        (from, to): (ServiceSource, ServiceSource),
+        ops: &mut OrderedMapOps,
+    ) {
         let Some(backend) = self.by_id.get(&id) else { return };
         let Some(uses) = self.uses.get_mut(backend) else { return };
         // No removed pod: the list names the pod as before.
-        uses.remove_list(!is_routed);
-        if uses.add_list(is_routed) {
+        uses.remove_list(from);
+        if uses.add_list(to) {
             ops.added_pods.extend(backend.pod_address());
         }
     }
@@ -132,14 +140,16 @@ impl BackendUse {
     }
 
     /// Adds a list. Returns true if it is the first one of the RouteTable.
-    fn add_list(&mut self, is_routed: bool) -> bool {
+    fn add_list(&mut self, source: ServiceSource) -> bool {
+        let is_routed = source == ServiceSource::Route;
         self.lists += 1;
         self.routed_lists += u32::from(is_routed);
         is_routed && self.routed_lists == 1
     }
 
     /// Removes a list. Returns true if it was the last one of the RouteTable.
-    fn remove_list(&mut self, is_routed: bool) -> bool {
+    fn remove_list(&mut self, source: ServiceSource) -> bool {
+        let is_routed = source == ServiceSource::Route;
         self.lists -= 1;
         self.routed_lists -= u32::from(is_routed);
         is_routed && self.routed_lists == 0

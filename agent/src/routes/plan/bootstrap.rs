@@ -16,6 +16,7 @@ use super::{
 use crate::{
     kernel::map_op::{BackendTarget, KernelRoutes, MapOp, to_v6_octets},
     routes::bootstrap::{BootstrapFrontend, BootstrapServices},
+    service_facts::ServiceSource,
 };
 
 impl RoutePlanner {
@@ -69,7 +70,7 @@ pub fn bootstrap_ops(
         }
     }
     let (mut ops, mut replaced) = (OrderedMapOps::default(), Vec::new());
-    planner.switch_lists(&updates, false, &mut ops, &mut replaced)?;
+    planner.switch_lists(&updates, ServiceSource::Service, &mut ops, &mut replaced)?;
     let mut plan = MapPlan::default();
     ops.finish(&mut plan);
     Ok(plan.ops)

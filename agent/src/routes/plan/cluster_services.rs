@@ -106,8 +106,12 @@ pub enum ClusterChange {
 }
 
 /// Endpoints that keep the sockets that they have, by the frontend that leads to them and the number of the service. For
-/// UDP, those that answer; for TCP, all that EndpointSlices name.
+/// UDP, those that answer; for TCP, all that EndpointSlices name. Among changes, a frontend without endpoints may also
+/// be gone.
 pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
+
+/// Endpoints of one service's frontends.
+type ServiceEndpoints = BTreeMap<FrontendKey, Arc<BTreeSet<SocketAddr>>>;
 
 /// Services of the cluster, and what this node needs to route them.
 #[derive(Debug, Default)]
@@ -129,8 +133,8 @@ pub struct ClusterServices {
     listed: BTreeSet<ClusterResource>,
     /// Numbers of the services that have changed since the last [`take_changed`](Self::take_changed).
     changed: BTreeSet<u32>,
-    /// Endpoints of all frontends.
-    endpoints: Arc<FrontendEndpoints>,
+    /// Changes of endpoints since they were last taken.
+    changed_endpoints: FrontendEndpoints,
     /// True if connected sockets may have endpoints that have left.
     may_have_stale_sockets: bool,
     /// Numbers of the served services that the node must reach first after a reboot.
@@ -149,6 +153,8 @@ struct ClusterService {
     slices: BTreeMap<SmolStr, ServiceSlice>,
     /// Frontends that the planner has for the service.
     frontends: Box<[FrontendKey]>,
+    /// Endpoints of these frontends.
+    endpoints: ServiceEndpoints,
 }
 
 /// A changed service.
@@ -166,6 +172,11 @@ impl ClusterServices {
     pub(super) fn new(mode: ClusterIpMode, node: &str) -> Self {
         let node = NodeTopology { name: node.into(), ..NodeTopology::default() };
         Self { mode, node, ..Self::default() }
+    }
+
+    /// Returns the name of this node.
+    pub(super) fn node_name(&self) -> &SmolStr {
+        &self.node.name
     }
 
     /// Serves the API server's own Service too. `addresses` are those at which the agent itself asks API servers: no
@@ -244,9 +255,9 @@ impl ClusterServices {
         std::mem::take(&mut self.may_have_stale_sockets)
     }
 
-    /// Returns the endpoints of all frontends.
-    pub(super) fn frontend_endpoints(&self) -> Arc<FrontendEndpoints> {
-        Arc::clone(&self.endpoints)
+    /// Takes the changes of endpoints since the last call.
+    pub(super) fn take_changed_endpoints(&mut self) -> FrontendEndpoints {
+        std::mem::take(&mut self.changed_endpoints)
     }
 
     /// Marks that sockets may have endpoints that have left, whatever has changed.
@@ -420,25 +431,13 @@ impl ClusterServices {
         ChangedService { number, released, is_served }
     }
 
-    /// Replaces the endpoints of a service's frontends. Call it before the frontends are replaced.
-    fn set_endpoints(
-        &mut self,
-        number: u32,
-        endpoints: BTreeMap<FrontendKey, BTreeSet<SocketAddr>>,
-    ) {
-        let frontends = self.services.get(number).frontends.iter();
-        let gone: Vec<_> = frontends.filter(|it| !endpoints.contains_key(*it)).copied().collect();
-        let before = |key: &FrontendKey| self.endpoints.get(&(*key, number)).map(|it| &**it);
-        let changed = endpoints.into_iter().filter(|(key, now)| before(key) != Some(now));
-        let changed: Vec<_> = changed.collect();
-        self.may_have_stale_sockets |=
-            changed.iter().any(|(key, now)| have_endpoints_left(before(key), now));
-        // Rounds that end sockets may still hold the map, which is then copied.
-        if !gone.is_empty() || !changed.is_empty() {
-            let all = Arc::make_mut(&mut self.endpoints);
-            gone.iter().for_each(|key| drop(all.remove(&(*key, number))));
-            all.extend(changed.into_iter().map(|(key, now)| ((key, number), Arc::new(now))));
-        }
+    /// Replaces the endpoints of a service's frontends, and records the changes.
+    fn set_endpoints(&mut self, number: u32, endpoints: ServiceEndpoints) {
+        let service = self.services.get_mut(number);
+        self.may_have_stale_sockets |= have_endpoints_left(&service.endpoints, &endpoints);
+        let changes = endpoint_changes(&service.endpoints, &endpoints);
+        self.changed_endpoints.extend(changes.map(|(key, now)| ((key, number), now)));
+        service.endpoints = endpoints;
     }
 
     /// Records a changed service if the node must reach it first after a reboot, or had to.
@@ -480,12 +479,8 @@ impl ClusterServices {
     }
 
     /// Returns the endpoints of a service's frontends.
-    fn endpoints_of(
-        &self,
-        number: u32,
-        frontends: &BTreeSet<FrontendKey>,
-    ) -> BTreeMap<FrontendKey, BTreeSet<SocketAddr>> {
-        let mut endpoints = BTreeMap::new();
+    fn endpoints_of(&self, number: u32, frontends: &BTreeSet<FrontendKey>) -> ServiceEndpoints {
+        let mut endpoints = ServiceEndpoints::new();
         let service = self.services.get(number);
         let Some(observed) = &service.observed else { return endpoints };
         let ClusterIpService { cluster_ips, ports, .. } = &observed.service;
@@ -501,7 +496,7 @@ impl ClusterServices {
                         named_endpoints(port, family, slices)
                     };
                     // Two ports of one number and protocol cannot pass admission; the first one counts.
-                    endpoints.entry(key).or_insert(found);
+                    endpoints.entry(key).or_insert_with(|| Arc::new(found));
                 }
             }
         }
@@ -534,9 +529,22 @@ pub fn served_protocol(protocol: TransportProtocol) -> Option<u8> {
 
 /// Returns true if sockets may have endpoints that left a frontend between these states. Without other endpoints their
 /// programs could only be refused, so such a frontend counts once it has endpoints again.
-fn have_endpoints_left(before: Option<&BTreeSet<SocketAddr>>, now: &BTreeSet<SocketAddr>) -> bool {
-    let known = before.filter(|before| !before.is_empty());
-    !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
+fn have_endpoints_left(before: &ServiceEndpoints, now: &ServiceEndpoints) -> bool {
+    now.iter().any(|(key, now)| {
+        let known = before.get(key).filter(|before| !before.is_empty());
+        !now.is_empty() && known.is_none_or(|before| !before.is_subset(now))
+    })
+}
+
+/// Returns the frontends of which the endpoints differ between these states, each with its present endpoints.
+fn endpoint_changes(
+    before: &ServiceEndpoints,
+    now: &ServiceEndpoints,
+) -> impl Iterator<Item = (FrontendKey, Arc<BTreeSet<SocketAddr>>)> {
+    let gone = before.keys().filter(move |key| !now.contains_key(*key));
+    let gone = gone.map(|key| (*key, Arc::default()));
+    let changed = now.iter().filter(move |(key, endpoints)| before.get(*key) != Some(*endpoints));
+    gone.chain(changed.map(|(key, endpoints)| (*key, Arc::clone(endpoints))))
 }
 
 /// Returns true if this is the API server's own Service.

@@ -111,7 +111,7 @@ impl RoutePlanner {
         Some(FrontendFacts {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
-            source: source_of(number.is_routed()),
+            source: number.source(),
             address: address_of(key),
             protocol: protocol_name(key.protocol).to_owned(),
             mode,
@@ -151,7 +151,7 @@ impl RoutePlanner {
         let mut frontends: BTreeMap<_, usize> = pairs.collect();
         for (key, list) in &self.lists {
             if matches!(key, BackendListKey::Frontend(_)) {
-                let key = (source_of(list.is_routed), list_mode(list.state.mode));
+                let key = (list.source, list_mode(list.state.mode));
                 *frontends.entry(key).or_default() += 1;
             }
         }
@@ -164,7 +164,7 @@ impl RoutePlanner {
     fn map_use(&self) -> Vec<MapUse> {
         let are_cluster_services_served = self.table.cluster.is_enabled();
         let entry = |map, (entries, size): (usize, usize)| {
-            let cluster_limit = MapShare::of(false).available(size, size);
+            let cluster_limit = MapShare::of(ServiceSource::Service).available(size, size);
             let cluster_limit = are_cluster_services_served.then_some(cluster_limit);
             MapUse { map, entries, limit: size, cluster_limit }
         };
@@ -192,10 +192,6 @@ impl RoutePlanner {
             }
         })
     }
-}
-
-fn source_of(is_routed: bool) -> ServiceSource {
-    if is_routed { ServiceSource::Route } else { ServiceSource::Service }
 }
 
 fn list_mode(mode: RoutingMode) -> FrontendMode {

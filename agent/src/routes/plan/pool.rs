@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use datapath::abi;
 
 use super::MapCapacityError;
+use crate::service_facts::ServiceSource;
 
 /// Share of a map that a service may fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +17,12 @@ pub(super) enum MapShare {
 }
 
 impl MapShare {
-    /// Returns the share of a service of the RouteTable, or of one of the cluster.
-    pub(super) fn of(is_routed: bool) -> Self {
-        if is_routed { Self::All } else { Self::ThreeQuarters }
+    /// Returns the share of a service of this source.
+    pub(super) fn of(source: ServiceSource) -> Self {
+        match source {
+            ServiceSource::Route => Self::All,
+            ServiceSource::Service => Self::ThreeQuarters,
+        }
     }
 
     /// Returns what the share leaves of `free` entries in a map of this size.

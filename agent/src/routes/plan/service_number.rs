@@ -1,5 +1,7 @@
 //! Pure: numbers of services, of both sources.
 
+use crate::service_facts::ServiceSource;
+
 /// Number of a service in its source. A service of the lower source keeps a frontend that both want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum ServiceNumber {
@@ -15,9 +17,17 @@ impl ServiceNumber {
     /// Highest number.
     pub(super) const MAX: Self = Self::Cluster(u32::MAX);
 
+    /// Returns the source of the service.
+    pub(super) fn source(self) -> ServiceSource {
+        match self {
+            Self::Routed(_) => ServiceSource::Route,
+            Self::Cluster(_) => ServiceSource::Service,
+        }
+    }
+
     /// Returns true if the service is one of the RouteTable.
     pub(super) fn is_routed(self) -> bool {
-        matches!(self, Self::Routed(_))
+        self.source() == ServiceSource::Route
     }
 
     /// Returns true if the service takes a frontend from `owner`.

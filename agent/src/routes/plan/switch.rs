@@ -14,7 +14,10 @@ use super::{
     BackendListKey, BackendListUpdate, DesiredBackendList, MapCapacityError, RoutePlanner,
     list_edit::ListEdit, map_plan::OrderedMapOps, pool::MapShare, service_number::ServiceNumber,
 };
-use crate::kernel::map_op::{BackendTarget, MapOp};
+use crate::{
+    kernel::map_op::{BackendTarget, MapOp},
+    service_facts::ServiceSource,
+};
 
 /// Share of an extent's entries, as one in so many, that a new extent gets beyond its list: each further backend then
 /// costs a few writes on average.
@@ -27,8 +30,8 @@ pub(super) struct BackendList {
     pub(super) service_id: u32,
     /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
     pub(super) owner: Option<ServiceNumber>,
-    /// False if the list is one of a Service of the cluster: its backends are not pods of Revisions.
-    pub(super) is_routed: bool,
+    /// Source of the list. Only backends of the RouteTable are pods of Revisions.
+    pub(super) source: ServiceSource,
     pub(super) state: SvcState,
     pub(super) info: SvcInfo,
     /// Number of entries of the extent, of which the list has the first ones.
@@ -38,13 +41,12 @@ pub(super) struct BackendList {
 }
 
 /// Parts of lists that a plan no longer uses. They go into quarantine with the plan.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct FreedParts {
     offset: u32,
     /// Number of entries of the extent at `offset`; 0: the list keeps its extent.
     capacity: u32,
-    /// True if the list was one of the RouteTable.
-    is_routed: bool,
+    source: ServiceSource,
     /// Backend numbers, one for each entry that named them.
     backends: Vec<u32>,
 }
@@ -60,8 +62,8 @@ enum ListPlace {
 impl BackendList {
     /// Returns all parts of the list.
     pub(super) fn into_freed(self) -> FreedParts {
-        let Self { state: SvcState { offset, .. }, capacity, is_routed, backends, .. } = self;
-        FreedParts { offset, capacity, is_routed, backends }
+        let Self { state: SvcState { offset, .. }, capacity, source, backends, .. } = self;
+        FreedParts { offset, capacity, source, backends }
     }
 }
 
@@ -98,29 +100,29 @@ impl RoutePlanner {
     pub(super) fn switch_lists(
         &mut self,
         updates: &[BackendListUpdate],
-        is_routed: bool,
+        source: ServiceSource,
         ops: &mut OrderedMapOps,
         freed: &mut Vec<FreedParts>,
     ) -> Result<(), MapCapacityError> {
-        self.check_room(updates, MapShare::of(is_routed))?;
-        let edits = self.list_edits(updates, is_routed);
+        self.check_room(updates, MapShare::of(source))?;
+        let edits = self.list_edits(updates, source);
         let is_preferred = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
             edit.filter(|edit| self.prefers_edit(update, edit))
         };
         let preferred: Vec<_> = updates.iter().zip(edits).map(is_preferred).collect();
-        let places = match self.place_lists(updates, preferred, is_routed) {
+        let places = match self.place_lists(updates, preferred, source) {
             Ok(places) => places,
             // A full map must not stop a change that fits in place.
             Err(_) => {
-                let edits = self.list_edits(updates, is_routed);
-                self.place_lists(updates, edits, is_routed)?
+                let edits = self.list_edits(updates, source);
+                self.place_lists(updates, edits, source)?
             }
         };
         for (update, place) in updates.iter().zip(places) {
             freed.extend(match place {
                 ListPlace::Edited(edit) => Some(self.edit_list(update, &edit, ops)),
                 ListPlace::Moved(offset, capacity) => {
-                    self.move_list(update, is_routed, (offset, capacity), ops)
+                    self.move_list(update, source, (offset, capacity), ops)
                 }
             });
         }
@@ -128,19 +130,27 @@ impl RoutePlanner {
     }
 
     /// Returns the lengths of the lists among these that cannot be changed in place.
-    pub(super) fn moved_lengths(&self, updates: &[BackendListUpdate], is_routed: bool) -> Vec<u32> {
-        let edits = self.list_edits(updates, is_routed);
+    pub(super) fn moved_lengths(
+        &self,
+        updates: &[BackendListUpdate],
+        source: ServiceSource,
+    ) -> Vec<u32> {
+        let edits = self.list_edits(updates, source);
         let moved = updates.iter().zip(edits).filter(|(_, edit)| edit.is_none());
         moved.map(|(update, _)| update.count()).collect()
     }
 
     /// Returns the edit of each list that can be changed in place.
-    fn list_edits(&self, updates: &[BackendListUpdate], is_routed: bool) -> Vec<Option<ListEdit>> {
+    fn list_edits(
+        &self,
+        updates: &[BackendListUpdate],
+        source: ServiceSource,
+    ) -> Vec<Option<ListEdit>> {
         let edit_of = |update: &BackendListUpdate| {
             let list = self.lists.get(&update.target)?;
             let next = &update.next;
             let is_editable = list.state.mode == next.mode
-                && list.is_routed == is_routed
+                && list.source == source
                 && !update.needs_order()
                 // Less is known of a list that could not be read as a whole.
                 && list.backends.len() == list.state.count as usize
@@ -168,7 +178,7 @@ impl RoutePlanner {
         &mut self,
         updates: &[BackendListUpdate],
         edits: Vec<Option<ListEdit>>,
-        is_routed: bool,
+        source: ServiceSource,
     ) -> Result<Vec<ListPlace>, MapCapacityError> {
         let moved = updates.iter().zip(&edits).filter(|(_, edit)| edit.is_none());
         let (mut entries, mut roomy) = (0, 0);
@@ -176,8 +186,8 @@ impl RoutePlanner {
             entries += update.next.backends.len();
             roomy += update.roomy_capacity() as usize;
         }
-        let available = self.list_entry_pool.available(MapShare::of(is_routed));
-        if !is_routed && entries > available {
+        let available = self.list_entry_pool.available(MapShare::of(source));
+        if source == ServiceSource::Service && entries > available {
             return Err(self.list_entry_pool.shortage(entries, available));
         }
         // Best fit can fail by fragmentation even if the sum is free, so all extents are taken before any list is
@@ -252,7 +262,7 @@ impl RoutePlanner {
     ) -> FreedParts {
         let list = self.lists.get_mut(&update.target).expect("an edit is of a list in force");
         let backends = &mut self.backends;
-        let added = edit.added().iter().map(|&it| backends.acquire(it, list.is_routed, ops));
+        let added = edit.added().iter().map(|&it| backends.acquire(it, list.source, ops));
         let added: Vec<u32> = added.collect();
         let edited = edit.apply(&mut list.backends, &added);
         ops.list_entries.extend(edited.map_ops(list.state.offset));
@@ -269,19 +279,20 @@ impl RoutePlanner {
             ops.infos.push(MapOp::Info { service_id: list.service_id, info: list.info });
         }
         ops.states.push(MapOp::State { service_id: list.service_id, state: list.state });
-        FreedParts { is_routed: list.is_routed, backends: edited.removed, ..FreedParts::default() }
+        // The list keeps its extent.
+        FreedParts { offset: 0, capacity: 0, source: list.source, backends: edited.removed }
     }
 
     /// Writes one list to a new extent. Returns the parts of the list that it replaces.
     fn move_list(
         &mut self,
         update: &BackendListUpdate,
-        is_routed: bool,
+        source: ServiceSource,
         (offset, capacity): (u32, u32),
         ops: &mut OrderedMapOps,
     ) -> Option<FreedParts> {
         let DesiredBackendList { mode, info, ref backends } = update.next;
-        let acquired = backends.iter().map(|&it| self.backends.acquire(it, is_routed, ops));
+        let acquired = backends.iter().map(|&it| self.backends.acquire(it, source, ops));
         let mut backends: Vec<u32> = acquired.collect();
         if update.needs_order() {
             backends.sort_unstable();
@@ -309,7 +320,7 @@ impl RoutePlanner {
         if let (BackendListKey::Frontend(key), None) = (update.target, &old) {
             ops.frontends.push(MapOp::Frontend { key, service_id });
         }
-        let list = BackendList { service_id, owner, is_routed, state, info, capacity, backends };
+        let list = BackendList { service_id, owner, source, state, info, capacity, backends };
         self.lists.insert(update.target, list);
         old.map(BackendList::into_freed)
     }
@@ -323,7 +334,7 @@ impl RoutePlanner {
     ) {
         self.list_entry_pool.quarantine(parts.offset, parts.capacity, now_ns);
         for &id in &parts.backends {
-            self.backends.release(id, parts.is_routed, now_ns, ops);
+            self.backends.release(id, parts.source, now_ns, ops);
         }
     }
 }

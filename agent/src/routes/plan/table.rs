@@ -4,6 +4,7 @@
 //! entry refers to it. Facts of a Revision or pod that no connect depends on are not stored.
 
 mod facts;
+mod hints;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,12 +14,14 @@ use std::{
 
 use common::{
     link::RouteChanges,
+    service_routing::TopologyHints,
     wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
 };
 use datapath::{
     abi::{self, FrontendKey},
     load_balancing::{RoutingMode, SvcInfo},
 };
+use smol_str::SmolStr;
 
 use super::{
     DesiredBackendList,
@@ -41,6 +44,8 @@ pub struct PlannerTable {
     /// Pods that are excluded from connects, whatever the RouteTable states of them.
     excluded_pods: BTreeSet<String>,
     activators: BTreeMap<String, Vec<IpAddr>>,
+    /// Zone of this node, as the RouteTable has it; empty without one.
+    node_zone: SmolStr,
     /// Services of the cluster, the second source.
     pub(super) cluster: ClusterServices,
 }
@@ -71,6 +76,7 @@ struct PlannerPod {
     phase: RoutingPhase,
     address: Option<SocketAddr>,
     other_family_address: Option<SocketAddr>,
+    hints: TopologyHints,
 }
 
 impl PlannerPod {
@@ -124,7 +130,9 @@ impl PlannerTable {
         let revisions = self.revisions.names().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
-        let all = services.chain(revisions).chain(pods).chain(activators);
+        let node = (!self.node_zone.is_empty())
+            .then(|| RouteKey::Node(self.cluster.node_name().to_string()));
+        let all = services.chain(revisions).chain(pods).chain(activators).chain(node);
         all.filter(|key| !named.contains_key(key)).collect()
     }
 
@@ -243,6 +251,7 @@ impl PlannerTable {
                 phase: entry.phase,
                 address: entry.address,
                 other_family_address,
+                hints: entry.hints.clone(),
             };
             self.pods.insert(uid.to_owned(), pod);
             // The pod may have another Revision now: the services of both are concerned.
@@ -300,8 +309,9 @@ impl PlannerTable {
     /// Returns the list that each address of a service of the RouteTable should have.
     ///
     /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
-    /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address through the activators,
-    /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
+    /// Hints select among these pods. The kernel cannot split by request. An IPv6 client reaches pods without an IPv6
+    /// address through the activators, because each of its sockets can reach those. It uses mapped addresses only if no
+    /// activator has an IPv6 address.
     fn desired_routed_lists(
         &self,
         service_number: u32,
@@ -311,11 +321,11 @@ impl PlannerTable {
         let port_be = service.activator_port.get().to_be();
         let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
-            let ready =
-                service.direct_revision.into_iter().flat_map(|revision| self.ready_pods(revision));
-            let fitting = ready
-                .filter_map(|(uid, pod)| Some((uid, pod.address_for(address.is_ipv6(), mapped)?)));
-            let backends = fitting
+            let pods =
+                service.direct_revision.map(|it| self.hinted_pods(it, address.is_ipv6(), mapped));
+            let backends = pods
+                .iter()
+                .flat_map(|pods| pods.selected())
                 .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid).copied()))
                 .collect();
             let backends = sort_and_dedup(backends);

@@ -3,6 +3,7 @@
 mod capacity;
 mod cluster;
 mod facts;
+mod hints;
 mod in_place;
 mod plan_writer;
 
@@ -16,8 +17,8 @@ use std::{
 use common::{
     fixtures,
     wire::{
-        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, RevisionEntry,
-        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, NodeEntry, PodEntry,
+        RevisionEntry, RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
     },
 };
 use datapath::{
@@ -202,6 +203,7 @@ impl PlannerFixture {
 /// Returns a planner that has the whole table and continues from the kernel's maps.
 fn resumed(kernel: &FakeKernelMaps, table: &RouteTable, now: u64) -> RoutePlanner {
     let mut planner = RoutePlanner::resume(kernel.table(), now);
+    planner.serve_cluster_services(ClusterIpMode::Off, "here");
     table.all_states().for_each(|state| planner.apply_change(state));
     planner
 }
@@ -448,6 +450,9 @@ fn work_is_proportional_to_the_change() {
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
 
+/// Zones of the simulation; empty: none.
+const ZONES: [&str; 3] = ["", "a", "b"];
+
 /// One change of the simulation. Services, Revisions and pods have numbers.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
@@ -459,6 +464,10 @@ enum SimRouteChange {
     Pod(u8, u8, u8),
     /// A pod is removed.
     NoPod(u8),
+    /// A pod has a hint for a zone by its index in [`ZONES`], if there is the pod.
+    Hint(u8, u8),
+    /// The node has a zone by its index.
+    Zone(u8),
     /// There are this many activators.
     Activators(u8),
     /// A pod is registered on this node (true), or no longer.
@@ -478,6 +487,8 @@ fn route_changes() -> impl Strategy<Value = Vec<SimRouteChange>> {
         1 => (1u8..4).prop_map(SimRouteChange::NoService),
         6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| SimRouteChange::Pod(p, s, phase)),
         2 => (1u8..7).prop_map(SimRouteChange::NoPod),
+        4 => (1u8..7, 0u8..3).prop_map(|(p, zone)| SimRouteChange::Hint(p, zone)),
+        2 => (0u8..3).prop_map(SimRouteChange::Zone),
         1 => (0u8..3).prop_map(SimRouteChange::Activators),
         1 => (1u8..7, any::<bool>()).prop_map(|(p, known)| SimRouteChange::Local(p, known)),
         2 => (0u16..1500).prop_map(SimRouteChange::Wait),
@@ -532,6 +543,19 @@ impl RouteSim {
                 self.table.pods.remove(&uid(number));
                 None
             }
+            SimRouteChange::Hint(number, zone) => {
+                if let Some(it) = self.table.pods.get_mut(&uid(number)) {
+                    it.hints.zone = ZONES[usize::from(*zone)].into();
+                }
+                None
+            }
+            SimRouteChange::Zone(zone) => {
+                let zone = ZONES[usize::from(*zone)];
+                let node = NodeEntry { name: "here".into(), zone: zone.into() };
+                self.table.nodes.remove("here");
+                self.table.nodes.extend((!zone.is_empty()).then(|| ("here".into(), node)));
+                None
+            }
             SimRouteChange::Activators(count) => {
                 self.table.activators =
                     (0..*count).map(|number| (format!("a{number}"), activator(number))).collect();
@@ -563,7 +587,7 @@ proptest! {
     fn a_connect_finds_backends_of_the_old_list_or_the_new_one(turns in route_changes()) {
         let mut sim = RouteSim::new();
         let mut writer = PlanWriter::default();
-        let mut planner = RoutePlanner::resume(writer.kernel.table(), 0);
+        let mut planner = resumed(&writer.kernel, &sim.table, 0);
         let mut crash = None;
         for turn in &turns {
             sim.apply(turn, &mut planner);

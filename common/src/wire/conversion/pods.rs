@@ -24,6 +24,7 @@ impl TryFrom<raw::Pod> for PodEntry {
             revision: message.revision.parse()?,
             node: message.node,
             zone: message.zone,
+            hints: TopologyHints { zone: message.for_zone.into(), node: message.for_node.into() },
             phase,
             address,
             other_family_address: parse_optional_address("pod.also", &message.also)?,
@@ -53,6 +54,8 @@ impl From<PodEntry> for raw::Pod {
             probe: Some(value.probe.into()),
             also: value.other_family_address.map(address_octets).unwrap_or_default(),
             confirmed: value.kubelet_ready,
+            for_zone: value.hints.zone.into(),
+            for_node: value.hints.node.into(),
         }
     }
 }

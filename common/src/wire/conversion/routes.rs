@@ -1,4 +1,4 @@
-//! Pure: conversion of the RouteTable: its items, services, Revisions, activators and replicas.
+//! Pure: conversion of the RouteTable: its items, services, Revisions, activators, nodes and replicas.
 
 use super::*;
 
@@ -15,6 +15,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Activator(message) => RouteChange::Activator(message.try_into()?),
             What::Replicas(message) => RouteChange::Replicas(message.try_into()?),
             What::Settings(message) => RouteChange::Settings(message.try_into()?),
+            What::Node(message) => RouteChange::Node(message.try_into()?),
             What::Gone(message) => RouteChange::Removed(message.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
@@ -32,6 +33,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Activator(value) => What::Activator(value.into()),
             RouteChange::Replicas(value) => What::Replicas(value.into()),
             RouteChange::Settings(value) => What::Settings(value.into()),
+            RouteChange::Node(value) => What::Node(value.into()),
             RouteChange::Removed(value) => What::Gone(value.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
@@ -50,6 +52,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Activator(name) => Self::Activator(require_nonempty("gone.activator", name)?),
             Key::Replicas(at) => Self::Replicas(parse_server_component("gone.replicas", at)?),
             Key::Settings(_) => Self::Settings,
+            Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
         })
     }
 }
@@ -64,6 +67,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Activator(name) => Key::Activator(name),
             RouteKey::Replicas(component) => Key::Replicas(raw_server_component(component)),
             RouteKey::Settings => Key::Settings(raw::Empty {}),
+            RouteKey::Node(name) => Key::Node(name),
         };
         Self { key: Some(key) }
     }
@@ -278,6 +282,20 @@ impl From<ActivatorEntry> for raw::Activator {
     fn from(value: ActivatorEntry) -> Self {
         let addresses = value.addresses.into_iter().map(address_octets).collect();
         Self { name: value.name, node: value.node, zone: value.zone, addresses }
+    }
+}
+
+impl TryFrom<raw::Node> for NodeEntry {
+    type Error = WireError;
+    fn try_from(message: raw::Node) -> WireResult<Self> {
+        let zone = require_nonempty("node.zone", message.zone)?.into();
+        Ok(Self { name: require_nonempty("node.name", message.name)?, zone })
+    }
+}
+
+impl From<NodeEntry> for raw::Node {
+    fn from(value: NodeEntry) -> Self {
+        Self { name: value.name, zone: value.zone.into() }
     }
 }
 

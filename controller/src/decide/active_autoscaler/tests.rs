@@ -144,6 +144,27 @@ fn without_any_heartbeat_nothing_changes() {
     assert_eq!((ticks(&mut all, 5 * SILENT_TICKS), all.active_name()), (Vec::new(), Some("a")));
 }
 
+/// Two replicas of the controller receive the heartbeats in different order, a few ticks apart.
+#[test]
+fn the_order_of_messages_does_not_decide_between_silent_autoscalers() {
+    let elected_after = |arrivals: [(u64, &str); 2]| {
+        let mut all = AutoscalerElection::default();
+        open_stream(&mut all, 3, "c", heartbeat_naming(500, "c"), 3);
+        ticks(&mut all, 100);
+        for (stream, name) in arrivals {
+            ticks(&mut all, 2);
+            all.handle_heartbeat(3, heartbeat_naming(500, "c"));
+            open_stream(&mut all, stream, name, heartbeat_after(5), 1);
+        }
+        ticks(&mut all, SILENT_TICKS);
+        assert_eq!(all.active_name(), Some("c"), "all are silent");
+        all.end_stream(3);
+        all.active_name().map(str::to_owned)
+    };
+    assert_eq!(elected_after([(1, "a"), (2, "b")]).as_deref(), Some("a"));
+    assert_eq!(elected_after([(2, "b"), (1, "a")]).as_deref(), Some("a"));
+}
+
 /// After the stall both have empty windows. Only the name in their heartbeats keeps the choice, since no table changes.
 #[test]
 fn the_active_autoscaler_stays_after_all_have_stalled() {

@@ -40,14 +40,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
             (PlatformKind::Local, None) => allocate_local(name, tag, cluster),
             // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
             (PlatformKind::Kubernetes, Some(allocation)) => {
-                if let Some(placeholder) = cluster
-                    .names
-                    .placeholders
-                    .get(&placeholder_name(name, allocation.tag.as_deref()))
-                {
-                    allocation.cluster_ips =
-                        ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
-                }
+                follow_placeholder(name, allocation, cluster);
                 continue;
             }
             (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, cluster),
@@ -57,8 +50,9 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
             // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(new_allocation);
-        } else if cluster.is_leader {
-            // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
+        } else {
+            // The leader has found no free port. Other replicas wait for the placeholder, or for its port, which the
+            // former holder still has.
             cluster.allocated.unallocated_apps.insert(name.clone());
         }
     }
@@ -76,6 +70,29 @@ fn allocate_local(
         cluster_ips: addresses,
         activator_port: free_port(hash, cluster)?,
     })
+}
+
+/// Copies what the name's placeholder Service holds: its ClusterIPs, and on other replicas than the leader its port,
+/// which the leader may have changed. A port that another name still has is taken when that name has released it.
+fn follow_placeholder(
+    name: &NamespacedName,
+    allocation: &mut RouteNameAllocation,
+    cluster: &mut ClusterState,
+) {
+    let service = placeholder_name(name, allocation.tag.as_deref());
+    let Some(placeholder) = cluster.names.placeholders.get(&service) else { return };
+    allocation.cluster_ips = ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
+    let Some(port) = placeholder.activator_port.filter(|_| !cluster.is_leader) else { return };
+    if port == allocation.activator_port {
+        return;
+    }
+    if cluster.allocated.ports.insert(port) {
+        cluster.allocated.ports.remove(&allocation.activator_port);
+        allocation.activator_port = port;
+        plan_unallocated_apps(cluster);
+    } else {
+        cluster.allocated.unallocated_apps.insert(name.clone());
+    }
 }
 
 /// Returns the allocation that the name's placeholder Service holds. Only the leader allocates a new port, if the
@@ -136,7 +153,11 @@ pub(super) fn release_allocations(all: &[RouteNameAllocation], cluster: &mut Clu
         }
         cluster.allocated.ports.remove(&it.activator_port);
     }
-    // Routes that found no port are planned again, since one is free now.
+    plan_unallocated_apps(cluster);
+}
+
+/// Plans the Routes again that found no port, since one is free now.
+fn plan_unallocated_apps(cluster: &mut ClusterState) {
     for name in std::mem::take(&mut cluster.allocated.unallocated_apps) {
         cluster.names.registry.mark_claimant_changed(NameClaimant::Route(name));
     }

@@ -12,8 +12,8 @@ use crate::{
     decide::plan::{self, AppPlan},
     model::{
         cluster_state::{
-            AppState, ConditionStatus, ConditionType, ParsedTemplate, PlatformKind, PodStage,
-            RevisionPod, UnixMillis,
+            AppRevision, AppState, ConditionStatus, ConditionType, ParsedTemplate, PlatformKind,
+            PodStage, RevisionPod, UnixMillis,
         },
         object::{LocalObjectKey, ObjectPart},
     },
@@ -57,6 +57,7 @@ impl ControllerStateMachine {
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
         self.drop_stale_blocking_causes(name, plan.app.as_ref());
+        self.drop_external_scales(name, previous, plan.app.as_ref());
         let Some(app) = plan.app else {
             self.remove_app(name);
             return;
@@ -217,10 +218,18 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
 }
 
 fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
+    let refusal = |revision: &AppRevision| revision.topology.as_ref()?.refusal;
     for revision in &after.revisions {
-        let from = previous.revision(&revision.name).map_or(0, |it| it.scaling.requested_scale);
+        let key = || format!("{}/{}", name.namespace, revision.name);
+        let old = previous.revision(&revision.name);
+        if let Some(why) = refusal(revision)
+            && old.and_then(refusal) != Some(why)
+        {
+            info!(revision = key(), %why, "no topology hints");
+        }
+        let from = old.map_or(0, |it| it.scaling.requested_scale);
         if from != revision.scaling.requested_scale {
-            let key = format!("{}/{}", name.namespace, revision.name);
+            let key = key();
             info!(
                 revision = key,
                 from,

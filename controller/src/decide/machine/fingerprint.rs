@@ -78,6 +78,7 @@ impl ControllerStateMachine {
             RouteKey::Replicas(component) => {
                 return self.cluster.replicas.get(component).cloned().map(RouteChange::Replicas);
             }
+            RouteKey::Node(name) => return self.node_entry(name).map(RouteChange::Node),
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

@@ -37,6 +37,7 @@ impl ControllerStateMachine {
             return self.adopt_drain_annotations(now);
         }
         info!(apps = self.cluster.apps.len(), "became the leader");
+        // Only the leader records Events on ConfigMaps. The former leader may have ended before it recorded these.
         self.effects
             .config_map_events
             .extend(std::mem::take(&mut self.unrecorded_events).into_values().flatten());

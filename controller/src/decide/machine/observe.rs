@@ -1,24 +1,21 @@
 //! Pure: objects of the API server → the cluster state. Observations come in any order and more than once.
 
-use std::collections::BTreeSet;
-
 use common::wire::NamespacedName;
 use serde_json::Value;
 
 use super::{
-    BlockingCause, ControllerStateMachine, ObjectsToStore, allocate,
+    ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
-    pods::{drain_pod, store_pod},
+    pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
 use crate::{
     decide::part_keys,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ConfigurationState, ParsedTemplate, RouteState,
-            ServiceManifest, ServiceState, UnixMillis, conditions,
+            AppRevision, AppState, ClusterState, ConfigurationState, RouteState, ServiceManifest,
+            ServiceState, UnixMillis, conditions,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
-        scale_policy::AutoscalerClass,
     },
     read::{fields, observe},
 };
@@ -139,6 +136,8 @@ impl ControllerStateMachine {
                 );
             }
             let previous = app.configuration.take().filter(|it| it.meta.exists());
+            app.is_configuration_deleted =
+                object.is_none() && (app.is_configuration_deleted || previous.is_some());
             app.configuration =
                 object.map(observe::read_configuration).map(|configuration| ConfigurationState {
                     template: cluster.template_cache.intern(&configuration.template),
@@ -191,45 +190,6 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Records the other apps whose Revisions a Route names, and returns them.
-    fn add_route_references(
-        &mut self,
-        name: &NamespacedName,
-        route: &RouteState,
-    ) -> BTreeSet<NamespacedName> {
-        let mut referred_apps = BTreeSet::new();
-        for target in route.traffic_spec.iter() {
-            let configuration = target.configuration_name.as_deref();
-            let by_revision = target.revision_name.as_deref().and_then(|revision| {
-                self.cluster.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))
-            });
-            let by_configuration =
-                configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
-            for other in by_revision.into_iter().chain(by_configuration).filter(|it| it != name) {
-                self.cluster
-                    .names
-                    .referring_apps
-                    .entry(other.clone())
-                    .or_default()
-                    .insert(name.clone());
-                referred_apps.insert(other);
-            }
-        }
-        referred_apps
-    }
-
-    /// Forgets the references of a Route, and returns the apps that it named.
-    fn remove_route_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
-        let mut referred_apps = BTreeSet::new();
-        self.cluster.names.referring_apps.retain(|other, from| {
-            if from.remove(name) {
-                referred_apps.insert(other.clone());
-            }
-            !from.is_empty()
-        });
-        referred_apps
-    }
-
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let owner =
             object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));
@@ -257,6 +217,7 @@ impl ControllerStateMachine {
                 {
                     if !cluster.is_leader {
                         adopt_leader_fields(revision, &observed);
+                        keep_undeleted(revision, now);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
                     revision.creator = observed.creator;
@@ -266,6 +227,8 @@ impl ControllerStateMachine {
                 // A new Revision of this name. Decisions are about names, and the old pods finish their requests.
                 Some(revision) => {
                     revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
+                    // That scale was of the old Revision's Deployment.
+                    cluster.scaling.external_scales.remove(name);
                     let (decision, pods) =
                         (revision.scaling.decision, std::mem::take(&mut revision.pods));
                     *revision = AppRevision { pods, ..observed };
@@ -284,42 +247,11 @@ impl ControllerStateMachine {
                 .into_iter()
                 .for_each(keep_running_scale);
         });
+        self.link_waiting_routes(name, now);
+        self.apply_early_deployment(name, object["metadata"]["uid"].as_str(), now);
         for uid in pod_uids {
             self.apply_unplaced_reports(&uid, now);
         }
-    }
-
-    fn observe_deployment(
-        &mut self,
-        name: &NamespacedName,
-        object: Option<&Value>,
-        now: UnixMillis,
-    ) {
-        let key = ObjectPartKey::new(ResourceKind::Deployment, ObjectPart::Object, name.clone());
-        let Some((owner, revision_name)) = part_keys::owner_revision_of(&self.cluster, &key) else {
-            return;
-        };
-        let failure = object.and_then(observe::replica_failure);
-        // If Kubernetes scales the Revision, the Deployment's replicas are the requested scale.
-        let replicas = object.and_then(|it| it["spec"]["replicas"].as_u64());
-        let blocked_object = (owner.clone(), Some(revision_name.clone()));
-        let blocked_reason =
-            self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, failure);
-        self.change_app(owner, now, |app, cluster| {
-            let key = NamespacedName::new(name.namespace.clone(), &*revision_name);
-            let mut all = app.revisions.iter_mut();
-            let Some(revision) = all.find(|it| it.name == revision_name) else { return };
-            revision.blocked_reason = blocked_reason;
-            match replicas.and_then(|it| u32::try_from(it).ok()) {
-                Some(replicas)
-                    if ParsedTemplate::of_revision(revision, cluster).class
-                        != AutoscalerClass::Kpa =>
-                {
-                    cluster.scaling.external_scales.insert(key, replicas);
-                }
-                Some(_) | None => drop(cluster.scaling.external_scales.remove(&key)),
-            }
-        });
     }
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
@@ -386,6 +318,13 @@ fn mark_revision_deleted(app: &mut AppState, name: &str, now: UnixMillis) {
         revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
     }
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
+}
+
+/// Keeps a Revision that this replica collected as the leader, and that still exists: another leader decides now.
+fn keep_undeleted(revision: &mut AppRevision, now: UnixMillis) {
+    if std::mem::take(&mut revision.is_deleted) {
+        revision.pods.iter_mut().for_each(|pod| adopt_drain_annotation(pod, now));
+    }
 }
 
 /// Copies the fields of a Revision that only the leader sets, or that the leader may observe before this replica.

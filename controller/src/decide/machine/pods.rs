@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::ControllerStateMachine;
 use crate::{
+    decide::part_keys,
     model::cluster_state::{
         AppState, KubeletReadiness, NodeState, PodStage, RevisionPod, UnixMillis,
     },
@@ -22,10 +23,9 @@ impl ControllerStateMachine {
             return;
         }
         // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
-        if let Some(rejection) = object.and_then(observe::read_rejection)
-            && let Some(node) = self.cluster.nodes.states.get_mut(rejection.node)
-        {
-            node.record_rejection(rejection.at.map_or(now, |at| at.min(now)));
+        if let Some(rejection) = object.and_then(observe::read_rejection) {
+            let at = rejection.at.map_or(now, |at| at.min(now));
+            self.cluster.nodes.record_rejection(rejection.node, at, now);
         }
         match object.and_then(|pod_object| {
             let owner = observe::owning_app(pod_object)?;
@@ -88,20 +88,44 @@ impl ControllerStateMachine {
 
     /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
     pub(super) fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
-        match object.and_then(observe::node_zone) {
-            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
-            None => drop(self.cluster.nodes.zones.remove(name)),
-        }
+        let is_zone_changed = self.set_node_zone(name, object.and_then(observe::node_zone));
         let was_lost = self.cluster.is_node_lost(name);
-        let previous = self.cluster.nodes.states.remove(name);
         let node = match object {
-            Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
+            Some(object) => Some(NodeState::from_object(object)),
             // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
             None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
-        self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
+        let share_inputs = |node: &NodeState| node.zone_node("");
+        let inputs = node.as_ref().map(share_inputs);
+        let previous = self.cluster.nodes.states.get(name).map(share_inputs);
+        let are_shares_changed = is_zone_changed || previous != inputs;
+        match node {
+            Some(node) => drop(self.cluster.nodes.states.insert(name.to_owned(), node)),
+            None => drop(self.cluster.nodes.states.remove(name)),
+        }
         self.handle_node_change(name, was_lost, now);
+        if is_zone_changed {
+            self.handle_zone_change(name, now);
+        }
+        if are_shares_changed {
+            self.update_zone_shares(now);
+        }
+    }
+
+    /// Updates the routes and slices of pods and activators on a node whose zone has changed, or is known only now: a
+    /// pod may be observed before its node, and a node without its zone.
+    fn handle_zone_change(&mut self, node: &str, now: UnixMillis) {
+        self.update_activator_zones(node);
+        // After the initial list all apps are planned.
+        let apps = if self.is_loading { Vec::new() } else { self.apps_on_node(node) };
+        for name in apps {
+            self.reconcile_app(&name, now);
+            let app = self.cluster.apps.get(&name);
+            let revisions = app.into_iter().flat_map(|it| &it.revisions);
+            let keys = revisions.flat_map(|it| part_keys::path_keys(&name.namespace, it));
+            self.effects.changed_keys.extend(keys);
+        }
     }
 
     /// Plans the apps on a node if it became or is no longer lost; `was_lost` is the former state.

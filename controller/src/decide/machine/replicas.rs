@@ -152,12 +152,30 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Updates the zone of the activators of a node.
+    pub(super) fn update_activator_zones(&mut self, node: &str) {
+        let zone = self.cluster.nodes.zones.get(node).cloned().unwrap_or_default();
+        let activators = self.cluster.activators.pods.values_mut().map(|(it, _)| it);
+        let mut names = Vec::new();
+        for activator in activators.filter(|it| it.node == node && it.zone != zone) {
+            activator.zone.clone_from(&zone);
+            names.push(activator.name.clone());
+        }
+        names.iter().for_each(|name| self.update_activator_route(name));
+        if !names.is_empty() {
+            self.request_slice_checks();
+        }
+    }
+
     /// Handles an EndpointSlice; `None`: it was deleted.
     pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
         let targets = object.map(observe::slice_target_names).unwrap_or_default();
         for left in self.cluster.activators.slices.set_slice(name, &targets) {
             info!(activator = left, "no slice leads to the activator any more");
             self.update_activator_route(&left);
+        }
+        if self.is_loading {
+            self.restore_hints(name, object.and_then(observe::slice_hints).unwrap_or_default());
         }
     }
 

@@ -724,3 +724,33 @@ fn what_an_agent_no_longer_sees_is_not_ready() {
     sim.step(ControllerEvent::ReportStreamSynced { reporter: agent(), stream: 1 });
     assert_eq!(sim.phases(), [RoutingPhase::Starting]);
 }
+
+/// As in Knative, only Routes keep an old Revision. Its pods still finish their requests.
+#[test]
+fn a_collected_revision_leaves_after_its_last_request() {
+    let mut sim = MachineSim::new();
+    let config_gc = [
+        ("min-non-active-revisions", "0"),
+        ("retain-since-create-time", "1h"),
+        ("retain-since-last-active-time", "1h"),
+    ];
+    let config_gc = config_gc.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let settings = std::sync::Arc::make_mut(&mut sim.machine.cluster.settings);
+    settings.config_maps.update("config-gc", Some(&BTreeMap::from(config_gc)));
+    sim.apply(HELLO);
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 1 });
+    sim.decide(1);
+    sim.report_all_ready();
+    let uid = sim.pod_uids()[0].clone();
+    sim.report_pod(&uid, |it| it.in_flight = 1);
+    sim.apply(&HELLO.replace(":v1", ":v2"));
+    assert_eq!(sim.phases(), [RoutingPhase::Ready]);
+    sim.advance_time(2 * 3_600_000);
+    assert_eq!((sim.phases(), sim.pods.len()), (vec![RoutingPhase::Draining], 1));
+    sim.step(ControllerEvent::DrainAcked { reporter: agent(), stream: 1, pod_uid: uid.clone() });
+    sim.report_pod(&uid, |it| (it.in_flight, it.drained) = (0, true));
+    assert_eq!(sim.pods.len(), 0);
+    sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
+    let names: Vec<&str> = sim.app().revisions.iter().map(|it| &*it.name).collect();
+    assert_eq!(names, ["hello-00002"]);
+}

@@ -56,8 +56,9 @@ pub(super) fn changed_keys(
             keys.extend(part_keys::drain_annotation_keys(&name.namespace, revision));
         }
     }
-    // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
-    let removed = previous.revisions.iter().filter(|it| after.revision(&it.name).is_none());
+    // A Revision that the plan has dropped or collected, such as an old one, is deleted on the API server as well.
+    let is_kept = |name: &str| after.revision(name).is_some_and(|it| !it.is_deleted);
+    let removed = previous.revisions.iter().filter(|it| !is_kept(&it.name));
     keys.extend(removed.map(|revision| {
         let name = NamespacedName::new(name.namespace.clone(), &*revision.name);
         ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name)

@@ -1,6 +1,12 @@
+use common::{outbox::Outbox, wire::NamespacedName};
+
 use super::*;
 use crate::{
-    model::cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
+    decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::{
+        cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
+        object::ResourceKind,
+    },
     read::observe::{PodRejection, read_rejection},
 };
 
@@ -18,9 +24,8 @@ fn node(images: &[&str]) -> Value {
 
 fn cluster(nodes: &[(&str, Value)]) -> ClusterState {
     let mut cluster = ClusterState::default();
-    let nodes = nodes
-        .iter()
-        .map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object, None)));
+    let nodes =
+        nodes.iter().map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object)));
     cluster.nodes.states = nodes.collect();
     cluster
 }
@@ -154,17 +159,41 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
     evicted["status"]["conditions"] = json!([{"lastTransitionTime": evicted_at.rfc3339()}]);
     let whole_second = UnixMillis::parse(&evicted_at.rfc3339());
     assert_eq!(read_rejection(&evicted), Some(PodRejection { node: "a", at: whole_second }));
-    cluster.nodes.states.get_mut("a").unwrap().record_rejection(NOW);
-    assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
-    let node_state = NodeState::from_object(&node(&["app:v1"]), cluster.nodes.states.get("a"));
-    cluster.nodes.states.insert("a".into(), node_state);
-    assert_eq!(
-        choose_node(&cluster, &pod(), 0, NOW.plus_ms(1)),
-        None,
-        "its heartbeat changes nothing"
-    );
-    assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
-    cluster.nodes.states.get_mut("a").unwrap().record_rejection(UnixMillis(0));
+    cluster.nodes.record_rejection("a", NOW, NOW);
     let later = NOW.plus_ms(REJECTION_BACKOFF_MS - 1);
+    assert_eq!(choose_node(&cluster, &pod(), 0, later), None);
+    assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
+    cluster.nodes.record_rejection("a", UnixMillis(0), NOW);
     assert_eq!(choose_node(&cluster, &pod(), 0, later), None, "an older rejection changes nothing");
+}
+
+/// Pods and nodes have a watch each, so any order of their events must give the same result.
+#[test]
+fn a_rejection_counts_whether_its_node_is_observed_before_or_after_the_pod() {
+    let rejected_at = NOW.plus_ms(1_000);
+    let rejected = json!({
+        "metadata": {"namespace": "default", "name": "hello-1", "uid": "1"},
+        "spec": {"nodeName": "a"},
+        "status": {"phase": "Failed", "reason": "OutOfpods", "startTime": NOW.rfc3339()},
+    });
+    let observed = |resource: ResourceKind, name: &str, object: Value| {
+        let (name, object) = (NamespacedName::new("default", name), Some(Box::new(object)));
+        ControllerEvent::ObjectObserved { resource, name, object }
+    };
+    let pod_event = || observed(ResourceKind::Pod, "hello-1", rejected.clone());
+    let node_event = || observed(ResourceKind::Node, "a", node(&["app:v1"]));
+    for events in [
+        vec![pod_event(), node_event()],
+        vec![node_event(), pod_event()],
+        vec![node_event(), pod_event(), node_event()],
+    ] {
+        let mut machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
+        for event in events {
+            machine.step(rejected_at, event);
+        }
+        let cluster = machine.cluster();
+        assert_eq!(choose_node(cluster, &pod(), 0, rejected_at), None);
+        let later = rejected_at.plus_ms(REJECTION_BACKOFF_MS);
+        assert_eq!(choose_node(cluster, &pod(), 0, later), Some("a"));
+    }
 }

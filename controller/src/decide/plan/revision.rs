@@ -11,13 +11,12 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-use super::PlanTimer;
 use crate::{
     decide::retention::{self, GcCandidate},
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ObjectMetaSummary, ParsedTemplate, PlatformKind,
-            RevisionPod, RevisionRouting, RoutingState, Uid, UnixMillis,
+            PodStage, RevisionPod, RevisionRouting, RoutingState, Uid, UnixMillis,
         },
         config_maps::GcConfig,
         knative::{RevisionTemplate, key, user_container::resolve_probe_ports},
@@ -241,37 +240,62 @@ pub(crate) fn ensure_latest_revision(
     app.revisions.push(revision);
 }
 
-/// Deletes old Revisions that no Route names, by the rules of `config-gc`.
+/// Result of one garbage collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct GarbageCollection {
+    /// True if a Revision was collected whose pods have to drain.
+    pub(super) has_draining_pods: bool,
+    /// Moment of the next check, if nothing happens before; `None`: time alone changes nothing.
+    pub(super) next_check: Option<UnixMillis>,
+}
+
+/// Marks old Revisions that no Route names as deleted, by the rules of `config-gc`, and lets their pods drain.
 pub(super) fn collect_garbage(
     app: &mut AppState,
     config: &GcConfig,
     now: UnixMillis,
-    timer: &mut PlanTimer,
-) {
+) -> GarbageCollection {
     // `select_collectable` would select none: this is the case of nearly all apps, which then need no list.
     if usize::try_from(config.min_non_active).is_ok_and(|min| app.revisions.len() <= min) {
-        return;
+        return GarbageCollection::default();
     }
+    let newest = app.latest_created().map(|it| &*it.name);
     let ready = app.latest_ready();
-    let all: Vec<_> = app.revisions.iter().map(|it| gc_candidate(it, ready)).collect();
+    let all: Vec<_> = app.revisions.iter().map(|it| gc_candidate(it, newest, ready)).collect();
     let selection = retention::select_collectable(&all, config, now);
-    if let Some(next) = selection.next_check {
-        timer.is_due_or_schedule(next, now);
-    }
+    let next_check = selection.next_check;
     let delete: Vec<Box<str>> = selection.delete.into_iter().map(Into::into).collect();
-    app.revisions.retain(|it| !delete.contains(&it.name));
+    let mut has_draining_pods = false;
+    for revision in app.revisions.iter_mut().filter(|it| delete.contains(&it.name)) {
+        revision.is_deleted = true;
+        has_draining_pods |= !revision.pods.is_empty();
+        // Whatever scales the Revision: its pods get no new connection and finish their last requests.
+        for pod in revision.pods.iter_mut().filter(|it| it.stage == PodStage::Serving) {
+            pod.stage = match pod.was_ready {
+                true => PodStage::Draining { since: now },
+                false => PodStage::Stopping { since: now },
+            };
+        }
+    }
+    GarbageCollection { has_draining_pods, next_check }
 }
 
-fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
+/// Returns what decides about one Revision. `newest` is the Configuration's newest Revision, and `ready` its latest
+/// ready one.
+fn gc_candidate<'a>(
+    revision: &'a AppRevision,
+    newest: Option<&str>,
+    ready: Option<&str>,
+) -> GcCandidate<'a> {
     GcCandidate {
         name: &revision.name,
         created: revision.meta.created,
         routing: revision.routing.state,
         last_active: revision.routing.changed_at.max(revision.meta.created),
-        // A Revision with pods is kept until they have drained.
+        // The next plan would make the newest one again, and so without end.
         is_gc_exempt: revision.is_deleted
-            || (revision.routing.state == RoutingState::Reserve
-                && (!revision.pods.is_empty() || has_no_gc_annotation(revision))),
+            || newest == Some(&*revision.name)
+            || (revision.routing.state == RoutingState::Reserve && has_no_gc_annotation(revision)),
         is_latest_ready: ready == Some(&*revision.name),
     }
 }

@@ -70,7 +70,11 @@ pub(super) fn update_revision(
         None => {}
     }
     let slow = (ready == 0).then(|| slow_start_reason(revision, context, timer)).flatten();
-    let resources = resources_status(revision, slow.as_ref(), context, timer);
+    let unavailable = unavailable_reason(revision, slow.as_ref(), context, timer);
+    let scaling = &mut revision.scaling;
+    let is_refused = scaling.has_replica_failure && !scaling.initial_scale_reached;
+    scaling.is_failing = revision.failure.is_some() || is_refused || unavailable.is_some();
+    let resources = resources_status(revision, unavailable);
     let healthy = health_status(revision, slow, context);
     let conditions = &mut revision.conditions;
     conditions.set(ConditionType::RevisionResources, resources, context.now);
@@ -122,20 +126,18 @@ fn deploying_status() -> ConditionStatus {
     ConditionStatus::Unknown(Some(ConditionReason::new("Deploying", "")))
 }
 
-fn resources_status(
+/// Returns the reason why a Revision misses its initial scale, as far as every replica can observe it.
+fn unavailable_reason(
     revision: &AppRevision,
     slow: Option<&ConditionReason>,
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
-) -> ConditionStatus {
+) -> Option<ConditionReason> {
     if revision.scaling.initial_scale_reached {
-        return ConditionStatus::True(None);
-    }
-    if let Some(reason) = &revision.blocked_reason {
-        return ConditionStatus::False((**reason).clone());
+        return None;
     }
     if let Some(reason) = unschedulable_reason(revision, context) {
-        return ConditionStatus::False(reason);
+        return Some(reason);
     }
     let deadline = context.template.policy.progress_deadline.as_millis();
     let deadline = deadline.try_into().unwrap_or(u64::MAX);
@@ -143,13 +145,21 @@ fn resources_status(
         timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), context.now);
     // A restarted controller does not begin the wait again.
     let was_late = reported_deadline_reason(revision).is_some();
-    if is_overdue
-        || was_late
-        || revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
-    {
-        return ConditionStatus::False(deadline_exceeded_reason(revision, slow));
+    let has_timed_out =
+        revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut);
+    (is_overdue || was_late || has_timed_out).then(|| deadline_exceeded_reason(revision, slow))
+}
+
+/// Returns the status of `ResourcesAvailable`; `unavailable` is the reason that every replica can observe.
+fn resources_status(
+    revision: &AppRevision,
+    unavailable: Option<ConditionReason>,
+) -> ConditionStatus {
+    if revision.scaling.initial_scale_reached {
+        return ConditionStatus::True(None);
     }
-    deploying_status()
+    let blocked = revision.blocked_reason.as_deref().cloned();
+    blocked.or(unavailable).map_or_else(deploying_status, ConditionStatus::False)
 }
 
 /// Returns the scheduler's reason for a pod without a node. `always_schedulable` promises that the cluster grows for

@@ -98,6 +98,7 @@ fn pod_subject(
             .as_ref()
             .map_or_else(|| context.cluster.settings.node_name.clone(), |it| it.node.to_string()),
         zone: context.zone(pod),
+        hints: revision.topology_hints(&pod.name),
         phase,
         address,
         other_family_address,

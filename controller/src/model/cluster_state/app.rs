@@ -25,6 +25,8 @@ pub struct AppState {
     pub revisions: Vec<AppRevision>,
     /// Conditions of Service, Configuration and Route.
     pub conditions: ConditionSet,
+    /// True once the Configuration was observed and is deleted: Kubernetes deletes its Revisions, except for orphans.
+    pub is_configuration_deleted: bool,
 }
 
 impl AppState {
@@ -38,6 +40,13 @@ impl AppState {
     pub fn cascades_deletion(&self, platform: PlatformKind) -> bool {
         // The local node has no `--cascade` and no finalizers.
         platform == PlatformKind::Local && self.is_terminating()
+    }
+
+    /// Returns true if a Revision exists that needs no Configuration: it is an orphan, or was observed first, since each
+    /// kind has a watch of its own.
+    pub fn has_lone_revision(&self) -> bool {
+        let mut revisions = self.revisions.iter().filter(|it| it.meta.exists() && !it.is_deleted);
+        revisions.any(|it| it.is_orphan || !self.is_configuration_deleted)
     }
 
     /// Returns the Revision of the newest template, once it exists.

@@ -1,16 +1,23 @@
-//! Pure: state of a node, as far as the binding of pods to it depends on it.
+//! Pure: state of a node, as far as the binding of pods to it and the hints for its zone depend on it.
 
+use common::quantity;
 use serde_json::Value;
 
-use super::UnixMillis;
-use crate::model::object::{hash::stable_json_hash, json::array_items};
+use super::{ObservedNodes, UnixMillis};
+use crate::model::{
+    object::{hash::stable_json_hash, json::array_items},
+    zone_shares::ZoneNode,
+};
 
 /// Time after a rejection during which a node gets no bound pods, in ms.
 pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
 /// Host of Docker Hub in full image names.
 const DOCKER_HUB: &str = "docker.io";
+/// Labels of nodes of the control plane, whose CPU Kubernetes does not count for hints.
+const CONTROL_PLANE_LABELS: [&str; 2] =
+    ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// State of a node, as far as the binding of pods to it depends on it.
+/// State of a node, as far as the binding of pods to it and the hints for its zone depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
@@ -19,13 +26,42 @@ pub struct NodeState {
     is_schedulable: bool,
     /// Hashes of the names of the images on the node, sorted.
     image_hashes: Box<[u64]>,
-    /// Time of the node's last rejection of a pod.
-    last_rejection: Option<UnixMillis>,
+    /// Allocatable CPU in thousandths of a processor; 0: the node states none.
+    cpu_milli: u64,
+    /// True if a label calls it a node of the control plane.
+    is_control_plane: bool,
+}
+
+impl ObservedNodes {
+    /// Records that a node has rejected a pod at this time. A later rejection on record stays.
+    pub fn record_rejection(&mut self, node: &str, at: UnixMillis, now: UnixMillis) {
+        let last = self.last_rejections.entry(node.to_owned()).or_insert(at);
+        *last = at.max(*last);
+        // Rejected pods may name nodes that are gone.
+        self.last_rejections.retain(|_, at| is_backing_off(*at, now));
+    }
+
+    /// Returns true if a pod with these image hashes may be bound to a node with this name and state at `now`.
+    pub(crate) fn accepts_pod(
+        &self,
+        name: &str,
+        state: &NodeState,
+        images: &[u64],
+        now: UnixMillis,
+    ) -> bool {
+        let last_rejection = self.last_rejections.get(name);
+        !last_rejection.is_some_and(|at| is_backing_off(*at, now)) && state.accepts_pod(images)
+    }
+}
+
+/// Returns true if a node with a rejection at this time gets no bound pods at `now`.
+fn is_backing_off(rejected_at: UnixMillis, now: UnixMillis) -> bool {
+    now < rejected_at.plus_ms(REJECTION_BACKOFF_MS)
 }
 
 impl NodeState {
-    /// Reads a Node object; `previous` is the earlier state, whose last rejection is kept.
-    pub fn from_object(object: &Value, previous: Option<&Self>) -> Self {
+    /// Reads a Node object.
+    pub fn from_object(object: &Value) -> Self {
         let status = &object["status"];
         let has_condition = |kind: &str| {
             array_items(&status["conditions"])
@@ -40,13 +76,16 @@ impl NodeState {
         let mut images: Vec<u64> = names.map(image_name_hash).collect();
         images.sort_unstable();
         let is_ready = has_condition("Ready");
+        let cpu = status["allocatable"]["cpu"].as_str().and_then(quantity::parse_milli);
+        let labels = &object["metadata"]["labels"];
         Self {
             is_ready,
             is_schedulable: is_ready
                 && !is_closed
                 && !blocking_conditions.into_iter().any(has_condition),
             image_hashes: images.into(),
-            last_rejection: previous.and_then(|it| it.last_rejection),
+            cpu_milli: cpu.unwrap_or(0),
+            is_control_plane: CONTROL_PLANE_LABELS.iter().any(|it| labels.get(*it).is_some()),
         }
     }
 
@@ -55,18 +94,19 @@ impl NodeState {
         self.is_ready
     }
 
-    /// Records that the node has rejected a pod at this time. A later rejection on record stays.
-    pub fn record_rejection(&mut self, at: UnixMillis) {
-        self.last_rejection = self.last_rejection.max(Some(at));
+    /// Returns what the share of the node's zone depends on.
+    pub fn zone_node<'a>(&self, zone: &'a str) -> ZoneNode<'a> {
+        ZoneNode {
+            zone,
+            cpu_milli: self.cpu_milli,
+            is_ready: self.is_ready,
+            is_control_plane: self.is_control_plane,
+        }
     }
 
-    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
-    pub(crate) fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
-        let is_backing_off =
-            self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
-        self.is_schedulable
-            && !is_backing_off
-            && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
+    /// Returns true if the node takes new pods and has these images.
+    fn accepts_pod(&self, images: &[u64]) -> bool {
+        self.is_schedulable && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
     }
 }
 

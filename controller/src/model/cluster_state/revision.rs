@@ -2,10 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use common::wire::{ConnectionPath, RevisionActivity};
+use common::{
+    service_routing::TopologyHints,
+    wire::{ConnectionPath, RevisionActivity},
+};
 
 use super::{
-    conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType},
+    conditions::{ConditionReason, ConditionSet},
+    topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
 
@@ -32,6 +36,8 @@ pub struct AppRevision {
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
     pub pods: Vec<RevisionPod>,
+    /// Hints of the ready pods; `None` without one, or if the service asks for no hints.
+    pub topology: Option<Box<RevisionTopology>>,
     /// Conditions of the Revision's status.
     pub conditions: ConditionSet,
     /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
@@ -59,6 +65,11 @@ pub struct RevisionScaling {
     pub actual_scale: u32,
     /// Number of pods ever made for the Revision.
     pub pods_created: u32,
+    /// True while the Deployment reports that Kubernetes refuses its pods. Every replica observes this cause of
+    /// [`AppRevision::blocked_reason`]; the others are the leader's own.
+    pub has_replica_failure: bool,
+    /// True if the latest plan found a failure of the Revision that every replica can observe.
+    pub is_failing: bool,
     /// Earliest moment for another pod, after the last one vanished at once.
     pub retry_at: UnixMillis,
 }
@@ -70,15 +81,22 @@ impl AppRevision {
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if there are pods, none is ready, and a condition has failed. The Revision then scales as if no
-    /// Route named it, so that no minimum scale keeps pods crashing forever (knative/serving
+    /// Returns the hints of the pod with this name.
+    pub fn topology_hints(&self, pod: &str) -> TopologyHints {
+        let hinted = self.topology.as_ref().and_then(|topology| {
+            let at = topology.pods.binary_search_by(|it| (*it.name).cmp(pod)).ok()?;
+            Some(topology.pods[at].hints.clone())
+        });
+        hinted.unwrap_or_default()
+    }
+
+    /// Returns true if there are pods, none is ready, and the Revision has failed. It then scales as if no Route named
+    /// it, so that no minimum scale keeps pods crashing forever (knative/serving
     /// `pkg/reconciler/revision/resources/pa.go`).
     pub fn is_stuck(&self) -> bool {
-        let failed = |kind| matches!(self.conditions.get(kind), ConditionStatus::False(_));
-        let has_failed =
-            failed(ConditionType::RevisionResources) || failed(ConditionType::RevisionHealthy);
-        // Only values that every replica has: the requested scale is known to the leader alone.
-        has_failed && self.scaling.actual_scale == 0 && self.serving_pods() > 0
+        // Only values that every replica has. The requested scale and the errors of writes are known to the leader
+        // alone, so with them the RouteTables of the replicas would differ.
+        self.scaling.is_failing && self.scaling.actual_scale == 0 && self.serving_pods() > 0
     }
 }
 

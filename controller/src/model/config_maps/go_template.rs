@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use gotmpl::{MissingKey, TemplateError, Value};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+mod actions;
 mod check;
 
 /// A template that was parsed without error.
@@ -188,6 +189,122 @@ mod tests {
             let expected =
                 format!("template: t: can't evaluate field Nmae: there are {field_names}");
             assert_eq!(say(source), expected);
+        }
+    }
+
+    /// Templates that Go 1.26 refuses.
+    const REFUSED: [&str; 60] = [
+        "{{.Labels.5}}",
+        "{{0x1f.A}}",
+        "{{0o18}}",
+        "{{0b1.1}}",
+        "{{ /* a */ }}",
+        "{{/* a */ }}",
+        "{{-  /* a */ -}}",
+        "{{- /* a */  -}}",
+        r#"{{print .Name"x"}}"#,
+        r#"{{js"x"}}"#,
+        "{{js(.Name)}}",
+        "{{(.Name)(.Name)}}",
+        r#"{{print "a""b"}}"#,
+        r#"{{print "a".Name}}"#,
+        "{{..Name}}",
+        "{{.Name.}}",
+        "{{$x}}",
+        "{{break}}",
+        "{{range .Labels}}{{else}}{{break}}{{end}}",
+        r#"{{range .Labels}}{{block "b" .}}{{continue}}{{end}}{{end}}"#,
+        r#"{{range .Labels}}{{define "d"}}{{end}}{{end}}"#,
+        r#"{{define "x"}}{{define "y"}}{{end}}{{end}}"#,
+        "{{.Name | 1}}",
+        r#"{{.Name | "x"}}"#,
+        "{{.Name | .}}",
+        "{{.Name | nil}}",
+        "{{.Name | true}}",
+        "{{if .Name}}a{{else with .Name}}b{{end}}",
+        "{{with .Name}}a{{else if .Name}}b{{end}}",
+        "{{range .Labels}}a{{else if .}}b{{end}}",
+        r#"{{block "x"}}a{{end}}"#,
+        r#"{{define "x"}}a{{end}}{{define "x"}}b{{end}}"#,
+        r#"{{define "t"}}a{{end}}b"#,
+        "{{range $x $y := .Labels}}{{end}}",
+        "{{range $x, := .Labels}}{{end}}",
+        "{{range $x, $y := .Labels}}{{end}}{{$y}}",
+        "{{if .Name}}{{$x := 1}}{{end}}{{$x}}",
+        r#"{{define "x"}}{{$y}}{{end}}{{$y := 1}}"#,
+        "{{$x := 1}}{{$x=2}}",
+        "{{08}}",
+        "{{1__0}}",
+        "{{1_}}",
+        "{{1.5_}}",
+        "{{0x1_}}",
+        "{{1e400}}",
+        r"{{'\q'}}",
+        "{{''}}",
+        "{{\"a\nb\"}}",
+        r#"{{"\q"}}"#,
+        r#"{{"\'"}}"#,
+        "{{\u{a0}.Name}}",
+        "{{.Name\u{a0}}}",
+        "{{1.2.3}}",
+        "{{1a}}",
+        "{{1.A}}",
+        "{{true.A}}",
+        "{{nil.A}}",
+        "{{print 1-2}}",
+        r#"{{if"x"}}{{end}}"#,
+        "{{define`x`}}{{end}}",
+    ];
+
+    /// Templates that Go accepts, although they fail whenever they run.
+    const NEVER_RUNS: [&str; 4] = [
+        "{{js.Name}}",
+        "{{$x = 1}}",
+        "{{$x := $x}}",
+        "{{if .Name}}{{$x := 1}}{{else}}{{$x}}{{end}}",
+    ];
+
+    /// Templates that Go accepts.
+    const ACCEPTED: [&str; 29] = [
+        "{{/* a */}}",
+        "{{- /* a */ -}}",
+        "{{/**/}}",
+        "{{(.Name)|js}}",
+        "{{.Name|js|html}}",
+        "{{range .Labels}}{{if .}}{{continue}}{{end}}{{end}}",
+        "{{range .Labels}}{{break}}{{end}}",
+        "{{.Name | (js)}}",
+        "{{with .Name}}a{{else with .}}b{{end}}",
+        "{{if .Name}}a{{else if .Name}}b{{else}}c{{end}}",
+        r#"{{block "x" .}}a{{end}}"#,
+        r#"{{define "x"}}a{{end}}{{define "x"}} {{end}}"#,
+        "{{if $x := .Name}}{{$x}}{{else}}{{$x}}{{end}}",
+        "{{$x:=1}}{{$x = 2}}{{$x}}",
+        "{{range $x,$y := .Labels}}{{$y}}{{end}}",
+        "{{range $x , $y := .Labels}}{{end}}",
+        "{{007}}",
+        "{{1_0}}",
+        "{{0x_1}}",
+        "{{-3}}",
+        "{{print 1 -2}}",
+        "{{(.Labels).A}}",
+        "{{$.Labels.A}}",
+        "{{if(.Name)}}{{end}}",
+        "{{if.Name}}{{end}}",
+        "{{range.Labels}}{{end}}",
+        r#"{{define "x"}}{{end}}{{template "x".Name}}"#,
+        "{{1.5e-3}}",
+        "{{'a'}}",
+    ];
+
+    #[test]
+    fn the_spelling_of_an_action_is_as_strict_as_in_go() {
+        for source in REFUSED.iter().chain(&NEVER_RUNS) {
+            assert!(GoTemplate::parse("t", source, &FIELDS).is_err(), "{source}");
+        }
+        for source in ACCEPTED {
+            let parsed = GoTemplate::parse("t", source, &FIELDS);
+            assert_eq!(parsed.map(|_template| ()), Ok(()), "{source}");
         }
     }
 

@@ -71,6 +71,12 @@ pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
 ];
 /// Path of new connections, `direct` or `activator`, which overrides the autoscaler's rule.
 pub const PATH: &str = "rouse.dev/path";
+/// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
+pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
+/// Retired spelling of [`TOPOLOGY_MODE`], which counts first.
+pub const TOPOLOGY_AWARE_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+/// Preference for near pods, with the values of the field `trafficDistribution` of a Service of Kubernetes.
+pub const TRAFFIC_DISTRIBUTION: &str = "rouse.dev/traffic-distribution";
 /// Addresses and ports allocated to a Route's names, so that they survive a restart of the controller.
 pub const ALLOCATIONS: &str = "rouse.dev/allotted";
 /// Marks a Revision whose initial scale was reached once.

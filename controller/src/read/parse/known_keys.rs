@@ -68,6 +68,8 @@ const KNOWN_GROUPS: [&str; 8] = [
 
 const NETWORKING: &str = "networking.knative.dev/";
 const ROUTE_PLACES: &[MetadataPlace] = &[Service, Route];
+/// Places of keys that concern the pods behind a name: a Route's annotation counts before a Revision's.
+const PATH_PLACES: &[MetadataPlace] = &[Service, Route, Template, Revision];
 const REVISION_PLACES: &[MetadataPlace] = &[Template, Revision];
 /// Places of keys that the platform itself writes.
 const PLATFORM_PLACES: &[MetadataPlace] = &[Configuration, Route, Revision];
@@ -81,10 +83,11 @@ const NO_TLS: &str = "services are served without TLS";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 40] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 41] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
-    known_key(&[key::PATH], &[Service, Route, Template, Revision], ON_ROUTE),
+    known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
+    known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),
     known_key(&key::PROGRESS_DEADLINE, REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::NO_GC], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::INGRESS_CLASS, NOWHERE, "one gateway serves every class"),

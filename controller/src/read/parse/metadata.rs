@@ -98,6 +98,7 @@ pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mu
         check_duration("rollout-duration", name, text, ZeroDuration::Allowed, AT, problems);
     }
     check_path(annotations, AT, problems);
+    check_traffic_distribution(annotations, AT, problems);
     check_http_protocol(annotations, problems);
 }
 
@@ -113,6 +114,7 @@ pub(super) fn check_template_annotations(
         check_duration("progress-deadline", name, text, ZeroDuration::Refused, at, problems);
     }
     check_path(annotations, at, problems);
+    check_traffic_distribution(annotations, at, problems);
     check_sidecar(annotations, at, problems);
     for (name, value) in annotations {
         let problem = match name.strip_prefix("features.knative.dev/") {
@@ -164,6 +166,15 @@ fn check_path(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     {
         let problem = Problem::invalid(format!("{at}.{}", key::PATH), value);
         problems.push(problem.with_details("use direct or activator"));
+    }
+}
+
+/// Checks Rouse's own annotation for near pods. Its values are those of the field of a Service of Kubernetes.
+fn check_traffic_distribution(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
+    let known = |it: &str| matches!(it, "PreferClose" | "PreferSameZone" | "PreferSameNode");
+    if let Some(value) = all.get(key::TRAFFIC_DISTRIBUTION).filter(|it| !known(it)) {
+        let problem = Problem::invalid(format!("{at}.{}", key::TRAFFIC_DISTRIBUTION), value);
+        problems.push(problem.with_details("use PreferSameZone, PreferSameNode or PreferClose"));
     }
 }
 

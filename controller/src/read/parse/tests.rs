@@ -307,6 +307,10 @@ fn limits_and_annotations_are_bounded() {
             annotated("rouse.dev/path: quick"),
             "invalid value: quick: spec.template.metadata.annotations.rouse.dev/path (use direct or activator)",
         ),
+        (
+            annotated("rouse.dev/traffic-distribution: near"),
+            "invalid value: near: spec.template.metadata.annotations.rouse.dev/traffic-distribution (use PreferSameZone, PreferSameNode or PreferClose)",
+        ),
     ]);
 }
 

@@ -161,7 +161,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         ResourceKind::Deployment => &[("spec", &["replicas", "progressDeadlineSeconds"])],
         ResourceKind::Node => &[
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
-            ("status", &["conditions", "addresses", "images"]),
+            ("status", &["conditions", "addresses", "images", "allocatable"]),
         ],
         // A Service has no generation. So a change by another client shows only in fields that are kept, and each field
         // that the controller sets is one of them.
@@ -273,6 +273,22 @@ mod tests {
         };
         assert_eq!(observed("None"), observed("None"));
         assert_ne!(observed("None"), observed("ClientIP"));
+    }
+
+    #[test]
+    fn a_node_keeps_what_its_state_depends_on() {
+        let kept = json!({
+            "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}},
+            "spec": {"unschedulable": true, "taints": [1], "podCIDRs": [2]},
+            "status": {
+                "conditions": [1], "addresses": [2], "images": [3], "allocatable": {"cpu": "4"},
+            },
+        });
+        let mut node = kept.clone();
+        node["status"]["capacity"] = json!({"cpu": "4"});
+        node["spec"]["providerID"] = json!("x");
+        trim_object(&WatchScope::all_of(ResourceKind::Node), &mut node);
+        assert_eq!(node, kept);
     }
 
     #[test]

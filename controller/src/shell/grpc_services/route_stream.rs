@@ -8,7 +8,7 @@ use std::{convert::Infallible, sync::Arc, task};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use common::wire::{
-    ClientComponent, RouteChange, RouteItem,
+    ClientComponent, RouteChange, RouteItem, RouteKey,
     raw::{self, routes_server},
 };
 use futures::{Stream, StreamExt as _, stream};
@@ -35,17 +35,25 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 /// Length-Prefixed-Message).
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Encodes a batch for `role`: of each change, what `limit_to_role` leaves of it for the role.
+/// Encodes a batch for `role`: of each change, what `limit_to_role` leaves of it for the role. Of nodes only `node` is
+/// in it.
 ///
 /// Where `limit_to_role` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless
 /// it knew the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
     role: ClientComponent,
+    node: Option<&str>,
     limit_to_role: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
-    let changes = batch.changes.iter().map(|(key, change)| {
+    let concerns_subscriber = |key: &RouteKey| match key {
+        // Without this each of thousands of agents would get thousands of nodes.
+        RouteKey::Node(name) => Some(name.as_str()) == node,
+        _ => true,
+    };
+    let changes = batch.changes.iter().filter(|(key, _)| concerns_subscriber(key));
+    let changes = changes.map(|(key, change)| {
         let limited = change.clone().and_then(|change| limit_to_role(change, role));
         limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
     });
@@ -60,6 +68,16 @@ pub fn encode_batch(
     }
     pieces.extend((!all.is_empty()).then(|| all.freeze()));
     pieces.into()
+}
+
+/// Encodes the state of one node, without the end of a batch; `None` if the batch does not have it.
+pub fn encode_node(batch: &RouteMessageBatch, node: &str) -> Option<Bytes> {
+    let is_own = |change: &&(RouteKey, Option<RouteChange>)| matches!(&change.0, RouteKey::Node(name) if name == node);
+    let (_, change) = batch.changes.iter().find(is_own)?;
+    let item = RouteItem { version: batch.version, change: change.clone()? };
+    let mut encoded = BytesMut::new();
+    append_framed(&raw::RouteItem::from(item), &mut encoded);
+    Some(encoded.freeze())
 }
 
 /// Appends one message to `out`, with its gRPC prefix.
@@ -163,7 +181,7 @@ fn route_response(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Re
 
 #[cfg(test)]
 mod tests {
-    use common::wire::{NamespacedName, RouteKey};
+    use common::wire::{NamespacedName, NodeEntry};
     use http_body_util::Full;
 
     use super::*;
@@ -175,7 +193,7 @@ mod tests {
             (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
         };
         let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
-        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
+        let pieces = encode_batch(&batch, ClientComponent::Agent, None, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
         let mut items = 0;
         for piece in pieces.iter() {
@@ -189,6 +207,42 @@ mod tests {
             }
         }
         assert_eq!(items, 10_001, "and the one that ends the batch");
+    }
+
+    /// Returns the decoded items of encoded ones.
+    fn decode(encoded: impl IntoIterator<Item = Bytes>) -> Vec<RouteItem> {
+        let mut items = Vec::new();
+        for mut rest in encoded {
+            while !rest.is_empty() {
+                rest.advance(1);
+                let length = rest.get_u32() as usize;
+                let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
+                items.push(RouteItem::try_from(item).expect("a valid item"));
+            }
+        }
+        items
+    }
+
+    #[test]
+    fn an_agent_gets_its_own_node_only() {
+        let entry = |name: &str| NodeEntry { name: name.into(), zone: "a".into() };
+        let node = |name: &str| (RouteKey::Node(name.into()), Some(RouteChange::Node(entry(name))));
+        let changes = vec![node("n1"), node("n2"), (RouteKey::Node("n3".into()), None)];
+        let batch = RouteMessageBatch { version: 7, changes };
+        let encoded = |own: Option<&str>| {
+            let pieces = encode_batch(&batch, ClientComponent::Agent, own, |it, _| Some(it));
+            decode(pieces.iter().cloned())
+        };
+        let item = |change| RouteItem { version: 7, change };
+        let synced = item(RouteChange::Synced);
+        let own = item(RouteChange::Node(entry("n2")));
+        let removed = item(RouteChange::Removed(RouteKey::Node("n3".into())));
+        assert_eq!(encoded(None), [synced.clone()]);
+        assert_eq!(encoded(Some("n2")), [own.clone(), synced.clone()]);
+        assert_eq!(encoded(Some("n3")), [removed, synced]);
+        assert_eq!(decode(encode_node(&batch, "n2")), [own]);
+        assert_eq!(encode_node(&batch, "n3"), None);
+        assert_eq!(encode_node(&batch, "n4"), None);
     }
 
     #[tokio::test]

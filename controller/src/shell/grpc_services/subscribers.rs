@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::{
     ControllerGrpc, denied_status,
-    route_stream::{RouteStreamSource, encode_batch},
+    route_stream::{RouteStreamSource, encode_batch, encode_node},
 };
 use crate::shell::runtime::{
     ControllerRuntime,
@@ -39,7 +39,7 @@ impl RouteStreamSource for ControllerGrpc {
         let guard = SubscriberGuard::new(self, subscriber);
         let batches = route_batches(
             RouteTableSubscription::new(Arc::clone(&self.shared)),
-            guard.subscriber.role,
+            guard.subscriber.clone(),
         );
         let pieces = batches.flat_map(move |batch| {
             // The closure owns the guard: however the stream ends, dropping it counts one subscriber less.
@@ -66,20 +66,31 @@ struct EncodedBatch {
 /// Encoded batches of the RouteTable for one subscription.
 fn route_batches(
     subscription: RouteTableSubscription,
-    role: ClientComponent,
+    subscriber: ComponentReplica,
 ) -> impl Stream<Item = EncodedBatch> + Send {
-    futures::stream::unfold(subscription, move |mut subscription| async move {
+    let ComponentReplica { role, node, .. } = subscriber;
+    // An activator is in the table with its zone, and an autoscaler needs none.
+    let node = Some(node).filter(|_| role == ClientComponent::Agent);
+    futures::stream::unfold((subscription, node), move |(mut subscription, node)| async move {
         let update = subscription.next().await;
         let pieces = match &update {
             RouteTableUpdate::Snapshot(snapshot) => {
-                snapshot.encoded_for(role, |routes| encode_batch(routes, role, limit_to_role))
+                let shared = snapshot
+                    .encoded_for(role, |routes| encode_batch(routes, role, None, limit_to_role));
+                // Before the shared pieces, which end with `Synced`.
+                match node.as_deref().and_then(|node| encode_node(&update, node)) {
+                    Some(own) => [own].into_iter().chain(shared.iter().cloned()).collect(),
+                    None => shared,
+                }
             }
-            RouteTableUpdate::Changes(routes) => encode_batch(routes, role, limit_to_role),
+            RouteTableUpdate::Changes(routes) => {
+                encode_batch(routes, role, node.as_deref(), limit_to_role)
+            }
         };
         if role != ClientComponent::Activator {
             tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
         }
-        Some((EncodedBatch { pieces, _update: update }, subscription))
+        Some((EncodedBatch { pieces, _update: update }, (subscription, node)))
     })
 }
 

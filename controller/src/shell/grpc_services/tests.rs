@@ -199,6 +199,42 @@ async fn a_reporter_that_disconnected_is_not_waited_for() {
     server.await.expect("no panic").expect("served");
 }
 
+#[tokio::test]
+async fn an_agent_learns_the_zone_of_its_own_node_and_its_changes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (endpoint, shutdown) = (socket_endpoint(&folder), CancellationToken::new());
+    let (shared, _node_spec_rx) = hello_controller();
+    let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
+    let server = tokio::spawn(async move { serve(server, &at, stop).await });
+    let observe = |node: &str, zone: &str| {
+        let labels = serde_json::json!({"topology.kubernetes.io/zone": zone});
+        let object = serde_json::json!({"metadata": {"name": node, "labels": labels}});
+        shared.step(ControllerEvent::ObjectObserved {
+            resource: crate::model::object::ResourceKind::Node,
+            name: NamespacedName::new("", node),
+            object: Some(Box::new(object)),
+        });
+    };
+    let zones = |view: &common::wire::RouteView| -> Vec<String> {
+        view.table.nodes.values().map(|it| format!("{} {}", it.name, it.zone)).collect()
+    };
+    observe("n1", "a");
+    observe("n2", "a");
+    let agent = new_link(&endpoint, ClientComponent::Agent, &shutdown);
+    let mut agent_table = watch_route_table(agent);
+    wait_until(&mut agent_table, |view| zones(view) == ["n1 a"]).await;
+    let activator = new_link(&endpoint, ClientComponent::Activator, &shutdown);
+    let mut activator_table = watch_route_table(activator);
+    let view = wait_until(&mut activator_table, |view| view.version > 0).await;
+    assert_eq!(zones(&view), [""; 0]);
+    observe("n2", "b");
+    observe("n1", "b");
+    let view = wait_until(&mut agent_table, |view| zones(view) != ["n1 a"]).await;
+    assert_eq!(zones(&view), ["n1 b"]);
+    shutdown.cancel();
+    server.await.expect("no panic").expect("served");
+}
+
 #[test]
 fn each_component_gets_the_settings_that_concern_it() {
     let template = common::request_log::LogTemplate::parse("{{.TraceID}}").expect("a good one");

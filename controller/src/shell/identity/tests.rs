@@ -3,7 +3,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -45,6 +45,8 @@ struct FakeIdentityCluster {
     secret: Mutex<Option<(String, u64)>>,
     bundle: Mutex<String>,
     reviews: AtomicUsize,
+    /// True if the next load returns the state before the Secret was made.
+    loads_old_state: AtomicBool,
 }
 
 impl FakeIdentityCluster {
@@ -77,6 +79,9 @@ impl TokenReviewer for FakeIdentityCluster {
 #[tonic::async_trait]
 impl authority_store::AuthorityStore for FakeIdentityCluster {
     async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
+        if self.loads_old_state.swap(false, Ordering::Relaxed) {
+            return Ok(None);
+        }
         let secret = self.secret.lock().expect("no panic").clone();
         Ok(secret.map(|(text, version)| (text, version.to_string())))
     }
@@ -120,10 +125,10 @@ impl IdentityFixture {
         cluster.add_token("agent-n1", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
         cluster.add_token("activator", "knative-serving:activator", "n1", "activator-1");
         cluster.add_token("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
-        cluster.add_token("stranger", "default:default", "n1", "shell");
-        cluster.add_token("foreign", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
-        if let Some(foreign) = cluster.tokens.lock().expect("no panic").get_mut("foreign") {
-            foreign.audiences = vec!["https://kubernetes".into()];
+        cluster.add_token("other-account", "default:default", "n1", "shell");
+        cluster.add_token("other-audience", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
+        if let Some(token) = cluster.tokens.lock().expect("no panic").get_mut("other-audience") {
+            token.audiences = vec!["https://kubernetes".into()];
         }
         let manager = authority_manager(&cluster, "controller-1");
         manager.refresh(SystemTime::now(), LEADER).await.expect("an authority");
@@ -297,9 +302,9 @@ async fn without_a_certificate_only_a_certificate_can_be_requested() {
 }
 
 #[tokio::test]
-async fn a_foreign_token_gets_no_certificate() {
+async fn a_token_of_no_component_gets_no_certificate() {
     let fixture = IdentityFixture::new().await;
-    for token in ["", "unknown", "stranger", "foreign"] {
+    for token in ["", "unknown", "other-account", "other-audience"] {
         let refused = fixture.issue(token, certificate_request().1).await.err();
         assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
     }
@@ -413,10 +418,13 @@ async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
         |manager: &AuthorityManager| manager.signing().expect("signs").authorities.clone();
     assert_eq!(signing(&one), signing(&two));
     assert_eq!(two.credentials().identity().as_deref(), Some(&controller_identity("controller-2")));
-    // Two that both believe to lead, one of them with an old view, do not overwrite each other.
-    let old_secret = cluster.secret.lock().expect("no panic").clone();
+    // Of two that both believe to lead, the second keeps the authorities, also if its view is old.
+    let secret = cluster.secret.lock().expect("no panic").clone();
     two.refresh(now, LEADER).await.expect("kept");
-    assert_eq!(*cluster.secret.lock().expect("no panic"), old_secret);
+    cluster.loads_old_state.store(true, Ordering::Relaxed);
+    let refused = two.refresh(now, LEADER).await.expect_err("a conflict");
+    assert!(matches!(refused, authority_store::AuthorityError::Store { .. }), "{refused}");
+    assert_eq!(*cluster.secret.lock().expect("no panic"), secret);
 }
 
 #[tokio::test]

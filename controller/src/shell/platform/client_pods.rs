@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use common::wire::NamespacedName;
+use common::{once_signal::OnceSignal, wire::NamespacedName};
 use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
@@ -28,11 +28,12 @@ use crate::{
 /// Field selector of pods that still hold an address: a finished pod has given it back.
 const LIVING_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// Follows all pods, from the time when `needed` becomes true.
+/// Follows all pods, from the time when `needed` becomes true. Sets `all_known` once the first list is complete.
 pub(super) async fn watch_client_pods(
     client: kube::Client,
     shared: Arc<ControllerRuntime>,
     mut needed: watch::Receiver<bool>,
+    all_known: OnceSignal,
 ) {
     if needed.wait_for(|it| *it).await.is_err() {
         return;
@@ -71,6 +72,7 @@ pub(super) async fn watch_client_pods(
                 let gone: Vec<NamespacedName> = known_pods.difference(&listed).cloned().collect();
                 known_pods.retain(|it| listed.contains(it));
                 gone.into_iter().for_each(|name| report(name, None));
+                all_known.set();
             }
             Err(error) if change == Some(OutageChange::Began) => {
                 warn!(error = %error_chain(&error), "watch of clients broke and is begun again");

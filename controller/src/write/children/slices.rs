@@ -3,19 +3,23 @@
 
 use std::net::IpAddr;
 
+use common::service_routing::TopologyHints;
 use k8s_openapi::{
     api::{
         core::v1::ObjectReference,
-        discovery::v1::{Endpoint, EndpointConditions, EndpointPort},
+        discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForZone},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde_json::json;
 
 use super::{ChildObject, RevisionView, meta, services::PlaceholderSpec, subset};
-use crate::model::object::{
-    ResourceKind,
-    names::{V6_SUFFIX, child_name, slice_name},
+use crate::{
+    decide::topology_hints::{self, EndpointPlace, HintRules},
+    model::object::{
+        ResourceKind,
+        names::{V6_SUFFIX, child_name, slice_name},
+    },
 };
 
 /// Label with the owner of a slice, so that Kubernetes' own controllers leave it alone.
@@ -46,6 +50,8 @@ pub struct SliceEndpoint {
     pub ready: bool,
     /// True if the pod is about to stop.
     pub terminating: bool,
+    /// Clients that should use the pod. Activators get theirs when a slice has chosen them.
+    pub hints: TopologyHints,
 }
 
 /// Builds the slices of one name, one for each family in which an activator has an address. The IPv4 slice has the
@@ -54,11 +60,12 @@ pub struct SliceEndpoint {
 /// In each family the name chooses `count` of the activators that have an address of it, are ready and stay; 0 means
 /// all. Where all activators have both families, both slices list the same ones. A name always has activators: while
 /// none is ready, the others are used, and after them those about to stop. Of these the caller passes only the ones
-/// that slices already list.
+/// that slices already list. `rules` are for the hints of the activators.
 pub fn route_name_slices(
     of: &PlaceholderSpec<'_>,
     activators: &[SliceEndpoint],
     count: usize,
+    rules: HintRules<'_>,
 ) -> Vec<ChildObject> {
     let target = format!("{}/{}", of.namespace, of.name());
     // Without a port the activators could not tell which service a connection is for.
@@ -68,8 +75,10 @@ pub fn route_name_slices(
     let slice = |(family, suffix): (IpFamily, &str)| {
         let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
         let chosen = choose_activators(&target, usable, count);
+        let hints = activator_hints(&chosen, rules);
+        let chosen = chosen.into_iter().zip(&hints);
         let endpoints: Vec<Endpoint> =
-            chosen.into_iter().filter_map(|activator| to_endpoint(activator, family)).collect();
+            chosen.filter_map(|(activator, hints)| to_endpoint(activator, hints, family)).collect();
         (!endpoints.is_empty()).then(|| {
             let mut labels = of.labels();
             labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
@@ -104,6 +113,7 @@ pub fn revision_slice(
     port: u16,
     activators: &[SliceEndpoint],
     count: usize,
+    rules: HintRules<'_>,
 ) -> Option<ChildObject> {
     // Activators know a Revision only by the request's host, so they are addressed at the common port.
     let (mut backends, port) = match pods {
@@ -118,8 +128,13 @@ pub fn revision_slice(
         let target = format!("{}/{}", revision.namespace, revision.name);
         backends = choose_activators(&target, backends, count);
     }
+    let hints = match pods {
+        [] => activator_hints(&backends, rules),
+        _ => backends.iter().map(|it| it.hints.clone()).collect(),
+    };
+    let backends = backends.into_iter().zip(&hints);
     let endpoints: Vec<Endpoint> =
-        backends.into_iter().filter_map(|it| to_endpoint(it, family)).collect();
+        backends.filter_map(|(it, hints)| to_endpoint(it, hints, family)).collect();
     let mut meta = meta::child_meta(revision, child_name(revision.name, suffix));
     let labels = meta.labels.get_or_insert_default();
     labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
@@ -160,6 +175,18 @@ fn choose_activators<'a>(
     usable
 }
 
+/// Returns the hints of the activators that a slice has chosen. As in Kubernetes, only ready endpoints have hints.
+fn activator_hints(chosen: &[&SliceEndpoint], rules: HintRules<'_>) -> Vec<TopologyHints> {
+    let place = |it: &&SliceEndpoint| EndpointPlace {
+        zone: it.zone.as_str().into(),
+        node: it.node.as_str().into(),
+    };
+    let places: Vec<EndpointPlace> = chosen.iter().map(place).collect();
+    let assigned = topology_hints::assign_hints(rules, &places).ok();
+    let assigned = assigned.filter(|_| chosen.iter().all(|it| it.ready));
+    assigned.unwrap_or_else(|| vec![TopologyHints::default(); chosen.len()])
+}
+
 /// Address family of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IpFamily {
@@ -186,8 +213,15 @@ impl IpFamily {
     }
 }
 
-fn to_endpoint(endpoint: &SliceEndpoint, family: IpFamily) -> Option<Endpoint> {
+fn to_endpoint(
+    endpoint: &SliceEndpoint,
+    hints: &TopologyHints,
+    family: IpFamily,
+) -> Option<Endpoint> {
     let address = endpoint.addresses.iter().find(|it| IpFamily::of(**it) == family)?;
+    // Hints for nodes are not written: API servers before Kubernetes 1.33 refuse a slice with that field.
+    let for_zones =
+        (!hints.zone.is_empty()).then(|| vec![ForZone { name: hints.zone.to_string() }]);
     Some(Endpoint {
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {
@@ -203,6 +237,8 @@ fn to_endpoint(endpoint: &SliceEndpoint, family: IpFamily) -> Option<Endpoint> {
             name: Some(endpoint.pod.clone()),
             ..ObjectReference::default()
         }),
+        hints: for_zones
+            .map(|it| EndpointHints { for_zones: Some(it), ..EndpointHints::default() }),
         ..Endpoint::default()
     })
 }

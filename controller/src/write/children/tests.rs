@@ -1,5 +1,6 @@
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::LazyLock};
 
+use common::service_routing::TopologyHints;
 use serde_json::{Value, json};
 
 use super::{
@@ -7,6 +8,13 @@ use super::{
     services::PlaceholderSpec,
     slices::SliceEndpoint,
     *,
+};
+use crate::{
+    decide::topology_hints::HintRules,
+    model::{
+        cluster_state::HintMode,
+        zone_shares::{ZoneNode, ZoneShares},
+    },
 };
 
 /// A Revision with owned fields, made from the template that a user writes.
@@ -89,6 +97,13 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     activator_port: Some(20_007),
 };
 
+static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);
+
+/// Rules by which no endpoint has a hint.
+fn no_hints() -> HintRules<'static> {
+    HintRules { mode: HintMode::Off, shares: &NO_SHARES }
+}
+
 fn activator(number: u8, addresses: &[&str]) -> SliceEndpoint {
     SliceEndpoint {
         pod: format!("activator-{number}"),
@@ -98,6 +113,7 @@ fn activator(number: u8, addresses: &[&str]) -> SliceEndpoint {
         addresses: addresses.iter().map(|it| it.parse::<IpAddr>().unwrap()).collect(),
         ready: true,
         terminating: false,
+        hints: TopologyHints::default(),
     }
 }
 
@@ -375,8 +391,9 @@ fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_familie
     };
     let of_revision =
         revision_children(&fixture.revision(), &DeploymentSettings::default(), &inputs);
-    let of_route =
-        |names: &[&str]| 1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2).len();
+    let of_route = |names: &[&str]| {
+        1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2, no_hints()).len()
+    };
     // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
     // Revision's own Service.
     let (knative, kubernetes, own_slice) = (4, 2, 1);
@@ -431,7 +448,7 @@ fn a_routes_name_gets_a_service_without_selector() {
 #[test]
 fn slices_name_activators_by_family_with_the_services_own_port() {
     let both = [activator(1, &["10.0.0.1", "fd00::1"]), activator(2, &["10.0.0.2"])];
-    let slices = slices::route_name_slices(&ROUTE, &both, 0);
+    let slices = slices::route_name_slices(&ROUTE, &both, 0, no_hints());
     let [four, six] = slices.as_slice() else { panic!("{slices:?}") };
     assert_eq!((four.name.as_str(), six.name.as_str()), ("hello", "hello.v6"));
     assert_eq!(addresses(four), ["10.0.0.1", "10.0.0.2"]);
@@ -447,8 +464,36 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
     });
     assert_eq!(four.body["endpoints"][0], endpoint);
 
-    let only_four = slices::route_name_slices(&ROUTE, &both[1..], 0);
+    let only_four = slices::route_name_slices(&ROUTE, &both[1..], 0, no_hints());
     assert_eq!(only_four.len(), 1, "no slice of a family without addresses");
+}
+
+/// Returns the hints of the endpoints of a slice; `null` without any.
+fn hints(slice: &ChildObject) -> Vec<&Value> {
+    let endpoints = at(&slice.body, "/endpoints").as_array().unwrap();
+    endpoints.iter().map(|it| &it["hints"]).collect()
+}
+
+#[test]
+fn activators_in_a_slice_have_hints_for_zones_while_all_are_ready() {
+    let mut all = [1, 2].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
+    all[0].zone = "a".into();
+    all[1].zone = "b".into();
+    let node = |zone| ZoneNode { zone, cpu_milli: 4000, is_ready: true, is_control_plane: false };
+    let shares = ZoneShares::of_nodes([node("a"), node("b")]);
+    let zone = |name: &str| json!({"forZones": [{"name": name}]});
+    for mode in [HintMode::Proportional, HintMode::SameZone, HintMode::SameNode] {
+        let rules = HintRules { mode, shares: &shares };
+        let slices = slices::route_name_slices(&ROUTE, &all, 2, rules);
+        assert_eq!(hints(&slices[0]), [&zone("a"), &zone("b")], "{mode:?}");
+        let unready = [1, 2].map(|it| SliceEndpoint { ready: false, ..all[it - 1].clone() });
+        let slices = slices::route_name_slices(&ROUTE, &unready, 2, rules);
+        assert_eq!(hints(&slices[0]), [&Value::Null, &Value::Null], "{mode:?}");
+    }
+    let one_zone = ZoneShares::of_nodes([node("a")]);
+    let rules = HintRules { mode: HintMode::Proportional, shares: &one_zone };
+    let slices = slices::route_name_slices(&ROUTE, &all, 2, rules);
+    assert_eq!(hints(&slices[0]), [&Value::Null, &Value::Null]);
 }
 
 /// A name whose activators all lacked a family would be unreachable in it.
@@ -459,12 +504,12 @@ fn each_family_has_activators_if_any_activator_has_it() {
     let names: Vec<String> = (0..20).map(|number| format!("s-{number}")).collect();
     for name in &names {
         let of = PlaceholderSpec { route: name, ..ROUTE };
-        let slices = slices::route_name_slices(&of, &all, 2);
+        let slices = slices::route_name_slices(&of, &all, 2, no_hints());
         let [four, six] = slices.as_slice() else { panic!("{name}: {slices:?}") };
         assert_eq!((addresses(four).len(), addresses(six)), (2, vec!["fd00::5"]), "{name}");
     }
     let fixture = ChildrenFixture::plain();
-    let slice = slices::revision_slice(&fixture.revision(), &[], 8080, &all[3..], 1);
+    let slice = slices::revision_slice(&fixture.revision(), &[], 8080, &all[3..], 1, no_hints());
     let both = slice.expect("a slice");
     assert_eq!(addresses(&both), ["10.0.0.4"], "IPv4 if any activator has it");
 }
@@ -473,13 +518,13 @@ fn each_family_has_activators_if_any_activator_has_it() {
 fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
     let without_port = PlaceholderSpec { activator_port: None, ..ROUTE };
     let mut all = [1, 2, 3].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
-    assert_eq!(slices::route_name_slices(&without_port, &all, 0), []);
+    assert_eq!(slices::route_name_slices(&without_port, &all, 0, no_hints()), []);
     all[0].terminating = true;
     all[1].ready = false;
-    let slices = slices::route_name_slices(&ROUTE, &all, 2);
+    let slices = slices::route_name_slices(&ROUTE, &all, 2, no_hints());
     assert_eq!(addresses(&slices[0]), ["10.0.0.3"]);
     all[2].ready = false;
-    let slices = slices::route_name_slices(&ROUTE, &all, 2);
+    let slices = slices::route_name_slices(&ROUTE, &all, 2, no_hints());
     assert_eq!(
         addresses(&slices[0]),
         ["10.0.0.2", "10.0.0.3"],

@@ -50,17 +50,13 @@ pub(super) fn pod_autoscaler_status(
     cluster: &ClusterState,
 ) -> Value {
     let (at, active) = last_transition(revision, ConditionType::RevisionActive);
-    let initialized = match revision.scaling.initial_scale_reached {
-        true => ConditionStatus::True(None),
-        false => ConditionStatus::Unknown(None),
-    };
+    let (initialized_at, initialized) = target_initialized(revision);
     let (populated_at, populated) = endpoints_populated(revision);
-    // Knative's rule: the first false condition, else the first unknown one, else true.
-    let dependents = [&active, &initialized, &populated];
-    let worst = dependents.iter().find(|it| matches!(it, ConditionStatus::False(_)));
-    let worst =
-        worst.or_else(|| dependents.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
-    let ready = worst.map_or(ConditionStatus::True(None), |it| (**it).clone());
+    let (ready_at, ready) = summarize_autoscaler([
+        (at, &active),
+        (initialized_at, &initialized),
+        (populated_at, &populated),
+    ]);
     let decision =
         render::decision_annotation(cluster, &NamespacedName::new(namespace, &*revision.name));
     let mut status = json!({
@@ -70,15 +66,40 @@ pub(super) fn pod_autoscaler_status(
         "actualScale": revision.scaling.actual_scale,
         "conditions": [
             render_condition("Active", &active, at),
-            render_condition("Ready", &ready, at),
+            render_condition("Ready", &ready, ready_at),
             render_condition("SKSReady", &populated, populated_at),
-            render_condition("ScaleTargetInitialized", &initialized, revision.meta.created),
+            render_condition("ScaleTargetInitialized", &initialized, initialized_at),
         ],
     });
     if !decision.is_empty() {
         status["annotations"] = json!(decision);
     }
     status
+}
+
+/// Returns the condition `ScaleTargetInitialized`: true once the Revision has reached its initial scale. Its resources
+/// are available from the same moment on.
+fn target_initialized(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
+    if revision.scaling.initial_scale_reached {
+        let (at, _) = last_transition(revision, ConditionType::RevisionResources);
+        return (at, ConditionStatus::True(None));
+    }
+    (revision.meta.created, ConditionStatus::Unknown(None))
+}
+
+/// Returns the condition `Ready` of a PodAutoscaler by Knative's rule: the first false condition, else the first unknown
+/// one, else true. It is as it is since the last change of that condition and of those before it, or of all.
+fn summarize_autoscaler(
+    dependents: [(UnixMillis, &ConditionStatus); 3],
+) -> (UnixMillis, ConditionStatus) {
+    let position = |is_worst: fn(&ConditionStatus) -> bool| {
+        dependents.iter().position(|(_, status)| is_worst(status))
+    };
+    let worst = position(|it| matches!(it, ConditionStatus::False(_)))
+        .or_else(|| position(|it| matches!(it, ConditionStatus::Unknown(_))));
+    let deciding = worst.map_or(dependents.len(), |worst| worst + 1);
+    let since = dependents.iter().take(deciding).map(|(at, _)| *at).max().unwrap_or_default();
+    (since, worst.map_or(ConditionStatus::True(None), |worst| dependents[worst].1.clone()))
 }
 
 /// Returns the mode of new connections, and the number of activators that serve the Revision, 0 meaning all of them.
@@ -140,4 +161,36 @@ pub(super) fn serverless_service_status(
             render_condition("Ready", &populated, at),
         ],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_condition_of_a_pod_autoscaler_has_the_time_of_its_own_change() {
+        let at = |seconds: u64| UnixMillis(seconds * 1000);
+        let times = |revision: &AppRevision| {
+            let status = pod_autoscaler_status(revision, "default", &ClusterState::default());
+            let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+            let time = |it: &Value| it["lastTransitionTime"].as_str().map(str::to_owned);
+            conditions.iter().map(time).collect::<Vec<_>>()
+        };
+        let expected = |all: [u64; 4]| all.map(|it| Some(at(it).rfc3339())).to_vec();
+        let mut revision = AppRevision { name: "hello-00001".into(), ..AppRevision::default() };
+        revision.meta.created = at(1);
+        let (active, resources) = (ConditionType::RevisionActive, ConditionType::RevisionResources);
+        revision.conditions.set(active, ConditionStatus::Unknown(None), at(2));
+        // In the order of the status: Active, Ready, SKSReady, ScaleTargetInitialized.
+        assert_eq!(times(&revision), expected([2, 2, 2, 1]));
+        revision.conditions.set(active, ConditionStatus::True(None), at(4));
+        revision.conditions.set(resources, ConditionStatus::True(None), at(5));
+        revision.scaling.initial_scale_reached = true;
+        revision.scaling.actual_scale = 1;
+        assert_eq!(times(&revision), expected([4, 5, 4, 5]));
+        let idle = ConditionStatus::False(ConditionReason::NO_TRAFFIC);
+        revision.conditions.set(active, idle, at(9));
+        revision.scaling.actual_scale = 0;
+        assert_eq!(times(&revision), expected([9, 9, 9, 5]));
+    }
 }

@@ -1,16 +1,17 @@
 //! Pure: desired state of EndpointSlices.
 
-use common::wire::NamespacedName;
+use common::{service_routing::TopologyHints, wire::NamespacedName};
 
 use super::{LiveRevision, with_placeholder};
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_slice_route},
         plan,
+        topology_hints::HintRules,
     },
     model::{
         cluster_state::{
-            ActivatorReadiness, AppRevision, ClusterState, ParsedTemplate, RevisionPod,
+            ActivatorReadiness, AppRevision, ClusterState, HintMode, ParsedTemplate, RevisionPod,
             RoutingState,
         },
         object::{DesiredState, ObjectPartKey, names},
@@ -34,8 +35,12 @@ pub(super) fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
     let Some((owner, allocation)) = route else {
         return revision_slice(cluster, key, &ipv6_service, &activators);
     };
+    let mode = cluster.apps.get(&owner).map_or(HintMode::Off, |app| {
+        HintMode::from_annotations(|annotation| app.route_annotation(annotation))
+    });
+    let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
     let all = with_placeholder(cluster, &owner, allocation, |spec| {
-        slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE)
+        slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE, rules)
     });
     let Some(all) = all else { return DesiredState::Unmanaged };
     let slice = all.into_iter().find(|it| it.name == key.name.name);
@@ -59,6 +64,7 @@ fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
         addresses: activator.addresses.clone(),
         ready: readiness == ActivatorReadiness::Ready,
         terminating: readiness == ActivatorReadiness::Terminating,
+        hints: TopologyHints::default(),
     });
     activators.collect()
 }
@@ -95,12 +101,16 @@ fn revision_slice(
     }
     let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
-    let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
+    let endpoint = |pod: &RevisionPod| pod_endpoint(cluster, &owner, revision, pod);
+    let mut pods: Vec<_> = pods.filter_map(endpoint).collect();
     // Each replica observes the pods in another order, and all replicas must write the same slice.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
-    let port = ParsedTemplate::of_revision(revision, cluster).port.get();
-    let slice = live
-        .with_view(|it| slices::revision_slice(it, &pods, port, activators, ACTIVATORS_PER_SLICE));
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    let mode = plan::hint_mode(live.app, &template);
+    let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
+    let (port, count) = (template.port.get(), ACTIVATORS_PER_SLICE);
+    let slice =
+        live.with_view(|it| slices::revision_slice(it, &pods, port, activators, count, rules));
     let slice = slice.filter(|it| it.name == key.name.name);
     slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
 }
@@ -109,6 +119,7 @@ fn revision_slice(
 fn pod_endpoint(
     cluster: &ClusterState,
     owner: &NamespacedName,
+    revision: &AppRevision,
     pod: &RevisionPod,
 ) -> Option<slices::SliceEndpoint> {
     let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
@@ -121,5 +132,6 @@ fn pod_endpoint(
         addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
         ready: true,
         terminating: false,
+        hints: revision.topology_hints(&pod.name),
     })
 }

@@ -4,7 +4,7 @@
 use common::wire::NamespacedName;
 
 use crate::{
-    decide::part_keys::{container_names, is_maintained, revision_keys, route_name_keys},
+    decide::part_keys::{container_names, revision_keys, route_name_keys},
     model::{
         cluster_state::{ActivatorReadiness, AppRevision, AppState, ClusterState, Uid},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
@@ -22,7 +22,7 @@ pub struct RequiredChildren {
 
 /// Returns the objects that must exist for the app of this name.
 pub fn required_children(cluster: &ClusterState, name: &NamespacedName) -> Vec<RequiredChildren> {
-    let Some(app) = cluster.apps.get(name).filter(|app| is_maintained(cluster, name, app)) else {
+    let Some(app) = cluster.apps.get(name).filter(|app| cluster.is_maintained(name, app)) else {
         return Vec::new();
     };
     let Some(configuration) = app.configuration.as_ref().filter(|it| !it.is_terminating) else {

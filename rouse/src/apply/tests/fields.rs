@@ -151,6 +151,7 @@ fn start_output(service: &Value) -> Result<String, String> {
         termination_log: Path::new("/log"),
         cgroup: Path::new("/cgroup"),
         volumes: &BTreeMap::from([("v".to_owned(), "/volume".into())]),
+        sub_paths: Path::new("/sub-paths"),
         passwd: "",
         group: "",
     };

@@ -6,8 +6,8 @@ use super::{super::fake_watch_server::SERVER_ADDRESS, *};
 
 /// Address of a second API server in the namespace of the node.
 const SECOND_ADDRESS: &str = "127.0.0.1:6444";
-/// Address of an API server that the agent learns.
-const LEARNT_ADDRESS: &str = "10.77.0.1:6445";
+/// Address of an API server that the agent learns. At other than loopback addresses it would be asked over TLS.
+const LEARNT_ADDRESS: &str = "127.0.0.2:6445";
 /// Endpoint of the Service, as the file has it.
 const ENDPOINT: &str = "10.77.0.2:8080";
 
@@ -121,7 +121,7 @@ fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
     let netns = fixture.netns();
     let mut configured = FakeWatchServer::start(&netns, true);
     let learnt = configured.start_replica(&netns, LEARNT_ADDRESS);
-    let mut api_servers = as_api_server(endpoint_slice(&["10.77.0.1"]));
+    let mut api_servers = as_api_server(endpoint_slice(&["127.0.0.2"]));
     api_servers["ports"] = json!([{"name": "https", "port": 6445, "protocol": "TCP"}]);
     set_node(&configured);
     configured.set(api_servers);
@@ -158,8 +158,19 @@ fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     fixture.kill_agent();
     server.stop();
     // No pin is left, as after a reboot.
-    run_shell(&format!("umount {}", fixture.folder.join("bpf").display()));
+    let unpin = format!("umount {}", fixture.folder.join("bpf").display());
+    run_shell(&unpin);
     fixture.wait_outcome("unchanged");
+    // The lists are of this boot: a time without the mode may have emptied the maps.
+    fixture.start_agent_with_file();
+    fixture.wait_not_ready_reason("clusterip:", true);
+    fixture.wait_outcome("unchanged");
+    fixture.kill_agent();
+    run_shell(&unpin);
+    let file = fixture.state_folder().join("n1.json");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("it has one");
+    let text = fs::read_to_string(&file).expect("it was written");
+    fs::write(&file, text.replace(boot.trim(), "an earlier boot")).expect("a file");
     fixture.start_agent_with_file();
     fixture.wait_outcome("connected");
     fixture.wait_not_ready_reason("clusterip:", true);

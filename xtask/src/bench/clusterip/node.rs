@@ -22,7 +22,7 @@ use super::objects::{ENDPOINT_NETWORK, ENDPOINT_PORT, SWITCHED_BACKENDS, SWITCHE
 use crate::{machine, measure::service_connects::SEGMENT_SIZES, sh};
 
 /// Beginning of the names of namespaces and cgroups; the process id of the bench follows.
-const PREFIX: &str = "rouse-clusterip-";
+const PREFIX: &str = "rouse_clusterip-";
 /// Address of the node.
 pub(super) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 1);
 /// Directory in which `ip netns` names namespaces.
@@ -290,8 +290,10 @@ mod tests {
     #[test]
     fn only_names_of_ended_benches_are_leftovers() {
         // The highest possible process id is far below this number.
-        assert!(is_leftover("rouse-clusterip-4294967295-rouse-n"));
-        assert!(!is_leftover(&format!("rouse-clusterip-{}-rouse-n", std::process::id())));
+        assert!(is_leftover("rouse_clusterip-4294967295-rouse-n"));
+        assert!(!is_leftover(&format!("rouse_clusterip-{}-rouse-n", std::process::id())));
+        // The cgroup of a user's local node.
+        assert!(!is_leftover("rouse-clusterip-4294967295"));
         assert!(!is_leftover("rouse-agent-door-4294967295"));
     }
 

@@ -71,6 +71,7 @@ impl PlannerTable {
         let address = service.addresses.iter().find(|it| to_v6_octets(**it) == key.address);
         let is_ipv6 = address.is_some_and(IpAddr::is_ipv6);
         let mapped = !self.has_ipv6_activator();
+        let hinted = self.hinted_pods(revision, is_ipv6, mapped);
         let uids = self.revisions.get(revision).pods.iter();
         let candidates = uids.filter_map(|uid| {
             let pod = self.pods.get(uid)?;
@@ -78,13 +79,14 @@ impl PlannerTable {
             // A pod without any address has no place in a list of addresses.
             let address = fitting.or(pod.address).or(pod.other_family_address)?;
             let exclusion = self.pod_exclusion(uid, pod, fitting.is_some());
+            let exclusion = exclusion.or_else(|| hinted.exclusion(pod));
             Some(CandidateFacts {
                 address,
                 state: pod_state(pod.phase),
                 node: String::new(),
                 zone: String::new(),
-                zone_hints: Vec::new(),
-                node_hints: Vec::new(),
+                zone_hints: hint_list(&pod.hints.zone),
+                node_hints: hint_list(&pod.hints.node),
                 is_selected: exclusion.is_none(),
                 is_listed: false,
                 reason: exclusion.unwrap_or("selected").to_owned(),
@@ -121,6 +123,11 @@ impl PlannerTable {
             Some(_) => format!("no pod of {name} can take connects of this node now"),
         }
     }
+}
+
+/// Returns a hint as a list, which is empty without it.
+fn hint_list(hint: &str) -> Vec<String> {
+    if hint.is_empty() { Vec::new() } else { vec![hint.to_owned()] }
 }
 
 fn pod_state(phase: RoutingPhase) -> CandidateState {

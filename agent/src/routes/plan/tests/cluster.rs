@@ -197,24 +197,29 @@ fn at_pods(pods: &[u8]) -> BTreeSet<SocketAddr> {
 }
 
 impl PlannerFixture {
-    /// Returns the endpoints of a frontend if endpoints may have left since the last call; none if it is not served.
-    fn endpoints_after_departure(&mut self, key: &FrontendKey) -> Option<BTreeSet<SocketAddr>> {
-        let has_departures = self.planner.take_departures();
-        let endpoints = self.planner.frontend_endpoints();
-        let of_key = endpoints.iter().filter(|((it, _), _)| it == key);
-        has_departures.then(|| of_key.flat_map(|(_, found)| found.iter()).copied().collect())
+    /// Returns the changed endpoints of the frontends of a protocol if endpoints may have left since the last call.
+    fn changes_after_departure(
+        &mut self,
+        protocol: u8,
+    ) -> Option<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>> {
+        if !self.planner.take_departures() {
+            return None;
+        }
+        let changes = self.planner.take_changed_endpoints().into_iter();
+        let of_protocol = changes.filter(|((key, _), _)| key.protocol == protocol);
+        Some(of_protocol.map(|((key, _), endpoints)| (key, (*endpoints).clone())).collect())
     }
 }
 
 /// The agent ends connected sockets to those that are missing here.
 #[test]
 fn endpoints_for_datagrams_are_told_when_some_have_left() {
-    let at = |pods: &[u8]| Some(at_pods(pods));
+    let at = |pods: &[u8]| Some(BTreeMap::from([(dns_key(1), at_pods(pods))]));
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     let slice = |pods: &[u8]| vec![ClusterChange::Slice(name(1), Some(dns_slice(1, pods)))];
     let mut told = |changes| {
         fixture.observe(changes);
-        fixture.endpoints_after_departure(&dns_key(1))
+        fixture.changes_after_departure(abi::IPPROTO_UDP)
     };
     assert_eq!(told(slice(&[5, 6])), None, "the lists are not complete");
     let objects = [vec![set_service(1, None)], slice(&[5, 6])].concat();
@@ -242,24 +247,44 @@ fn endpoints_for_datagrams_are_told_when_some_have_left() {
 #[test]
 fn endpoints_for_connections_leave_when_no_slice_names_them() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
-    let http_key = key([10, 96, 0, 1]);
+    let at = |pods: &[u8]| BTreeMap::from([(key([10, 96, 0, 1]), at_pods(pods))]);
     let mut told = |changes| {
         fixture.observe(changes);
-        fixture.endpoints_after_departure(&http_key)
+        fixture.changes_after_departure(abi::IPPROTO_TCP)
     };
     let objects = vec![set_tcp_service(1, None), set_slice(1, &[5, 6, 7])];
-    assert_eq!(told(first_lists(objects)), Some(at_pods(&[5, 6, 7])));
+    assert_eq!(told(first_lists(objects)), Some(at(&[5, 6, 7])));
     let mut changed = slice(1, &[5, 6, 7]);
     let [unready, terminating, _] = &mut changed.slice.endpoints[..] else { panic!("three") };
     (unready.is_ready, unready.is_serving) = (false, false);
     (terminating.is_ready, terminating.is_serving) = (false, false);
     terminating.is_terminating = true;
     assert_eq!(told(vec![ClusterChange::Slice(name(1), Some(changed))]), None);
-    assert_eq!(told(vec![set_slice(1, &[6, 7])]), Some(at_pods(&[6, 7])));
+    assert_eq!(told(vec![set_slice(1, &[6, 7])]), Some(at(&[6, 7])));
     assert_eq!(told(vec![set_slice(1, &[])]), None, "without others, connections stay");
-    assert_eq!(told(vec![set_slice(1, &[7])]), Some(at_pods(&[7])));
+    assert_eq!(told(vec![set_slice(1, &[7])]), Some(at(&[7])));
     assert_eq!(told(vec![set_tcp_service(1, Some(false))]), None, "handed back to kube-proxy");
-    assert_eq!(fixture.planner.frontend_endpoints().len(), 0);
+    let changes = fixture.planner.take_changed_endpoints();
+    assert_eq!(changes.into_values().map(|it| it.len()).collect::<Vec<_>>(), [0]);
+}
+
+/// Thousands of Services may have endpoints, and each plan asks.
+#[test]
+fn endpoints_are_told_of_changed_frontends_only() {
+    let at = |number: u8, pods: &[u8]| (dns_key(number), at_pods(pods));
+    let slice =
+        |number: u8, pods: &[u8]| ClusterChange::Slice(name(number), Some(dns_slice(number, pods)));
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.changes_after_departure(abi::IPPROTO_UDP)
+    };
+    let objects = [set_service(1, None), set_service(2, None), slice(1, &[5, 6]), slice(2, &[9])];
+    assert_eq!(told(first_lists(objects.into())), Some([at(1, &[5, 6]), at(2, &[9])].into()));
+    assert_eq!(told(vec![slice(1, &[6])]), Some([at(1, &[6])].into()));
+    assert_eq!(told(vec![slice(2, &[9, 8])]), None, "none has left");
+    assert_eq!(told(vec![ClusterChange::Service(name(2), None)]), None, "the service is gone");
+    assert_eq!(told(vec![slice(1, &[7])]), Some([at(1, &[7]), at(2, &[])].into()));
 }
 
 /// Until a Service that waits for room has its next list, sockets may get an endpoint that has left.

@@ -148,3 +148,25 @@ fn another_agent_goes_on_from_an_entry_that_stands_twice() {
     let ids: BTreeSet<&u32> = fixture.kernel.backends.keys().collect();
     assert_eq!(ids.len(), 10, "the number of the pod that left is used again");
 }
+
+/// An agent that ended between the last entry and the word leaves the list that the next one wants. A connect that had
+/// read the replaced entry must not find the word as it was.
+#[test]
+fn a_replaced_entry_without_its_word_gets_another_generation_at_the_next_start() {
+    let mut fixture = PlannerFixture::new();
+    fixture.change(0..10);
+    let service_id = fixture.kernel.frontends[&key([10, 96, 0, 1])];
+    let before = fixture.kernel.states[&service_id];
+    fixture.set_table(&one_service(1..11));
+    let ops = fixture.planner.plan(fixture.now, &BTreeMap::new()).unwrap().ops;
+    let Some((MapOp::State { .. }, stores)) = ops.split_last() else { panic!("{ops:?}") };
+    stores.iter().for_each(|op| fixture.kernel.write(op));
+    let mut routes = fixture.kernel.table();
+    routes.raise_generations().iter().for_each(|op| fixture.kernel.write(op));
+    assert_eq!(routes, fixture.kernel.table());
+    fixture.planner = resumed(&fixture.kernel, &fixture.table, fixture.now);
+    assert_eq!(fixture.plan_and_write(&BTreeMap::new()).ops, [], "nothing else is left");
+    let after = fixture.kernel.states[&service_id];
+    let generation = before.generation.wrapping_add(1);
+    assert_eq!((after, fixture.found()), (SvcState { generation, ..before }, (1..11).collect()));
+}

@@ -31,11 +31,13 @@ mod long_names;
 mod name_conflicts;
 mod pod_changes;
 mod revision_services;
+mod route_references;
+mod topology;
 mod write_errors;
 
 use fake_api_server::{
     FakeApiServer, NAMESPACE, decision, differences, machine, name, observations,
-    ready_observation, requested_replicas, table, template,
+    observations_of_deployments_first, ready_observation, requested_replicas, table, template,
 };
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
@@ -93,6 +95,33 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
     let ingress = app.conditions.get(ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
     assert!(matches!(ingress, ConditionStatus::Unknown(_)), "{ingress:?}");
+}
+
+#[test]
+fn a_non_leader_follows_an_activator_port_that_the_leader_has_changed() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("other", "hello:v1", 0, Value::Null);
+    let mut follower = api_server.start_replica();
+    let ports = |machine: &ControllerStateMachine| {
+        let table = table(machine);
+        ["hello", "other"].map(|it| table.services[&name(it)].activator_port.get())
+    };
+    let observe_port = |follower: &mut ControllerStateMachine, service: &str, port: u16| {
+        let mut object = api_server.object(ResourceKind::Service, service).clone();
+        object["metadata"]["annotations"][key::ACTIVATOR_PORT_ANNOTATION] = port.to_string().into();
+        let (resource, object) = (ResourceKind::Service, Some(Box::new(object)));
+        let event = ControllerEvent::ObjectObserved { resource, name: name(service), object };
+        follower.step(api_server.now, event);
+    };
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    let before = ports(&follower);
+    let unused = (first..=last).find(|it| !before.contains(it)).expect("there are many");
+    observe_port(&mut follower, "hello", before[1]);
+    assert_eq!(ports(&follower), before, "the other service still has the port");
+    observe_port(&mut follower, "other", unused);
+    assert_eq!(ports(&follower), [before[1], unused]);
+    assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
 }
 
 #[test]

@@ -95,6 +95,37 @@ fn a_revision_of_class_hpa_is_scaled_by_kubernetes_only() {
     assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(2), 2));
 }
 
+/// The watches of two kinds come in any order, at the creation and at the deletion.
+#[test]
+fn the_scale_of_a_deployment_comes_and_goes_with_its_revision() {
+    let mut api_server = FakeApiServer::new();
+    apply_annotated(&mut api_server, &[("class", "sloth.example.com")]);
+    let object_name = deployment(&api_server);
+    for event in api_server.scale(&object_name, 3, &[]) {
+        api_server.step(event);
+    }
+    let autoscaler_scale = |machine: &ControllerStateMachine| {
+        let scales = &machine.cluster().scaling.external_scales;
+        scales.get(&name("hello-00001")).copied()
+    };
+    let mut late_machine = machine().loading();
+    for event in observations_of_deployments_first(&api_server.objects) {
+        late_machine.step(api_server.now, event);
+    }
+    late_machine.step(api_server.now, ControllerEvent::InitialListSynced);
+    assert_eq!(autoscaler_scale(&late_machine), Some(3), "the Deployment came first");
+    // Without pods, the Revision is forgotten as soon as it is deleted.
+    for event in api_server.scale(&object_name, 0, &[]) {
+        api_server.step(event);
+    }
+    assert_eq!(autoscaler_scale(&api_server.machine), Some(0));
+    let revision = &api_server.machine.cluster().apps[&name("hello")].revisions[0];
+    assert_eq!(revision.scaling.requested_scale, 0, "the change alone is planned");
+    api_server.delete_as_user(ResourceKind::KnativeService, "hello");
+    assert_eq!(api_server.machine.cluster().scaling.external_scales.len(), 0);
+    assert_eq!(api_server.machine.early_deployments.len(), 0);
+}
+
 #[test]
 fn a_foreign_class_is_left_to_its_owner() {
     let mut api_server = FakeApiServer::new();
@@ -110,6 +141,57 @@ fn a_foreign_class_is_left_to_its_owner() {
     assert_eq!((requested_replicas(&api_server), pods(&api_server).len()), (&json!(3), 3));
     let autoscaler = api_server.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(autoscaler.get("status"), None, "its owner writes it");
+}
+
+/// Source of the rule: knative/serving `pkg/reconciler/gc/gc.go`, by which pods keep no Revision.
+#[test]
+fn an_old_revision_with_pods_is_collected_in_every_class() {
+    let hpa = [("class", "hpa.autoscaling.knative.dev"), ("metric", "cpu"), ("target", "70")];
+    for annotations in [&hpa[..], &[("class", "sloth.example.com")], &[("min-scale", "1")]] {
+        let mut api_server = FakeApiServer::new();
+        api_server.other_replica = None;
+        let config_gc = json!({
+            "min-non-active-revisions": "0",
+            "retain-since-create-time": "1h",
+            "retain-since-last-active-time": "1h",
+        });
+        api_server.set_config_map("config-gc", config_gc);
+        for image in ["hello:v1", "hello:v2"] {
+            apply_image(&mut api_server, image, annotations);
+            api_server.report_all_ready();
+            report_kubelet_ready(&mut api_server, 2);
+            api_server.decide("hello-00001", 1);
+        }
+        assert_eq!(pods(&api_server).len(), 2, "{annotations:?}");
+        api_server.now = api_server.now.plus_ms(2 * 3_600_000);
+        api_server.step(ControllerEvent::Tick);
+        let revisions = api_server.names(ResourceKind::Revision);
+        assert_eq!(revisions, [name("hello-00002")], "{annotations:?}");
+        assert_eq!(pods(&api_server).len(), 1, "{annotations:?}");
+        assert_eq!(api_server.machine.cluster().apps[&name("hello")].revisions.len(), 1);
+    }
+}
+
+/// A replica that only follows deletes nothing, so as the next leader it still knows what is to be deleted.
+#[test]
+fn a_follower_keeps_an_old_revision_until_it_is_deleted() {
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    let config_gc = json!({
+        "min-non-active-revisions": "0",
+        "retain-since-create-time": "1h",
+        "retain-since-last-active-time": "1h",
+    });
+    api_server.set_config_map("config-gc", config_gc);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.apply_service("hello", "hello:v2", 0, Value::Null);
+    api_server.step(ControllerEvent::LeadershipChanged(false));
+    api_server.now = api_server.now.plus_ms(2 * 3_600_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(api_server.machine.cluster().apps[&name("hello")].revisions.len(), 2);
+    assert_eq!(api_server.names(ResourceKind::Revision).len(), 2);
+    api_server.step(ControllerEvent::LeadershipChanged(true));
+    assert_eq!(api_server.names(ResourceKind::Revision), [name("hello-00002")]);
 }
 
 #[test]

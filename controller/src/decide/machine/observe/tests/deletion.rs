@@ -389,3 +389,61 @@ fn old_pods_of_a_recreated_revision_drain() {
     let phase = api_server.table().pods.get(uid).map(|it| it.phase);
     assert_eq!(phase, Some(common::wire::RoutingPhase::Draining));
 }
+
+/// Each kind has a watch of its own, and one may lag behind the others when a replica becomes the leader.
+#[test]
+fn a_child_object_stays_while_its_owner_is_not_observed() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    let owners = [
+        ResourceKind::KnativeService,
+        ResourceKind::Configuration,
+        ResourceKind::Route,
+        ResourceKind::Revision,
+    ];
+    let mut children = api_server.objects.clone();
+    // A slice is made again at once, and holds nothing that would be lost.
+    children.retain(|(it, _), _| !owners.contains(it) && *it != ResourceKind::EndpointSlice);
+    let mut late_machine = machine();
+    late_machine.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    for event in observations(&children, &[]) {
+        late_machine.step(api_server.now, event);
+    }
+    assert!(children.keys().any(|(it, _)| *it == ResourceKind::Deployment));
+    for (resource, object_name) in children.into_keys() {
+        let key = ObjectPartKey::new(resource, ObjectPart::Object, object_name);
+        let desired = desired_state(late_machine.cluster(), &key);
+        assert!(!matches!(desired, DesiredState::Absent), "{key:?}");
+    }
+}
+
+#[test]
+fn a_sleeping_revision_without_a_configuration_stays_known() {
+    let mut api_server = FakeApiServer::new();
+    let code = name("code");
+    let spec = json!({"template": template("hello:v1", 0)});
+    api_server.apply_as_user(ResourceKind::Configuration, "code", spec);
+    let traffic = json!({"traffic": [{"revisionName": "code-00001", "percent": 100}]});
+    api_server.apply_as_user(ResourceKind::Route, "way", traffic);
+    let observed =
+        |resource: ResourceKind, object_name: &NamespacedName, object: Option<&Value>| {
+            let (name, object) = (object_name.clone(), object.cloned().map(Box::new));
+            ControllerEvent::ObjectObserved { resource, name, object }
+        };
+    // Each kind has a watch of its own.
+    let mut late_machine = machine();
+    for (resource, name) in
+        [(ResourceKind::Revision, name("code-00001")), (ResourceKind::Configuration, code.clone())]
+    {
+        let object = &api_server.objects[&(resource, name.clone())];
+        late_machine.step(api_server.now, observed(resource, &name, Some(object)));
+    }
+    assert!(late_machine.cluster().apps[&code].revisions[0].meta.exists());
+    start_deletion(&mut api_server, ResourceKind::Configuration, &code);
+    orphan(&mut api_server, &(ResourceKind::Revision, name("code-00001")));
+    api_server.objects.remove(&(ResourceKind::Configuration, code.clone()));
+    api_server.step(observed(ResourceKind::Configuration, &code, None));
+    assert!(api_server.table().revisions.contains_key(&name("code-00001")));
+    api_server.delete_as_user(ResourceKind::Revision, "code-00001");
+    assert!(!api_server.machine.cluster().apps.contains_key(&code));
+}

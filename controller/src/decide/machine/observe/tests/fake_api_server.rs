@@ -588,3 +588,15 @@ pub(super) fn observations(
         })
         .collect()
 }
+
+/// Returns an observation of each object: of the Deployments first, although they belong to Revisions.
+pub(super) fn observations_of_deployments_first(
+    objects: &BTreeMap<(ResourceKind, NamespacedName), Value>,
+) -> Vec<ControllerEvent> {
+    let is_deployment = |it: &ControllerEvent| {
+        matches!(it, ControllerEvent::ObjectObserved { resource: ResourceKind::Deployment, .. })
+    };
+    let mut all = observations(objects, &[]);
+    all.sort_by_key(|it| !is_deployment(it));
+    all
+}

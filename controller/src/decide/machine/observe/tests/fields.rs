@@ -171,7 +171,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
 /// Returns everything that follows from an object, but for fields that are only copied without an effect.
 fn outcome(kind: AdmittedKind, object: &Value) -> String {
     if kind != AdmittedKind::Service {
-        return observable_state(&other_objects::alone(kind, object));
+        return observable_state(&other_objects::apply_without_service(kind, object));
     }
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;

@@ -8,10 +8,10 @@ use super::*;
 const NOT_OWNED: &str =
     "False NotOwned: There is an existing placeholder Service \"v2-web\" that we do not own.";
 
-/// Applies a service that may have the tag `v2`, and so the name `v2-web`.
-fn apply_web(api_server: &mut FakeApiServer, tagged: bool) {
+/// Applies a service `web`, which has the name `<tag>-web` for each of its tags.
+fn apply_web_with_tags(api_server: &mut FakeApiServer, tags: &[&str]) {
     let mut traffic = vec![json!({"latestRevision": true, "percent": 100})];
-    traffic.extend(tagged.then(|| json!({"latestRevision": true, "percent": 0, "tag": "v2"})));
+    traffic.extend(tags.iter().map(|it| json!({"latestRevision": true, "percent": 0, "tag": it})));
     api_server.apply_service("web", "web:v1", 0, json!(traffic));
     api_server.now = api_server.now.plus_ms(2000);
 }
@@ -42,7 +42,7 @@ fn ready(api_server: &FakeApiServer, name: &str) -> String {
 #[test]
 fn a_tag_keeps_its_name_when_a_service_of_that_name_comes() {
     let mut api_server = FakeApiServer::new();
-    apply_web(&mut api_server, true);
+    apply_web_with_tags(&mut api_server, &["v2"]);
     let before = service_in_tables(&api_server, &name("v2-web"));
     apply_v2_web(&mut api_server);
     assert_eq!(api_server.condition(ResourceKind::Route, "v2-web", "IngressReady"), NOT_OWNED);
@@ -73,11 +73,11 @@ fn a_service_keeps_its_name_when_a_tag_of_that_name_comes() {
     for web_is_older in [false, true] {
         let mut api_server = FakeApiServer::new();
         if web_is_older {
-            apply_web(&mut api_server, false);
+            apply_web_with_tags(&mut api_server, &[]);
         }
         apply_v2_web(&mut api_server);
         let before = service_in_tables(&api_server, &name("v2-web"));
-        apply_web(&mut api_server, true);
+        apply_web_with_tags(&mut api_server, &["v2"]);
         assert_eq!(
             (ready(&api_server, "web"), ready(&api_server, "v2-web")),
             (NOT_OWNED.into(), "True : ".into())
@@ -87,7 +87,7 @@ fn a_service_keeps_its_name_when_a_tag_of_that_name_comes() {
         assert_eq!(service_in_tables(&api_server, &name("v2-web")), before);
         api_server.delete_as_user(ResourceKind::KnativeService, "web");
         assert_eq!(service_in_tables(&api_server, &name("v2-web")), before);
-        apply_web(&mut api_server, true);
+        apply_web_with_tags(&mut api_server, &["v2"]);
         api_server.delete_as_user(ResourceKind::KnativeService, "v2-web");
         assert_eq!(
             (target_revisions(&api_server, "v2-web"), ready(&api_server, "web")),

@@ -249,6 +249,30 @@ fn pods_of_a_lost_node_stay_not_ready_after_its_deletion() {
     assert_eq!(phases(&api_server), [Ready], "its agent and kubelet report when that ends");
 }
 
+/// A cloud sets the zone of a node a little after its creation, and each kind has a watch of its own.
+#[test]
+fn pods_and_activators_get_the_zone_of_a_node_that_is_observed_late() {
+    let mut api_server = service_with_pods(1);
+    let zones = |api_server: &FakeApiServer| {
+        let table = api_server.table();
+        let pods = table.pods.values().map(|it| it.zone.clone());
+        pods.chain(table.activators.values().map(|it| it.zone.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(zones(&api_server), ["", ""]);
+    let node = json!({
+        "metadata": {"labels": {"topology.kubernetes.io/zone": "z1"}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Node,
+        name: NamespacedName::new("", "n1"),
+        object: Some(Box::new(node)),
+    });
+    assert_eq!(zones(&api_server), ["z1", "z1"]);
+    let slice = api_server.object(ResourceKind::EndpointSlice, "hello");
+    assert_eq!(slice["endpoints"][0]["zone"], "z1");
+}
+
 /// All nodes appear lost for a moment when an API server returns after more than the grace period of nodes.
 #[test]
 fn pods_of_a_lost_node_serve_while_its_agent_reports() {

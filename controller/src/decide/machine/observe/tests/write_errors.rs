@@ -137,3 +137,41 @@ fn a_revision_created_late_is_no_longer_missing() {
     late_machine.step(api_server.now, children_missing(None));
     assert_eq!(revision_message(&late_machine), None);
 }
+
+/// Only the leader knows its write errors: replicas that judged by them would send different RouteTables.
+#[test]
+fn a_write_error_makes_no_revision_unreachable() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    let key = ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, name(REVISION));
+    // Each step compares the table with that of the other replica.
+    api_server.step(ControllerEvent::WriteErrorChanged { key, error: write_error("first") });
+    let available = api_server.condition(ResourceKind::Revision, REVISION, "ResourcesAvailable");
+    assert_eq!(available, "False Invalid: first");
+    assert!(api_server.table().revisions[&name(REVISION)].reachable);
+}
+
+/// Every replica observes the Deployment, so a Revision whose pods Kubernetes refuses is unreachable on all of them.
+#[test]
+fn a_replica_failure_makes_a_revision_unreachable_on_every_replica() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    let deployment = name("hello-00001-deployment");
+    let mut object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
+    object["status"]["conditions"] = json!([{
+        "type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota",
+    }]);
+    api_server.objects.insert((ResourceKind::Deployment, deployment.clone()), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Deployment,
+        name: deployment,
+        object: Some(Box::new(object)),
+    });
+    assert!(!api_server.table().revisions[&name(REVISION)].reachable);
+    let mut late_machine = machine().loading();
+    for event in observations_of_deployments_first(&api_server.objects) {
+        late_machine.step(api_server.now, event);
+    }
+    late_machine.step(api_server.now, ControllerEvent::InitialListSynced);
+    assert_eq!(differences(&table(&late_machine), &api_server.table()), [""; 0]);
+}

@@ -31,9 +31,9 @@ pub(super) fn base(kind: AdmittedKind) -> Value {
     })
 }
 
-/// Applies a Configuration, a Route and a DomainMapping of their own, one of which is this object. A Revision's
-/// annotations go to the Revision that was made.
-pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
+/// Applies this object, and minimal objects of the other kinds among Configuration, Route and DomainMapping. The
+/// annotations of a Revision go to the one that was made from the Configuration.
+pub(super) fn apply_without_service(kind: AdmittedKind, object: &Value) -> FakeApiServer {
     let mut api_server = FakeApiServer::new();
     api_server.other_replica = None;
     api_server.claim_domain(DOMAIN, NAMESPACE);
@@ -72,16 +72,16 @@ fn annotate(api_server: &mut FakeApiServer, annotations: &Value) {
 /// Checks a row of an object that Rouse makes: a field that Rouse sets is restored after a change.
 pub(super) fn try_made(row: &FieldRow) {
     let context = format!("{} {}", row.on, row.field);
-    let made = made(&row.on).unwrap_or_else(|| panic!("no such place: {}", row.on));
-    let is_set = !follow(&made, &row.field).is_null();
+    let spec = made_spec(&row.on).unwrap_or_else(|| panic!("no such place: {}", row.on));
+    let is_set = !follow(&spec, &row.field).is_null();
     let word = row.effect.split(':').next();
     assert!(matches!(word, Some("put right" | "kept")), "{context}: what does {word:?} mean?");
-    assert_eq!(is_set, word == Some("put right"), "{context}: {made}");
+    assert_eq!(is_set, word == Some("put right"), "{context}: {spec}");
 }
 
-/// Returns the spec of an object as it is applied. `shell/api/object_cache.rs` and, on an API server,
+/// Returns the spec of an object that Rouse makes, as it is applied. `shell/api/object_cache.rs` and, on an API server,
 /// `controller/tests/apiserver.rs` show that the writer restores it after another client's change.
-fn made(on: &str) -> Option<Value> {
+fn made_spec(on: &str) -> Option<Value> {
     let mut object = service();
     let spec = &mut object["spec"]["template"]["spec"];
     spec["serviceAccountName"] = "own".into();
@@ -116,13 +116,13 @@ pub(super) fn spec_of(kind: &str) -> Value {
 }
 
 /// Collects the paths of a schema's fields that have no fields of their own.
-fn ends(schema: &Value, path: &str, into: &mut Vec<String>) {
+fn collect_leaf_paths(schema: &Value, path: &str, into: &mut Vec<String>) {
     let inner = schema["properties"].as_object();
     for (name, field) in inner.into_iter().flatten() {
         let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
         match field["items"].is_object() {
-            true => ends(&field["items"], &format!("{at}[]"), into),
-            false => ends(field, &at, into),
+            true => collect_leaf_paths(&field["items"], &format!("{at}[]"), into),
+            false => collect_leaf_paths(field, &at, into),
         }
     }
     if inner.is_none_or(serde_json::Map::is_empty) {
@@ -142,7 +142,7 @@ fn the_page_has_every_field_of_the_other_kinds() {
         "Image",
     ] {
         let mut fields = Vec::new();
-        ends(&spec_of(kind), "", &mut fields);
+        collect_leaf_paths(&spec_of(kind), "", &mut fields);
         for field in fields {
             assert!(rows.iter().any(|it| it.on == kind && it.field == field), "{kind} {field}");
         }
@@ -154,7 +154,7 @@ fn the_page_has_every_field_of_the_other_kinds() {
 fn the_other_kinds_have_no_field_that_a_service_has_not() {
     let fields = |schema: &Value, at: &str| {
         let mut all = Vec::new();
-        ends(schema.pointer(at).expect("a schema"), "", &mut all);
+        collect_leaf_paths(schema.pointer(at).expect("a schema"), "", &mut all);
         all
     };
     let service = spec_of("Service");
@@ -187,10 +187,10 @@ fn the_page_has_every_field_of_the_services_of_kubernetes() {
 fn a_rollout_may_be_asked_for_by_its_older_name() {
     let shares = |on: AdmittedKind| {
         let mut api_server = FakeApiServer::new();
-        let mut write = |kind: AdmittedKind, resource: ResourceKind, version: &str| {
+        let mut write = |kind: AdmittedKind, resource: ResourceKind, image: &str| {
             let mut it = base(kind);
-            if let Some(image) = it.pointer_mut("/spec/template/spec/containers/0/image") {
-                *image = version.into();
+            if let Some(field) = it.pointer_mut("/spec/template/spec/containers/0/image") {
+                *field = image.into();
             }
             if kind == on {
                 it["metadata"]["annotations"]["serving.knative.dev/rolloutDuration"] =

@@ -1,0 +1,89 @@
+//! Pure: zones of nodes in the RouteTable, and the services whose hints depend on the CPU of the zones.
+
+use common::wire::{NamespacedName, NodeEntry, RouteChange, RouteKey};
+
+use super::{ControllerStateMachine, RouteFingerprint};
+use crate::{
+    decide::part_keys,
+    model::{
+        cluster_state::{AppState, HintMode, HintedPod, RevisionTopology, UnixMillis},
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+    },
+};
+
+impl ControllerStateMachine {
+    /// Sets the zone of a node, in the RouteTable too. Returns true if it has changed.
+    pub(super) fn set_node_zone(&mut self, node: &str, zone: Option<String>) -> bool {
+        let zones = &mut self.cluster.nodes.zones;
+        let before = match &zone {
+            Some(zone) => zones.insert(node.to_owned(), zone.clone()),
+            None => zones.remove(node),
+        };
+        if before == zone {
+            return false;
+        }
+        let key = RouteKey::Node(node.to_owned());
+        match self.node_entry(node) {
+            Some(entry) => {
+                self.routes.set(key, RouteFingerprint::of_change(&RouteChange::Node(entry)));
+            }
+            None => self.routes.remove(&key),
+        }
+        true
+    }
+
+    /// Returns a node as the RouteTable has it; `None` without a zone.
+    pub(super) fn node_entry(&self, node: &str) -> Option<NodeEntry> {
+        let zone = self.cluster.nodes.zones.get(node)?;
+        Some(NodeEntry { name: node.to_owned(), zone: zone.as_str().into() })
+    }
+
+    /// Restores the hints of a Revision's pods from the slice of its own Service. The first plan keeps them if they are
+    /// in proportion and still fit: so a replica that starts gives the hints that the leader gives.
+    pub(super) fn restore_hints(&mut self, slice: &NamespacedName, pods: Vec<HintedPod>) {
+        if pods.is_empty() {
+            return;
+        }
+        let (kind, name) = (ResourceKind::EndpointSlice, slice.clone());
+        let key = ObjectPartKey::new(kind, ObjectPart::Object, name);
+        let owner = part_keys::owner_revision_of(&self.cluster, &key);
+        let Some((app, revision)) = owner else { return };
+        let app = self.cluster.apps.get_mut(&app);
+        let mut revisions = app.into_iter().flat_map(|it| &mut it.revisions);
+        if let Some(revision) = revisions.find(|it| it.name == revision) {
+            let mode = HintMode::Proportional;
+            revision.topology = Some(Box::new(RevisionTopology { mode, pods, refusal: None }));
+        }
+    }
+
+    /// Updates the shares of the zones, and plans each app whose hints depend on them.
+    pub(super) fn update_zone_shares(&mut self, now: UnixMillis) {
+        // The initial lists have thousands of nodes, and are followed by a plan of each app.
+        if self.is_loading {
+            return;
+        }
+        let shares = self.cluster.nodes.current_zone_shares();
+        if shares == self.cluster.nodes.zone_shares {
+            return;
+        }
+        self.cluster.nodes.zone_shares = shares;
+        let dependent = self.cluster.apps.iter().filter(|(_, app)| is_proportional(app));
+        let dependent: Vec<NamespacedName> = dependent.map(|(name, _)| name.clone()).collect();
+        for name in dependent {
+            self.reconcile_app(&name, now);
+            // The slices of the Route's names list activators, which have hints too.
+            if let Some(app) = self.cluster.apps.get(&name) {
+                self.effects.changed_keys.extend(part_keys::slice_keys(&name, app));
+            }
+        }
+    }
+}
+
+/// Returns true if hints of the app's pods or activators are in proportion to the CPU of the zones.
+fn is_proportional(app: &AppState) -> bool {
+    let of_pods = |mode: HintMode| {
+        app.revisions.iter().any(|it| it.topology.as_ref().is_some_and(|it| it.mode == mode))
+    };
+    let mode = HintMode::Proportional;
+    HintMode::from_annotations(|key| app.route_annotation(key)) == mode || of_pods(mode)
+}
