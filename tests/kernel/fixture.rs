@@ -110,7 +110,12 @@ impl SharedKernelFixture {
 
     /// Creates a fixture for one test alone, which leaves changes behind.
     pub(crate) fn exclusive() -> Self {
-        Self { fixture: Some(KernelFixture::new()), is_exclusive: true }
+        Self::of_one_test(KernelFixture::new())
+    }
+
+    /// Makes this fixture one for a test alone, which leaves changes behind.
+    pub(crate) fn of_one_test(fixture: KernelFixture) -> Self {
+        Self { fixture: Some(fixture), is_exclusive: true }
     }
 }
 
