@@ -85,11 +85,16 @@ pub fn has_record(socket: *mut c_void, cookie: u64) -> bool {
 
 /// Handles a socket that is no longer connected: its connect failed, the peer reset it, or its program disconnected it.
 ///
-/// The socket itself may stay open indefinitely, so its gauge cannot wait for the release.
+/// The socket itself may stay open indefinitely, so its gauge cannot wait for the release. Without a namespace in its
+/// record, it is not ended either, if its program now connects to the same endpoint by the endpoint's own address.
 #[inline(always)]
 pub fn handle_disconnect(socket: *mut c_void, cookie: u64) {
     if let Some(client) = find_record(socket, cookie) {
         leave_gauge(client);
+        client.netns_cookie = 0;
+        if has_overflow_records() {
+            remove_overflow_copy(cookie);
+        }
     }
 }
 

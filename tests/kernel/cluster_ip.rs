@@ -21,7 +21,7 @@ use common::{
 use datapath::abi::{self, AffinityKey, AffinityValue};
 
 use crate::{
-    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture},
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture},
     scripted_process::{ScriptedProcess, parse_counts},
 };
 
@@ -252,6 +252,7 @@ fn connects_of_a_meshed_namespace_go_on_unchanged() {
     assert_eq!(fixture.connect(1, 5), led, "another namespace");
     meshed.remove(&fixture.clients[0].cookie).expect("it is there");
     assert_eq!(fixture.connect(0, 5), led);
+    control.set(abi::CONTROL_MESHED_NETNS, 0, 0).expect("inside the array");
 }
 
 /// The kernel cannot tell apart two connections with the same addresses and ports.
@@ -279,6 +280,26 @@ fn a_local_port_that_one_service_led_to_a_pod_passes_by_another_service_of_the_p
     assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "it may be in TIME_WAIT");
 }
 
+/// The agent ends sockets by their records, and this one was not led to its peer.
+#[test]
+fn a_socket_that_asks_a_pod_itself_after_a_refused_connect_is_not_of_a_service_any_more() {
+    let mut fixture = ClusterIpFixture::new(1, None);
+    // Nothing listens in a client's namespace.
+    let silent = fixture.clients[1].ipv4().parse().expect("an address");
+    let slice = observed_slice(service_name(), [silent]);
+    let name = NamespacedName::new("default", "plain-1");
+    fixture.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
+    let pin = fixture.kernel.paths().pins().join(abi::maps::CLIENTS);
+    let records = Map::Array(MapData::from_pin(pin).expect("it is pinned"));
+    let records: Array<MapData, abi::ConnectRecord> = records.try_into().expect("records");
+    let mut client = fixture.clients[0].start_process();
+    let pod = fixture.pods[0].ipv4();
+    client.expect_step(&format!("retry {CLUSTER_IP}:80 {pod}:{SERVING_PORT}"));
+    let open = records.iter().map(|it| it.expect("readable")).filter(|it| it.socket_cookie != 0);
+    let namespaces: Vec<u64> = open.map(|it| it.netns_cookie).collect();
+    assert_eq!(namespaces, [0], "the socket has its record");
+}
+
 /// Here no kernel thread connects. So a flag of nearly all processes stands for that of kernel threads: `PF_RANDOMIZE`,
 /// which says that their addresses are randomized.
 #[test]
@@ -298,6 +319,7 @@ fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
         let kernel = KernelFixture::with_programs(|paths| {
             EbpfPrograms::load_with(embedded_object(), paths, features)
         });
+        let kernel = SharedKernelFixture::of_one_test(kernel);
         let fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
         let mut client = fixture.clients[0].start_process();
         client.expect_step(&step);
