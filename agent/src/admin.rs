@@ -263,6 +263,7 @@ mod tests {
                         hints: None,
                         candidates: Vec::new(),
                         kube_proxy: None,
+                        exceptions: Vec::new(),
                     };
                     reply.send(facts).expect("a page waits");
                 }

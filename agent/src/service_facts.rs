@@ -157,6 +157,32 @@ pub struct TraceFacts {
     /// Effect of kube-proxy's rules, as a sentence; `None`: the connect does not reach them.
     #[serde(default)]
     pub kube_proxy: Option<String>,
+    /// Clients of this node to which the result does not apply, as their connects go on unchanged. Each is a sentence.
+    #[serde(default)]
+    pub exceptions: Vec<String>,
+}
+
+impl TraceFacts {
+    /// Sets the clients to which the result does not apply: kernel threads, if they are left alone, and this number of
+    /// meshed namespaces. If all connects go on unchanged, there are none.
+    pub fn set_exceptions(&mut self, are_kernel_threads_left: bool, meshed_namespaces: u64) {
+        let kernel_threads = "those of kernel threads, as for mounts, go on unchanged where the \
+                              kernel has BTF"
+            .to_owned();
+        let meshed = format!(
+            "those of network namespaces that redirect connections, as for a mesh, go on \
+             unchanged; the node has {meshed_namespaces}, and a trace does not tell if the client \
+             is in one"
+        );
+        let is_redirected = self.outcome != TraceOutcome::Unchanged;
+        self.exceptions = [
+            (are_kernel_threads_left, kernel_threads),
+            (meshed_namespaces > 0, meshed),
+        ]
+        .into_iter()
+        .filter_map(|(has_any, text)| (is_redirected && has_any).then_some(text))
+        .collect();
+    }
 }
 
 /// State of an endpoint.
@@ -325,6 +351,26 @@ fn decode_percent(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_names_the_clients_to_which_it_does_not_apply() {
+        let exceptions = |outcome: &str, are_kernel_threads_left, meshed_namespaces| {
+            let facts = format!(
+                r#"{{"node": {{"name": "n1", "zone": "", "clusterip": "all"}}, "to": "10.96.0.9:80",
+                    "protocol": "TCP", "outcome": "{outcome}", "reason": "no"}}"#
+            );
+            let mut facts: TraceFacts = serde_json::from_str(&facts).expect("the agent's form");
+            facts.set_exceptions(are_kernel_threads_left, meshed_namespaces);
+            facts.exceptions
+        };
+        assert_eq!(exceptions("endpoint", false, 0), [""; 0]);
+        assert_eq!(exceptions("unchanged", true, 3), [""; 0], "they are no exceptions");
+        let all = exceptions("refused", true, 3);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all[0].contains("kernel threads") && all[1].contains("the node has 3"), "{all:?}");
+        assert_eq!(exceptions("activator", false, 3), all[1..]);
+        assert_eq!(exceptions("endpoint", true, 0), all[..1]);
+    }
 
     #[test]
     fn a_query_names_address_port_and_protocol() {

@@ -31,7 +31,12 @@ impl Agent {
                     open_connections: maps.open_connections(backend),
                     is_unanswered: maps.is_unanswered(backend, now_ns),
                 };
-                let _ = reply.send(planner.trace(&target, usage));
+                let mut facts = planner.trace(&target, usage);
+                facts.set_exceptions(
+                    maps.control_word(abi::CONTROL_KERNEL_THREADS_LEFT) != 0,
+                    maps.control_word(abi::CONTROL_MESHED_NETNS),
+                );
+                let _ = reply.send(facts);
             }
         }
     }

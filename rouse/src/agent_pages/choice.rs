@@ -114,7 +114,8 @@ pub(crate) fn describe_pod(pod: &Pod) -> Result<PodClient, String> {
     });
     if let Some(proxy) = containers.into_iter().find(|it| MESH_CONTAINERS.contains(it)) {
         notes.push(format!(
-            "the pod's mesh ({proxy}) may catch the connect first and choose an endpoint by itself"
+            "if the pod's mesh ({proxy}) redirects its connections, they go on unchanged, and the \
+             proxy chooses an endpoint"
         ));
     }
     Ok(PodClient { node, notes })

@@ -32,6 +32,7 @@ pub(super) fn text(
     ];
     lines.extend(facts.hints.clone().map(|it| ("Hints", it)));
     lines.extend(facts.kube_proxy.clone().map(|it| ("kube-proxy", it)));
+    lines.extend(facts.exceptions.iter().map(|it| ("Except", it.clone())));
     if !node.unknown.is_empty() {
         let unknown = node.unknown.join(", ");
         lines.push(("Unknown", format!("the agent has no list yet of {unknown}")));
@@ -140,6 +141,7 @@ mod tests {
                          "address": "10.96.0.9:80", "protocol": "TCP", "mode": "pods", "listed": 1,
                          "known": 2},
             "hints": "those for zones count",
+            "exceptions": ["those of kernel threads go on unchanged"],
             "candidates": [
                 candidate("10.0.0.1:8080", json!({"zoneHints": ["a", "b"], "usage": usage})),
                 candidate("10.0.0.2:8080", json!({
@@ -154,6 +156,7 @@ Connect from pod web-1 on node n1 (zone a) to 10.96.0.9:80/TCP
   Reason:     a random one of 1
   Frontend:   default/web (service), mode pods, 1 of 2 endpoints in the list
   Hints:      those for zones count
+  Except:     those of kernel threads go on unchanged
   Client:     a note
 
     ENDPOINT        STATE   NODE   ZONE   HINTS       OPEN   DECISION

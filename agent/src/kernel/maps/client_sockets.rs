@@ -209,8 +209,9 @@ impl UdpSocketCopy {
         count.fetch_add(1, AcqRel);
         let is_added = self.own.insert(cookie, socket, BPF_NOEXIST).is_ok();
         // If the socket has closed before the insertion, no program removes the copy.
-        let is_removed =
-            is_added && find_in(&self.old, maps::UDP_SOCKETS, cookie)?.is_none() && self.own.remove(&cookie).is_ok();
+        let is_removed = is_added
+            && find_in(&self.old, maps::UDP_SOCKETS, cookie)?.is_none()
+            && self.own.remove(&cookie).is_ok();
         if !is_added || is_removed {
             count.fetch_sub(1, AcqRel);
         }

@@ -38,7 +38,8 @@ struct ConnectTrace<'a> {
 }
 
 impl RoutePlanner {
-    /// Returns the choice for a connect from this node. `usage` reads the kernel's state of a backend by its number.
+    /// Returns the choice for a connect from this node, without exceptions. `usage` reads the kernel's state of a backend
+    /// by its number.
     pub fn trace(&self, target: &TraceTarget, usage: impl Fn(u32) -> BackendUsage) -> TraceFacts {
         let trace = ConnectTrace::new(self, target);
         let frontends = trace.service.map(|it| self.table.known_endpoints(it)).unwrap_or_default();
@@ -56,6 +57,7 @@ impl RoutePlanner {
             hints: trace.explanation.as_ref().and_then(hints_text),
             candidates: trace.candidates(usage),
             kube_proxy: (outcome == TraceOutcome::Unchanged).then(|| trace.kube_proxy()),
+            exceptions: Vec::new(),
         }
     }
 }
