@@ -36,8 +36,7 @@ pub use unlocked_read::UnlockedRead;
 
 use core::mem::size_of;
 
-/// Bytes of requests read at once: more than most heads have. The verifier checks each word of them; on Linux 6.12 it
-/// refuses 1,024.
+/// Bytes of requests read at once: more than most heads have. The verifier checks each word of them.
 pub const REQUEST_BYTES: usize = 768;
 /// Bytes of responses read at once. Each connection has space for this many.
 pub const RESPONSE_BYTES: usize = 512;
@@ -201,12 +200,12 @@ impl Http1Connection {
         is_known.then_some(came_in_part || self.is_busy())
     }
 
-    /// Continues in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`. With `slow` it reads
-    /// byte by byte where necessary; without, it may consume nothing.
+    /// Continues in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`; its last word is
+    /// overwritten. With `slow` it reads byte by byte where necessary; without, it may consume nothing.
     #[inline(always)]
     pub fn read_request<const WORDS: usize>(
         &mut self,
-        window: &[u64; WORDS],
+        window: &mut [u64; WORDS],
         len: u32,
         slow: bool,
     ) -> WindowRead {
@@ -244,7 +243,7 @@ impl Http1Connection {
     #[inline(always)]
     pub fn read_response<const WORDS: usize>(
         &mut self,
-        window: &[u64; WORDS],
+        window: &mut [u64; WORDS],
         len: u32,
         slow: bool,
     ) -> WindowRead {

@@ -10,6 +10,7 @@
 //! | [`h1`] | eBPF programs, unit tests | HTTP/1.1 message boundaries |
 //! | [`h2`] | eBPF programs, unit tests | HTTP/2 frames and streams |
 //! | [`opaque_estimate`] | eBPF programs, unit tests | opaque estimate of requests |
+//! | [`words`] | eBPF programs, unit tests | unaligned words, and numbers of which the verifier knows nothing |
 //!
 //! Layers, lowest first: `words`, `load_balancing` and `opaque_estimate`; `h1`; `h2` and `abi`. A module imports from
 //! its own layer and from lower ones.
@@ -21,4 +22,4 @@ pub mod h1;
 pub mod h2;
 pub mod load_balancing;
 pub mod opaque_estimate;
-mod words;
+pub mod words;

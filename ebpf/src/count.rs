@@ -19,7 +19,7 @@ mod http2;
 mod opaque;
 mod segment_bytes;
 
-use core::{ffi::c_void, hint::black_box, ptr};
+use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -198,7 +198,7 @@ extern "C" fn pending_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.protocol != abi::PROTOCOL_HTTP1 {
         return 0;
     }
-    u32::from(http1::read_pending(conn, socket(skb), draft, sender, http1::read_in_subprogram))
+    u32::from(http1::read_pending(conn, socket(skb), draft, sender, http1::read_lines_or_bytes))
 }
 
 /// Reads one window of a buffered segment in sock_ops; returns 1 while there is more.
@@ -214,8 +214,48 @@ extern "C" fn opened_pending_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live map value, and the socket is locked.
     let draft = unsafe { &mut *(&raw mut conn.response_read) };
     let sender = (remote_address(ops), remote_port(ops));
-    let read = |draft: &mut UnlockedResponseRead, len, slow| draft.read(len, true, slow);
+    let read = |draft: &mut UnlockedResponseRead| {
+        if !draft.may_begin_with_lines() || opened_lines(ops) == 0 {
+            opened_bytes(ops);
+        }
+    };
     u32::from(http1::read_pending(conn, socket, draft, sender, read))
+}
+
+/// Reads whole lines in the storage of the socket that was established; returns the number of bytes.
+///
+/// A function of its own: the verifier checks its many words once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn opened_lines(ops: *mut bpf_sock_ops) -> u32 {
+    let Some(conn) = opened_connection(ops) else { return 0 };
+    conn.response_read.read_lines_by(true, |at| classify_opened_line(ops, at))
+}
+
+/// Classifies the line at byte `at` there.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn classify_opened_line(ops: *mut bpf_sock_ops, at: u32) -> u32 {
+    let Some(conn) = opened_connection(ops) else { return 0 };
+    conn.response_read.classify_line(at)
+}
+
+/// Reads bytes there by the slow path. A function of its own for the verifier, as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn opened_bytes(ops: *mut bpf_sock_ops) -> u32 {
+    if let Some(conn) = opened_connection(ops) {
+        conn.response_read.read_bytes(true);
+    }
+    0
+}
+
+/// Returns the storage of the socket that was established.
+#[inline(always)]
+fn opened_connection(ops: *mut bpf_sock_ops) -> Option<&'static mut ServerSocket> {
+    // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
+    let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
+    crate::maps::CONNS.get(socket)
 }
 
 /// Returns true if a request's head has the kubelet's User-Agent.
@@ -556,16 +596,17 @@ const SEEK_DONE: u32 = u32::MAX;
 /// Value of [`encode_seek`] for [`SeekResult::Gap`].
 const SEEK_GAP: u32 = u32::MAX - 1;
 
-/// Converts the place where reading continues into a half word (`u32`) in memory.
+/// Converts the place where reading continues into a number.
 ///
-/// The verifier forgets its value there. It then follows one path from here, instead of one for each outcome.
+/// The caller stores it where the verifier knows nothing of it. The verifier then follows one path, instead of one for
+/// each outcome.
 #[inline(always)]
 fn encode_seek(seek: SeekResult) -> u32 {
-    black_box(match seek {
+    match seek {
         SeekResult::Done => SEEK_DONE,
         SeekResult::Gap => SEEK_GAP,
         SeekResult::ReadAt(offset) => offset,
-    })
+    }
 }
 
 /// Returns the arrival time of the packet, ns. Only the first program that handles it reads the clock.

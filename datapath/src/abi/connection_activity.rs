@@ -79,7 +79,7 @@ mod tests {
     }
 
     /// Reads all of `text` by `step`, which returns the number of bytes it consumed.
-    fn read_in_windows(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
+    fn read_in_windows(text: &str, mut step: impl FnMut(&mut Window, u32) -> u32) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
             let mut window = [0; 30];
@@ -88,7 +88,7 @@ mod tests {
                 eight[..bytes.len()].copy_from_slice(bytes);
                 *word = u64::from_ne_bytes(eight);
             }
-            rest = &rest[step(&window, rest.len() as u32) as usize..];
+            rest = &rest[step(&mut window, rest.len() as u32) as usize..];
         }
     }
 

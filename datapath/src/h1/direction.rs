@@ -2,7 +2,8 @@
 
 use core::{hint::black_box, mem::size_of};
 
-use super::{pattern, request_kind};
+use super::{pattern, request_kind, scan::IN_PLACE};
+use crate::words::set_window_len;
 
 /// States of a [`Http1Direction`]. Numbers and no enum, because the kernel's memory may hold any value.
 pub mod state {
@@ -339,31 +340,50 @@ impl Http1Direction {
 
     /// Consumes bytes of `window`, at least one, at most `len`. Without `slow` it leaves bytes for the slow path, and
     /// may consume none.
-    ///
-    /// Its results are in memory only, behind a barrier. Otherwise the verifier would follow each path through here
-    /// separately through all later code.
     #[inline(always)]
     pub(super) fn read<const WORDS: usize>(
         &mut self,
-        window: &[u64; WORDS],
+        window: &mut [u64; WORDS],
         len: u32,
         request: bool,
         slow: bool,
     ) {
+        set_window_len(window, len);
+        if self.read_lines(window, request, IN_PLACE) == 0 && slow {
+            self.read_bytes(window, request);
+        }
+    }
+
+    /// Consumes lines of a filled window by the fast path. Returns the number of bytes; 0 leaves them to
+    /// [`read_bytes`](Self::read_bytes). `classify` is as in [`scan_lines`](Self::scan_lines).
+    ///
+    /// Its results are in memory only, behind a barrier. Otherwise the verifier would follow each path through here
+    /// separately through all later code.
+    #[inline(always)]
+    pub(super) fn read_lines<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        request: bool,
+        classify: Option<impl Fn(u32) -> u32>,
+    ) -> u32 {
         if self.state == state::START {
-            self.parse_first_line(window, len, request);
+            self.parse_first_line(window, request);
         }
         let this = black_box(&mut *self);
         let mut used = 0;
         if this.state == state::LINE || this.state == state::SCAN {
-            used = this.scan_lines(window, len);
+            used = this.scan_lines(window, classify);
         }
-        // 32-bit values in memory, which the verifier does not track.
-        let mut used = black_box(used);
-        if used == 0 && slow {
-            used = black_box(&mut *this).read_slowly(window, len, request);
-        }
-        self.next = self.next.wrapping_add(black_box(used));
+        self.next = self.next.wrapping_add(used);
+        black_box(self);
+        used
+    }
+
+    /// Consumes bytes of a filled window by the slow path, at least one.
+    #[inline(always)]
+    pub(super) fn read_bytes<const WORDS: usize>(&mut self, window: &[u64; WORDS], request: bool) {
+        let used = black_box(&mut *self).read_slowly(window, request);
+        self.next = self.next.wrapping_add(used);
         black_box(self);
     }
 }

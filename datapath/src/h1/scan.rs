@@ -9,9 +9,10 @@ use super::{
     direction::{Http1Direction, flag},
     request_kind, state,
 };
-use crate::words::word_at;
+use crate::words::{window_len, word_at};
 
 /// Words at the end of a window that are not searched for line ends, as space for the begin of the last line.
+/// The last one holds the number of bytes in the window: see [`crate::words`].
 pub(super) const MARGIN_WORDS: usize = 5;
 
 const LOW_BITS: u64 = 0x0101_0101_0101_0101;
@@ -31,15 +32,40 @@ const CONNECTI: u64 = le_word(b"connecti");
 const ON_CLOSE: u64 = le_word(b"on: clos");
 const ON_KEEP: u64 = le_word(b"on: keep");
 
+/// Parameter of [`Http1Direction::scan_lines`] with which it classifies lines itself.
+pub(super) const IN_PLACE: Option<fn(u32) -> u32> = None;
+
 /// Class of a line by its first bytes.
-#[derive(PartialEq, Eq)]
-enum LineClass {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LineClass {
     /// Line without significance for message boundaries.
     Insignificant,
     /// Empty line of this many bytes.
     EmptyLine(u32),
     /// Incomplete or unusual line, left to the slow path.
     NeedsSlowPath,
+}
+
+impl LineClass {
+    /// Returns the class as a number, for a function of its own in the eBPF programs.
+    #[inline(always)]
+    pub(super) fn to_code(self) -> u32 {
+        match self {
+            Self::Insignificant => 0,
+            Self::EmptyLine(bytes) => bytes,
+            Self::NeedsSlowPath => u32::MAX,
+        }
+    }
+
+    /// Returns the class of a number that [`to_code`](Self::to_code) has returned.
+    #[inline(always)]
+    pub(super) fn from_code(code: u32) -> Self {
+        match code {
+            0 => Self::Insignificant,
+            u32::MAX => Self::NeedsSlowPath,
+            bytes => Self::EmptyLine(bytes),
+        }
+    }
 }
 
 /// Marks (bit 7 of each byte) the bytes of `word` equal to `\n`; the lowest mark is exact.
@@ -93,9 +119,9 @@ impl Http1Direction {
     pub(super) fn parse_first_line<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
-        len: u32,
         request: bool,
     ) {
+        let len = window_len(window);
         let first = window[0].to_le();
         let begin = first as u8;
         // Stray line ends and split first lines are left to the slow path.
@@ -129,17 +155,22 @@ impl Http1Direction {
         }
     }
 
-    /// Reads header or trailer lines, from the begin of one or from inside one.
+    /// Reads header or trailer lines, from the begin of one or from inside one. `classify` takes the place of
+    /// [`classify_line`](Self::classify_line): see [`super::UnlockedRead::read_lines_by`].
     ///
     /// Returns the bytes consumed; 0 if the line at the begin of the window must be read byte by byte.
     #[inline(always)]
     pub(super) fn scan_lines<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
-        len: u32,
+        classify: Option<impl Fn(u32) -> u32>,
     ) -> u32 {
         if self.state == state::LINE {
-            match self.classify_line(window, 0, len) {
+            let class = match &classify {
+                Some(classify) => LineClass::from_code(classify(0)),
+                None => self.classify_line(window, 0, window_len(window)),
+            };
+            match class {
                 LineClass::Insignificant => black_box(&mut *self).state = state::SCAN,
                 LineClass::EmptyLine(bytes) => return self.end_head_or_trailers(bytes),
                 LineClass::NeedsSlowPath => return 0,
@@ -147,6 +178,7 @@ impl Http1Direction {
         }
         let mut index = 0;
         while index < WORDS - MARGIN_WORDS {
+            let len = window_len(window);
             let base = index as u32 * 8;
             if base >= len {
                 break;
@@ -166,7 +198,11 @@ impl Http1Direction {
                     self.state = state::LINE;
                     return len;
                 }
-                match self.classify_line(window, begin as usize, len - begin) {
+                let class = match &classify {
+                    Some(classify) => LineClass::from_code(classify(begin)),
+                    None => self.classify_line(window, begin as usize, len - begin),
+                };
+                match class {
                     LineClass::EmptyLine(bytes) => return begin + self.end_head_or_trailers(bytes),
                     // A second line end in this word is rare: reading continues from this line's begin.
                     LineClass::Insignificant if ends & ends.wrapping_sub(1) != 0 => {
@@ -184,7 +220,7 @@ impl Http1Direction {
             // Opaque to the compiler, which otherwise unrolls the loop and exhausts the kernel's small stack.
             index = black_box(index + 1);
         }
-        len.min(super::window_capacity::<WORDS>())
+        window_len(window).min(super::window_capacity::<WORDS>())
     }
 
     /// Handles the empty line: end of the head, or of the trailers and with them of the message.
@@ -198,7 +234,7 @@ impl Http1Direction {
     /// Classifies the line that begins at byte `at`, of which `here` (at least 1) bytes are at hand, and stores its
     /// content.
     #[inline(always)]
-    fn classify_line<const WORDS: usize>(
+    pub(super) fn classify_line<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
         at: usize,

@@ -8,6 +8,7 @@ use super::{
     pattern::{self, pattern_byte},
     request_kind, state,
 };
+use crate::words::window_len;
 
 /// Most bytes that one step consumes.
 const MAX_STEP_BYTES: usize = 8;
@@ -24,11 +25,11 @@ impl Http1Direction {
     pub(super) fn read_slowly<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
-        len: u32,
         request: bool,
     ) -> u32 {
         let mut index = 0;
         while index < MAX_STEP_BYTES {
+            let len = window_len(window);
             // At least one byte is consumed, so that the driver always makes progress.
             if index > 0 && index as u32 >= len {
                 break;

@@ -92,7 +92,7 @@ impl Http1Fixture {
                 SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
-            let read = self.conn.read_request(&self.window, len, true);
+            let read = self.conn.read_request(&mut self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.rx.next);
             log(&mut self.log, read.events, 0);
         }
@@ -110,7 +110,7 @@ impl Http1Fixture {
                 SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
-            let read = self.conn.read_response(&self.window, len, true);
+            let read = self.conn.read_response(&mut self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.tx.next);
             log(&mut self.log, read.events, self.conn.tx.status);
         }

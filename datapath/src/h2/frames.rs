@@ -2,8 +2,11 @@
 
 use core::hint::black_box;
 
-use super::hpack_status::HeaderBlockPrefix;
-use crate::h1::SeekResult;
+use super::hpack_status::{HeaderBlockPrefix, bytes_after};
+use crate::{
+    h1::{SeekResult, first_bytes_mask},
+    words::untracked_pair,
+};
 
 /// Words of a frame's begin that are stored and read.
 pub(super) const STORED_WORDS: usize = 4;
@@ -227,12 +230,9 @@ impl Http2Direction {
                 self.class = frame_class::NOTHING;
             }
         }
-        // 32-bit values that the compiler stores in memory: the verifier forgets them there, and merges the paths.
-        EndedFrame {
-            class: black_box(class) as u8,
-            ends_stream: black_box(ends) != 0,
-            stream: self.stream,
-        }
+        // The verifier knows nothing of the values here, and merges the paths.
+        let [class, ends] = untracked_pair([class, ends]);
+        EndedFrame { class: class as u8, ends_stream: ends != 0, stream: self.stream }
     }
 
     /// Continues in a frame: `window` holds `len` (1 to [`super::PEEK_BYTES`]) bytes that begin at `next`. Consumes at
@@ -278,24 +278,25 @@ impl Http2Direction {
         HeaderBlockPrefix::new(words, u32::from(self.block_offset), u32::from(self.block_len))
     }
 
-    /// Appends bytes to the stored ones, as far as they fit.
+    /// Appends bytes to the stored ones, as far as they fit. Bytes behind them stay as they were.
+    ///
+    /// It has no branch for each byte, word or shift: the verifier would follow them all. Nor has it a variable index,
+    /// whose bounds a spill to the stack would lose before 5.16.
     #[inline(always)]
     fn append_bytes(&mut self, window: &[u64; STORED_WORDS], have: u32, len: u32) {
-        // 64-bit values: of narrower ones the verifier forgets the value, and could not check the indexes.
-        let mut index = 0_usize;
-        while index < STORED_WORDS * 8 {
-            let position = have as usize + index;
-            if index as u32 >= len || position >= STORED_WORDS * 8 {
-                break;
-            }
-            let word = window[(index >> 3) & (STORED_WORDS - 1)].to_le();
-            let byte = (word >> ((index & 7) * 8)) & 0xff;
-            let shift = (position & 7) * 8;
-            let into = &mut self.peek[(position >> 3) & (STORED_WORDS - 1)];
-            *into = ((into.to_le() & !(0xff << shift)) | byte << shift).to_le();
-            index = black_box(index + 1);
+        let end = have.wrapping_add(len);
+        let end = if end < STORED_BYTES { end } else { STORED_BYTES };
+        let words = shift_up(window.map(u64::from_le), have);
+        let mut index = 0;
+        while index < STORED_WORDS {
+            let before = index as i64 * 8;
+            let old_bytes = first_bytes_mask(bytes_after(have, before));
+            let new_bytes = first_bytes_mask(bytes_after(end, before)) & !old_bytes;
+            let word = u64::from_le(self.peek[index]);
+            self.peek[index] = ((word & !new_bytes) | (words[index] & new_bytes)).to_le();
+            index += 1;
         }
-        self.stored = (have as usize + index) as u8;
+        self.stored = end as u8;
     }
 
     /// Returns the number of bytes of the frame to store, as far as the first `all` bytes determine it.
@@ -387,6 +388,20 @@ impl Http2Direction {
     }
 }
 
+/// Moves little-endian words up by up to 31 bytes; zeros move in.
+#[inline(always)]
+fn shift_up([a, b, c, d]: [u64; STORED_WORDS], bytes: u32) -> [u64; STORED_WORDS] {
+    let shift = (bytes & 7) * 8;
+    // Two shifts: one by 64 is undefined.
+    let carry = |word: u64| word >> 1 >> (63 - shift);
+    let [a, b, c, d] =
+        [a << shift, b << shift | carry(a), c << shift | carry(b), d << shift | carry(c)];
+    // All ones where words move by one, and by two. The compiler must not make branches of them.
+    let [one, two] = [3, 4].map(|bit| black_box(u64::from(bytes >> bit & 1).wrapping_neg()));
+    let [a, b, c, d] = [a & !one, b & !one | a & one, c & !one | b & one, d & !one | c & one];
+    [a & !two, b & !two, c & !two | a & two, d & !two | b & two]
+}
+
 /// Returns true if a client's segment of `len` bytes certainly begins with a frame. Accepted are the small frames that
 /// every client sends, and a request that fills the segment; no other data looks like them. `window` holds the first
 /// `have` bytes.
@@ -415,5 +430,36 @@ pub(super) fn begins_with_frame(
         // The header block ends there, and maybe the stream; with priority or without.
         (frame_kind::HEADERS, _, 0x04 | 0x05 | 0x24 | 0x25) => size == len && is_new,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the bytes of some words, in the order in which a connection has them.
+    fn bytes_of(words: [u64; STORED_WORDS]) -> [u8; STORED_BYTES as usize] {
+        let mut bytes = [0; STORED_BYTES as usize];
+        for (eight, word) in bytes.chunks_exact_mut(8).zip(words) {
+            eight.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn appended_bytes_change_no_byte_around_them() {
+        let window = [0x1716_1514_1312_1110, 0x1f1e_1d1c_1b1a_1918, u64::MAX, 0].map(u64::to_le);
+        let peek = [0xf7f6_f5f4_f3f2_f1f0, 0, u64::MAX, 0xa5a5_5a5a_a5a5_5a5a].map(u64::to_le);
+        for have in 0..STORED_BYTES {
+            for len in 1..=STORED_BYTES {
+                let mut direction = Http2Direction { peek, ..Http2Direction::default() };
+                direction.append_bytes(&window, have, len);
+                let count = len.min(STORED_BYTES - have) as usize;
+                let mut wanted = bytes_of(peek);
+                wanted[have as usize..][..count].copy_from_slice(&bytes_of(window)[..count]);
+                assert_eq!(bytes_of(direction.peek), wanted, "{len} bytes behind {have}");
+                assert_eq!(u32::from(direction.stored), have + count as u32);
+            }
+        }
     }
 }

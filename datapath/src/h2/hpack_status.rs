@@ -67,7 +67,7 @@ impl HeaderBlockPrefix {
 
 /// Returns the number of the `len` bytes behind the first `before`. It has no branches, like [`first_bytes_mask`].
 #[inline(always)]
-fn bytes_after(len: u32, before: i64) -> u32 {
+pub(super) fn bytes_after(len: u32, before: i64) -> u32 {
     let left = i64::from(len) - before;
     (left & !black_box(left >> 63)) as u32
 }

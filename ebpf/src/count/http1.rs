@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use datapath::{
     abi::{self, ServerSocket},
-    h1::{self, UnlockedRead, UnlockedRequestRead},
+    h1::{self, UnlockedRead, UnlockedRequestRead, UnlockedResponseRead},
 };
 
 use super::{
@@ -33,7 +33,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &Pa
     if conn.http.h1.rx.state == h1::state::DESYNC && expected_seq(skb) == Some(segment.seq) {
         resync_requests(conn, segment.seq);
     }
-    match read_requests_window(conn, socket(skb), draft, source, false, read_in_subprogram) {
+    match read_requests_window(conn, socket(skb), draft, source, false, read_lines) {
         SegmentReadEnd::Done if segment_bytes::has_pending(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_LATE) };
@@ -53,7 +53,8 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &Pa
 #[inline(always)]
 pub(super) fn egress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &PacketSegment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    match read_responses_window(conn, skb, segment, false) {
+    let read = |draft: &mut UnlockedResponseRead| _ = draft.read_lines(false);
+    match read_responses_window(conn, skb, segment, read) {
         SegmentReadEnd::Done => {}
         SegmentReadEnd::Budget => jump_to_more(ctx, &EGRESS, conn, false),
         SegmentReadEnd::Gap => desync(conn, false),
@@ -71,7 +72,7 @@ pub(super) fn read_pending<const WORDS: usize>(
     socket: *mut c_void,
     draft: &mut UnlockedRead<WORDS>,
     sender: SegmentSender,
-    read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
+    read: impl Fn(&mut UnlockedRead<WORDS>),
 ) -> bool {
     let next = conn.http.h1.rx.next;
     let Some(pending) = segment_bytes::next_pending(conn, sender, next) else { return false };
@@ -102,31 +103,32 @@ fn resync_requests(conn: &mut ServerSocket, seq: u32) {
 
 /// Reads one window of the requests in a segment: an unlocked read by `read`, then the commit under the lock.
 ///
-/// The slow path, byte by byte, runs only if `slow`; other programs leave it to the programs for the rest of a segment.
+/// The first program of a packet leaves the slow path, byte by byte, to the programs for the rest of a segment, which
+/// pass `rest`.
 #[inline(always)]
 fn read_requests_window<const WORDS: usize>(
     conn: &mut ServerSocket,
     socket: *mut c_void,
     draft: &mut UnlockedRead<WORDS>,
     source: SegmentBytes,
-    slow: bool,
-    read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
+    rest: bool,
+    read: impl Fn(&mut UnlockedRead<WORDS>),
 ) -> SegmentReadEnd {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
-    let loaded_len = begin_unlocked_read(draft, &conn.http.h1.rx, &source);
-    if loaded_len > 0 {
-        read(draft, loaded_len, slow);
+    begin_unlocked_read(draft, &conn.http.h1.rx, &source);
+    if draft.filled_len() > 0 {
+        read(draft);
     }
     // `read` may have written the draft through the map, which the compiler cannot see.
     let draft = black_box(draft);
-    let now_ns = arrival_ns(conn, !slow);
+    let now_ns = arrival_ns(conn, !rest);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if loaded_len > 0 {
+    if draft.filled_len() > 0 {
         conn.http.events |= h1.commit_request_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
-    let seek = encode_seek(h1.rx.seek(source.seq, source.len));
+    let seek = draft.untracked(encode_seek(h1.rx.seek(source.seq, source.len)));
     conn.http.events |= h1.after_request_seek();
     let events = take_events(conn);
     let exceeds_threshold = rows.count_http1(conn, events, 0, now_ns);
@@ -137,33 +139,33 @@ fn read_requests_window<const WORDS: usize>(
     finish_read(conn, rows, socket, events, exceeds_threshold, seek)
 }
 
-/// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`read_requests_window`].
+/// Reads one window of the responses in a segment, with the parameters of [`read_requests_window`].
 #[inline(always)]
 fn read_responses_window(
     conn: &mut ServerSocket,
     skb: *mut __sk_buff,
     segment: &PacketSegment,
-    slow: bool,
+    read: impl Fn(&mut UnlockedResponseRead),
 ) -> SegmentReadEnd {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
     // The socket is locked while it sends, so there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.response_read) };
     let source = SegmentBytes::from_packet(skb, segment);
-    let loaded_len = begin_unlocked_read(draft, &conn.http.h1.tx, &source);
-    if loaded_len > 0 {
-        draft.read(loaded_len, false, slow);
+    begin_unlocked_read(draft, &conn.http.h1.tx, &source);
+    if draft.filled_len() > 0 {
+        read(draft);
     }
     let sent_ns = packet::sent_ns(skb);
     // Asked before the lock: no helper may be called while it is held.
     let is_missed = has_unseen_request(conn, skb);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if loaded_len > 0 {
+    if draft.filled_len() > 0 {
         conn.http.events |= h1.commit_response_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
-    let seek = encode_seek(h1.tx.seek(source.seq, source.len));
+    let seek = draft.untracked(encode_seek(h1.tx.seek(source.seq, source.len)));
     conn.http.events |= h1.after_response_seek();
     let status = h1.tx.status;
     let mut events = take_events(conn);
@@ -181,19 +183,19 @@ fn read_responses_window(
 
 /// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.
 ///
-/// The lock is not taken yet, since no helper may be called while it is held. Returns the number of bytes (0 means
-/// none) as a half word in memory: the verifier then follows one path, whether anything was copied or not.
+/// The lock is not taken yet, since no helper may be called while it is held. The number of bytes (0 means none) is
+/// stored in the read: the verifier then follows one path, whether anything was copied or not.
 #[inline(always)]
 fn begin_unlocked_read<const WORDS: usize>(
     draft: &mut UnlockedRead<WORDS>,
     direction: &h1::Http1Direction,
     source: &SegmentBytes,
-) -> u32 {
+) {
     let loaded_len = match draft.begin(direction, source.seq, source.len) {
         Some(offset) => source.load(offset, &mut draft.window),
         None => 0,
     };
-    black_box(loaded_len)
+    draft.set_filled_len(loaded_len);
 }
 
 /// Releases the lock, and returns how the reading ended, from the events and the place where it would continue.
@@ -231,22 +233,78 @@ pub(super) fn request_read() -> Option<&'static mut UnlockedRequestRead> {
     DRAFT.get_ptr_mut(0).map(|draft| unsafe { &mut *draft })
 }
 
-/// Reads in this CPU's draft, by a function of its own. The parameter is that same draft.
+/// Reads whole lines in this CPU's draft, which is the parameter.
 #[inline(always)]
-pub(super) fn read_in_subprogram(_draft: &mut UnlockedRequestRead, len: u32, slow: bool) {
-    read_requests_subprogram(len, u32::from(slow));
+fn read_lines(_draft: &mut UnlockedRequestRead) {
+    read_request_lines();
 }
 
-/// Reads `len` bytes in this CPU's entry of `DRAFT`; returns their number.
+/// Reads lines or, where necessary, single bytes in this CPU's draft, which is the parameter.
+#[inline(always)]
+pub(super) fn read_lines_or_bytes(draft: &mut UnlockedRequestRead) {
+    if !draft.may_begin_with_lines() || read_more_request_lines() == 0 {
+        read_request_bytes();
+    }
+}
+
+/// Reads whole lines in this CPU's entry of `DRAFT`; returns the number of bytes.
 ///
 /// A function of its own: the verifier checks its many words once for each program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn read_requests_subprogram(len: u32, slow: u32) -> u32 {
+extern "C" fn read_request_lines() -> u32 {
     let Some(draft) = request_read() else { return 0 };
-    let Some(len) = packet::nonzero_at_most(len, h1::REQUEST_BYTES as u32) else { return 0 };
-    draft.read(len, true, slow != 0);
-    len
+    draft.read_lines(true)
+}
+
+/// Reads whole lines there, with [`classify_request_line`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn read_more_request_lines() -> u32 {
+    let Some(draft) = request_read() else { return 0 };
+    draft.read_lines_by(true, |at| classify_request_line(at))
+}
+
+/// Classifies the line at byte `at` of this CPU's entry of `DRAFT`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn classify_request_line(at: u32) -> u32 {
+    let Some(draft) = request_read() else { return 0 };
+    draft.classify_line(at)
+}
+
+/// Reads bytes in this CPU's entry of `DRAFT` by the slow path. A function of its own for the verifier, as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn read_request_bytes() -> u32 {
+    if let Some(draft) = request_read() {
+        draft.read_bytes(true);
+    }
+    0
+}
+
+/// Reads lines or, where necessary, single bytes of responses in the storage of the packet's socket, which is `draft`.
+#[inline(always)]
+fn read_response(skb: *mut __sk_buff, draft: &mut UnlockedResponseRead) {
+    if !draft.may_begin_with_lines() || read_response_lines(skb) == 0 {
+        draft.read_bytes(false);
+    }
+}
+
+/// Reads whole lines of responses; returns the number of bytes. A function of its own for the verifier.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn read_response_lines(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = connection_of(skb) else { return 0 };
+    conn.response_read.read_lines_by(false, |at| classify_response_line(skb, at))
+}
+
+/// Classifies the line at byte `at` of a response.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn classify_response_line(skb: *mut __sk_buff, at: u32) -> u32 {
+    let Some(conn) = connection_of(skb) else { return 0 };
+    conn.response_read.classify_line(at)
 }
 
 /// Switches a connection to HTTP/2, or adds it to the gauge of opaque estimates.
@@ -300,7 +358,7 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
         return STEP_RESTART;
     }
     let source = SegmentBytes::from_packet(skb, &segment);
-    match read_requests_window(conn, socket(skb), draft, source, true, read_in_subprogram) {
+    match read_requests_window(conn, socket(skb), draft, source, true, read_lines_or_bytes) {
         SegmentReadEnd::Budget => STEP_MORE,
         SegmentReadEnd::Done if !segment_bytes::has_pending(conn) => STEP_DONE,
         _ => STEP_RESTART,
@@ -316,7 +374,7 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.protocol != abi::PROTOCOL_HTTP1 {
         return STEP_RESTART;
     }
-    match read_responses_window(conn, skb, &segment, true) {
+    match read_responses_window(conn, skb, &segment, |draft| read_response(skb, draft)) {
         SegmentReadEnd::Budget => STEP_MORE,
         SegmentReadEnd::Done if !segment.fin => STEP_DONE,
         _ => STEP_RESTART,

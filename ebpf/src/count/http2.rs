@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use datapath::{
     abi::{self, ServerSocket},
-    h2,
+    h2, words,
 };
 
 use super::{
@@ -219,10 +219,10 @@ fn read_frames(
     let direction = if requests { &streams.rx } else { &streams.tx };
     let (mut loaded_len, mut loaded_seq) = match direction.peek_offset(source.seq, source.len) {
         Some(offset) => (source.load_peek(offset, &mut window), source.seq.wrapping_add(offset)),
-        None => (0, 0),
+        None => (0, source.seq),
     };
-    // Half words in memory: whether anything was copied or not, the verifier follows one path.
-    (loaded_len, loaded_seq) = (black_box(loaded_len), black_box(loaded_seq));
+    // Whether anything was copied or not, the verifier follows one path.
+    [loaded_len, loaded_seq] = words::untracked_pair([loaded_len, loaded_seq]);
     let mut round = 0;
     while round < rounds {
         lock(conn);
@@ -234,6 +234,7 @@ fn read_frames(
         }
         let direction = if requests { &mut streams.rx } else { &mut streams.tx };
         let seek = encode_seek(direction.seek(source.seq, source.len));
+        let [seek, _] = words::untracked_pair([seek, seek]);
         let ended = direction.take_ended_frame();
         let next = direction.next;
         let streams = black_box(&mut *streams);

@@ -237,7 +237,7 @@ mod tests {
         let synced = item(RouteChange::Synced);
         let own = item(RouteChange::Node(entry("n2")));
         let removed = item(RouteChange::Removed(RouteKey::Node("n3".into())));
-        assert_eq!(encoded(None), [synced.clone()]);
+        assert_eq!(encoded(None), std::slice::from_ref(&synced));
         assert_eq!(encoded(Some("n2")), [own.clone(), synced.clone()]);
         assert_eq!(encoded(Some("n3")), [removed, synced]);
         assert_eq!(decode(encode_node(&batch, "n2")), [own]);
