@@ -61,6 +61,12 @@ impl SeenNamespaces {
         self.0.insert(identity, SeenNamespace { first_look, next_look, meshed_cookie });
     }
 
+    /// Records a look that has failed. What the look before has found stays: a kernel without netfilter refuses each look.
+    fn record_failure(&mut self, now: Instant, identity: NamespaceIdentity) {
+        let known = self.0.get(&identity).and_then(|it| it.meshed_cookie);
+        self.record(now, identity, known);
+    }
+
     /// Returns the cookies of the meshed namespaces.
     fn meshed_cookies(&self) -> BTreeSet<u64> {
         self.0.values().filter_map(|it| it.meshed_cookie).collect()
@@ -102,6 +108,20 @@ mod tests {
         assert_eq!(seen.due(later, &present), [pod]);
         seen.record(later, pod, None);
         assert_eq!(seen.meshed_cookies(), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_look_that_fails_changes_nothing_and_is_not_repeated_without_end() {
+        let (start, meshed, other) = (Instant::now(), identity(1, 10), identity(2, 20));
+        let (mut seen, present) = (SeenNamespaces::default(), BTreeSet::from([meshed, other]));
+        seen.record(start, meshed, Some(7));
+        seen.record_failure(start, other);
+        let later = start + NEW_FOR;
+        for identity in seen.due(later, &present) {
+            seen.record_failure(later, identity);
+        }
+        assert_eq!(seen.meshed_cookies(), [7].into());
+        assert_eq!(seen.due(later + Duration::from_secs(1), &present), []);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Shell: detection of rules that rewrite the addresses of connections in the calling thread's network namespace.
 
-use std::{fs, io, time::Duration};
+use std::{fs, io, iter, time::Duration};
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use tracing::debug;
@@ -38,23 +38,33 @@ const NFGENMSG: usize = 4;
 /// A kernel without netfilter rewrites nothing, and it refuses the question like one that does not permit it. So every
 /// failure counts as no redirection, and only the log at level debug shows it.
 pub(crate) fn has_redirection() -> bool {
-    TABLE_NAMES_FILES.iter().any(|path| has_nat_table(path))
-        || has_nat_chain().unwrap_or_else(|error| {
-            debug!(%error, "cannot list netfilter chains: assumed that none redirects");
-            false
-        })
+    find_redirection().unwrap_or_else(|error| {
+        debug!(%error, "cannot find redirections: assumed that there are none");
+        false
+    })
 }
 
-fn has_nat_table(path: &str) -> bool {
-    match fs::read_to_string(path) {
-        Ok(names) => incompatible::has_nat_table(&names),
-        Err(error) => {
-            // Without the module of iptables there is no such file.
-            if error.kind() != io::ErrorKind::NotFound {
-                debug!(%error, path, "cannot read iptables' tables: assumed that none redirects");
-            }
-            false
+/// Returns true if the namespace has a table or chain of type nat; an error if none is found and the kernel does not tell
+/// all, as without netfilter.
+pub(crate) fn find_redirection() -> io::Result<bool> {
+    let mut failure = None;
+    let tables = TABLE_NAMES_FILES.into_iter().map(has_nat_table);
+    for found in tables.chain(iter::once_with(has_nat_chain)) {
+        match found {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) => failure = Some(error),
         }
+    }
+    failure.map_or(Ok(false), Err)
+}
+
+fn has_nat_table(path: &str) -> io::Result<bool> {
+    match fs::read_to_string(path) {
+        Ok(names) => Ok(incompatible::has_nat_table(&names)),
+        // Without the module of iptables there is no such file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

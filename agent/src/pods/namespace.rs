@@ -129,7 +129,7 @@ impl NetworkNamespace {
         cookies: &NetnsCookies,
     ) -> Result<Option<u64>, NamespaceError> {
         self.run_inside("look for redirections", || {
-            if !netfilter::has_redirection() {
+            if !netfilter::find_redirection()? {
                 return Ok(None);
             }
             let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;

@@ -89,7 +89,10 @@ impl MeshedNamespaceTask {
             let Ok(namespace) = NetworkNamespace::open(&namespaces[&identity]) else { continue };
             match namespace.meshed_cookie(&self.cookies) {
                 Ok(cookie) => self.seen.record(Instant::now(), identity, cookie),
-                Err(error) => debug!(error = %error_chain(&error), "cannot look for a mesh"),
+                Err(error) => {
+                    debug!(error = %error_chain(&error), "cannot look for a mesh");
+                    self.seen.record_failure(Instant::now(), identity);
+                }
             }
         }
         self.write_entries();
