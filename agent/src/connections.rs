@@ -1,7 +1,7 @@
 //! Shell: scans of the connections of pods and clients, in tasks beside the loop.
 //!
-//! A module belongs here if it lists the sockets or rules of network namespaces and acts on the result. Its pure file decides
-//! when to scan, and what follows. Its file `scan` or `close` enters the namespaces.
+//! A module belongs here if it lists the sockets or rules of network namespaces and acts on the result. Its pure file
+//! decides when to scan, and what follows. Its file `scan` or `close` enters the namespaces.
 //!
 //! | module | subject |
 //! |---|---|

@@ -273,8 +273,8 @@ impl AgentStreams {
     }
 }
 
-/// Lets connects of kernel threads go on unchanged, and starts the scans for meshed namespaces, whose connects do so too.
-/// Where no client is left alone, it removes what an earlier agent has set.
+/// Lets connects of kernel threads go on unchanged, and starts the scans for meshed namespaces, whose connects do so
+/// too. Where no client is left alone, it removes what an earlier agent has set.
 ///
 /// The first scan has ended when this returns: the maps may be new, and connects must not follow them before.
 async fn leave_clients_alone(

@@ -68,8 +68,8 @@ pub const LISTENERS_MAX: u32 = 4_096;
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
 pub const OVERFLOW_COPIES_MAX: u32 = 16_384;
-/// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel refuses
-/// a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
+/// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel
+/// refuses a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
 pub const BOUND_CONNECTS_MAX: u32 = 4_096;
 /// Time for which the kernel keeps a closed connection in TIME_WAIT, in ns (`TCP_TIMEWAIT_LEN`).
 pub const TIME_WAIT_NS: u64 = 60_000_000_000;
@@ -133,11 +133,11 @@ pub const CONTROL_SELF_TEST_DATAGRAMS: u32 = 7;
 /// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
 /// line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
-/// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The agent
-/// writes it. It shares the line of the word above, which also changes rarely.
+/// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The
+/// agent writes it. It shares the line of the word above, which also changes rarely.
 pub const CONTROL_MESHED_NETNS: u32 = 9;
-/// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up takes
-/// place.
+/// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up
+/// takes place.
 pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 /// Index in `CONTROL`: 1 while connects and datagrams of kernel threads go on unchanged. The agent writes it.
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;

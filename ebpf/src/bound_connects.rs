@@ -1,8 +1,8 @@
 //! Connects of sockets whose programs have chosen their local port.
 //!
 //! Two such sockets with one local port may ask two services that lead to one backend. The kernel would refuse the
-//! second connect (EADDRNOTAVAIL), as it could not tell the two connections apart, although their programs asked for two
-//! addresses. So that connect goes on unchanged.
+//! second connect (EADDRNOTAVAIL), as it could not tell the two connections apart, although their programs asked for
+//! two addresses. So that connect goes on unchanged.
 
 use core::ptr;
 

@@ -61,7 +61,8 @@ impl SeenNamespaces {
         self.0.insert(identity, SeenNamespace { first_look, next_look, meshed_cookie });
     }
 
-    /// Records a look that has failed. What the look before has found stays: a kernel without netfilter refuses each look.
+    /// Records a look that has failed. What the look before has found stays: a kernel without netfilter refuses each
+    /// look.
     fn record_failure(&mut self, now: Instant, identity: NamespaceIdentity) {
         let known = self.0.get(&identity).and_then(|it| it.meshed_cookie);
         self.record(now, identity, known);

@@ -1,9 +1,9 @@
 //! Pure: choice of the sockets to end, so that their programs connect again.
 //!
 //! A connected socket keeps its endpoint, also when the endpoint is gone. Nothing on the network may report that: a
-//! resolver would ask a dead server forever, and a client of TCP waits for its retransmissions to fail. A socket is ended
-//! only if the eBPF programs led it to its present peer. UDP sockets that are not connected get another endpoint with
-//! their next datagram.
+//! resolver would ask a dead server forever, and a client of TCP waits for its retransmissions to fail. A socket is
+//! ended only if the eBPF programs led it to its present peer. UDP sockets that are not connected get another endpoint
+//! with their next datagram.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -40,8 +40,8 @@ impl EndpointRounds {
 
     /// Returns true if the socket has an endpoint that has left its frontend.
     ///
-    /// A connection of TCP may be in use, so its endpoint must be missing in two rounds: an endpoint that moves from one
-    /// EndpointSlice to another one is in neither for a moment.
+    /// A connection of TCP may be in use, so its endpoint must be missing in two rounds: an endpoint that moves from
+    /// one EndpointSlice to another one is in neither for a moment.
     fn has_left(&self, socket: &LedSocket) -> bool {
         // While two Services have one address, the endpoints of both count.
         let services = (socket.frontend, u32::MIN)..=(socket.frontend, u32::MAX);

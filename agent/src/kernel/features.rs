@@ -47,8 +47,8 @@ pub struct VerifierFeatures {
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
     /// programs may not read kernel memory. Then such a listener counts as one of both families.
     pub v6_only: SocketBit,
-    /// Flag by which kernel threads are recognized. No flag if the kernel has no BTF, or if programs at connects may not
-    /// read kernel memory. Then kernel threads are taken for other tasks.
+    /// Flag by which kernel threads are recognized. No flag if the kernel has no BTF, or if programs at connects may
+    /// not read kernel memory. Then kernel threads are taken for other tasks.
     pub kernel_thread: TaskFlag,
 }
 

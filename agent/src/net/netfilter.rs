@@ -44,8 +44,8 @@ pub(crate) fn has_redirection() -> bool {
     })
 }
 
-/// Returns true if the namespace has a table or chain of type nat; an error if none is found and the kernel does not tell
-/// all, as without netfilter.
+/// Returns true if the namespace has a table or chain of type nat; an error if none is found and the kernel does not
+/// tell all, as without netfilter.
 pub(crate) fn find_redirection() -> io::Result<bool> {
     let mut failure = None;
     let tables = TABLE_NAMES_FILES.into_iter().map(has_nat_table);

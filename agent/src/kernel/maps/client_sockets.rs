@@ -1,5 +1,5 @@
-//! Shell: records of this node's client sockets whose connects or datagrams were redirected: rows of `CLIENTS`, copies of
-//! records in socket storage, and entries of `UDP_SOCKETS`.
+//! Shell: records of this node's client sockets whose connects or datagrams were redirected: rows of `CLIENTS`, copies
+//! of records in socket storage, and entries of `UDP_SOCKETS`.
 
 use std::{
     array,
@@ -66,8 +66,8 @@ impl ClientSocketRecords {
         Self { others: opened.map(Arc::new).collect(), ..self.clone() }
     }
 
-    /// Passes each led socket to `each`. A record that changes meanwhile may be a mixture, or be missed: look the socket
-    /// up again before any decision.
+    /// Passes each led socket to `each`. A record that changes meanwhile may be a mixture, or be missed: look the
+    /// socket up again before any decision.
     pub(crate) fn for_each(&self, mut each: impl FnMut(LedSocket)) -> Result<(), KernelMapError> {
         for set in self.all() {
             (0..set.row_count).filter_map(|index| set.led_row(index)).for_each(&mut each);

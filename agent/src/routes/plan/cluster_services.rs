@@ -105,9 +105,9 @@ pub enum ClusterChange {
     ListCompleted(ClusterResource),
 }
 
-/// Endpoints that keep the sockets that they have, by the frontend that leads to them and the number of the service. For
-/// UDP, those that answer; for TCP, all that EndpointSlices name. Among changes, a frontend without endpoints may also
-/// be gone.
+/// Endpoints that keep the sockets that they have, by the frontend that leads to them and the number of the service.
+/// For UDP, those that answer; for TCP, all that EndpointSlices name. Among changes, a frontend without endpoints may
+/// also be gone.
 pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
 
 /// Endpoints of one service's frontends.

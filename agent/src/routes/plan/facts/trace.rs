@@ -38,8 +38,8 @@ struct ConnectTrace<'a> {
 }
 
 impl RoutePlanner {
-    /// Returns the choice for a connect from this node, without exceptions. `usage` reads the kernel's state of a backend
-    /// by its number.
+    /// Returns the choice for a connect from this node, without exceptions. `usage` reads the kernel's state of a
+    /// backend by its number.
     pub fn trace(&self, target: &TraceTarget, usage: impl Fn(u32) -> BackendUsage) -> TraceFacts {
         let trace = ConnectTrace::new(self, target);
         let frontends = trace.service.map(|it| self.table.known_endpoints(it)).unwrap_or_default();
