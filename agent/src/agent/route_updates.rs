@@ -114,8 +114,10 @@ impl Agent {
         self.routes.clear_dirty();
         let begun = Instant::now();
         let written = self.write_plan();
-        if written.is_ok() && self.routes.take_departures() {
-            self.stale_sockets.request_rounds();
+        if written.is_ok()
+            && let Some(source) = self.routes.take_departures()
+        {
+            self.stale_sockets.request_rounds(Instant::now(), source);
         }
         match written {
             // Lists of the previous table are still in force, so this version is not reported yet.

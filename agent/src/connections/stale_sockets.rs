@@ -5,14 +5,73 @@
 //! ended only if the eBPF programs led it to its present peer. UDP sockets that are not connected get another endpoint
 //! with their next datagram.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use datapath::abi;
 
-use crate::{kernel::led_socket::LedSocket, routes::plan::FrontendEndpoints};
+use crate::{
+    kernel::led_socket::LedSocket,
+    routes::plan::{DepartureSource, FrontendEndpoints},
+};
 
 mod scan;
 pub(crate) mod task;
+
+/// Number of rounds after a change. The first one may miss a socket whose connect had chosen its endpoint before the
+/// change, and had not completed yet. It leaves connections of TCP to the second one.
+const ROUNDS: u32 = 2;
+/// Shortest time between two rounds: lists may change many times a second. Two such times, and the agent's sweeps in
+/// between, are within the second in which sockets are to be ended.
+const ROUND_PERIOD: Duration = Duration::from_millis(400);
+/// Time after a list for which connections of TCP are not ended. An API server may answer it from a cache that is behind
+/// etcd. Endpoints that are new since then follow as changes.
+const LIST_LAG: Duration = Duration::from_secs(5);
+
+/// Times of the rounds. They take place only after endpoints may have left.
+#[derive(Debug)]
+struct RoundSchedule {
+    rounds_left: u32,
+    next_round: Instant,
+    /// Time before which no connection of TCP is ended.
+    connections_from: Instant,
+    /// True if a round is to follow then.
+    are_connections_due: bool,
+}
+
+impl RoundSchedule {
+    /// Starts without a round.
+    fn new(now: Instant) -> Self {
+        Self { rounds_left: 0, next_round: now, connections_from: now, are_connections_due: false }
+    }
+
+    /// Requests rounds, as endpoints may have left.
+    fn request(&mut self, now: Instant, source: DepartureSource) {
+        self.rounds_left = ROUNDS;
+        if source == DepartureSource::List {
+            self.connections_from = now + LIST_LAG;
+            self.are_connections_due = true;
+        }
+    }
+
+    /// Returns true if it is time for a round.
+    fn is_due(&self, now: Instant) -> bool {
+        let may_end_connections = self.are_connections_due && now >= self.connections_from;
+        now >= self.next_round && (self.rounds_left > 0 || may_end_connections)
+    }
+
+    /// Begins a round. Returns true if it may end connections of TCP.
+    fn begin(&mut self, now: Instant) -> bool {
+        self.rounds_left = self.rounds_left.saturating_sub(1);
+        self.next_round = now + ROUND_PERIOD;
+        let may_end_connections = now >= self.connections_from;
+        self.are_connections_due &= !may_end_connections;
+        may_end_connections
+    }
+}
 
 /// Endpoints of all frontends in the present round, and in the round before.
 #[derive(Debug, Default)]
@@ -22,11 +81,14 @@ struct EndpointRounds {
     /// Endpoints in the round before, of the frontends whose endpoints have changed since. Without a round before there
     /// are none.
     before: FrontendEndpoints,
+    /// True if the present round may end connections of TCP.
+    may_end_connections: bool,
 }
 
 impl EndpointRounds {
     /// Begins the next round. `changes` are those since the present one.
-    fn begin_next(&mut self, changes: FrontendEndpoints) {
+    fn begin_next(&mut self, changes: FrontendEndpoints, may_end_connections: bool) {
+        self.may_end_connections = may_end_connections;
         self.before.clear();
         for (key, now) in changes {
             let before = if now.is_empty() {
@@ -51,6 +113,9 @@ impl EndpointRounds {
         }
         if socket.frontend.protocol == abi::IPPROTO_UDP {
             return true;
+        }
+        if !self.may_end_connections {
+            return false;
         }
         let unchanged = present.filter(|(key, _)| !self.before.contains_key(key));
         let before = self.before.range(services).chain(unchanged);
@@ -114,7 +179,7 @@ mod tests {
     fn rounds(previous: Option<&[u8]>, present: &[u8]) -> EndpointRounds {
         let mut rounds = EndpointRounds::default();
         for pods in previous.into_iter().chain([present]) {
-            rounds.begin_next(change(1, pods));
+            rounds.begin_next(change(1, pods), true);
         }
         rounds
     }
@@ -144,18 +209,49 @@ mod tests {
         assert!(!is_stale_connection(Some(&[]), &[2]) && !is_stale_connection(Some(&[2]), &[]));
     }
 
+    /// Returns the times of the rounds in ms since the request, each with true if it may end connections.
+    fn schedule(sources: &[(u64, DepartureSource)]) -> Vec<(u64, bool)> {
+        let start = Instant::now();
+        let (mut schedule, mut rounds) = (RoundSchedule::new(start), Vec::new());
+        for ms in (0..=8_000).step_by(100) {
+            let now = start + Duration::from_millis(ms);
+            for (_, source) in sources.iter().filter(|(at, _)| *at == ms) {
+                schedule.request(now, *source);
+            }
+            if schedule.is_due(now) {
+                rounds.push((ms, schedule.begin(now)));
+            }
+        }
+        rounds
+    }
+
+    #[test]
+    fn two_rounds_follow_a_change_and_one_more_a_list_that_may_have_been_old() {
+        use DepartureSource::{List, Watch};
+        assert_eq!(schedule(&[]), []);
+        assert_eq!(schedule(&[(0, Watch)]), [(0, true), (400, true)]);
+        assert_eq!(schedule(&[(0, List)]), [(0, false), (400, false), (5_000, true)]);
+        let both = [(0, false), (400, false), (800, false), (5_000, true)];
+        assert_eq!(schedule(&[(0, List), (300, Watch)]), both);
+        let late = [(0, false), (400, false), (4_900, false), (5_300, true)];
+        assert_eq!(schedule(&[(0, List), (4_900, Watch)]), late);
+    }
+
     #[test]
     fn a_round_without_changes_confirms_the_round_before() {
         let mut rounds = rounds(Some(&[1, 2]), &[2]);
         let connection = socket(abi::IPPROTO_TCP, 1);
         assert!(!rounds.has_left(&connection), "it may come back");
-        rounds.begin_next(change(2, &[]));
+        rounds.begin_next(change(2, &[]), true);
         assert!(rounds.has_left(&connection));
-        rounds.begin_next(FrontendEndpoints::new());
+        rounds.begin_next(FrontendEndpoints::new(), true);
         assert!(rounds.has_left(&connection), "also in later rounds");
-        rounds.begin_next(change(2, &[1]));
+        rounds.begin_next(FrontendEndpoints::new(), false);
+        assert!(!rounds.has_left(&connection), "the list may be old");
+        assert!(rounds.has_left(&socket(abi::IPPROTO_UDP, 1)));
+        rounds.begin_next(change(2, &[1]), true);
         assert!(!rounds.has_left(&connection), "another Service with this address has it");
-        rounds.begin_next(change(2, &[]));
+        rounds.begin_next(change(2, &[]), true);
         assert!(!rounds.has_left(&connection), "it was there in the round before");
     }
 

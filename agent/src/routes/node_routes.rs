@@ -22,8 +22,8 @@ use crate::{
     routes::{
         bootstrap::BootstrapServices,
         plan::{
-            ClusterChange, ClusterResource, FrontendEndpoints, MapCapacityError, MapPlan,
-            PlannerFigures, PlannerTable, RoutePlanner,
+            ClusterChange, ClusterResource, DepartureSource, FrontendEndpoints, MapCapacityError,
+            MapPlan, PlannerFigures, PlannerTable, RoutePlanner,
         },
     },
 };
@@ -170,9 +170,9 @@ impl NodeRoutes {
         self.planner.take_changed_endpoints()
     }
 
-    /// Returns true if endpoints may have left since the last call, or were not known. Call it after the writes of a
-    /// plan.
-    pub(crate) fn take_departures(&mut self) -> bool {
+    /// Returns a source if endpoints may have left since the last call, or were not known. Call it after the writes of
+    /// a plan.
+    pub(crate) fn take_departures(&mut self) -> Option<DepartureSource> {
         self.planner.take_departures()
     }
 

@@ -44,8 +44,8 @@ use self::{
 pub use self::{
     bootstrap::bootstrap_ops,
     cluster_services::{
-        ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, FrontendEndpoints,
-        ObservedService, ObservedSlice, served_protocol,
+        ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, DepartureSource,
+        FrontendEndpoints, ObservedService, ObservedSlice, served_protocol,
     },
     facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
@@ -227,12 +227,10 @@ impl RoutePlanner {
         self.table.cluster.take_changed_endpoints()
     }
 
-    /// Returns true if endpoints may have left since the last call, or were not known. Call it after the writes of a
-    /// plan: before them, a socket may still get an endpoint that has left.
-    pub fn take_departures(&mut self) -> bool {
-        if !self.table.cluster.take_departures() {
-            return false;
-        }
+    /// Returns a source if endpoints may have left since the last call, or were not known. Call it after the writes of
+    /// a plan: before them, a socket may still get an endpoint that has left.
+    pub fn take_departures(&mut self) -> Option<DepartureSource> {
+        let source = self.table.cluster.take_departures()?;
         // A Service that waits for room keeps its old list, so that sockets may get what has left until its next plan.
         let is_waiting = |(number, unfit): (&ServiceNumber, &UnfitService)| {
             !number.is_routed() && !unfit.is_refused
@@ -240,7 +238,7 @@ impl RoutePlanner {
         if self.unfit_services.iter().any(is_waiting) {
             self.table.cluster.mark_sockets_stale();
         }
-        true
+        Some(source)
     }
 
     /// Makes the Services of the cluster due again that did not fit. Call it from time to time: each attempt costs as

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use common::link::error_chain;
@@ -14,20 +14,15 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::{
-    EndpointRounds,
+    EndpointRounds, RoundSchedule,
     scan::{EndedSockets, StaleSocketRound, end_stale_sockets},
 };
 use crate::{
-    kernel::maps::client_sockets::ClientSocketRecords, lock::lock, metrics::AgentMetrics,
-    routes::plan::FrontendEndpoints,
+    kernel::maps::client_sockets::ClientSocketRecords,
+    lock::lock,
+    metrics::AgentMetrics,
+    routes::plan::{DepartureSource, FrontendEndpoints},
 };
-
-/// Number of rounds after a change. The first one may miss a socket whose connect had chosen its endpoint before the
-/// change, and had not completed yet. It leaves connections of TCP to the second one.
-const ROUNDS: u32 = 2;
-/// Shortest time between two rounds: lists may change many times a second. Two such times, and the agent's sweeps in
-/// between, are within the second in which sockets are to be ended.
-const ROUND_PERIOD: Duration = Duration::from_millis(400);
 
 /// Rounds that end stale sockets. They run one at a time, and only after changes.
 #[derive(Debug)]
@@ -37,8 +32,7 @@ pub(crate) struct StaleSocketTask {
     records: ClientSocketRecords,
     /// Endpoints of the rounds. Only the round that runs locks them.
     endpoints: Arc<Mutex<EndpointRounds>>,
-    rounds_left: u32,
-    next_round: Instant,
+    schedule: RoundSchedule,
     /// Task of the newest round.
     round: Option<JoinHandle<()>>,
     /// True if the latest round has failed, which was logged.
@@ -57,8 +51,7 @@ impl StaleSocketTask {
             clients,
             records,
             endpoints: Arc::default(),
-            rounds_left: 0,
-            next_round: Instant::now(),
+            schedule: RoundSchedule::new(Instant::now()),
             round: None,
             is_failing: Arc::default(),
             metrics,
@@ -66,31 +59,30 @@ impl StaleSocketTask {
     }
 
     /// Requests rounds, as endpoints may have left. Lists without them are in force.
-    pub(crate) fn request_rounds(&mut self) {
-        self.rounds_left = ROUNDS;
+    pub(crate) fn request_rounds(&mut self, now: Instant, source: DepartureSource) {
+        self.schedule.request(now, source);
     }
 
     /// Returns true if a round is still to come.
     pub(crate) fn has_rounds_left(&self) -> bool {
-        self.rounds_left > 0
+        self.schedule.rounds_left > 0
     }
 
     /// Returns true if a round is to start: one is still to come, its time has come, and no other one runs.
     pub(crate) fn is_round_due(&self, now: Instant) -> bool {
         let is_running = self.round.as_ref().is_some_and(|round| !round.is_finished());
-        !is_running && self.rounds_left > 0 && now >= self.next_round
+        !is_running && self.schedule.is_due(now)
     }
 
     /// Starts the round that is due. `changes` are those of all frontends' endpoints since the round before.
     pub(crate) fn start_round(&mut self, now: Instant, changes: FrontendEndpoints) {
-        self.rounds_left = self.rounds_left.saturating_sub(1);
-        self.next_round = now + ROUND_PERIOD;
+        let may_end_connections = self.schedule.begin(now);
         let (clients, records) = (self.clients.clone(), self.records.clone());
         let (endpoints, metrics) = (Arc::clone(&self.endpoints), self.metrics.clone());
         let is_failing = Arc::clone(&self.is_failing);
         self.round = Some(tokio::task::spawn_blocking(move || {
             let mut endpoints = lock(&endpoints);
-            endpoints.begin_next(changes);
+            endpoints.begin_next(changes, may_end_connections);
             match end_stale_sockets(&clients, &records, &endpoints) {
                 Ok(round) => {
                     metrics.udp_sockets_ended.inc_by(round.ended.udp);

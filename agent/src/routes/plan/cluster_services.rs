@@ -110,6 +110,15 @@ pub enum ClusterChange {
 /// also be gone.
 pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
 
+/// Way in which the agent learned that endpoints have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DepartureSource {
+    /// The watch of EndpointSlices, in the order of the changes.
+    Watch,
+    /// A list, which an API server may answer from an older state than the agent has seen.
+    List,
+}
+
 /// Endpoints of one service's frontends.
 type ServiceEndpoints = BTreeMap<FrontendKey, Arc<BTreeSet<SocketAddr>>>;
 
@@ -135,8 +144,10 @@ pub struct ClusterServices {
     changed: BTreeSet<u32>,
     /// Changes of endpoints since they were last taken.
     changed_endpoints: FrontendEndpoints,
-    /// True if connected sockets may have endpoints that have left.
-    may_have_stale_sockets: bool,
+    /// True if a list of EndpointSlices was completed since the last [`take_changed`](Self::take_changed).
+    is_newly_listed: bool,
+    /// Set if connected sockets may have endpoints that have left.
+    departures: Option<DepartureSource>,
     /// Numbers of the served services that the node must reach first after a reboot.
     bootstrap: BTreeSet<u32>,
     /// True if such a service has changed since the last [`take_bootstrap_change`](Self::take_bootstrap_change).
@@ -247,12 +258,14 @@ impl ClusterServices {
         let changed = std::mem::take(&mut self.changed);
         let updated = changed.into_iter().map(|number| self.update_frontends(number));
         // Most of a cluster's changes may concern Services that the mode does not select.
-        updated.filter(|it| it.is_served || !it.released.is_empty()).collect()
+        let updated = updated.filter(|it| it.is_served || !it.released.is_empty()).collect();
+        self.is_newly_listed = false;
+        updated
     }
 
-    /// Returns true if endpoints may have left since the last call, or were not known.
-    pub(super) fn take_departures(&mut self) -> bool {
-        std::mem::take(&mut self.may_have_stale_sockets)
+    /// Returns a source if endpoints may have left since the last call, or were not known.
+    pub(super) fn take_departures(&mut self) -> Option<DepartureSource> {
+        self.departures.take()
     }
 
     /// Takes the changes of endpoints since the last call.
@@ -262,7 +275,7 @@ impl ClusterServices {
 
     /// Marks that sockets may have endpoints that have left, whatever has changed.
     pub(super) fn mark_sockets_stale(&mut self) {
-        self.may_have_stale_sockets = true;
+        self.departures = self.departures.max(Some(DepartureSource::Watch));
     }
 
     /// Returns the numbers of the served services that the node must reach first after a reboot, once all services are
@@ -403,6 +416,7 @@ impl ClusterServices {
         }
         // Once all kinds are listed, it is known too that such a service does not exist.
         self.is_bootstrap_changed |= self.listed.insert(resource);
+        self.is_newly_listed |= resource == ClusterResource::EndpointSlice;
     }
 
     fn mark_changed(&mut self, is_changed: impl Fn(&ClusterService) -> bool) {
@@ -433,8 +447,13 @@ impl ClusterServices {
 
     /// Replaces the endpoints of a service's frontends, and records the changes.
     fn set_endpoints(&mut self, number: u32, endpoints: ServiceEndpoints) {
+        let is_of_list =
+            self.is_newly_listed || self.lists.contains_key(&ClusterResource::EndpointSlice);
+        let source = if is_of_list { DepartureSource::List } else { DepartureSource::Watch };
         let service = self.services.get_mut(number);
-        self.may_have_stale_sockets |= have_endpoints_left(&service.endpoints, &endpoints);
+        if have_endpoints_left(&service.endpoints, &endpoints) {
+            self.departures = self.departures.max(Some(source));
+        }
         let changes = endpoint_changes(&service.endpoints, &endpoints);
         self.changed_endpoints.extend(changes.map(|(key, now)| ((key, number), now)));
         service.endpoints = endpoints;

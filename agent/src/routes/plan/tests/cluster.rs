@@ -202,9 +202,7 @@ impl PlannerFixture {
         &mut self,
         protocol: u8,
     ) -> Option<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>> {
-        if !self.planner.take_departures() {
-            return None;
-        }
+        self.planner.take_departures()?;
         let changes = self.planner.take_changed_endpoints().into_iter();
         let of_protocol = changes.filter(|((key, _), _)| key.protocol == protocol);
         Some(of_protocol.map(|((key, _), endpoints)| (key, (*endpoints).clone())).collect())
@@ -268,6 +266,26 @@ fn endpoints_for_connections_leave_when_no_slice_names_them() {
     assert_eq!(changes.into_values().map(|it| it.len()).collect::<Vec<_>>(), [0]);
 }
 
+/// An API server may answer a list from a cache that is behind.
+#[test]
+fn departures_tell_if_a_list_or_the_watch_shows_them() {
+    use DepartureSource::{List, Watch};
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut told = |changes| {
+        fixture.observe(changes);
+        fixture.planner.take_departures()
+    };
+    let objects = vec![set_tcp_service(1, None), set_slice(1, &[5, 6, 7, 8])];
+    assert_eq!(told(first_lists(objects.clone())), Some(List));
+    assert_eq!(told(first_lists(objects)), None, "none has left");
+    assert_eq!(told(vec![set_slice(1, &[6, 7, 8])]), Some(Watch));
+    let begun = ClusterChange::ListBegun(ClusterResource::EndpointSlice);
+    assert_eq!(told(vec![begun, set_slice(1, &[7, 8])]), Some(List), "of a part of a list");
+    let rest = ClusterChange::ListCompleted(ClusterResource::EndpointSlice);
+    assert_eq!(told(vec![set_slice(1, &[8]), rest]), Some(List));
+    assert_eq!(told(vec![set_slice(1, &[9])]), Some(Watch));
+}
+
 /// Thousands of Services may have endpoints, and each plan asks.
 #[test]
 fn endpoints_are_told_of_changed_frontends_only() {
@@ -300,10 +318,10 @@ fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_lis
     };
     let mut told = Vec::new();
     fixture.observe(first_lists([vec![set_service(1, None)], slice(&[5, 6])].concat()));
-    told.push(fixture.planner.take_departures());
+    told.push(fixture.planner.take_departures().is_some());
     for pods in [[6, 7], [7, 8]] {
         fixture.observe(slice(&pods));
-        told.push(fixture.planner.take_departures());
+        told.push(fixture.planner.take_departures().is_some());
     }
     assert_eq!(in_list(&fixture), [6, 7].map(target).into(), "it waits");
     assert!(fixture.planner.has_due_work());
@@ -311,7 +329,7 @@ fn endpoints_for_datagrams_are_told_again_once_a_service_that_waited_has_its_lis
     fixture.planner.retry_unfit();
     fixture.plan_and_write(&BTreeMap::new());
     assert_eq!(in_list(&fixture), [7, 8].map(target).into());
-    told.extend([(); 2].map(|()| fixture.planner.take_departures()));
+    told.extend([(); 2].map(|()| fixture.planner.take_departures().is_some()));
     assert_eq!(told, [true, true, true, true, false]);
 }
 
