@@ -97,19 +97,17 @@ fn end_in_namespace(
     };
     let of_tcp = endpoints_left(left, cookie, abi::IPPROTO_TCP);
     let of_udp = endpoints_left(left, cookie, abi::IPPROTO_UDP);
-    if !of_tcp.is_empty() {
-        let is_stale = |socket: &DiagConnection| {
-            is_stale(socket, &of_tcp, endpoints, |cookie| records.find_tcp(cookie))
-        };
-        end_listed(&diag, diag.usable_connections()?, is_stale, &mut ended.tcp)?;
-    }
-    if !of_udp.is_empty() {
-        let is_stale = |socket: &DiagConnection| {
-            is_stale(socket, &of_udp, endpoints, |cookie| records.find_udp(cookie))
-        };
-        end_listed(&diag, diag.connected_udp_sockets()?, is_stale, &mut ended.udp)?;
-    }
-    Ok(())
+    let is_stale_tcp = |socket: &DiagConnection| {
+        is_stale(socket, &of_tcp, endpoints, |cookie| records.find_tcp(cookie))
+    };
+    let is_stale_udp = |socket: &DiagConnection| {
+        is_stale(socket, &of_udp, endpoints, |cookie| records.find_udp(cookie))
+    };
+    let tcp = if of_tcp.is_empty() { Ok(Vec::new()) } else { diag.usable_connections() };
+    let tcp = tcp.and_then(|listed| end_listed(&diag, listed, is_stale_tcp, &mut ended.tcp));
+    // Also after a failure with TCP: the endpoints were taken, so no later namespace has them.
+    let udp = if of_udp.is_empty() { Ok(Vec::new()) } else { diag.connected_udp_sockets() };
+    tcp.and(udp.and_then(|listed| end_listed(&diag, listed, is_stale_udp, &mut ended.udp)))
 }
 
 /// Takes the endpoints that have left and that sockets of a namespace and protocol have. Without a cookie, which the
