@@ -104,7 +104,7 @@ impl ImagePuller {
         let mut images = digests
             .chain(std::iter::once_with(recorded).flatten())
             .map(|digest| LayoutImage { layout: store.to_owned(), digest });
-        images.find(|image| image.manifest().is_ok())
+        images.find(LayoutImage::is_complete)
     }
 
     /// Pulls an image into the store. Blobs that are there already are not fetched again.
@@ -298,24 +298,43 @@ mod tests {
         record_digest(&store, &image.parse().unwrap(), &manifest).unwrap();
         assert_eq!(puller.find_pulled(&store, &image), None, "its manifest is not there");
         write_atomically(&blob_path(&store, &manifest), text.as_bytes()).unwrap();
+        let blobs = BLOB_DIGITS.map(|digit| blob_path(&store, &blob_digest(digit)));
+        for blob in &blobs {
+            assert_eq!(puller.find_pulled(&store, &image), None, "without {}", blob.display());
+            write_atomically(blob, b"{}").unwrap();
+        }
         let expected = LayoutImage { layout: store.clone(), digest: manifest.clone() };
-        assert_eq!(puller.find_pulled(&store, &image), Some(expected));
+        assert_eq!(puller.find_pulled(&store, &image).as_ref(), Some(&expected));
         // As a loss of power can leave them.
+        let manifest_file = blob_path(&store, &manifest);
         let reference = reference_file(&store, &image.parse().unwrap());
-        for file in [blob_path(&store, &manifest), reference] {
-            fs::write(&file, "").unwrap();
+        for file in blobs.iter().chain([&manifest_file, &reference]) {
+            let whole = fs::read(file).unwrap();
+            fs::write(file, "").unwrap();
             assert_eq!(puller.find_pulled(&store, &image), None, "{}", file.display());
+            fs::write(file, whole).unwrap();
+            assert_eq!(puller.find_pulled(&store, &image).as_ref(), Some(&expected));
         }
         fs::remove_dir_all(&store).unwrap();
     }
 
-    /// Smallest manifest of an image.
+    /// Digits of the digests of the configuration and the layer in [`manifest_text`].
+    const BLOB_DIGITS: [&str; 2] = ["b", "c"];
+
+    fn blob_digest(digit: &str) -> String {
+        format!("sha256:{}", digit.repeat(64))
+    }
+
+    /// Manifest of an image with one layer. Each blob has two bytes.
     fn manifest_text() -> String {
+        let [config, layer] = BLOB_DIGITS.map(blob_digest);
         let config = serde_json::json!({
-            "mediaType": "application/vnd.oci.image.config.v1+json",
-            "digest": format!("sha256:{}", "b".repeat(64)), "size": 2,
+            "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2,
         });
-        serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [] }).to_string()
+        let layer = serde_json::json!({
+            "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer, "size": 2,
+        });
+        serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [layer] }).to_string()
     }
 
     #[tokio::test]
