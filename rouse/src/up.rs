@@ -121,9 +121,13 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     join_errors(result, removal)
 }
 
-/// Removes the ready file of an earlier run, which would show a node as ready that is not.
+/// Removes the ready file of an earlier run, which would show a node as ready that is not. A pipe, a device or a link
+/// stays, since no run has made it: `/dev/stdout` is a link.
 fn remove_ready_file(file: Option<&Path>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
+    if std::fs::symlink_metadata(file).is_ok_and(|it| !it.is_file()) {
+        return Ok(());
+    }
     match std::fs::remove_file(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", file.display())),
@@ -490,6 +494,19 @@ mod tests {
         remove_ready_file(Some(&file)).unwrap();
         let error = remove_ready_file(Some(Path::new("/proc/version"))).unwrap_err();
         assert_eq!(error.to_string(), "cannot remove /proc/version");
+    }
+
+    #[test]
+    fn a_ready_file_that_no_run_has_made_stays() {
+        let folder = std::env::temp_dir().join(format!("rouse-ready-link-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let link = folder.join("stdout");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &link).unwrap();
+        remove_ready_file(Some(&link)).unwrap();
+        assert!(link.symlink_metadata().is_ok());
+        remove_ready_file(Some(&folder)).unwrap();
+        assert!(folder.exists());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
