@@ -117,6 +117,13 @@ impl NodeManager {
         }
     }
 
+    /// Releases a lock under which no node was made, with the folder that [`NodeManager::lock`] may have made for it.
+    pub fn discard_lock(layout: &NodeLayout, lock: NodeLock) {
+        // Fails if there is a node. The lock keeps another process from making one meanwhile.
+        let _ = fs::remove_dir(layout.run_folder());
+        drop(lock);
+    }
+
     /// Creates the missing things of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
     ///
     /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`NodeLock`] if others may do so

@@ -106,10 +106,14 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
         args.component.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
-    check_not_running(layout, args.component)?;
-    remove_ready_file(args.ready_file.as_deref())?;
     // Before the node is made: a port that is taken must not end the pods that a killed node has left.
-    let host_handles = HostHandles::open(args, &components)?;
+    let host_handles = match prepare_run(layout, args, &components) {
+        Ok(host_handles) => host_handles,
+        Err(error) => {
+            NodeManager::discard_lock(layout, lock);
+            return Err(error);
+        }
+    };
     let result = create_node(layout, args.component);
     drop(lock);
     let result = result.and_then(|()| enter_and_run(layout, args, host_handles, &components));
@@ -119,6 +123,17 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     let removal = NodeManager::destroy(layout)
         .context("the node is left half removed; `rouse down` tries again");
     join_errors(result, removal)
+}
+
+/// Checks that the components may run, and opens what they need of the host. It changes nothing of the node.
+fn prepare_run(
+    layout: &NodeLayout,
+    args: &NodeUpArgs,
+    components: &[NodeComponent],
+) -> Result<HostHandles> {
+    check_not_running(layout, args.component)?;
+    remove_ready_file(args.ready_file.as_deref())?;
+    HostHandles::open(args, components)
 }
 
 /// Removes the ready file of an earlier run, which would show a node as ready that is not. A pipe, a device or a link
