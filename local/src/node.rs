@@ -24,6 +24,9 @@ use crate::sys;
 /// services that have reached the disk takes 6 s.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Attempts to make a folder whose parents other processes remove.
+const FOLDER_ATTEMPTS_MAX: usize = 1_000;
+
 /// Reason that a node could not be created or removed.
 #[derive(Debug, Error)]
 pub enum NodeError {
@@ -105,11 +108,7 @@ impl NodeManager {
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run_folder();
         loop {
-            match fs::create_dir_all(&path) {
-                // The removal of the last other node has removed the parent between two steps.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                made => made.map_err(file_error("make folder", &path))?,
-            }
+            make_folder(&path).map_err(file_error("make folder", &path))?;
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
@@ -141,7 +140,7 @@ impl NodeManager {
             layout.images(),
             layout.logs(),
         ] {
-            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
+            make_folder(&path).map_err(file_error("make folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
         let cgroup = cgroup_error("set up", layout);
@@ -267,6 +266,22 @@ fn write_resolv_conf(path: &Path) -> Result<(), NodeError> {
     fs::write(path, names).map_err(file_error("write", path))
 }
 
+/// Makes a folder with its parents, even if the removal of the last other node takes a parent away meanwhile.
+pub fn make_folder(path: &Path) -> io::Result<()> {
+    let mut made = fs::create_dir_all(path);
+    for _ in 1..FOLDER_ATTEMPTS_MAX {
+        // A parent that goes between two steps is missing, or exists and is no folder any more.
+        let is_retried = made.as_ref().is_err_and(|error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
+        });
+        if !is_retried {
+            break;
+        }
+        made = fs::create_dir_all(path);
+    }
+    made
+}
+
 /// Removes a folder with all its content; a missing folder is no error.
 fn remove_folder(path: &Path) -> Result<(), NodeError> {
     match fs::remove_dir_all(path) {
@@ -364,6 +379,7 @@ fn end_components(layout: &NodeLayout) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::thread;
 
@@ -392,6 +408,35 @@ mod tests {
         });
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
         fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_made_while_its_parent_is_removed_again_and_again() {
+        let parent = folder("parent");
+        let (middle, inner) = (parent.join("a"), parent.join("a/b"));
+        let is_done = AtomicBool::new(false);
+        let failures = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    // It succeeds only while the folder is empty.
+                    let _ = fs::remove_dir(&parent);
+                }
+            });
+            let make_and_remove = |_| {
+                let made = make_folder(&inner);
+                let _ = fs::remove_dir(&inner).and_then(|()| fs::remove_dir(&middle));
+                made.err()
+            };
+            let failures: Vec<io::Error> = (0..5_000).filter_map(make_and_remove).collect();
+            is_done.store(true, Ordering::Relaxed);
+            failures
+        });
+        assert!(failures.is_empty(), "{} of 5000: {:?}", failures.len(), failures[0]);
+        let _ = fs::remove_dir(&parent);
+        fs::write(&parent, "").unwrap();
+        let in_the_way = make_folder(&parent).unwrap_err();
+        assert_eq!(in_the_way.kind(), io::ErrorKind::AlreadyExists);
+        fs::remove_file(&parent).unwrap();
     }
 
     #[test]
