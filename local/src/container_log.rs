@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub const MAX_LOG_BYTES: u64 = 10 << 20;
 /// Bytes that a container can write during the copy without loss.
 const COPY_SLACK_BYTES: u64 = 1 << 20;
+/// Highest start of a log. A container can make its log a file with a hole, as long as a file can be: 2⁶³ bytes.
+const MAX_START: u64 = 1 << 62;
 
 /// Creates the file with the start of a log, so that the first rotation has a lock too.
 pub fn create_start_file(log: &Path) -> io::Result<File> {
@@ -157,11 +159,12 @@ fn start_path(log: &Path) -> PathBuf {
     log.with_extension("log.start")
 }
 
-/// Reads the start of a log; 0 before the first rotation.
+/// Reads the start of a log; 0 before the first rotation, and again where positions behind it could overflow.
 fn read_start(mut file: &File) -> u64 {
     let mut text = String::new();
     let read = file.read_to_string(&mut text);
-    read.ok().and_then(|_| text.trim().parse().ok()).unwrap_or(0)
+    let start = read.ok().and_then(|_| text.trim().parse::<u64>().ok());
+    start.filter(|&start| start <= MAX_START).unwrap_or(0)
 }
 
 /// Opens a file to read; `None` if there is none.
@@ -303,6 +306,19 @@ mod tests {
         assert_eq!(offset_of(&fixture.log, begin), 0);
         let next = end_position(&fixture.log);
         assert_eq!((next, offset_of(&fixture.log, next)), (57, 41));
+    }
+
+    #[test]
+    fn positions_do_not_overflow_however_long_a_container_makes_its_log() {
+        let fixture = LogFixture::new("long");
+        fs::write(start_path(&fixture.log), format!("{:020}\n", u64::MAX - 2)).unwrap();
+        fixture.write("one\n");
+        assert_eq!(end_position(&fixture.log), 4);
+        assert!(rotate(&fixture.log).unwrap());
+        fixture.write("two\n");
+        assert_eq!(end_position(&fixture.log), 8);
+        let mut first = LogReader::from_first_byte(fixture.log.clone());
+        assert_eq!(read(&mut first), "one\ntwo\n");
     }
 
     #[test]
