@@ -1,9 +1,9 @@
 //! Shell: the local node itself: created once, found again, and removed completely.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -141,6 +141,12 @@ impl NodeManager {
             layout.logs(),
         ] {
             make_folder(&path).map_err(file_error("make folder", &path))?;
+        }
+        // Images have programs with the set-user-ID bit, volumes are open to each user of a pod, and bundles have
+        // environments with passwords. Other users of the machine must not reach them.
+        for path in [layout.images(), layout.pods_data(), layout.pods(), layout.runtime()] {
+            let rights = fs::set_permissions(&path, Permissions::from_mode(0o700));
+            rights.map_err(file_error("restrict folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
         let cgroup = cgroup_error("set up", layout);
