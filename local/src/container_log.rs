@@ -4,9 +4,9 @@
 //! the end of the file to `….log.1` and truncates the file. The file `….log.start` has the number of bytes that all
 //! rotations have copied or left out: the position at which the log now starts. Its lock orders rotations and reads.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Size at which a log is rotated: the kubelet's default `containerLogMaxSize`.
@@ -15,6 +15,8 @@ pub const MAX_LOG_BYTES: u64 = 10 << 20;
 const COPY_SLACK_BYTES: u64 = 1 << 20;
 /// Highest start of a log. A container can make its log a file with a hole, as long as a file can be: 2⁶³ bytes.
 const MAX_START: u64 = 1 << 62;
+/// Mode of a log's other files: no more users may read the copy than the log.
+const FILE_MODE: u32 = 0o640;
 
 /// Creates the file with the start of a log, so that the first rotation has a lock too.
 pub fn create_start_file(log: &Path) -> io::Result<File> {
@@ -24,7 +26,7 @@ pub fn create_start_file(log: &Path) -> io::Result<File> {
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o640)
+        .mode(FILE_MODE)
         .open(start_path(log))
 }
 
@@ -44,8 +46,7 @@ pub fn rotate(log: &Path) -> io::Result<bool> {
     // A container may have written many times the limit since the last check; only the end is kept.
     let begin = file.metadata()?.len().saturating_sub(MAX_LOG_BYTES - COPY_SLACK_BYTES);
     file.seek(SeekFrom::Start(begin))?;
-    let rotated = File::create(rotated_path(log));
-    let copied = rotated.and_then(|mut rotated| {
+    let copied = create_rotated(log).and_then(|mut rotated| {
         let copied = io::copy(&mut (&file).take(MAX_LOG_BYTES), &mut rotated);
         Ok((copied, rotated.metadata()?.len()))
     });
@@ -57,6 +58,15 @@ pub fn rotate(log: &Path) -> io::Result<bool> {
         start_file.write_all_at(format!("{:020}\n", start + begin + length).as_bytes(), 0)?;
     }
     copied.map(|_| true)
+}
+
+/// Creates the file for the copy of a log, or empties it. One of an earlier version has another mode.
+fn create_rotated(log: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    let rotated = options.open(rotated_path(log))?;
+    rotated.set_permissions(Permissions::from_mode(FILE_MODE))?;
+    Ok(rotated)
 }
 
 /// Returns the position of the next byte that a container writes; it grows over rotations.
@@ -319,6 +329,19 @@ mod tests {
         assert_eq!(end_position(&fixture.log), 8);
         let mut first = LogReader::from_first_byte(fixture.log.clone());
         assert_eq!(read(&mut first), "one\ntwo\n");
+    }
+
+    #[test]
+    fn no_more_users_may_read_a_rotated_log_than_the_log() {
+        let fixture = LogFixture::new("rights");
+        fixture.write("password\n");
+        // As an earlier version left it.
+        fs::write(rotated_path(&fixture.log), "").unwrap();
+        assert!(rotate(&fixture.log).unwrap());
+        for file in [rotated_path(&fixture.log), start_path(&fixture.log)] {
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o137, 0, "{}: {mode:o}", file.display());
+        }
     }
 
     #[test]
