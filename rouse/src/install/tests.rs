@@ -31,7 +31,7 @@ use serde_json::Value;
 use super::{
     configs, objects, rbac,
     settings::{GatewayExposure, InstallProfile, InstallSettings, NAMESPACE},
-    workloads,
+    uninstall, workloads,
 };
 
 fn all() -> Vec<Value> {
@@ -286,6 +286,25 @@ fn an_uninstall_knows_the_objects_of_all_modes() {
         assert_eq!(left, [""; 0], "{clusterip:?}");
     }
     assert!(removed.contains("ClusterRoleBinding/rouse-agent"), "{removed:?}");
+}
+
+#[test]
+fn an_uninstall_is_refused_while_nothing_else_serves_cluster_ips() {
+    let settings = |without_kube_proxy| {
+        let clusterip = ClusterIpMode::All;
+        InstallSettings { clusterip, without_kube_proxy, ..InstallSettings::default() }
+    };
+    let agents = |without_kube_proxy| {
+        let objects = objects::all(&settings(without_kube_proxy));
+        objects.into_iter().find(|it| it["kind"] == "DaemonSet").unwrap()
+    };
+    let error = uninstall::check_kube_proxy(&agents(true)).unwrap_err().to_string();
+    assert!(error.contains("start kube-proxy"), "{error}");
+    // The last one is what an uninstall that was interrupted has left.
+    let removal = workloads::agent_removal_daemon_set(&settings(true));
+    for fine in [Value::Null, agents(false), removal] {
+        uninstall::check_kube_proxy(&fine).unwrap();
+    }
 }
 
 #[test]
