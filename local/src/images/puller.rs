@@ -65,6 +65,20 @@ pub enum ImagePullError {
         #[source]
         source: Box<OciDistributionError>,
     },
+    /// A blob has another size than the manifest names, so it could not be told from one that was cut.
+    #[error(
+        "registry {registry} has {digest} with {actual} bytes instead of {named}: push it again"
+    )]
+    Size {
+        /// Host and port of the registry.
+        registry: String,
+        /// Digest of the blob.
+        digest: String,
+        /// Number of bytes that the registry has sent.
+        actual: usize,
+        /// Number of bytes that the manifest names.
+        named: i64,
+    },
     /// The image store could not be written.
     #[error("cannot write {path}")]
     Store {
@@ -148,6 +162,7 @@ impl ImagePuller {
                 continue;
             }
             let bytes = session.pull_layer(layer).await.map_err(classify)?;
+            check_size(&registry, &layer.digest, layer.size, &bytes)?;
             write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
@@ -204,6 +219,20 @@ fn classify_error(registry: &str, source: OciDistributionError) -> ImagePullErro
     } else {
         ImagePullError::Request { registry, source }
     }
+}
+
+/// Returns an error unless a blob has the size that the manifest names.
+fn check_size(
+    registry: &str,
+    digest: &str,
+    named: i64,
+    bytes: &[u8],
+) -> Result<(), ImagePullError> {
+    if i64::try_from(bytes.len()) == Ok(named) {
+        return Ok(());
+    }
+    let (registry, digest) = (registry.to_owned(), digest.to_owned());
+    Err(ImagePullError::Size { registry, digest, actual: bytes.len(), named })
 }
 
 /// Path of a blob in the store: `blobs/sha256/…`.
@@ -274,6 +303,15 @@ mod tests {
             assert_eq!(results, vec![Ok(true); 8]);
         }
         fs::remove_dir_all(&store).unwrap();
+    }
+
+    #[test]
+    fn a_blob_of_another_size_than_its_manifest_names_is_refused() {
+        check_size("h.io", "sha256:00", 2, b"{}").unwrap();
+        for named in [-1, 1, 3] {
+            let error = check_size("h.io", "sha256:00", named, b"{}").unwrap_err().to_string();
+            assert!(error.contains(&format!("2 bytes instead of {named}")), "{error}");
+        }
     }
 
     #[test]
