@@ -1,9 +1,9 @@
 //! Shell: the local node itself: created once, found again, and removed completely.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ use crate::sys;
 /// services that have reached the disk takes 6 s.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Mode of a node's run folder. Other users can pass through it, but not open it: their lock would stop `rouse down`.
+const RUN_FOLDER_MODE: u32 = 0o711;
 /// Attempts to make a folder whose parents other processes remove.
 const FOLDER_ATTEMPTS_MAX: usize = 1_000;
 
@@ -108,7 +110,8 @@ impl NodeManager {
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run_folder();
         loop {
-            make_folder(&path).map_err(file_error("make folder", &path))?;
+            make_folder_with_mode(&path, RUN_FOLDER_MODE)
+                .map_err(file_error("make folder", &path))?;
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
@@ -144,8 +147,10 @@ impl NodeManager {
         }
         // Images have programs with the set-user-ID bit, volumes are open to each user of a pod, and bundles have
         // environments with passwords. Other users of the machine must not reach them.
-        for path in [layout.images(), layout.pods_data(), layout.pods(), layout.runtime()] {
-            let rights = fs::set_permissions(&path, Permissions::from_mode(0o700));
+        let private = [layout.images(), layout.pods_data(), layout.pods(), layout.runtime()];
+        let private = private.into_iter().map(|path| (path, 0o700));
+        for (path, mode) in private.chain([(layout.run_folder(), RUN_FOLDER_MODE)]) {
+            let rights = fs::set_permissions(&path, Permissions::from_mode(mode));
             rights.map_err(file_error("restrict folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
@@ -274,7 +279,14 @@ fn write_resolv_conf(path: &Path) -> Result<(), NodeError> {
 
 /// Makes a folder with its parents, even if the removal of the last other node takes a parent away meanwhile.
 pub fn make_folder(path: &Path) -> io::Result<()> {
-    let mut made = fs::create_dir_all(path);
+    make_folder_with_mode(path, 0o777)
+}
+
+/// Makes a folder as [`make_folder`] does. It and the parents that are made get this mode, less the umask.
+fn make_folder_with_mode(path: &Path, mode: u32) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(mode);
+    let mut made = builder.create(path);
     for _ in 1..FOLDER_ATTEMPTS_MAX {
         // A parent that goes between two steps is missing, or exists and is no folder any more.
         let is_retried = made.as_ref().is_err_and(|error| {
@@ -283,7 +295,7 @@ pub fn make_folder(path: &Path) -> io::Result<()> {
         if !is_retried {
             break;
         }
-        made = fs::create_dir_all(path);
+        made = builder.create(path);
     }
     made
 }
@@ -443,6 +455,16 @@ mod tests {
         let in_the_way = make_folder(&parent).unwrap_err();
         assert_eq!(in_the_way.kind(), io::ErrorKind::AlreadyExists);
         fs::remove_file(&parent).unwrap();
+    }
+
+    #[test]
+    fn other_users_cannot_open_the_folder_with_the_lock() {
+        let parent = folder("mode");
+        let path = parent.join("a");
+        make_folder_with_mode(&path, RUN_FOLDER_MODE).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o066, 0, "{mode:o}");
+        fs::remove_dir_all(parent).unwrap();
     }
 
     #[test]

@@ -337,7 +337,7 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
 }
 
 #[test]
-fn other_users_of_the_machine_reach_no_files_of_pods_and_images() {
+fn other_users_of_the_machine_reach_no_files_of_pods_and_images_and_no_lock() {
     let node = TestNode::new("rights");
     let extra = json!({
         "container": {
@@ -352,7 +352,8 @@ fn other_users_of_the_machine_reach_no_files_of_pods_and_images() {
     assert!(volume.join("x").exists(), "the pod's own user reaches its volume");
     let bundle = node.layout.bundle("a", "web").join("config.json");
     let image_files = node.layout.images().join("rootfs");
-    for path in [volume, bundle, image_files] {
+    // The lock of the node is on the last one: a lock of another user would stop `rouse down`.
+    for path in [volume, bundle, image_files, node.layout.run_folder()] {
         let mut command = Command::new("ls");
         let listed = command.arg(&path).env("LC_ALL", "C").uid(65_534).output().expect("ls");
         let message = String::from_utf8_lossy(&listed.stderr);
