@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     cluster::{self, ClusterClient},
-    configs, objects, readiness,
+    configs, kube_proxy_check, objects, readiness,
     settings::InstallSettings,
     webhook_object, workloads,
 };
@@ -38,8 +38,7 @@ pub(super) async fn run(
     settings: &InstallSettings,
     crds: bool,
 ) -> Result<()> {
-    let agents = bare_object("apps/v1", "DaemonSet", "rouse-agent", settings);
-    check_kube_proxy(&cluster.get(&agents).await?.unwrap_or_default())?;
+    kube_proxy_check::check_agents(cluster, settings).await?;
     // The controller first: it would register its webhooks again, and webhooks without it would block every change.
     remove_object(cluster, &bare_object("apps/v1", "Deployment", "controller", settings)).await?;
     wait_for_pods_gone(cluster, "app=controller", settings).await?;
@@ -76,17 +75,6 @@ pub(super) async fn run(
         stdout::print_line(
             "left: the CRDs and all services with their pods; `--crds` removes them as well",
         )?;
-    }
-    Ok(())
-}
-
-/// Returns an error if nothing else serves ClusterIPs: the removal would take the API server and DNS from all pods.
-pub(super) fn check_kube_proxy(agents: &Value) -> Result<()> {
-    if workloads::is_without_kube_proxy(agents) {
-        bail!(
-            "the agents serve this cluster without kube-proxy, and nothing is changed: start kube-proxy, wait until it has \
-             written its rules, and install without --without-kube-proxy before"
-        );
     }
     Ok(())
 }
