@@ -118,8 +118,9 @@ impl ComponentCommand {
             Self::AgentRemove => {
                 let config = agent::config::AgentConfig::parse_from(args);
                 Box::pin(async move {
-                    remove_agent_files(&config)?;
-                    remove_routes()
+                    // Routes that stay would end connects that kube-proxy serves, so pins must not hold them up.
+                    let routes = remove_routes();
+                    remove_agent_files(&config).and(routes)
                 })
             }
             Self::AgentRemoved => Box::pin(async move {

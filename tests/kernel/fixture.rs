@@ -138,6 +138,9 @@ impl Drop for SharedKernelFixture {
         if self.is_exclusive || std::thread::panicking() || fixture.last_netns > MAX_NETNS {
             return;
         }
+        let pins = fixture.programs.as_ref().map(EbpfPrograms::pins);
+        let own_pins = Some(fixture.paths.pins());
+        assert_eq!(pins, own_pins, "a test that replaces programs needs a fixture alone");
         fixture.remove_all();
         AT_EXIT.call_once(|| sys::at_exit(|| drop(lock_idle_fixture().take())));
         *lock_idle_fixture() = Some(fixture);

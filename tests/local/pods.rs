@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -333,6 +334,32 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn other_users_of_the_machine_reach_no_files_of_pods_and_images_and_no_lock() {
+    let node = TestNode::new("rights");
+    let extra = json!({
+        "container": {
+            "securityContext": { "runAsUser": 7 },
+            "volumeMounts": [{ "name": "s", "mountPath": "/s" }],
+        },
+        "pod": { "volumes": [{ "name": "s", "emptyDir": {} }] },
+    });
+    node.set_pods([pod_spec("a", &["touch=/s/x", "say=written", "wait"], extra)]);
+    node.wait_log("pod-a", "written\n");
+    let volume = node.layout.pod_data("a").join("volumes/s");
+    assert!(volume.join("x").exists(), "the pod's own user reaches its volume");
+    let bundle = node.layout.bundle("a", "web").join("config.json");
+    let image_files = node.layout.images().join("rootfs");
+    // The lock of the node is on the last one: a lock of another user would stop `rouse down`.
+    for path in [volume, bundle, image_files, node.layout.run_folder()] {
+        let mut command = Command::new("ls");
+        let listed = command.arg(&path).env("LC_ALL", "C").uid(65_534).output().expect("ls");
+        let message = String::from_utf8_lossy(&listed.stderr);
+        assert!(!listed.status.success() && message.contains("Permission denied"), "{message}");
+        assert!(path.exists(), "{} is there", path.display());
+    }
 }
 
 #[test]

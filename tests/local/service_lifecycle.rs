@@ -171,6 +171,18 @@ fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf() {
     assert_eq!(file(), before);
 }
 
+/// The removal of a node kills each process in its cgroups.
+#[test]
+fn a_process_in_the_node_cannot_take_it_down() {
+    let node = RouseNode::start("inside");
+    // This process is a client in the node, and so are its children.
+    let output = node.try_run(&["down"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("leave `rouse run`"), "{message}");
+    assert!(node.apply(HELLO).0);
+    node.wait_ready("hello");
+}
+
 #[test]
 fn the_address_alone_wakes_whatever_the_host_header_says() {
     let node = RouseNode::start("host");

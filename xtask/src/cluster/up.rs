@@ -161,14 +161,18 @@ fn read_images(file: &Path) -> Result<ImageArchives> {
 fn rerun_as_root(images: &ImageArchives) -> Result<()> {
     let folder = CargoWorkspace::load()?.target.join("cluster-images");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let file = folder.join("images.json");
-    // Images are built before, as the user; root gets their paths in a file.
-    fs::write(&file, serde_json::to_string(images)?)?;
+    // Images are built before, as the user; root gets their paths in a file. Another cluster with other images may start
+    // at the same time, so the file is this process's own.
+    let file = folder.join(format!("images-{}.json", std::process::id()));
+    fs::write(&file, serde_json::to_string(images)?)
+        .with_context(|| format!("cannot write {}", file.display()))?;
     let assets = std::env::var_os("KUBEBUILDER_ASSETS");
     let vars: Vec<_> =
         assets.iter().map(|value| ("KUBEBUILDER_ASSETS", value.as_os_str())).collect();
     let mut command = sh::root_command_with(std::env::current_exe()?, &vars);
-    sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(file))
+    let result = sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(&file));
+    let _removed = fs::remove_file(&file);
+    result
 }
 
 /// Starts everything that needs root.
