@@ -164,6 +164,25 @@ fn the_topology_mode_hints_in_proportion_and_keeps_hints_until_a_zone_is_overloa
     assert_eq!(counts, [2, 2, 2], "a zone without pods gets some too");
 }
 
+/// Its pods are planned by the shares that follow from its new zone: by the old ones each would be for its own zone.
+#[test]
+fn a_node_that_changes_its_zone_gets_its_share_of_the_hints() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    let auto = ("service.kubernetes.io/topology-mode", "Auto");
+    apply_annotated(&mut api_server, "/metadata", Some(auto));
+    api_server.decide("hello-00001", 12);
+    place_pods(&mut api_server, &[["n1"; 7].as_slice(), &["n2"; 5]].concat());
+    let counts = |api_server: &FakeApiServer| {
+        let hints = zone_hints(api_server);
+        ["a", "b", "c"].map(|zone| hints.iter().filter(|it| *it == zone).count())
+    };
+    assert_eq!(counts(&api_server), [6, 6, 0]);
+    observe_node(&mut api_server, "n1", node("c", "4"));
+    assert_eq!(counts(&api_server), [0, 6, 6]);
+}
+
 #[test]
 fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     let mut api_server = FakeApiServer::new();
