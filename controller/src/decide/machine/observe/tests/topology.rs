@@ -130,6 +130,30 @@ fn a_traffic_distribution_of_a_service_or_a_template_hints_at_near_pods() {
 }
 
 #[test]
+fn an_annotation_of_a_service_counts_before_all_of_its_template() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    let mut template = template("hello:v1", 1);
+    template["metadata"]["annotations"][key::TOPOLOGY_MODE] = json!("Auto");
+    let service = json!({
+        "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+        "metadata": {
+            "name": "hello", "namespace": NAMESPACE,
+            "annotations": {key::TRAFFIC_DISTRIBUTION: "PreferSameNode"},
+        },
+        "spec": {"template": template},
+    });
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), service) {
+        api_server.step(event);
+    }
+    api_server.decide("hello-00001", 2);
+    place_pods(&mut api_server, &["n1", "n2"]);
+    let nodes: Vec<String> = pod_hints(&api_server).into_iter().map(|[.., node]| node).collect();
+    assert_eq!(nodes, ["n1", "n2"], "the topology mode has no hints for nodes");
+}
+
+#[test]
 fn the_topology_mode_hints_in_proportion_and_keeps_hints_until_a_zone_is_overloaded() {
     let mut api_server = FakeApiServer::new();
     observe_node(&mut api_server, "n1", node("a", "4"));
