@@ -80,7 +80,8 @@ fn plan_topology(
     let pods = ready.iter().zip(places).zip(assigned.unwrap_or_default());
     let mut pods: Vec<HintedPod> = pods.map(|(pod, hints)| hinted(pod, hints)).collect();
     pods.sort_by(|a, b| a.name.cmp(&b.name));
-    let before = revision.topology.as_deref().filter(|it| it.mode == mode);
+    // Without hints before there are none to keep, and the reason may be another one now.
+    let before = revision.topology.as_deref().filter(|it| it.mode == mode && it.refusal.is_none());
     if let Some(before) = before
         && mode == HintMode::Proportional
         && is_same_place(&before.pods, &pods)

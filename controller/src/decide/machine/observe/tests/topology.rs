@@ -3,6 +3,7 @@
 use common::service_routing::TopologyHints;
 
 use super::*;
+use crate::model::zone_shares::HintRefusal;
 
 /// Returns a ready node in a zone, or in none if it is empty.
 fn node(zone: &str, cpu: &str) -> Value {
@@ -151,6 +152,23 @@ fn an_annotation_of_a_service_counts_before_all_of_its_template() {
     place_pods(&mut api_server, &["n1", "n2"]);
     let nodes: Vec<String> = pod_hints(&api_server).into_iter().map(|[.., node]| node).collect();
     assert_eq!(nodes, ["n1", "n2"], "the topology mode has no hints for nodes");
+}
+
+#[test]
+fn the_reason_for_no_hints_is_the_present_one() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("", "4"));
+    apply_annotated(&mut api_server, "/metadata", Some((key::TOPOLOGY_MODE, "Auto")));
+    api_server.decide("hello-00001", 1);
+    place_pods(&mut api_server, &["n1"]);
+    let refusal = |api_server: &FakeApiServer| {
+        let app = &api_server.machine.cluster().apps[&name("hello")];
+        app.revisions[0].topology.as_ref().and_then(|it| it.refusal)
+    };
+    assert_eq!(refusal(&api_server), Some(HintRefusal::IncompleteNode));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    assert_eq!(refusal(&api_server), Some(HintRefusal::TooFewEndpoints));
 }
 
 #[test]
