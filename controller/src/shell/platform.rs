@@ -174,7 +174,7 @@ impl KubernetesPlatform {
         self.check_network_policies();
         let clients_listed = OnceSignal::new();
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
-        // A policy admits no pod while the pods are not known: the first routes would refuse all clients.
+        // A policy that names pods waits until these are known, and the first routes would admit all clients.
         if *self.needs_client_pods.borrow() {
             tokio::select! {
                 () = client_watch.as_mut() => {}

@@ -974,7 +974,9 @@ fn a_network_policy_limits_the_admitted_sources() {
         object: it,
     };
     api_server.step(observed(Some(Box::new(policy))));
-    assert_eq!(sources(&api_server), Some(vec![]), "no known client is admitted");
+    assert_eq!(sources(&api_server), None, "the clients that it admits are not known");
+    api_server.step(ControllerEvent::ClientPodsListed);
+    assert_eq!(sources(&api_server), Some(vec![]), "there is no such client");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
