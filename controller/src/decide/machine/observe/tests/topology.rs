@@ -245,6 +245,11 @@ fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     assert_eq!(slice["endpoints"][0]["zone"], "a");
     observe_node(&mut api_server, "n1", node("", "4"));
     assert_eq!(zones(&api_server), ["", ""]);
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    let mut unnamed = node("", "4");
+    unnamed["metadata"]["labels"]["topology.kubernetes.io/zone"] = json!("");
+    observe_node(&mut api_server, "n1", unnamed);
+    assert_eq!(zones(&api_server), ["", ""], "agents refuse a node with an empty zone");
 }
 
 /// Without the slices it would assign the hints again: five pods for zone `a` and seven for zone `b`.
