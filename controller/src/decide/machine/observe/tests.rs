@@ -122,6 +122,11 @@ fn a_non_leader_follows_an_activator_port_that_the_leader_has_changed() {
     observe_port(&mut follower, "other", unused);
     assert_eq!(ports(&follower), [before[1], unused]);
     assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+    // Names that are deleted and made again in another order may have each other's ports.
+    observe_port(&mut follower, "hello", unused);
+    observe_port(&mut follower, "other", before[1]);
+    assert_eq!(ports(&follower), [unused, before[1]]);
+    assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
 }
 
 #[test]
