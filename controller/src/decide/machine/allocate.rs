@@ -5,8 +5,8 @@ use common::wire::NamespacedName;
 use super::name_claims;
 use crate::model::{
     cluster_state::{
-        AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
-        name_registry::NameClaimant,
+        AppState, ClusterIpSource, ClusterState, PlaceholderState, PlatformKind,
+        RouteNameAllocation, name_registry::NameClaimant,
     },
     object::names::tagged_name,
 };
@@ -83,7 +83,8 @@ fn follow_placeholder(
     let service = placeholder_name(name, allocation.tag.as_deref());
     let Some(placeholder) = cluster.names.placeholders.get(&service) else { return };
     allocation.cluster_ips = ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
-    let Some(port) = placeholder.activator_port.filter(|_| !cluster.is_leader) else { return };
+    let held = held_port(placeholder, cluster).filter(|_| !cluster.is_leader);
+    let Some(port) = held else { return };
     if port == allocation.activator_port {
         return;
     }
@@ -134,7 +135,14 @@ fn find_holder(
     })?;
     let placeholder =
         cluster.names.placeholders.get(&placeholder_name(name, allocation.tag.as_deref()))?;
-    Some((name.clone(), allocation.tag.clone(), placeholder.activator_port?))
+    Some((name.clone(), allocation.tag.clone(), held_port(placeholder, cluster)?))
+}
+
+/// Returns the port that a placeholder holds. Users of its namespace can write it too: the activators' other ports are
+/// no ports of services.
+fn held_port(placeholder: &PlaceholderState, cluster: &ClusterState) -> Option<u16> {
+    let (first, last) = cluster.settings.activator_port_range;
+    placeholder.activator_port.filter(|port| (first..=last).contains(port))
 }
 
 /// Returns the allocation that the name's placeholder Service holds. Only the leader allocates a new port, if the
@@ -146,7 +154,7 @@ fn adopt_from_service(
 ) -> Option<RouteNameAllocation> {
     let placeholder = cluster.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
     let adopted = placeholder
-        .and_then(|it| it.activator_port)
+        .and_then(|it| held_port(it, cluster))
         .filter(|port| !cluster.allocated.ports.contains(port));
     let new_port =
         || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);

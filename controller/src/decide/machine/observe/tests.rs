@@ -126,7 +126,24 @@ fn a_non_leader_follows_an_activator_port_that_the_leader_has_changed() {
     observe_port(&mut follower, "hello", unused);
     observe_port(&mut follower, "other", before[1]);
     assert_eq!(ports(&follower), [unused, before[1]]);
+    observe_port(&mut follower, "hello", 8080);
+    assert_eq!(ports(&follower), [unused, before[1]], "a user wrote that port");
     assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+}
+
+/// Users of a namespace can write the annotation. The activators' other ports are not for services.
+#[test]
+fn a_port_outside_of_the_range_is_not_adopted() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let placeholder = (ResourceKind::Service, name("hello"));
+    let object = api_server.objects.get_mut(&placeholder).expect("a placeholder");
+    object["metadata"]["annotations"][key::ACTIVATOR_PORT_ANNOTATION] = json!("8080");
+    let mut replica = api_server.start_replica();
+    replica.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    let port = table(&replica).services[&name("hello")].activator_port.get();
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    assert!((first..=last).contains(&port), "{port}");
 }
 
 #[test]
