@@ -108,6 +108,8 @@ pub enum ControllerEvent {
     ObjectObserved { resource: ResourceKind, name: NamespacedName, object: Option<Box<Value>> },
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
     ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
+    /// All pods that NetworkPolicies may admit have been observed.
+    ClientPodsListed,
     /// A write error of an object; `None`: its last write succeeded.
     WriteErrorChanged { key: ObjectPartKey, error: Option<WriteError> },
     /// Child objects of an app's object do not exist; `None`: all exist.
@@ -321,6 +323,7 @@ impl ControllerStateMachine {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
             Event::ClientPodObserved { name, pod } => self.handle_client_pod(name, pod, now),
+            Event::ClientPodsListed => self.handle_client_list(now),
             Event::WriteErrorChanged { key, error } => self.handle_write_error(&key, error, now),
             Event::ChildrenMissing { app, owner_resource, owner, error } => {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)
@@ -338,6 +341,11 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let changed_apps = self.cluster.network_policies.set_client(name, client);
+        self.reconcile_namespaces(&changed_apps, now);
+    }
+
+    fn handle_client_list(&mut self, now: UnixMillis) {
+        let changed_apps = self.cluster.network_policies.set_clients_known();
         self.reconcile_namespaces(&changed_apps, now);
     }
 

@@ -293,7 +293,8 @@ pub fn read_domain_claim(object: &Value) -> DomainClaimState {
 
 /// Returns the zone of a node, if it has one.
 pub fn node_zone(object: &Value) -> Option<String> {
-    label(object, ZONE_LABEL).map(Into::into)
+    // Kubernetes allows an empty label, which names no zone.
+    label(object, ZONE_LABEL).filter(|it| !it.is_empty()).map(Into::into)
 }
 
 /// Returns the names of the pods that an EndpointSlice lists.

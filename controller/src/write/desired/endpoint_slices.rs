@@ -2,7 +2,7 @@
 
 use common::{service_routing::TopologyHints, wire::NamespacedName};
 
-use super::{LiveRevision, with_placeholder};
+use super::{LiveRevision, is_superfluous_placeholder, with_placeholder};
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_slice_route},
@@ -84,7 +84,10 @@ fn revision_slice(
     let owner_revision = owner_revision.or_else(|| {
         find_owner_revision(cluster, ipv6_service, |it| *it.name == *ipv6_service.name)
     });
-    let Some((owner, revision)) = owner_revision else { return DesiredState::Absent };
+    let Some((owner, revision)) = owner_revision else {
+        let is_ipv6 = !ipv6_service.name.is_empty();
+        return ownerless_slice(cluster, if is_ipv6 { ipv6_service } else { &key.name });
+    };
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
@@ -113,6 +116,16 @@ fn revision_slice(
         live.with_view(|it| slices::revision_slice(it, &pods, port, activators, count, rules));
     let slice = slice.filter(|it| it.name == key.name.name);
     slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
+}
+
+/// Returns the desired state of a slice of the Service with this name, of which neither Route nor Revision is known.
+fn ownerless_slice(cluster: &ClusterState, service: &NamespacedName) -> DesiredState {
+    let is_placeholder = cluster.names.placeholders.contains_key(service);
+    // Each kind has a watch of its own. Until the Route is observed, its name needs the slice: connects would fail.
+    if is_placeholder && !is_superfluous_placeholder(cluster, service) {
+        return DesiredState::Unmanaged;
+    }
+    DesiredState::Absent
 }
 
 /// Returns a serving pod as an endpoint of a slice.

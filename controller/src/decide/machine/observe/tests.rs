@@ -122,6 +122,28 @@ fn a_non_leader_follows_an_activator_port_that_the_leader_has_changed() {
     observe_port(&mut follower, "other", unused);
     assert_eq!(ports(&follower), [before[1], unused]);
     assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+    // Names that are deleted and made again in another order may have each other's ports.
+    observe_port(&mut follower, "hello", unused);
+    observe_port(&mut follower, "other", before[1]);
+    assert_eq!(ports(&follower), [unused, before[1]]);
+    observe_port(&mut follower, "hello", 8080);
+    assert_eq!(ports(&follower), [unused, before[1]], "a user wrote that port");
+    assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+}
+
+/// Users of a namespace can write the annotation. The activators' other ports are not for services.
+#[test]
+fn a_port_outside_of_the_range_is_not_adopted() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let placeholder = (ResourceKind::Service, name("hello"));
+    let object = api_server.objects.get_mut(&placeholder).expect("a placeholder");
+    object["metadata"]["annotations"][key::ACTIVATOR_PORT_ANNOTATION] = json!("8080");
+    let mut replica = api_server.start_replica();
+    replica.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    let port = table(&replica).services[&name("hello")].activator_port.get();
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    assert!((first..=last).contains(&port), "{port}");
 }
 
 #[test]
@@ -974,7 +996,9 @@ fn a_network_policy_limits_the_admitted_sources() {
         object: it,
     };
     api_server.step(observed(Some(Box::new(policy))));
-    assert_eq!(sources(&api_server), Some(vec![]), "no known client is admitted");
+    assert_eq!(sources(&api_server), None, "the clients that it admits are not known");
+    api_server.step(ControllerEvent::ClientPodsListed);
+    assert_eq!(sources(&api_server), Some(vec![]), "there is no such client");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},

@@ -614,3 +614,36 @@ fn a_refused_service_keeps_its_labels_and_annotations_after_a_restart() {
     assert!(service.is_some_and(|it| it.manifest_error.is_some()));
     assert_eq!(app(&api_server), old_app);
 }
+
+/// After an outage of their watch, a replica observes a Revision that was made again later than its pod.
+#[test]
+fn a_pod_that_is_observed_before_the_new_revision_of_its_name_serves() {
+    let api_server = service_with_pods(1);
+    let (old_pod, _) = pods(&api_server).remove(0);
+    let mut follower = api_server.start_replica();
+    follower.step(api_server.now, ControllerEvent::DecisionReceived(decision("hello-00001", 2)));
+    let later = api_server.now.plus_ms(60_000);
+    let make_again = |object: &Value, uid: &str| {
+        let mut object = object.clone();
+        object["metadata"]["uid"] = json!(uid);
+        object["metadata"]["creationTimestamp"] = json!(later.rfc3339());
+        object
+    };
+    let pod_uid = "00000000-0000-4000-9000-00000000ffff";
+    let mut pod = make_again(&api_server.objects[&(ResourceKind::Pod, old_pod)], pod_uid);
+    let pod_name = name("hello-00001-deployment-new");
+    pod["metadata"]["name"] = json!(pod_name.name.as_str());
+    pod["status"]["podIP"] = json!("10.1.2.1");
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let revision = api_server.object(ResourceKind::Revision, "hello-00001");
+    let revision = make_again(revision, "00000000-0000-4000-8000-00000000ffff");
+    for (resource, name, object) in [
+        (ResourceKind::Pod, pod_name, pod),
+        (ResourceKind::Revision, name("hello-00001"), revision),
+    ] {
+        let object = Some(Box::new(object));
+        follower.step(later, ControllerEvent::ObjectObserved { resource, name, object });
+    }
+    let phase = table(&follower).pods[pod_uid].phase;
+    assert_eq!(phase, common::wire::RoutingPhase::Ready);
+}
