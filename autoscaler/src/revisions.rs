@@ -297,13 +297,14 @@ impl ScaledRevisions {
     pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, sample: &UsageSample) {
         let Some(is_settling) = self.record_message(now, stream) else { return };
         let pod = sample.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
-        // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
-        let is_counted = pod.is_none_or(AutoscalerPod::is_counted);
+        let is_counted = pod.map(AutoscalerPod::is_counted);
         let name = &sample.key.revision;
         let Some(revision) = self.revisions.get_mut(name) else {
             let load = self.unlisted_loads.entry(name.clone()).or_default();
+            let is_counted = is_counted.unwrap_or_else(|| load.counts_unnamed(stream, sample));
             return load.apply_report(now, stream, is_counted, sample);
         };
+        let is_counted = is_counted.unwrap_or_else(|| revision.load.counts_unnamed(stream, sample));
         if is_settling && is_counted && revision.load.is_changed_by(stream, sample) {
             revision.load.mark_gap();
         }

@@ -134,6 +134,15 @@ impl RevisionLoad {
         }
     }
 
+    /// Returns true if these totals add to the load, although the RouteTable does not name their pod. Its next batch may
+    /// name it as ready. A pod that has left it counts while requests are in flight there: its last totals have none,
+    /// and ask for no other pod.
+    pub fn counts_unnamed(&self, stream: UsageStream, sample: &UsageSample) -> bool {
+        let source = self.find_source(stream.sender, sample.key.pod.as_deref());
+        sample.totals.in_flight() > 0
+            || source.ok().is_none_or(|index| self.sources[index].is_counted)
+    }
+
     /// Adds the totals of one subject. `is_counted` is false for a draining pod.
     pub fn apply_report(
         &mut self,

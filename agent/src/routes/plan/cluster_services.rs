@@ -248,8 +248,21 @@ impl ClusterServices {
     /// Takes the changes of endpoints for UDP if some may have left since the last call, or were not known. Other
     /// changes stay until then.
     pub(super) fn take_changed_udp_endpoints(&mut self) -> Option<UdpEndpoints> {
-        let may_be_stale = std::mem::take(&mut self.may_have_stale_sockets);
-        may_be_stale.then(|| std::mem::take(&mut self.changed_udp_endpoints))
+        if !std::mem::take(&mut self.may_have_stale_sockets) {
+            return None;
+        }
+        let mut changes = std::mem::take(&mut self.changed_udp_endpoints);
+        // A frontend that one service has lost may be another's, whose change was recorded before.
+        if changes.values().any(BTreeSet::is_empty) {
+            for &number in self.services.numbers.values() {
+                for (key, endpoints) in &self.services.get(number).udp_endpoints {
+                    if let Some(changed) = changes.get_mut(key).filter(|it| it.is_empty()) {
+                        changed.clone_from(endpoints);
+                    }
+                }
+            }
+        }
+        Some(changes)
     }
 
     /// Marks that UDP sockets may have endpoints that have left, whatever has changed.
