@@ -191,13 +191,13 @@ fn open_connections_are_shared_out_evenly() {
 #[test]
 fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     let mut fixture = SharedKernelFixture::new();
-    let (client, pod, lost) = (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
+    let (client, pod, unreachable_pod) = (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_ready_pod(&pod, 1);
     fixture.add_service(1, ConnectionPath::Direct);
     // No host has this address.
-    fixture.set_pod(&lost, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
+    fixture.set_pod(&unreachable_pod, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     fixture.apply_table();
     let mut client = client.start_process();
     let unanswered = fixture.maps.control_word(abi::CONTROL_UNANSWERED);
