@@ -1,4 +1,4 @@
-//! Faults of Kubernetes' processes, of Rouse's components and of nodes: awake services keep serving, sleeping ones wake.
+//! Faults of Kubernetes, of Rouse's components and of nodes: awake services keep serving, sleeping ones wake.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use std::collections::BTreeSet;

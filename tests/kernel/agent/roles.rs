@@ -1,8 +1,18 @@
 //! Shell: main functions of this program as an agent, as a pod, and as a client of the pod.
 
-use clap::Parser as _;
+use std::{
+    env,
+    io::{BufRead as _, ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
-use super::*;
+use clap::Parser as _;
+use tokio_util::sync::CancellationToken;
+
+use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, cluster_services};
 
 pub(super) fn run_agent() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
