@@ -140,8 +140,8 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
             scope.spawn(move || (keep_alive, run_cycles(node, service, 5, keep_alive)))
         };
         let running: Vec<_> = services.into_iter().map(run).collect();
-        for cycle in running {
-            let (keep_alive, requests) = cycle.join().expect("no request lost");
+        for service in running {
+            let (keep_alive, requests) = service.join().expect("no request lost");
             let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
             let (min, max) = if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };

@@ -54,7 +54,7 @@ pub(crate) struct TestArgs {
     /// Test the cluster of the kubeconfig FILE instead of one that xtask makes
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run the tests so many times, and stop at the first failure: to reproduce a rare one
+    /// Run the tests N times, and stop at the first failure: to reproduce a rare one
     #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, requires = "names")]
     repeat: NonZeroU32,
     /// Run the root tiers' programs that FILE lists, and build none

@@ -92,7 +92,7 @@ fn dns_slice(addresses: &[&str]) -> Value {
 #[test]
 fn a_check_proves_connects_from_the_node_and_from_a_pod() {
     let mut fixture = AgentFixture::with_pods_cgroup("check", "node/pods");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     server.set(json!({
         "apiVersion": "v1", "kind": "Service",
