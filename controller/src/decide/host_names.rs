@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_domain_is_for_routes_that_no_other_is_for() {
+    fn the_default_domain_is_for_routes_that_no_other_domain_matches() {
         let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
         let names = HostNameRules { default_domain: "localhost", ..case.rules() };
         let (labels, prod) = (map(&[]), map(&[("app", "prod")]));

@@ -62,6 +62,7 @@ fn resolve_target<'a>(
         return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
     }
     let owner = cluster.app_of_route_name(target).and_then(|it| cluster.apps.get(&it));
+    // `apps` has no names of tags: a Service or Route of Knative is found by its own name only.
     let is_there = match (&**kind, owner) {
         (_, None) => false,
         ("services.serving.knative.dev", Some(app)) => {

@@ -38,8 +38,8 @@ pub(super) fn route_subjects(
     let mut out = Vec::new();
     let is_leaving = app.cascades_deletion(cluster.settings.platform);
     let pairs = || app.revisions.iter().zip(templates);
-    // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
-    // proven itself yet is shown, since the autoscaler must start it.
+    // A Revision in reserve without pods is left out: no Route names it, and nothing of it runs. One that has not
+    // reached its initial scale is in the table, since the autoscaler must start it.
     let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_leaving;
         let has_pods = !pair.0.pods.is_empty();
@@ -166,12 +166,14 @@ fn service_subject(
         !host.is_private
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
+    // Requests for a service without targets get 503 at once.
+    let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
     ServiceEntry {
         name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
         addresses: settings.cluster_ips(&allocation.cluster_ips),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
-        targets: if fails_fast { Vec::new() } else { shares.iter().map(target).collect() },
+        targets,
         connection_path: only_revision
             .as_ref()
             // An activator must read the header.
