@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use crate::model::{
-    cluster_state::{CompactStringMap, ServiceManifest, TrafficSpec},
+    cluster_state::{CompactStringMap, PlatformKind, ServiceManifest, TrafficSpec},
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
     problem::{Problem, problems_line},
@@ -40,8 +40,8 @@ mod typed;
 mod volume;
 
 pub(crate) use defaults::RESPONSE_START_TIMEOUT_S;
+pub use settings::RuleSettings;
 use settings::TemplateParent;
-pub use settings::{AdmissionPlatform, RuleSettings};
 use typed::{check_known_fields, parse_typed};
 
 /// Maximum length of a name on the local node, so that `-00001` can follow; Knative cuts longer ones and adds a hash.
@@ -234,7 +234,7 @@ fn local_settings<'a>(
     features: &'a Features,
     autoscaler: &'a ScalePolicyConfig,
 ) -> RuleSettings<'a> {
-    let platform = AdmissionPlatform::Local;
+    let platform = PlatformKind::Local;
     RuleSettings { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
 }
 

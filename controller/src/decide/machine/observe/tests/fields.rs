@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use super::*;
 use crate::{
     model::{
+        cluster_state::PlatformKind,
         config_maps::{Features, RevisionDefaults, read},
         problem::Problem,
         scale_policy::{self, ScalePolicyConfig},
     },
     read::parse::{
-        AdmissionPlatform, RuleSettings,
+        RuleSettings,
         admission::{AdmissionRequest, AdmittedKind, ValidationResult, apply_defaults, validate},
         field_mask, known_keys,
     },
@@ -155,7 +156,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
     let features: Features = read(&keys.into_iter().collect()).expect("a feature").value;
     let (defaults, autoscaler) = (RevisionDefaults::default(), ScalePolicyConfig::default());
     let settings = RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,
