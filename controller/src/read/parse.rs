@@ -146,7 +146,8 @@ pub fn observed_service(
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
-    let is_new = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
+    let is_unadmitted =
+        value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
     let request = admission::AdmissionRequest {
         kind: admission::AdmittedKind::Service,
         object: value,
@@ -154,7 +155,8 @@ pub fn observed_service(
         user: None,
         settings,
     };
-    let mut filled = if is_new { admission::apply_defaults(&request).0 } else { value.clone() };
+    let mut filled =
+        if is_unadmitted { admission::apply_defaults(&request).0 } else { value.clone() };
     let meta: ObjectMeta = parse_typed(filled.get("metadata"), "metadata", &mut problems);
     let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
     let name = NamespacedName::new(namespace.unwrap_or_default(), name.unwrap_or_default());

@@ -228,8 +228,8 @@ fn check_creator(
     annotations: &BTreeMap<String, String>,
     problems: &mut Vec<Problem>,
 ) {
-    let old_annotations: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
-    let old_annotations = old_annotations.annotations.unwrap_or_default();
+    let old_meta: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
+    let old_annotations = old_meta.annotations.unwrap_or_default();
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
     metadata::check_creator(
         &old_annotations,

@@ -126,7 +126,7 @@ fn check_ports(
         return;
     }
     for (index, port) in ports.iter().enumerate() {
-        self::check_port(port, &format!("{at}.ports[{index}]"), problems);
+        check_port(port, &format!("{at}.ports[{index}]"), problems);
     }
 }
 
