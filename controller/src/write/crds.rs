@@ -129,7 +129,7 @@ fn route() -> CrdKind {
         short_names: &["rt"],
         labels: &[ADDRESSABLE_LABEL],
         columns: &[URL_COLUMN, READY_COLUMN, REASON_COLUMN],
-        description: "Which Revisions a name leads to.",
+        description: "Revisions to which a name leads.",
         ..serving_kind::<RouteSpec, RouteStatus>("Route")
     }
 }
@@ -157,7 +157,7 @@ fn pod_autoscaler() -> CrdKind {
             READY_COLUMN,
             REASON_COLUMN,
         ],
-        description: "How one Revision scales. Written by the controller.",
+        description: "Scaling of one Revision. Written by the controller.",
         ..internal_kind::<PodAutoscalerSpec, PodAutoscalerStatus>("PodAutoscaler")
     }
 }
@@ -168,7 +168,7 @@ fn metric() -> CrdKind {
         plural: "metrics",
         categories: &["knative-internal", "autoscaling"],
         columns: &[READY_COLUMN, REASON_COLUMN],
-        description: "What of a Revision is measured. Written by the controller.",
+        description: "Load metric of one Revision, for Knative's autoscaler. The controller writes none.",
         ..internal_kind::<MetricSpec, MetricStatus>("Metric")
     }
 }
@@ -187,7 +187,7 @@ fn serverless_service() -> CrdKind {
             READY_COLUMN,
             REASON_COLUMN,
         ],
-        description: "Where connections to a Revision lead. Written by the controller.",
+        description: "Path of connections to one Revision. Written by the controller.",
         ..internal_kind::<ServerlessServiceSpec, ServerlessServiceStatus>("ServerlessService")
     }
 }
@@ -200,7 +200,7 @@ fn cluster_domain_claim() -> CrdKind {
         categories: &["knative-internal", "networking"],
         scope: "Cluster",
         columns: &[("Namespace", "string", ".spec.namespace")],
-        description: "Which namespace may map a domain.",
+        description: "Namespace that may map a domain.",
         ..internal_kind::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
     }
 }
@@ -212,7 +212,7 @@ fn image() -> CrdKind {
         short_names: &["img"],
         categories: &["knative-internal", "caching"],
         columns: &[("Image", "string", ".spec.image")],
-        description: "An image that pods will want.",
+        description: "Image that pods of a Revision will need, for image caches.",
         ..internal_kind::<ImageSpec, ImageStatus>("Image")
     }
 }
