@@ -243,20 +243,20 @@ fn internal_kind<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
     }
 }
 
-fn kind_definition(it: CrdKind) -> Value {
-    let name = format!("{}.{}", it.plural, it.group);
+fn kind_definition(crd: CrdKind) -> Value {
+    let name = format!("{}.{}", crd.plural, crd.group);
     let mut labels = json!({
         "app.kubernetes.io/part-of": "rouse",
         "knative.dev/crd-install": "true",
     });
-    for label in it.labels {
+    for label in crd.labels {
         labels[*label] = "true".into();
     }
     let column = |(title, kind, path): &PrinterColumn| json!({"name": title, "type": kind, "jsonPath": path});
-    let columns: Vec<Value> = it.columns.iter().map(column).collect();
+    let columns: Vec<Value> = crd.columns.iter().map(column).collect();
     let mut root = json!({
         "type": "object",
-        "description": it.description,
+        "description": crd.description,
         "properties": {
             "apiVersion": {
                 "type": "string",
@@ -264,15 +264,15 @@ fn kind_definition(it: CrdKind) -> Value {
             },
             "kind": {"type": "string", "description": "Kind of the object."},
             "metadata": {"type": "object"},
-            "spec": it.spec,
-            "status": it.status,
+            "spec": crd.spec,
+            "status": crd.status,
         },
     });
-    // Both address fields by their path from the root, so they come after the whole schema is built.
-    validation_rules::add_rules(it.kind, &mut root);
-    merge_types::add_merge_types(it.kind, &mut root);
+    // Both find fields by their path from the root, so the whole schema is built before.
+    validation_rules::add_rules(crd.kind, &mut root);
+    merge_types::add_merge_types(crd.kind, &mut root);
     let mut version = json!({
-        "name": it.version,
+        "name": crd.version,
         "served": true,
         "storage": true,
         // Only with this subresource is a status out of reach for writes of the spec.
@@ -283,22 +283,22 @@ fn kind_definition(it: CrdKind) -> Value {
         version["additionalPrinterColumns"] = columns.into();
     }
     let mut names = json!({
-        "kind": it.kind,
-        "plural": it.plural,
-        "singular": it.kind.to_lowercase(),
-        "categories": it.categories,
+        "kind": crd.kind,
+        "plural": crd.plural,
+        "singular": crd.kind.to_lowercase(),
+        "categories": crd.categories,
     });
-    if !it.short_names.is_empty() {
-        names["shortNames"] = json!(it.short_names);
+    if !crd.short_names.is_empty() {
+        names["shortNames"] = json!(crd.short_names);
     }
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "group": it.group,
+            "group": crd.group,
             "names": names,
-            "scope": it.scope,
+            "scope": crd.scope,
             "versions": [version],
         },
     })

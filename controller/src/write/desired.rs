@@ -207,8 +207,8 @@ impl<'a> LiveRevision<'a> {
         is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
     }
 
-    /// Returns the path of new connections to the Revision as a mode, and the number of activators in it.
-    fn mode(&self) -> (scaling::ServerlessServiceMode, i32) {
+    /// Returns the path of new connections to the Revision as a mode, and the number of activators on it; 0: all.
+    fn mode_and_activators(&self) -> (scaling::ServerlessServiceMode, i32) {
         let may_serve = plan::is_direct_path(self.app, &self.owner, self.revision, self.cluster);
         autoscaling_status::serverless_service_mode(self.revision, self.class(), may_serve)
     }
@@ -245,7 +245,7 @@ impl<'a> LiveRevision<'a> {
         revision: &children::RevisionView<'_>,
     ) -> Option<ChildObject> {
         let template = ParsedTemplate::of_revision(self.revision, self.cluster);
-        let owner = self
+        let owner_uid = self
             .cluster
             .scaling
             .hpa_owner_uids
@@ -256,7 +256,7 @@ impl<'a> LiveRevision<'a> {
         let min = if reachable { template.policy.min_scale } else { 0 };
         Some(hpa::horizontal_pod_autoscaler(
             revision,
-            hpa::HpaParameters { min, max: template.policy.max_scale, owner },
+            hpa::HpaParameters { min, max: template.policy.max_scale, owner_uid },
         ))
     }
 }
@@ -308,9 +308,10 @@ fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         (ResourceKind::PodAutoscaler, ObjectPart::Status) => DesiredState::Body(
             autoscaling_status::pod_autoscaler_status(revision, &key.name.namespace, cluster),
         ),
-        (ResourceKind::ServerlessService, ObjectPart::Status) => DesiredState::Body(
-            autoscaling_status::serverless_service_status(revision, live.mode().0),
-        ),
+        (ResourceKind::ServerlessService, ObjectPart::Status) => {
+            let (mode, _) = live.mode_and_activators();
+            DesiredState::Body(autoscaling_status::serverless_service_status(revision, mode))
+        }
         (_, ObjectPart::Status) => DesiredState::Unmanaged,
         (resource, ObjectPart::Object) => {
             let object = live.with_view(|it| build_child(&live, resource, &key.name, it));
@@ -341,7 +342,7 @@ fn build_child(
             scaling::pod_autoscaler(revision, reachability)
         }
         ResourceKind::ServerlessService => {
-            let (mode, activators) = live.mode();
+            let (mode, activators) = live.mode_and_activators();
             scaling::serverless_service(revision, mode, activators)
         }
         ResourceKind::HorizontalPodAutoscaler => return live.hpa_object(name, revision),
@@ -438,11 +439,11 @@ fn with_placeholder<T>(
     Some(make(services::PlaceholderSpec {
         namespace: &owner.namespace,
         route: &owner.name,
-        uid: &uid,
+        route_uid: &uid,
         tag: allocation.tag.as_deref(),
         service: if app.service.is_some() { &owner.name } else { "" },
-        labels: app.route_labels(),
-        annotations: app.route_annotations(),
+        route_labels: app.route_labels(),
+        route_annotations: app.route_annotations(),
         activator_port: Some(allocation.activator_port),
     }))
 }
