@@ -129,12 +129,7 @@ pub(crate) fn serving_addresses(
 ) -> Option<ServingAddresses> {
     let (revision, pod) = cluster.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let context = RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template: &template,
-        now: UnixMillis::default(),
-    };
+    let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     // A pod that becomes ready for the first time changes conditions, so its report needs a plan.
     let is_serving =
         pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &context);
@@ -185,7 +180,16 @@ struct RevisionPlanContext<'a> {
     now: UnixMillis,
 }
 
-impl RevisionPlanContext<'_> {
+impl<'a> RevisionPlanContext<'a> {
+    /// Returns the inputs of a step whose result does not depend on the time, such as routes.
+    fn without_time(
+        cluster: &'a ClusterState,
+        namespace: &'a str,
+        template: &'a ParsedTemplate,
+    ) -> Self {
+        Self { cluster, namespace, template, now: UnixMillis::default() }
+    }
+
     /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &RevisionPod) -> String {
         let zone = pod.kube_status.as_ref().and_then(|it| self.cluster.nodes.zones.get(&*it.node));

@@ -16,7 +16,7 @@ use crate::{
     model::{
         cluster_state::{
             self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
-            RouteNameAllocation, RoutingState, UnixMillis, name_registry::NameClaimant,
+            RouteNameAllocation, RoutingState, name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
         knative::key,
@@ -55,12 +55,7 @@ pub(super) fn route_subjects(
         }));
     }
     for (revision, template) in pairs() {
-        let context = RevisionPlanContext {
-            cluster,
-            namespace: &name.namespace,
-            template,
-            now: UnixMillis::default(),
-        };
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, template);
         let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &context));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
@@ -147,12 +142,8 @@ fn service_subject(
         [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
-    let context_for = |template| RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template,
-        now: UnixMillis::default(),
-    };
+    let context_for =
+        |template| RevisionPlanContext::without_time(cluster, &name.namespace, template);
     let fails_fast = only_revision.as_ref().is_some_and(|(revision, template)| {
         revision_conditions::should_fail_fast(revision, &context_for(template))
     });
@@ -294,12 +285,7 @@ pub(crate) fn is_direct_path(
     cluster: &ClusterState,
 ) -> bool {
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let context = RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template: &template,
-        now: UnixMillis::default(),
-    };
+    let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split

@@ -10,7 +10,7 @@ use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
     model::cluster_state::{
         AppRevision, AppState, ClusterState, HintMode, HintedPod, ParsedTemplate, PodStage,
-        RevisionPod, RevisionTopology, UnixMillis,
+        RevisionPod, RevisionTopology,
     },
 };
 
@@ -31,12 +31,7 @@ pub(super) fn update_hints(
         if revision.pods.is_empty() && revision.topology.is_none() {
             continue;
         }
-        let context = RevisionPlanContext {
-            cluster,
-            namespace: &name.namespace,
-            template,
-            now: UnixMillis::default(),
-        };
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, template);
         let topology = plan_topology(hint_mode(app, template), revision, &context);
         app.revisions[at].topology = topology.map(Box::new);
     }
