@@ -97,11 +97,6 @@ impl AutoscalerElection {
             .map(|it| it.name.as_str())
     }
 
-    /// Returns the names of all autoscalers with open streams.
-    pub fn candidate_names(&self) -> BTreeSet<&str> {
-        self.candidates.values().map(|it| it.name.as_str()).collect()
-    }
-
     /// Records that the autoscaler `name` has opened the stream with this number.
     pub fn begin_stream(&mut self, stream: u64, name: &str) -> Vec<ElectionEvent> {
         let ended = self.end_stream(stream);
