@@ -65,7 +65,7 @@ pub enum ControllerEvent {
     /// A user applied a manifest on the local platform.
     ManifestApplied { name: NamespacedName, manifest: ServiceManifest },
     /// A manifest cannot be used, for this reason.
-    ManifestRejected { name: NamespacedName, reason: String },
+    ManifestRefused { name: NamespacedName, reason: String },
     /// A manifest was deleted.
     ManifestDeleted(NamespacedName),
     /// An app was restored from disk.
@@ -273,7 +273,7 @@ impl ControllerStateMachine {
         use ControllerEvent as Event;
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
-            Event::ManifestRejected { name, reason } => self.reject_manifest(name, &reason, now),
+            Event::ManifestRefused { name, reason } => self.refuse_manifest(name, &reason, now),
             Event::ManifestDeleted(name) => self.delete_app(&name, now),
             Event::AppRestored { name, app } => self.restore_app(name, *app, now),
             Event::DecisionReceived(decision) => self.handle_decision(decision, now),

@@ -81,7 +81,7 @@ impl MachineSim {
                     self.step(ControllerEvent::ManifestApplied { name, manifest })
                 }
                 ManifestDocument::Refused { name, reason } => {
-                    self.step(ControllerEvent::ManifestRejected {
+                    self.step(ControllerEvent::ManifestRefused {
                         name: name.expect("a name"),
                         reason,
                     });

@@ -63,7 +63,7 @@ fn resolve_target<'a>(
     }
     let owner = cluster.app_of_route_name(target).and_then(|it| cluster.apps.get(&it));
     // `apps` has no names of tags: a Service or Route of Knative is found by its own name only.
-    let is_there = match (&**kind, owner) {
+    let target_exists = match (&**kind, owner) {
         (_, None) => false,
         ("services.serving.knative.dev", Some(app)) => {
             app.service.is_some() && cluster.apps.contains_key(target)
@@ -74,7 +74,7 @@ fn resolve_target<'a>(
         (_, Some(_)) => false,
     };
     match owner {
-        Some(app) if is_there && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
+        Some(app) if target_exists && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
         _ if matches!(
             &**kind,
             "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 enum PlanCaseAction {
     Apply { app: u8, version: u8, split: u8, initial: u8 },
-    RejectManifest { app: u8 },
+    RefuseManifest { app: u8 },
     Delete { app: u8 },
     Decide { app: u8, revision: u8, requested_scale: u8 },
     ReportPod { pod: u8, ready: bool, drained: bool, load: u8 },
@@ -39,7 +39,7 @@ fn action() -> impl Strategy<Value = PlanCaseAction> {
         (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| {
             PlanCaseAction::Apply { app, version, split, initial }
         }),
-        (0..4u8).prop_map(|app| PlanCaseAction::RejectManifest { app }),
+        (0..4u8).prop_map(|app| PlanCaseAction::RefuseManifest { app }),
         (0..4u8).prop_map(|app| PlanCaseAction::Delete { app }),
         (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, requested_scale)| {
             PlanCaseAction::Decide { app, revision, requested_scale }
@@ -131,8 +131,8 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         PlanCaseAction::Apply { app, version, split, initial } => {
             manifest(app, version, split, initial)
         }
-        PlanCaseAction::RejectManifest { app } => {
-            ControllerEvent::ManifestRejected { name: name(app), reason: "broken".into() }
+        PlanCaseAction::RefuseManifest { app } => {
+            ControllerEvent::ManifestRefused { name: name(app), reason: "broken".into() }
         }
         PlanCaseAction::Delete { app } => ControllerEvent::ManifestDeleted(name(app)),
         PlanCaseAction::Decide { app, revision, requested_scale } => {

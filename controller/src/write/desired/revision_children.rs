@@ -38,8 +38,8 @@ impl<'a> LiveRevision<'a> {
     ) -> Option<Self> {
         let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
         app.configuration.as_ref().filter(|it| !it.is_terminating)?;
-        let is_there = revision.meta.exists() && !revision.is_terminating && !revision.is_deleted;
-        is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
+        let is_live = revision.meta.exists() && !revision.is_terminating && !revision.is_deleted;
+        is_live.then(|| Self { cluster, owner: owner.clone(), app, revision })
     }
 
     /// Returns the path of new connections to the Revision as a mode, and the number of activators on it; 0: all.
@@ -201,8 +201,8 @@ fn deployment_scale(
     owner: &NamespacedName,
     revision: &AppRevision,
 ) -> DesiredState {
-    let is_there = revision.meta.exists() && !revision.is_deleted;
-    if !is_there
+    let exists = revision.meta.exists() && !revision.is_deleted;
+    if !exists
         || !cluster.apps.get(owner).is_some_and(|it| is_scaled(cluster, owner, it, revision))
     {
         return DesiredState::Unmanaged;
