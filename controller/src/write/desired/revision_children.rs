@@ -202,9 +202,8 @@ fn deployment_scale(
     revision: &AppRevision,
 ) -> DesiredState {
     let exists = revision.meta.exists() && !revision.is_deleted;
-    if !exists
-        || !cluster.apps.get(owner).is_some_and(|it| is_scaled(cluster, owner, it, revision))
-    {
+    let app = cluster.apps.get(owner).filter(|_| exists);
+    if !app.is_some_and(|it| is_scaled(cluster, owner, it, revision)) {
         return DesiredState::Unmanaged;
     }
     let pods = || revision.pods.iter().filter(|pod| !pod.is_terminating());
