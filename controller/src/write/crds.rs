@@ -168,7 +168,7 @@ fn metric() -> CrdKind {
         plural: "metrics",
         categories: &["knative-internal", "autoscaling"],
         columns: &[READY_COLUMN, REASON_COLUMN],
-        description: "Load metric of one Revision, for Knative's autoscaler. The controller writes none.",
+        description: "Load metric of one Revision, for Knative's autoscaler. Rouse writes none.",
         ..internal_kind::<MetricSpec, MetricStatus>("Metric")
     }
 }

@@ -114,7 +114,8 @@ pub(super) fn check_pod_autoscaler(
 ) {
     metadata::check_name(meta, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
-    let Some(Value::Object(spec)) = request.object.get("spec").filter(|spec| !is_empty(spec)) else {
+    let spec = request.object.get("spec").filter(|spec| !is_empty(spec));
+    let Some(Value::Object(spec)) = spec else {
         problems.push(Problem::missing("spec"));
         return;
     };
@@ -140,7 +141,8 @@ pub(super) fn check_serverless_service(
     problems: &mut Vec<Problem>,
 ) {
     metadata::check_name(meta, problems);
-    let Some(Value::Object(spec)) = request.object.get("spec").filter(|spec| !is_empty(spec)) else {
+    let spec = request.object.get("spec").filter(|spec| !is_empty(spec));
+    let Some(Value::Object(spec)) = spec else {
         problems.push(Problem::missing("spec"));
         return;
     };
