@@ -1,14 +1,18 @@
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use common::{
-    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase as NodePhase},
-    wire::{ClientComponent, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
+    local_node::{ContainerRunState, LocalContainerStatus, LocalPodSpec, PodRunPhase as NodePhase},
+    wire::{
+        ClientComponent, ComponentReplica, ConnectionPath, PodObservation, RevisionActivity,
+        RouteTable, RoutingPhase, ScaleDecision,
+    },
 };
 
 use super::*;
 use crate::{
     model::{
         cluster_state::{ConditionReason, ConditionStatus, ConditionType, RoutingState},
+        object::ResourceKind,
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{self, ManifestDocument},
