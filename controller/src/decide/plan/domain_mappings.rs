@@ -83,7 +83,7 @@ fn resolve_target<'a>(
             refused(format!("{kind} {:?} not found", target.name))
         }
         _ => refused(format!(
-            "{kind} {:?} is nothing that requests can be sent to: refer to a Knative Service or Route",
+            "{kind} {:?} cannot receive requests: refer to a Knative Service or Route",
             target.name
         )),
     }

@@ -269,7 +269,7 @@ pub(crate) fn route_host(
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
     let host = rules.route_host(&route, tag, is_private_placeholder);
-    host.inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside")).ok()
+    host.inspect_err(|error| debug!(route = %name, why = %error, "route has no valid host")).ok()
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
