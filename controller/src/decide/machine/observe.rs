@@ -258,8 +258,8 @@ impl ControllerStateMachine {
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
     fn observe_pod_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
-        let uid = object.filter(|it| observe::is_hpa_class(it));
-        let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
+        let of_hpa_class = object.filter(|it| observe::is_hpa_class(it));
+        let Some(uid) = of_hpa_class.and_then(|it| it["metadata"]["uid"].as_str()) else {
             self.cluster.scaling.hpa_owner_uids.remove(&name);
             return;
         };

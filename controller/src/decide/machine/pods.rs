@@ -1,4 +1,4 @@
-//! Pure: pods and nodes of services, as the API server holds them.
+//! Pure: pods of Revisions, and nodes, as the API server holds them.
 
 use common::{local_node::PodRunPhase, wire::NamespacedName};
 use serde_json::Value;

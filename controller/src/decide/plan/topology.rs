@@ -11,7 +11,7 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, HintMode, HintedPod, ParsedTemplate, PodStage,
-            RevisionPod, RevisionTopology, UnixMillis,
+            RevisionPod, RevisionTopology,
         },
         knative::key,
     },
@@ -39,12 +39,7 @@ pub(super) fn update_hints(
         if revision.pods.is_empty() && revision.topology.is_none() {
             continue;
         }
-        let context = RevisionPlanContext {
-            cluster,
-            namespace: &name.namespace,
-            template,
-            now: UnixMillis::default(),
-        };
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, template);
         let topology = plan_topology(hint_mode(app, template), revision, &context);
         app.revisions[at].topology = topology.map(Box::new);
     }

@@ -102,7 +102,7 @@ fn revision_slice(
     if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
-    let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
+    let serves = live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let endpoint = |pod: &RevisionPod| pod_endpoint(cluster, &owner, revision, pod);
     let mut pods: Vec<_> = pods.filter_map(endpoint).collect();
@@ -135,14 +135,14 @@ fn pod_endpoint(
     revision: &AppRevision,
     pod: &RevisionPod,
 ) -> Option<slices::SliceEndpoint> {
-    let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
+    let (address, other_family_ip) = plan::serving_addresses(cluster, owner, &pod.uid)?;
     let node = pod.kube_status.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
     Some(slices::SliceEndpoint {
         pod: pod.name.to_string(),
         namespace: owner.namespace.to_string(),
         zone: cluster.nodes.zones.get(&node).cloned().unwrap_or_default(),
         node,
-        addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
+        addresses: address.map(|it| it.ip()).into_iter().chain(other_family_ip).collect(),
         ready: true,
         terminating: false,
         hints: revision.topology_hints(&pod.name),

@@ -50,8 +50,8 @@ fn owners_first(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName
         ResourceKind::Pod => 4,
         _ => 3,
     };
-    let object_name = api_server.objects.keys().filter(|(_, it)| it.namespace == NAMESPACE);
-    let mut all: Vec<_> = object_name.cloned().collect();
+    let keys = api_server.objects.keys().filter(|(_, it)| it.namespace == NAMESPACE);
+    let mut all: Vec<_> = keys.cloned().collect();
     all.sort_by_key(|(resource, _)| order(resource));
     all
 }
