@@ -158,7 +158,7 @@ impl ActivatorRevision {
         let since = active.ready_since.unwrap_or_else(Instant::now);
         active.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
-        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no free slots, and
+        // The queue dispatches first, then the slots: with a hard limit `on_routes` leaves no free slots, and
         // `reconcile_slots` assigns them.
         let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
         state.on_dispatched(&dispatched);
@@ -283,9 +283,7 @@ impl ActivatorRevision {
     /// Runs `step` on the state and resumes the requests that may be dispatched after it.
     fn update_and_dispatch(
         self: &Arc<Self>,
-        step: impl FnOnce(
-            &mut LockedRevisionState,
-        ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+        step: impl FnOnce(&mut LockedRevisionState) -> DispatchedRequests,
     ) {
         let mut state = self.lock_state();
         let mut dispatched = step(&mut state);
@@ -298,10 +296,7 @@ impl ActivatorRevision {
     }
 
     /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
-    fn reconcile_slots(
-        &self,
-        state: &mut LockedRevisionState,
-    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+    fn reconcile_slots(&self, state: &mut LockedRevisionState) -> DispatchedRequests {
         let (limit, _) = state.limit_and_protocol();
         let LockedRevisionState { active, slots: Some(slots), .. } = state else {
             return Vec::new();
@@ -341,10 +336,7 @@ impl ActivatorRevision {
 
     /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
     /// nothing to do.
-    fn reconcile_waiting(
-        &self,
-        state: &mut LockedRevisionState,
-    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+    fn reconcile_waiting(&self, state: &mut LockedRevisionState) -> DispatchedRequests {
         match &state.slots {
             Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(state),
             Some(_) | None => Vec::new(),
@@ -373,13 +365,15 @@ impl ActivatorRevision {
         self.handle_slot_event(false, |_| {});
     }
 
+    /// Runs `step` on the slots, if the Revision keeps state of them. If it keeps none and `creates_slots` is true, the
+    /// state is created first: a claim or grant that arrives is a reason, a withdrawal is none.
     fn handle_slot_event(
         self: &Arc<Self>,
-        needs_slots: bool,
+        creates_slots: bool,
         step: impl FnOnce(&mut RevisionSlots),
     ) {
         self.update_and_dispatch(|state| {
-            if needs_slots {
+            if creates_slots {
                 state.ensure_slots(&self.name, &self.context);
             }
             if let Some(slots) = &mut state.slots {
@@ -402,7 +396,7 @@ impl ActivatorRevision {
     fn grant_permits(
         self: &Arc<Self>,
         state: &LockedRevisionState,
-        dispatched: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+        dispatched: DispatchedRequests,
     ) -> GrantedPermits {
         let Some(active) = &state.active else { return Vec::new() };
         let permit = |(waiter, key)| (waiter, self.grant_permit(active, key));
@@ -425,6 +419,9 @@ impl ActivatorRevision {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Requests that the wait queue has dispatched, before they get their permits.
+type DispatchedRequests = Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>;
 
 type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 
