@@ -64,6 +64,17 @@ pub struct ActivatorRevision {
     state: Mutex<LockedRevisionState>,
 }
 
+/// Figures of one Revision at this activator; all are zero while it is asleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RevisionQueueMetrics {
+    /// True if the RouteTable lists a ready pod.
+    pub has_ready_pod: bool,
+    /// Number of requests that wait here.
+    pub waiting: usize,
+    /// Number of requests at pods.
+    pub at_pods: u64,
+}
+
 /// Right to send one request to one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct PodPermit {
@@ -118,17 +129,15 @@ impl ActivatorRevision {
         self.lock_state().active.as_ref().map_or(0, |active| active.wait_queue.waiting_count())
     }
 
-    /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
-    pub fn queue_metrics(&self) -> (bool, usize, u64) {
+    /// Figures of the Revision's requests and pods, for its metrics.
+    pub fn queue_metrics(&self) -> RevisionQueueMetrics {
         let state = self.lock_state();
-        let of = |active: &ActiveRevisionState| {
-            (
-                active.ready_since.is_some(),
-                active.wait_queue.waiting_count(),
-                active.wait_queue.in_flight(),
-            )
-        };
-        state.active.as_deref().map_or((false, 0, 0), of)
+        let Some(active) = &state.active else { return RevisionQueueMetrics::default() };
+        RevisionQueueMetrics {
+            has_ready_pod: active.ready_since.is_some(),
+            waiting: active.wait_queue.waiting_count(),
+            at_pods: active.wait_queue.in_flight(),
+        }
     }
 
     /// Closes connections to pods that were idle for too long.
