@@ -47,7 +47,7 @@ struct ControllerCli {
 #[command(name = "rouse autoscaler", version)]
 struct AutoscalerCli {
     #[command(flatten)]
-    config: autoscaler::AutoscalerProcessConfig,
+    config: autoscaler::AutoscalerConfig,
 }
 
 impl ComponentCommand {

@@ -304,7 +304,7 @@ impl RunningComponents {
     }
 
     fn start_autoscaler(&mut self, layout: &NodeLayout) {
-        let config = autoscaler::AutoscalerProcessConfig {
+        let config = autoscaler::AutoscalerConfig {
             usage: unix_endpoint(&layout.autoscaler_socket()),
             controller: unix_endpoint(&layout.controller_socket()),
             admin: NodeComponent::Autoscaler.admin_address(),

@@ -2,7 +2,7 @@ use common::{
     fixtures,
     wire::{
         ClientComponent, ComponentReplica, PodEntry as RoutePod, RequestTotals, RevisionActivity,
-        RevisionEntry as RouteRevision, ScalePolicy,
+        RevisionEntry as RouteRevision, RouteKey, RouteTable, ScalePolicy,
     },
 };
 
