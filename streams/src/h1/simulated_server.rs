@@ -122,8 +122,7 @@ impl SimServerCase<'_> {
         let may_refuse_body = self.is_part
             && index + 1 == self.heads.len()
             && self.heads[index].kind != ReferenceRequestKind::Head;
-        if has_refused_bytes
-            && (index == self.heads.len() || may_refuse_body && rng.next_bool(50))
+        if has_refused_bytes && (index == self.heads.len() || may_refuse_body && rng.next_bool(50))
         {
             self.send(rng.pick(&REFUSALS).as_bytes(), rng)?;
             self.is_over = true;

@@ -495,9 +495,8 @@ impl SimSlotCluster {
     /// Ends an activator that has nothing more to do, and announces that to the others.
     fn end_with_goodbye(&mut self, name: &ActivatorName) {
         let activator = &self.activators[name];
-        let is_done = activator.in_flight.is_empty()
-            && activator.waiting == 0
-            && self.activators.len() > 1;
+        let is_done =
+            activator.in_flight.is_empty() && activator.waiting == 0 && self.activators.len() > 1;
         let mut tables = [self.tables[activator.version].clone(), self.table()].into_iter();
         if is_done && !tables.any(|it| it.listed.contains(name)) {
             self.stop(name);
