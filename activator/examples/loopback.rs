@@ -41,7 +41,7 @@ async fn main() -> anyhow::Result<()> {
         activator.forwarder.routes.apply(batch);
     };
     apply(table(port).all_states().collect());
-    activator.ports.apply();
+    activator.ports.apply_routes();
     let failures = activator.ports.not_ready_reasons();
     anyhow::ensure!(failures.is_empty(), "{}", failures.join(", "));
     // Without a listener every measurement would be one of refused connections.

@@ -144,7 +144,7 @@ fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
 }
 
 /// Removes the head of a response to `method` from the front of `from`, once it is complete. `scanned` is the number of
-/// bytes that were parsed before.
+/// bytes in which earlier calls found no end of the head.
 pub fn parse_response_head(
     from: &mut BytesMut,
     scanned: &mut usize,

@@ -24,7 +24,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -129,11 +128,11 @@ pub struct ActivatorInstance {
 }
 
 impl ActivatorInstance {
-    /// Assembles an activator. `shutdown` closes the listeners and asks connections to end.
+    /// Assembles an activator. `stop_listeners` closes the listeners and asks connections to end.
     pub fn new(
         config: &ActivatorConfig,
         registry: &mut Registry,
-        shutdown: &CancellationToken,
+        stop_listeners: &CancellationToken,
     ) -> Self {
         let metrics = ActivatorMetrics::register(registry);
         let usage_reporter = Arc::new(QueueUsageReporter::default());
@@ -159,7 +158,7 @@ impl ActivatorInstance {
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
             reconnect_clients: OnceSignal::new(),
-            close_when_idle: shutdown.clone(),
+            close_when_idle: stop_listeners.clone(),
             close_upgraded: CancellationToken::new(),
         });
         registry
@@ -173,7 +172,7 @@ impl ActivatorInstance {
             Arc::clone(&forwarder),
             config.listen_addresses(),
             config.ports_map.clone(),
-            shutdown.clone(),
+            stop_listeners.clone(),
         ));
         Self { forwarder, server, ports, usage_reporter }
     }
@@ -306,7 +305,7 @@ struct ControlPlaneLinks {
 }
 
 impl ControlPlaneLinks {
-    fn new(config: &ActivatorConfig, shutdown: &CancellationToken) -> Self {
+    fn new(config: &ActivatorConfig, stop: &CancellationToken) -> Self {
         let subscriber = ComponentReplica {
             role: ClientComponent::Activator,
             name: config.name().to_owned(),
@@ -326,15 +325,10 @@ impl ControlPlaneLinks {
         if let (Some(credentials), Some(folder)) = (credentials.clone(), &config.identity) {
             let controllers = Arc::clone(&controllers);
             let files = enrollment::EnrollmentFiles::in_folder(folder);
-            tokio::spawn(enrollment::keep_enrolled(
-                credentials,
-                controllers,
-                files,
-                shutdown.clone(),
-            ));
+            tokio::spawn(enrollment::keep_enrolled(credentials, controllers, files, stop.clone()));
         }
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), shutdown.clone())
+            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), stop.clone())
         };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
         let routes = link(&controllers)
@@ -389,16 +383,17 @@ fn bind_gateways(
     config: &mut ActivatorConfig,
 ) -> Result<Vec<(TcpListener, Entrypoint)>, ActivatorError> {
     let failed = |address: String| move |source| ActivatorError::Gateway { address, source };
+    let mut listeners = Vec::new();
     if let Some(listener) = config.outside_listener.take() {
+        // The given listener takes the place of the one at `outside`.
         config.outside = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
-        let socket = ready.map_err(failed("a given socket".to_owned()))?;
-        let mut all = bind_gateways(config)?;
-        all.push((socket, Entrypoint::External));
-        return Ok(all);
+        let listener = ready.map_err(failed("a given socket".to_owned()))?;
+        listeners.push((listener, Entrypoint::External));
     }
-    let open = |(address, entrypoint): (SocketAddr, Entrypoint)| {
-        Ok((tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?, entrypoint))
-    };
-    config.gateway_addresses().into_iter().map(open).collect()
+    for (address, entrypoint) in config.gateway_addresses() {
+        let listener = tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?;
+        listeners.push((listener, entrypoint));
+    }
+    Ok(listeners)
 }

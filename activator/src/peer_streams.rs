@@ -324,7 +324,7 @@ struct HolderStream {
 impl HolderStream {
     fn open(streams: Arc<PeerStreams>, peer: ActivatorName) -> Self {
         info!(%peer, "holder's stream opened");
-        let latest_stream = streams.peers.stream_number(&peer);
+        let latest_stream = streams.peers.latest_stream(&peer);
         let stream_number = {
             let mut latest = latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
             *latest += 1;

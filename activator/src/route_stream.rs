@@ -31,8 +31,9 @@ pub async fn watch_routes(
         let version = batch.version;
         draining.record_batch(&batch);
         routed.record_batch(&batch);
-        if forwarder.apply(batch) {
-            ports.apply();
+        let ports_changed = forwarder.apply(batch);
+        if ports_changed {
+            ports.apply_routes();
         }
         forwarder.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         // Drain acknowledgements go out only after the batch is in force: the controller stops pods because of them.

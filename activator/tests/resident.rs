@@ -180,23 +180,24 @@ impl Drop for ActivatorProcessFixture {
     }
 }
 
-/// Runs clients that all send `words` and read their responses, until the activator grows no more.
-async fn run_attack(process: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
-    let words = std::sync::Arc::new(words);
+/// Runs clients that all send `messages` and read their responses, until the activator grows no more.
+async fn run_attack(process: &ActivatorProcessFixture, clients: usize, messages: [Vec<u8>; 2]) {
+    let messages = std::sync::Arc::new(messages);
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..clients {
-        let (stream, words) = (process.connect(ATTACKER).await, std::sync::Arc::clone(&words));
+        let (stream, messages) =
+            (process.connect(ATTACKER).await, std::sync::Arc::clone(&messages));
         all.spawn(async move {
             let (mut from, mut to) = stream.into_split();
             let mut sink = vec![0; 64 << 10];
-            let hears = async { while let Ok(1..) = from.read(&mut sink).await {} };
+            let reads = async { while let Ok(1..) = from.read(&mut sink).await {} };
             let sends = async {
-                to.write_all(&words[0]).await?;
+                to.write_all(&messages[0]).await?;
                 // Over HTTP/2 the server's windows come first.
                 tokio::time::sleep(Duration::from_millis(300)).await;
-                to.write_all(&words[1]).await
+                to.write_all(&messages[1]).await
             };
-            let (_sent, ()) = tokio::join!(sends, hears);
+            let (_sent, ()) = tokio::join!(sends, reads);
         });
     }
     process.wait_idle().await;
@@ -206,7 +207,7 @@ async fn run_attack(process: &ActivatorProcessFixture, clients: usize, words: [V
 const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x01, 1, b'a'];
 
 /// Encodes POSTs over HTTP/2 whose bodies come in `pieces` of `piece` bytes, one for each stream at a time.
-fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
+fn encode_posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
     let mut all = Vec::new();
     (0..streams).for_each(|it| {
         all.extend(frame(frame_kind::HEADERS, frame_flag::END_HEADERS, 2 * it + 1, &POST));
@@ -219,7 +220,7 @@ fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
 }
 
 /// Encodes requests over HTTP/2 with as many fields as fit, of four bytes each: a literal without a value.
-fn fields(streams: u32) -> [Vec<u8>; 2] {
+fn encode_many_fields(streams: u32) -> [Vec<u8>; 2] {
     let mut head = POST.to_vec();
     (0..1900).for_each(|_| head.extend([0, 1, b'a', 0]));
     let all = (0..streams)
@@ -229,7 +230,7 @@ fn fields(streams: u32) -> [Vec<u8>; 2] {
 }
 
 /// Head with as many lines as fit.
-fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
+fn encode_lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
     let mut head = String::from("GET / HTTP/1.1\r\nhost: a\r\n");
     for at in 0..4000 {
         let next = line(at);
@@ -259,25 +260,25 @@ fn assert_within(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_take_no_more_memory_than_is_stated() {
-    type Words = fn() -> [Vec<u8>; 2];
-    let attacks: [(&str, Words); 10] = [
+    type Messages = fn() -> [Vec<u8>; 2];
+    let attacks: [(&str, Messages); 10] = [
         ("small heads", || [GET.as_bytes().to_vec(), vec![]]),
-        ("heads of many short lines", || lines(|_| "a:\r\n".into())),
-        ("heads of many names", || lines(|at| format!("{at:x}:\r\n"))),
-        ("heads of long values", || lines(|at| format!("x{at}: {}\r\n", "y".repeat(900)))),
-        ("bodies in large frames", || posts(16, 15 << 10, 4)),
-        ("bodies in small frames", || posts(16, 1, 4000)),
-        ("empty frames", || posts(16, 0, 4000)),
+        ("heads of many short lines", || encode_lines(|_| "a:\r\n".into())),
+        ("heads of many names", || encode_lines(|at| format!("{at:x}:\r\n"))),
+        ("heads of long values", || encode_lines(|at| format!("x{at}: {}\r\n", "y".repeat(900)))),
+        ("bodies in large frames", || encode_posts(16, 15 << 10, 4)),
+        ("bodies in small frames", || encode_posts(16, 1, 4000)),
+        ("empty frames", || encode_posts(16, 0, 4000)),
         ("small heads over HTTP/2", || [encode_gets(MAX_CLIENT_STREAMS, 0), vec![]]),
-        ("heads of many fields over HTTP/2", || fields(4)),
+        ("heads of many fields over HTTP/2", || encode_many_fields(4)),
         ("heads without an end", || {
-            let [head, _] = lines(|at| format!("x{at}: {}\r\n", "y".repeat(900)));
+            let [head, _] = encode_lines(|at| format!("x{at}: {}\r\n", "y".repeat(900)));
             [head, vec![]]
         }),
     ];
-    for (what, words) in attacks {
+    for (what, messages) in attacks {
         let mut process = ActivatorProcessFixture::start();
-        run_attack(&process, 400, words()).await;
+        run_attack(&process, 400, messages()).await;
         // Refusals are responses, and may be left unread, too.
         assert_within(&process, [BYTES, BYTES], 0, what);
         process.set_pod("http1", start_pod(OK, Duration::ZERO).await.address);
@@ -352,28 +353,33 @@ const RESPONSE_ENDS: &[&[u8]] = &[b"hello", b"are held"];
 /// First bytes of the response to a PING (RFC 9113 §6.7).
 const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 
-/// Sends `words` and waits until `count` of these `responses` have come, or until the connection is closed.
-async fn exchange_bytes(stream: &mut TcpStream, words: &[u8], count: usize, responses: &[&[u8]]) {
-    stream.write_all(words).await.ok();
+/// Sends `messages` and waits until `count` of these `responses` have come, or until the connection is closed.
+async fn exchange_bytes(
+    stream: &mut TcpStream,
+    messages: &[u8],
+    count: usize,
+    responses: &[&[u8]],
+) {
+    stream.write_all(messages).await.ok();
     let mut received = Vec::new();
-    let is_told = |received: &[u8]| {
+    let has_enough = |received: &[u8]| {
         let of = |it: &&[u8]| received.windows(it.len()).filter(|some| some == it).count();
         responses.iter().map(of).sum::<usize>() >= count
     };
-    let hears = async {
-        while !is_told(&received) {
+    let reads = async {
+        while !has_enough(&received) {
             let Ok(1..) = stream.read_buf(&mut received).await else { return };
         }
     };
-    tokio::time::timeout(LONG, hears).await.expect("responses in time");
+    tokio::time::timeout(LONG, reads).await.expect("responses in time");
 }
 
 const KEPT: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
 /// Encodes POSTs over HTTP/2 whose bodies end.
-fn ended(streams: u32) -> Vec<u8> {
+fn encode_ended_posts(streams: u32) -> Vec<u8> {
     // As many bytes as an HTTP/2 client may send before it gets the server's windows.
-    let mut all = posts(streams, 15 << 10, 1).concat();
+    let mut all = encode_posts(streams, 15 << 10, 1).concat();
     (0..streams).for_each(|it| {
         all.extend(frame(frame_kind::DATA, frame_flag::END_STREAM, 2 * it + 1, b""));
     });
@@ -382,7 +388,7 @@ fn ended(streams: u32) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_take_no_more_memory_than_is_stated() {
-    let long = || lines(|at| format!("x{at}: {}\r\n", "y".repeat(900))).concat();
+    let long = || encode_lines(|at| format!("x{at}: {}\r\n", "y".repeat(900))).concat();
     let body = "x".repeat(256 << 10);
     let post = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
     // Memory that a connection keeps of what it once needed counts as bytes of requests. A kind has its bytes, the
@@ -404,15 +410,15 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
             MANY / 4,
             vec![(encode_gets(MAX_CLIENT_STREAMS, MAX_WINDOW), 100)],
         ),
-        ("HTTP/2 after bodies", BYTES, MANY / 4, vec![(ended(4), 4)]),
+        ("HTTP/2 after bodies", BYTES, MANY / 4, vec![(encode_ended_posts(4), 4)]),
         ("HTTP/2 after entries of the table", BYTES, 100, tables),
     ];
-    for (what, bytes, count, words) in kinds {
+    for (what, bytes, count, messages) in kinds {
         let mut process = ActivatorProcessFixture::for_connections(count + 20);
         process.set_pod("http1", start_pod_with(respond_hello).await);
         let all = open_clients(&process, count, async |stream| {
-            for (words, responses) in &words {
-                exchange_bytes(stream, words, *responses, RESPONSE_ENDS).await;
+            for (messages, responses) in &messages {
+                exchange_bytes(stream, messages, *responses, RESPONSE_ENDS).await;
             }
         })
         .await;
@@ -424,7 +430,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
 }
 
 /// Encodes rounds of requests over HTTP/2 that are reset at once, with a PING behind each round.
-fn resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
+fn encode_resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
     let get = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
     let round = |round: u32| {
         let mut all = Vec::new();
@@ -441,15 +447,17 @@ fn resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resets_leave_no_more_memory_than_is_stated() {
-    let kinds =
-        [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
+    let kinds = [
+        ("resets within the bound", encode_resets(40, 10)),
+        ("resets beyond the bound", encode_resets(80, 10)),
+    ];
     for (what, rounds) in kinds {
         let mut process = ActivatorProcessFixture::start();
         process.set_pod("http1", start_pod_with(respond_hello).await);
         let all = open_clients(&process, 200, async |stream| {
             exchange_bytes(stream, &client_preface(), 0, PONGS).await;
-            for words in &rounds {
-                exchange_bytes(stream, words, 1, PONGS).await;
+            for messages in &rounds {
+                exchange_bytes(stream, messages, 1, PONGS).await;
             }
         })
         .await;
@@ -463,7 +471,7 @@ async fn resets_leave_no_more_memory_than_is_stated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     let h1 = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".to_vec();
-    let h2 = posts(MAX_CLIENT_STREAMS, 0, 0).concat();
+    let h2 = encode_posts(MAX_CLIENT_STREAMS, 0, 0).concat();
     // One byte for each stream.
     let bytes: Vec<u8> = (0..MAX_CLIENT_STREAMS)
         .flat_map(|it| frame(frame_kind::DATA, 0, 2 * it + 1, b"x"))

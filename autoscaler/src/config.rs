@@ -7,7 +7,7 @@ use common::replicas;
 
 /// Command-line settings of the autoscaler.
 #[derive(Args, Clone, Debug)]
-pub struct AutoscalerProcessConfig {
+pub struct AutoscalerConfig {
     /// Endpoint at which agents and activators report usage: `unix:/path`, `http://ip:port` or `https://ip:port`.
     #[arg(long, env = "ROUSE_USAGE", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub usage: String,
@@ -46,7 +46,7 @@ pub struct AutoscalerConfigError {
     rule: &'static str,
 }
 
-impl AutoscalerProcessConfig {
+impl AutoscalerConfig {
     /// Checks each setting against its range, and those that need an identity against `--identity`.
     pub fn validate(&self) -> Result<(), AutoscalerConfigError> {
         let bad = |name, value: &str, rule| {
@@ -93,10 +93,10 @@ mod tests {
     #[derive(Parser)]
     struct AutoscalerCliFixture {
         #[command(flatten)]
-        config: AutoscalerProcessConfig,
+        config: AutoscalerConfig,
     }
 
-    fn config(args: &[&str]) -> AutoscalerProcessConfig {
+    fn config(args: &[&str]) -> AutoscalerConfig {
         AutoscalerCliFixture::parse_from([&["autoscaler"], args].concat()).config
     }
 

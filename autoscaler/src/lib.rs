@@ -49,7 +49,7 @@ pub mod usage;
 pub mod usage_service;
 pub mod window;
 
-pub use config::AutoscalerProcessConfig;
+pub use config::AutoscalerConfig;
 
 /// Error that ends the autoscaler.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ pub enum AutoscalerError {
 
 /// Runs the autoscaler until `shutdown` is cancelled or a server fails.
 pub async fn run(
-    config: AutoscalerProcessConfig,
+    config: AutoscalerConfig,
     shutdown: CancellationToken,
 ) -> Result<(), AutoscalerError> {
     config.validate()?;
@@ -132,7 +132,7 @@ pub async fn run(
 
 /// Keeps the certificate fresh until `shutdown`, if the configuration names an identity folder.
 fn maintain_certificate(
-    config: &AutoscalerProcessConfig,
+    config: &AutoscalerConfig,
     credentials: Option<&Arc<TlsCredentials>>,
     controllers: &Arc<ReplicaResolver>,
     shutdown: &CancellationToken,

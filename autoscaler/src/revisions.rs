@@ -1,4 +1,4 @@
-//! Pure: all Revisions: their routes, pods and reported load, due evaluations, and the decisions.
+//! Pure: all Revisions: their reported load, due evaluations, and the decisions.
 //!
 //! A Revision that is asleep has no timer and is in no list; it costs only its entry here until a report of it arrives.
 //!
@@ -11,16 +11,16 @@ use std::{
 };
 
 use common::wire::{
-    NamespacedName, RouteKey, RouteTable, RoutingPhase, ScaleDecision, ScalePolicyPool, UsageKey,
-    UsageSample,
+    NamespacedName, RoutingPhase, ScaleDecision, ScalePolicyPool, UsageKey, UsageSample,
 };
 
-use self::senders::UsageSender;
+use self::{routes::AutoscalerPod, senders::UsageSender};
 use crate::{
-    revision::{LoadKnowledge, PodPhaseCounts, ScaledRevision},
+    revision::{LoadKnowledge, ScaledRevision},
     usage::{RevisionLoad, UsageStream},
 };
 
+mod routes;
 mod senders;
 
 /// Every Revision of the RouteTable, with its reported load.
@@ -48,14 +48,6 @@ pub struct ScaledRevisions {
     due_at: BTreeMap<NamespacedName, Duration>,
     /// Number of evaluations since the start.
     pub evaluations: u64,
-}
-
-#[derive(Debug)]
-struct AutoscalerPod {
-    revision: NamespacedName,
-    node: String,
-    phase: RoutingPhase,
-    has_address: bool,
 }
 
 /// Output for the controller, about one Revision.
@@ -87,122 +79,6 @@ impl ScaledRevisions {
         }
     }
 
-    /// Applies the changes of one RouteTable batch. Returns a [`DecisionUpdate::Withdrawn`] for each removed Revision.
-    pub fn apply_routes(
-        &mut self,
-        now: Duration,
-        table: &RouteTable,
-        changed: &BTreeSet<RouteKey>,
-    ) -> Vec<DecisionUpdate> {
-        let mut updates = Vec::new();
-        self.mark_load_unknown_before(now, table, changed);
-        // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
-        for key in changed {
-            if let RouteKey::Revision(name) = key {
-                updates.extend(self.update_revision(now, table, name));
-            }
-        }
-        for key in changed {
-            match key {
-                RouteKey::Pod(uid) => self.update_pod(now, table, uid),
-                RouteKey::Activator(name) if table.activators.contains_key(name) => {
-                    self.activators.insert(name.clone());
-                }
-                RouteKey::Activator(name) => drop(self.activators.remove(name)),
-                RouteKey::Service(_)
-                | RouteKey::Revision(_)
-                | RouteKey::Node(_)
-                | RouteKey::Replicas(_)
-                | RouteKey::Settings => {}
-            }
-        }
-        updates
-    }
-
-    /// Marks load that is unknown at this moment and whose pods or activators change. Once they have gone, the next
-    /// tick would take their load for known.
-    fn mark_load_unknown_before(
-        &mut self,
-        now: Duration,
-        table: &RouteTable,
-        changed: &BTreeSet<RouteKey>,
-    ) {
-        let queue_knowledge = self.wait_queue_knowledge(now);
-        let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
-        for key in changed {
-            match key {
-                RouteKey::Pod(uid) => names.extend(self.pods.get(uid).map(|pod| &pod.revision)),
-                RouteKey::Activator(name) => {
-                    activator_leaves |= !table.activators.contains_key(name);
-                }
-                _ => {}
-            }
-        }
-        let unknown = |name: &&NamespacedName| {
-            self.load_knowledge(now, name, queue_knowledge) != LoadKnowledge::Complete
-        };
-        let unknown: Vec<NamespacedName> = names.into_iter().filter(unknown).cloned().collect();
-        self.mark_gaps(unknown);
-        if activator_leaves && queue_knowledge != LoadKnowledge::Complete {
-            self.for_each_load(RevisionLoad::mark_gap);
-        }
-    }
-
-    /// Keys of all subjects of the RouteTable that are stored here.
-    pub fn stored_keys(&self) -> BTreeSet<RouteKey> {
-        let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
-        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
-        let activators = self.activators.iter().cloned().map(RouteKey::Activator);
-        revisions.chain(pods).chain(activators).collect()
-    }
-
-    fn update_revision(
-        &mut self,
-        now: Duration,
-        table: &RouteTable,
-        name: &NamespacedName,
-    ) -> Option<DecisionUpdate> {
-        let entry =
-            table.revisions.get(name).and_then(|entry| Some((entry, entry.policy.clone()?)));
-        let entry = entry.map(|(entry, policy)| (entry, self.policies.intern(policy)));
-        let Some((entry, policy)) = entry else {
-            self.unschedule(name);
-            let removed = self.revisions.remove(name)?;
-            // The Revision may return, and its senders will not repeat what they have already reported.
-            self.store_unlisted_load(name, removed.load);
-            return Some(DecisionUpdate::Withdrawn(name.clone()));
-        };
-        match self.revisions.get_mut(name) {
-            Some(revision) => {
-                let (reachable, reached) = (entry.reachable, entry.initial_scale_reached);
-                if revision.policy != policy {
-                    revision.set_policy(now, policy);
-                } else if (revision.is_reachable, revision.initial_scale_reached)
-                    == (reachable, reached)
-                {
-                    return None;
-                }
-                (revision.is_reachable, revision.initial_scale_reached) = (reachable, reached);
-            }
-            None => {
-                let mut revision = ScaledRevision::new(entry, policy);
-                revision.pods = self.count_pods(name);
-                revision.load = self.unlisted_loads.remove(name).unwrap_or_default();
-                self.revisions.insert(name.clone(), Box::new(revision));
-            }
-        }
-        self.schedule(name, now);
-        None
-    }
-
-    /// Stores the load of a Revision that is not in the RouteTable, unless it is empty.
-    fn store_unlisted_load(&mut self, name: &NamespacedName, mut load: RevisionLoad) {
-        load.sleep();
-        if !load.is_empty() {
-            self.unlisted_loads.insert(name.clone(), load);
-        }
-    }
-
     /// Returns the load of a Revision, whether or not the Revision is in the RouteTable.
     fn load_mut(&mut self, name: &NamespacedName) -> Option<&mut RevisionLoad> {
         match self.revisions.get_mut(name) {
@@ -228,66 +104,6 @@ impl ScaledRevisions {
         }
     }
 
-    fn count_pods(&self, revision: &NamespacedName) -> PodPhaseCounts {
-        let mut counts = PodPhaseCounts::default();
-        self.pods_of_revision(revision).for_each(|(_, pod)| *pod.phase_count(&mut counts) += 1);
-        counts
-    }
-
-    fn pods_of_revision(
-        &self,
-        revision: &NamespacedName,
-    ) -> impl Iterator<Item = (&String, &AutoscalerPod)> {
-        let uids = self.pods_by_revision.get(revision).into_iter().flatten();
-        uids.filter_map(|uid| self.pods.get_key_value(uid))
-    }
-
-    fn insert_pod(&mut self, uid: &str, pod: AutoscalerPod) {
-        self.pods_by_revision.entry(pod.revision.clone()).or_default().insert(uid.to_owned());
-        self.pods.insert(uid.to_owned(), pod);
-    }
-
-    fn remove_pod(&mut self, uid: &str) -> Option<AutoscalerPod> {
-        let pod = self.pods.remove(uid)?;
-        if let Some(uids) = self.pods_by_revision.get_mut(&pod.revision) {
-            uids.remove(uid);
-            if uids.is_empty() {
-                self.pods_by_revision.remove(&pod.revision);
-            }
-        }
-        Some(pod)
-    }
-
-    fn update_pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
-        let new = table.pods.get(uid).map(|entry| AutoscalerPod {
-            revision: entry.revision.clone(),
-            node: entry.node.clone(),
-            phase: entry.phase,
-            has_address: entry.address.is_some(),
-        });
-        if let Some(old) = self.remove_pod(uid) {
-            if let Some(revision) = self.revisions.get_mut(&old.revision) {
-                *old.phase_count(&mut revision.pods) -= 1;
-                self.schedule(&old.revision, now);
-            }
-            if let Some(load) = self.load_mut(&old.revision) {
-                // Counted out even if it returns below: its phase or its Revision may differ.
-                load.set_pod_counted(now, uid, false);
-            }
-        }
-        if let Some(new) = new {
-            // Usage of the pod may have been reported before the pod itself.
-            if let Some(load) = self.load_mut(&new.revision) {
-                load.set_pod_counted(now, uid, new.is_counted());
-            }
-            if let Some(revision) = self.revisions.get_mut(&new.revision) {
-                *new.phase_count(&mut revision.pods) += 1;
-                self.schedule(&new.revision, now);
-            }
-            self.insert_pod(uid, new);
-        }
-    }
-
     /// Returns true if the pod is known to run on another node.
     pub fn is_on_other_node(&self, uid: &str, node: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.node != node)
@@ -297,13 +113,14 @@ impl ScaledRevisions {
     pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, sample: &UsageSample) {
         let Some(is_settling) = self.record_message(now, stream) else { return };
         let pod = sample.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
-        // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
-        let is_counted = pod.is_none_or(AutoscalerPod::is_counted);
+        let is_counted = pod.map(AutoscalerPod::is_counted);
         let name = &sample.key.revision;
         let Some(revision) = self.revisions.get_mut(name) else {
             let load = self.unlisted_loads.entry(name.clone()).or_default();
+            let is_counted = is_counted.unwrap_or_else(|| load.counts_unnamed(stream, sample));
             return load.apply_report(now, stream, is_counted, sample);
         };
+        let is_counted = is_counted.unwrap_or_else(|| revision.load.counts_unnamed(stream, sample));
         if is_settling && is_counted && revision.load.is_changed_by(stream, sample) {
             revision.load.mark_gap();
         }
@@ -417,21 +234,6 @@ impl ScaledRevisions {
     fn unschedule(&mut self, name: &NamespacedName) {
         if let Some(at) = self.due_at.remove(name) {
             self.due.remove(&(at, name.clone()));
-        }
-    }
-}
-
-impl AutoscalerPod {
-    fn is_counted(&self) -> bool {
-        self.phase != RoutingPhase::Draining
-    }
-
-    fn phase_count<'a>(&self, counts: &'a mut PodPhaseCounts) -> &'a mut u32 {
-        match self.phase {
-            RoutingPhase::Starting if self.has_address => &mut counts.starting,
-            RoutingPhase::Starting => &mut counts.pending,
-            RoutingPhase::Ready => &mut counts.ready,
-            RoutingPhase::Draining => &mut counts.draining,
         }
     }
 }

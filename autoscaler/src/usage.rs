@@ -15,9 +15,12 @@
 
 use std::time::Duration;
 
-use common::wire::{RequestTotals, ScaleMetric, ScalePolicy, UsageSample};
+use common::wire::{ScaleMetric, ScalePolicy, UsageSample};
 
+use self::source::UsageSource;
 use crate::window::{LoadAverages, LoadWindow};
+
+mod source;
 
 /// Age from which the last report on a pod is not current: the next one, due after a second, should have arrived.
 pub const REPORT_OVERDUE_AFTER: Duration = Duration::from_millis(1500);
@@ -53,27 +56,6 @@ pub struct RevisionLoad {
     has_gap: bool,
     /// Requests that have begun at pods, according to reports.
     requests_started: u64,
-}
-
-#[derive(Debug)]
-struct UsageSource {
-    sender: u32,
-    /// UID of the pod; `None`: requests waiting at the sender.
-    pod: Option<Box<str>>,
-    /// Number of the sender's latest stream that reported this source.
-    stream_number: u32,
-    /// True while that stream is open.
-    is_online: bool,
-    /// True if the source adds to the load; requests of a draining pod need no other pod.
-    is_counted: bool,
-    totals: RequestTotals,
-    at_ns: u64,
-    /// Time of the totals by the autoscaler's clock, estimated from the sender's; never later than their arrival.
-    totals_read_at: Duration,
-    /// End of the time for which the level has been added to the window.
-    accrued_until: Duration,
-    /// Request-seconds added since `totals_read_at`.
-    assumed_load: f64,
 }
 
 impl RevisionLoad {
@@ -132,6 +114,15 @@ impl RevisionLoad {
             }
             Err(_) => sample.totals.started > 0,
         }
+    }
+
+    /// Returns true if these totals add to the load, although the RouteTable does not name their pod. Its next batch may
+    /// name it as ready. A pod that has left it counts while requests are in flight there: its last totals have none,
+    /// and ask for no other pod.
+    pub fn counts_unnamed(&self, stream: UsageStream, sample: &UsageSample) -> bool {
+        let source = self.find_source(stream.sender, sample.key.pod.as_deref());
+        sample.totals.in_flight() > 0
+            || source.ok().is_none_or(|index| self.sources[index].is_counted)
     }
 
     /// Adds the totals of one subject. `is_counted` is false for a draining pod.
@@ -331,7 +322,7 @@ impl RevisionLoad {
         let source = self.find_source(stream.sender, sample.key.pod.as_deref());
         let source = source.ok().map(|index| &self.sources[index]);
         source.is_some_and(|source| {
-            source.stream_number == stream.number && sample.read_at_ns < source.at_ns
+            source.stream_number == stream.number && sample.read_at_ns < source.read_at_ns
         })
     }
 
@@ -359,7 +350,7 @@ impl RevisionLoad {
             is_online: true,
             is_counted: true,
             totals: sample.totals,
-            at_ns: sample.read_at_ns,
+            read_at_ns: sample.read_at_ns,
             totals_read_at: now,
             accrued_until: now,
             assumed_load: 0.0,
@@ -390,10 +381,10 @@ impl RevisionLoad {
         let abandoned = sample.totals.abandoned.saturating_sub(source.totals.abandoned);
         let gained_integral = wrapping_difference(
             sample.totals.in_flight_integral(sample.read_at_ns),
-            source.totals.in_flight_integral(source.at_ns),
+            source.totals.in_flight_integral(source.read_at_ns),
         );
         // The assumed load is split at `read_at`, the moment when the totals were read.
-        let elapsed = Duration::from_nanos(sample.read_at_ns - source.at_ns);
+        let elapsed = Duration::from_nanos(sample.read_at_ns - source.read_at_ns);
         // A sender's clock may run slow: without the drift `read_at` would fall behind a little more with each report.
         let read_at = (source.totals_read_at + elapsed + elapsed / CLOCK_DRIFT_DIVISOR).min(now);
         let old_level = count_to_f64(source.totals.in_flight());
@@ -417,7 +408,7 @@ impl RevisionLoad {
         let from = from.max(source.totals_read_at);
         let (is_counted, is_wait_queue) = (source.is_counted, source.is_wait_queue());
         self.requests_started += if is_wait_queue { 0 } else { started };
-        (source.totals, source.at_ns) = (sample.totals, sample.read_at_ns);
+        (source.totals, source.read_at_ns) = (sample.totals, sample.read_at_ns);
         let new_level = count_to_f64(source.totals.in_flight());
         // From `read_at` to `until` the old level was assumed; the difference to the new one corrects it.
         let (level_change, until) = (new_level - old_level, source.accrued_until.max(read_at));
@@ -466,44 +457,6 @@ impl RevisionLoad {
 impl Default for RevisionLoad {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl UsageSource {
-    /// Returns true if `sample` continues these totals; a counter that went backwards was reset.
-    fn is_continued_by(&self, sample: &UsageSample) -> bool {
-        sample.totals.started >= self.totals.started
-            && sample.totals.finished >= self.totals.finished
-            && sample.read_at_ns >= self.at_ns
-    }
-
-    /// Returns true if the next report on this pod is overdue. Wait queues are reported only when they change.
-    fn is_late(&self, now: Duration) -> bool {
-        !self.is_wait_queue() && now.saturating_sub(self.totals_read_at) >= REPORT_OVERDUE_AFTER
-    }
-
-    /// Returns true if the source counts waiting requests, not those of a pod.
-    fn is_wait_queue(&self) -> bool {
-        self.pod.is_none()
-    }
-
-    /// Time before `sample` over which its requests began and ended, at most `elapsed`: twice their mean age. That is
-    /// right if all came at once and if they came evenly. It is at least `min_span_s` seconds, in which as much load
-    /// was assumed as is taken back. After a gap in the reports on a pod it is all of `elapsed`.
-    fn event_span(&self, sample: &UsageSample, elapsed: Duration, min_span_s: f64) -> Duration {
-        if !self.is_wait_queue() && elapsed > MAX_REPORT_GAP {
-            return elapsed;
-        }
-        let (new, old) = (&sample.totals, &self.totals);
-        let events = (new.started - old.started) + (new.finished - old.finished);
-        let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
-        let began_and_ended =
-            sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));
-        let ages_ns =
-            wrapping_difference(events.wrapping_mul(sample.read_at_ns), began_and_ended).max(0.0);
-        let mean_age_s = ages_ns / 1e9 / count_to_f64(events.max(1));
-        let min_span_s = if min_span_s.is_finite() { min_span_s } else { 0.0 };
-        Duration::from_secs_f64((2.0 * mean_age_s).max(min_span_s).min(elapsed.as_secs_f64()))
     }
 }
 

@@ -121,13 +121,13 @@ impl LoadWindow {
         }
     }
 
-    /// Adds a load of `height` held from `from` to `to`: each second gets its share of the area.
-    pub fn add_level(&mut self, height: f64, from: Duration, to: Duration) {
+    /// Adds a load of `level` held from `from` to `to`: each second gets its share of the area.
+    pub fn add_level(&mut self, level: f64, from: Duration, to: Duration) {
         let oldest = Duration::from_secs(to.as_secs().saturating_sub(self.len()));
         let mut at = from.max(oldest);
         while at < to {
             let end = Duration::from_secs(at.as_secs() + 1).min(to);
-            self.add(at, height * (end - at).as_secs_f64());
+            self.add(at, level * (end - at).as_secs_f64());
             at = end;
         }
     }

@@ -1,12 +1,13 @@
 //! Shell: HTTP server for the pages of a component. No client can hold a connection of it without an end.
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -48,6 +49,9 @@ const LATE_BODY: &str = "the body of the request did not come in time\n";
 pub struct HttpServerBounds {
     /// Limit of simultaneous connections. Beyond it clients wait in the kernel's backlog.
     pub max_connections: usize,
+    /// Limit of simultaneous connections from one address, below `max_connections`. A further one is closed at once, so
+    /// that one client cannot keep out all others, such as the kubelet with its probes.
+    pub max_connections_per_client: usize,
     /// Time limit for the head of a request. It also counts while a connection is idle.
     pub head_timeout: Duration,
     /// Time limit for the whole body of a request, after its head. The response is then 408.
@@ -61,6 +65,7 @@ impl HttpServerBounds {
     /// limit for the head could close a connection on which a request begins.
     pub const DEFAULT: Self = Self {
         max_connections: 1024,
+        max_connections_per_client: 64,
         head_timeout: Duration::from_secs(120),
         body_timeout: Duration::from_secs(10),
         write_timeout: Duration::from_secs(30),
@@ -90,6 +95,7 @@ pub async fn serve_prepared<S, F>(
     F: Future<Output = Option<S>> + Send + 'static,
 {
     let (tasks, limit) = (TaskTracker::new(), Arc::new(Semaphore::new(bounds.max_connections)));
+    let (clients, per_client) = (ConnectionsByClient::default(), bounds.max_connections_per_client);
     loop {
         // The permit comes before the accept, so that clients beyond the limit cost nothing here.
         let permit = tokio::select! {
@@ -107,11 +113,17 @@ pub async fn serve_prepared<S, F>(
             },
             () = shutdown.cancelled() => break,
         };
+        let Some(client_permit) = clients.admit(peer.ip(), per_client) else {
+            debug!(%peer, "connection refused: its client has too many");
+            continue;
+        };
         let (prepared, router, stop) = (prepare(stream), router.clone(), shutdown.clone());
         tasks.spawn(async move {
             if let Some(stream) = prepared.await {
                 serve_connection(stream, peer, router, bounds, stop).await;
             }
+            // In this order, a connection that the second permit admits is not one too many of its client.
+            drop(client_permit);
             drop(permit);
         });
     }
@@ -119,6 +131,44 @@ pub async fn serve_prepared<S, F>(
     drop(listener);
     tasks.close();
     tasks.wait().await;
+}
+
+/// Numbers of open connections, by the address of their client. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+struct ConnectionsByClient(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+impl ConnectionsByClient {
+    /// Counts one more connection of a client, until the returned value is dropped; `None`: it has `limit` already.
+    fn admit(&self, client: IpAddr, limit: usize) -> Option<ClientConnectionPermit> {
+        // A listener of both families sees an IPv4 client by its mapped address.
+        let client = client.to_canonical();
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.get(&client).copied().unwrap_or(0);
+        (count < limit).then(|| {
+            counts.insert(client, count + 1);
+            ClientConnectionPermit { connections: self.clone(), client }
+        })
+    }
+}
+
+/// Right of a client to one connection.
+#[derive(Debug)]
+struct ClientConnectionPermit {
+    connections: ConnectionsByClient,
+    client: IpAddr,
+}
+
+impl Drop for ClientConnectionPermit {
+    fn drop(&mut self) {
+        let mut counts = self.connections.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A client without a connection must leave nothing behind.
+        let left = counts.get(&self.client).map_or(0, |count| count.saturating_sub(1));
+        if left == 0 {
+            counts.remove(&self.client);
+        } else {
+            counts.insert(self.client, left);
+        }
+    }
 }
 
 async fn serve_connection<S>(
@@ -293,6 +343,7 @@ mod tests {
     /// Bounds that no test reaches, with a single connection: the next client waits for the end of the one before.
     const ONE_CONNECTION: HttpServerBounds = HttpServerBounds {
         max_connections: 1,
+        max_connections_per_client: 1,
         head_timeout: Duration::from_secs(3600),
         body_timeout: Duration::from_secs(3600),
         write_timeout: Duration::from_secs(3600),
@@ -361,6 +412,43 @@ mod tests {
             start(HttpServerBounds { write_timeout: SHORT, ..ONE_CONNECTION }).await;
         let _deaf = send(address, "GET /large HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_serves(address).await;
+    }
+
+    #[tokio::test]
+    async fn a_client_with_too_many_connections_keeps_no_other_client_out() {
+        let bounds = HttpServerBounds {
+            max_connections: 3,
+            max_connections_per_client: 2,
+            ..ONE_CONNECTION
+        };
+        let (address, _stop) = start(bounds).await;
+        let held = [send(address, "").await, send(address, "").await];
+        for _ in 0..3 {
+            let refused = TcpStream::connect(address).await.expect("accepted by the kernel");
+            assert_eq!(response(refused).await, "", "closed without a request");
+        }
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind("127.0.0.2:0".parse().expect("an address")).expect("a loopback address");
+        let mut other = socket.connect(address).await.expect("a connection");
+        let request = "GET /peer HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        other.write_all(request.as_bytes()).await.expect("sent");
+        let text = response(other).await;
+        assert!(text.contains("127.0.0.2"), "{text}");
+        drop(held);
+    }
+
+    #[test]
+    fn a_client_gets_its_connections_back_and_leaves_nothing_behind() {
+        let clients = ConnectionsByClient::default();
+        let plain = IpAddr::from([10, 0, 0, 7]);
+        let mapped: IpAddr = "::ffff:10.0.0.7".parse().expect("an address");
+        let first = clients.admit(plain, 2).expect("none yet");
+        let second = clients.admit(mapped, 2).expect("one");
+        assert!(clients.admit(plain, 2).is_none(), "both are of one client");
+        drop(first);
+        assert!(clients.admit(plain, 2).is_some());
+        drop(second);
+        assert!(clients.0.lock().expect("no panic").is_empty());
     }
 
     #[tokio::test]

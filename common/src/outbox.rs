@@ -1,8 +1,8 @@
 //! Shell: the latest state of each subject, and the changes that each stream has yet to send.
 //!
-//! All streams between the components are fed from an [`Outbox`]. A slow or broken stream never blocks its sender,
-//! and never makes it remember more than the current states. A state that changed several times while the stream was
-//! away is sent once.
+//! All streams between the components are fed from an [`Outbox`]. A slow or broken stream never blocks its sender. It
+//! makes it remember one state of each subject: the current one, or the last one until the stream has received the
+//! removal. A state that changed several times while the stream was away is sent once.
 
 use std::{
     collections::{BTreeMap, HashMap},

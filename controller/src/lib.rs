@@ -160,18 +160,27 @@ pub async fn run_on_kubernetes(
         shutdown.cancelled().await;
     };
     let admin = platform.extend_admin(admin::admin_state(&shared));
+    let mut running = std::pin::pin!(platform.run(stop()));
+    let mut has_ended = false;
     let done = tokio::select! {
         served = serving => served.map_err(ControllerError::from),
         served = pages::serve(config.admin, admin, axum::Router::new(), stop()) => {
             served.map_err(ControllerError::from)
         }
         () = shared.run_timers(stop()) => Ok(()),
-        () = platform.run(stop()) => Ok(()),
+        () = running.as_mut() => {
+            has_ended = true;
+            Ok(())
+        }
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
         () = renewing_authorities => Ok(()),
     };
     shutdown.cancel();
+    if !has_ended {
+        // The webhook serves a moment longer.
+        running.await;
+    }
     // Until the Lease is released: otherwise the next leader would have to wait for its expiry.
     platform.wait_for_release().await;
     info!("controller stopped");

@@ -238,11 +238,11 @@ impl ApiServerFixture {
         services::placeholder_service(&PlaceholderSpec {
             namespace: &self.namespace,
             route: "hello",
-            uid: &self.revision_uid,
+            route_uid: &self.revision_uid,
             tag: None,
             service: "hello",
-            labels: BTreeMap::new(),
-            annotations: BTreeMap::new(),
+            route_labels: BTreeMap::new(),
+            route_annotations: BTreeMap::new(),
             activator_port: Some(20_000),
         })
     }

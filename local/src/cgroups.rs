@@ -306,7 +306,7 @@ fn kill_tree(path: &Path) {
         return;
     }
     let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-    for pid in procs.lines().filter_map(|line| line.parse().ok()) {
+    for pid in parse_procs(&procs) {
         let pid = nix::unistd::Pid::from_raw(pid);
         // An error means that the process has ended meanwhile.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
@@ -357,8 +357,14 @@ fn remove_tree(path: &Path) -> bool {
 /// Returns the pids of all processes at and below a cgroup.
 fn process_ids(path: &Path) -> Vec<i32> {
     let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-    let own = procs.lines().filter_map(|line| line.parse().ok());
-    own.chain(directories(path).iter().flat_map(|child| process_ids(child))).collect()
+    let below = directories(path);
+    parse_procs(&procs).chain(below.iter().flat_map(|child| process_ids(child))).collect()
+}
+
+/// Parses the text of a `cgroup.procs`. A process that this pid namespace does not see is listed as 0, which kill(2)
+/// would take for the process group of the caller.
+fn parse_procs(text: &str) -> impl Iterator<Item = i32> {
+    text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 0)
 }
 
 /// Returns true if a process is in a cgroup of the node, by the text of its `/proc/PID/cgroup`.
@@ -392,6 +398,11 @@ mod tests {
     #[test]
     fn without_cgroup2_there_is_no_node() {
         assert_eq!(CgroupMounts::parse_mountinfo("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
+    }
+
+    #[test]
+    fn a_process_of_another_pid_namespace_has_no_pid_to_kill() {
+        assert_eq!(parse_procs("12\n0\n7\n").collect::<Vec<_>>(), [12, 7]);
     }
 
     #[test]

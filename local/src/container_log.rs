@@ -4,15 +4,19 @@
 //! the end of the file to `….log.1` and truncates the file. The file `….log.start` has the number of bytes that all
 //! rotations have copied or left out: the position at which the log now starts. Its lock orders rotations and reads.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Size at which a log is rotated: the kubelet's default `containerLogMaxSize`.
 pub const MAX_LOG_BYTES: u64 = 10 << 20;
 /// Bytes that a container can write during the copy without loss.
 const COPY_SLACK_BYTES: u64 = 1 << 20;
+/// Highest start of a log. A container can make its log a file with a hole, as long as a file can be: 2⁶³ bytes.
+const MAX_START: u64 = 1 << 62;
+/// Mode of a log's other files: no more users may read the copy than the log.
+const FILE_MODE: u32 = 0o640;
 
 /// Creates the file with the start of a log, so that the first rotation has a lock too.
 pub fn create_start_file(log: &Path) -> io::Result<File> {
@@ -22,7 +26,7 @@ pub fn create_start_file(log: &Path) -> io::Result<File> {
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o640)
+        .mode(FILE_MODE)
         .open(start_path(log))
 }
 
@@ -42,8 +46,7 @@ pub fn rotate(log: &Path) -> io::Result<bool> {
     // A container may have written many times the limit since the last check; only the end is kept.
     let begin = file.metadata()?.len().saturating_sub(MAX_LOG_BYTES - COPY_SLACK_BYTES);
     file.seek(SeekFrom::Start(begin))?;
-    let rotated = File::create(rotated_path(log));
-    let copied = rotated.and_then(|mut rotated| {
+    let copied = create_rotated(log).and_then(|mut rotated| {
         let copied = io::copy(&mut (&file).take(MAX_LOG_BYTES), &mut rotated);
         Ok((copied, rotated.metadata()?.len()))
     });
@@ -55,6 +58,15 @@ pub fn rotate(log: &Path) -> io::Result<bool> {
         start_file.write_all_at(format!("{:020}\n", start + begin + length).as_bytes(), 0)?;
     }
     copied.map(|_| true)
+}
+
+/// Creates the file for the copy of a log, or empties it. One of an earlier version has another mode.
+fn create_rotated(log: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    let rotated = options.open(rotated_path(log))?;
+    rotated.set_permissions(Permissions::from_mode(FILE_MODE))?;
+    Ok(rotated)
 }
 
 /// Returns the position of the next byte that a container writes; it grows over rotations.
@@ -157,11 +169,12 @@ fn start_path(log: &Path) -> PathBuf {
     log.with_extension("log.start")
 }
 
-/// Reads the start of a log; 0 before the first rotation.
+/// Reads the start of a log; 0 before the first rotation, and again where positions behind it could overflow.
 fn read_start(mut file: &File) -> u64 {
     let mut text = String::new();
     let read = file.read_to_string(&mut text);
-    read.ok().and_then(|_| text.trim().parse().ok()).unwrap_or(0)
+    let start = read.ok().and_then(|_| text.trim().parse::<u64>().ok());
+    start.filter(|&start| start <= MAX_START).unwrap_or(0)
 }
 
 /// Opens a file to read; `None` if there is none.
@@ -303,6 +316,32 @@ mod tests {
         assert_eq!(offset_of(&fixture.log, begin), 0);
         let next = end_position(&fixture.log);
         assert_eq!((next, offset_of(&fixture.log, next)), (57, 41));
+    }
+
+    #[test]
+    fn positions_do_not_overflow_however_long_a_container_makes_its_log() {
+        let fixture = LogFixture::new("long");
+        fs::write(start_path(&fixture.log), format!("{:020}\n", u64::MAX - 2)).unwrap();
+        fixture.write("one\n");
+        assert_eq!(end_position(&fixture.log), 4);
+        assert!(rotate(&fixture.log).unwrap());
+        fixture.write("two\n");
+        assert_eq!(end_position(&fixture.log), 8);
+        let mut first = LogReader::from_first_byte(fixture.log.clone());
+        assert_eq!(read(&mut first), "one\ntwo\n");
+    }
+
+    #[test]
+    fn no_more_users_may_read_a_rotated_log_than_the_log() {
+        let fixture = LogFixture::new("rights");
+        fixture.write("password\n");
+        // As an earlier version left it.
+        fs::write(rotated_path(&fixture.log), "").unwrap();
+        assert!(rotate(&fixture.log).unwrap());
+        for file in [rotated_path(&fixture.log), start_path(&fixture.log)] {
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o137, 0, "{}: {mode:o}", file.display());
+        }
     }
 
     #[test]

@@ -214,6 +214,7 @@ impl ImageStore {
             }
             ImagePullError::Name { .. }
             | ImagePullError::Unauthorized { .. }
+            | ImagePullError::Size { .. }
             | ImagePullError::Store { .. }
             | ImagePullError::Network(_) => {
                 ImageError::Registry { image, hint: String::new(), source }

@@ -1,9 +1,9 @@
 //! Shell: the local node itself: created once, found again, and removed completely.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +23,11 @@ use crate::sys;
 /// Time that a process of the node has to end after SIGTERM before it is killed. Removing the files of ten thousand
 /// services that have reached the disk takes 6 s.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Mode of a node's run folder. Other users can pass through it, but not open it: their lock would stop `rouse down`.
+const RUN_FOLDER_MODE: u32 = 0o711;
+/// Attempts to make a folder whose parents other processes remove.
+const FOLDER_ATTEMPTS_MAX: usize = 1_000;
 
 /// Reason that a node could not be created or removed.
 #[derive(Debug, Error)]
@@ -105,16 +110,20 @@ impl NodeManager {
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run_folder();
         loop {
-            match fs::create_dir_all(&path) {
-                // The removal of the last other node has removed the parent between two steps.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                made => made.map_err(file_error("make folder", &path))?,
-            }
+            make_folder_with_mode(&path, RUN_FOLDER_MODE)
+                .map_err(file_error("make folder", &path))?;
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
             }
         }
+    }
+
+    /// Releases a lock under which no node was made, with the folder that [`NodeManager::lock`] may have made for it.
+    pub fn discard_lock(layout: &NodeLayout, lock: NodeLock) {
+        // Fails if there is a node. The lock keeps another process from making one meanwhile.
+        let _ = fs::remove_dir(layout.run_folder());
+        drop(lock);
     }
 
     /// Creates the missing things of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
@@ -134,7 +143,15 @@ impl NodeManager {
             layout.images(),
             layout.logs(),
         ] {
-            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
+            make_folder(&path).map_err(file_error("make folder", &path))?;
+        }
+        // Images have programs with the set-user-ID bit, volumes are open to each user of a pod, and bundles have
+        // environments with passwords. Other users of the machine must not reach them.
+        let private = [layout.images(), layout.pods_data(), layout.pods(), layout.runtime()];
+        let private = private.into_iter().map(|path| (path, 0o700));
+        for (path, mode) in private.chain([(layout.run_folder(), RUN_FOLDER_MODE)]) {
+            let rights = fs::set_permissions(&path, Permissions::from_mode(mode));
+            rights.map_err(file_error("restrict folder", &path))?;
         }
         mount_bpffs(&layout.bpf())?;
         let cgroup = cgroup_error("set up", layout);
@@ -260,6 +277,29 @@ fn write_resolv_conf(path: &Path) -> Result<(), NodeError> {
     fs::write(path, names).map_err(file_error("write", path))
 }
 
+/// Makes a folder with its parents, even if the removal of the last other node takes a parent away meanwhile.
+pub fn make_folder(path: &Path) -> io::Result<()> {
+    make_folder_with_mode(path, 0o777)
+}
+
+/// Makes a folder as [`make_folder`] does. It and the parents that are made get this mode, less the umask.
+fn make_folder_with_mode(path: &Path, mode: u32) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(mode);
+    let mut made = builder.create(path);
+    for _ in 1..FOLDER_ATTEMPTS_MAX {
+        // A parent that goes between two steps is missing, or exists and is no folder any more.
+        let is_retried = made.as_ref().is_err_and(|error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
+        });
+        if !is_retried {
+            break;
+        }
+        made = builder.create(path);
+    }
+    made
+}
+
 /// Removes a folder with all its content; a missing folder is no error.
 fn remove_folder(path: &Path) -> Result<(), NodeError> {
     match fs::remove_dir_all(path) {
@@ -357,6 +397,7 @@ fn end_components(layout: &NodeLayout) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::thread;
 
@@ -385,6 +426,45 @@ mod tests {
         });
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
         fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_made_while_its_parent_is_removed_again_and_again() {
+        let parent = folder("parent");
+        let (middle, inner) = (parent.join("a"), parent.join("a/b"));
+        let is_done = AtomicBool::new(false);
+        let failures = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    // It succeeds only while the folder is empty.
+                    let _ = fs::remove_dir(&parent);
+                }
+            });
+            let make_and_remove = |_| {
+                let made = make_folder(&inner);
+                let _ = fs::remove_dir(&inner).and_then(|()| fs::remove_dir(&middle));
+                made.err()
+            };
+            let failures: Vec<io::Error> = (0..5_000).filter_map(make_and_remove).collect();
+            is_done.store(true, Ordering::Relaxed);
+            failures
+        });
+        assert!(failures.is_empty(), "{} of 5000: {:?}", failures.len(), failures[0]);
+        let _ = fs::remove_dir(&parent);
+        fs::write(&parent, "").unwrap();
+        let in_the_way = make_folder(&parent).unwrap_err();
+        assert_eq!(in_the_way.kind(), io::ErrorKind::AlreadyExists);
+        fs::remove_file(&parent).unwrap();
+    }
+
+    #[test]
+    fn other_users_cannot_open_the_folder_with_the_lock() {
+        let parent = folder("mode");
+        let path = parent.join("a");
+        make_folder_with_mode(&path, RUN_FOLDER_MODE).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o066, 0, "{mode:o}");
+        fs::remove_dir_all(parent).unwrap();
     }
 
     #[test]

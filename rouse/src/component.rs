@@ -47,7 +47,7 @@ struct ControllerCli {
 #[command(name = "rouse autoscaler", version)]
 struct AutoscalerCli {
     #[command(flatten)]
-    config: autoscaler::AutoscalerProcessConfig,
+    config: autoscaler::AutoscalerConfig,
 }
 
 impl ComponentCommand {
@@ -118,8 +118,9 @@ impl ComponentCommand {
             Self::AgentRemove => {
                 let config = agent::config::AgentConfig::parse_from(args);
                 Box::pin(async move {
-                    remove_agent_files(&config)?;
-                    remove_routes()
+                    // Routes that stay would end connects that kube-proxy serves, so pins must not hold them up.
+                    let routes = remove_routes();
+                    remove_agent_files(&config).and(routes)
                 })
             }
             Self::AgentRemoved => Box::pin(async move {

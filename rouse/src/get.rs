@@ -85,11 +85,18 @@ pub(crate) fn get_object(
 
 /// Returns an error for a selector of another form than [`matches_selector`] knows: it would silently select nothing.
 fn check_selector(selector: &str) -> Result<(), CommandError> {
-    // Kubernetes' set-based requirements have blanks and parentheses: `key in (a, b)`.
+    // Letters of keys and values. Kubernetes' set-based requirements have others too: `key in (a, b)`.
+    let is_word = |word: &str| {
+        word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))
+    };
     let is_known = |it: &str| {
-        let (key, value) = it.split_once(['=', '!']).unwrap_or((it, ""));
-        let value = value.trim_start_matches('=').trim();
-        ![key.trim(), value].iter().any(|word| word.contains([' ', '(', ')']))
+        let operators = ["!=", "==", "="];
+        match operators.iter().find_map(|operator| it.split_once(operator)) {
+            Some((key, value)) => {
+                !key.trim().is_empty() && is_word(key.trim()) && is_word(value.trim())
+            }
+            None => is_word(it.strip_prefix('!').unwrap_or(it).trim()),
+        }
     };
     if selector.split(',').all(|requirement| is_known(requirement.trim())) {
         return Ok(());
@@ -334,7 +341,9 @@ mod tests {
         for selector in ["", "a=b", "a = b, c != d", "a==b,!c , d", "app.io/x=y"] {
             assert!(check_selector(selector).is_ok(), "{selector}");
         }
-        for selector in ["team in (a,b)", "team notin (a)", "a=b c", "a b"] {
+        for selector in
+            ["team in (a,b)", "team notin (a)", "a=b c", "a b", "a!b", "!a=b", "a=b=c", "=b"]
+        {
             let error = check_selector(selector).unwrap_err().to_string();
             assert!(error.contains("unable to parse"), "{error}");
         }

@@ -191,6 +191,8 @@ pub(crate) fn install(args: &InstallArgs) -> Result<()> {
             let cluster = ClusterClient::connect(file).await?;
             if settings.without_kube_proxy {
                 kube_proxy_check::check_no_need(&cluster, &settings, &objects).await?;
+            } else if settings.clusterip != ClusterIpMode::All {
+                kube_proxy_check::check_agents(&cluster, &settings).await?;
             }
             apply_objects(&cluster, &settings, &objects).await?;
             if args.wait {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use common::wire::NamespacedName;
+use local::node::make_folder;
 use serde_json::Value;
 
 use crate::{
@@ -95,8 +96,7 @@ impl ManifestFolder {
                 (location.path, location.documents)
             }
         };
-        fs::create_dir_all(&self.folder)
-            .map_err(CommandError::file_error("make folder", &self.folder))?;
+        make_folder(&self.folder).map_err(CommandError::file_error("make folder", &self.folder))?;
         replace_file(&path, &documents)
     }
 

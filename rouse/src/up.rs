@@ -106,10 +106,14 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
         args.component.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
-    check_not_running(layout, args.component)?;
-    remove_ready_file(args.ready_file.as_deref())?;
     // Before the node is made: a port that is taken must not end the pods that a killed node has left.
-    let host_handles = HostHandles::open(args, &components)?;
+    let host_handles = match prepare_run(layout, args, &components) {
+        Ok(host_handles) => host_handles,
+        Err(error) => {
+            NodeManager::discard_lock(layout, lock);
+            return Err(error);
+        }
+    };
     let result = create_node(layout, args.component);
     drop(lock);
     let result = result.and_then(|()| enter_and_run(layout, args, host_handles, &components));
@@ -121,9 +125,24 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     join_errors(result, removal)
 }
 
-/// Removes the ready file of an earlier run, which would show a node as ready that is not.
+/// Checks that the components may run, and opens what they need of the host. It changes nothing of the node.
+fn prepare_run(
+    layout: &NodeLayout,
+    args: &NodeUpArgs,
+    components: &[NodeComponent],
+) -> Result<HostHandles> {
+    check_not_running(layout, args.component)?;
+    remove_ready_file(args.ready_file.as_deref())?;
+    HostHandles::open(args, components)
+}
+
+/// Removes the ready file of an earlier run, which would show a node as ready that is not. A pipe, a device or a link
+/// stays, since no run has made it: `/dev/stdout` is a link.
 fn remove_ready_file(file: Option<&Path>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
+    if std::fs::symlink_metadata(file).is_ok_and(|it| !it.is_file()) {
+        return Ok(());
+    }
     match std::fs::remove_file(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", file.display())),
@@ -285,7 +304,7 @@ impl RunningComponents {
     }
 
     fn start_autoscaler(&mut self, layout: &NodeLayout) {
-        let config = autoscaler::AutoscalerProcessConfig {
+        let config = autoscaler::AutoscalerConfig {
             usage: unix_endpoint(&layout.autoscaler_socket()),
             controller: unix_endpoint(&layout.controller_socket()),
             admin: NodeComponent::Autoscaler.admin_address(),
@@ -491,6 +510,19 @@ mod tests {
         remove_ready_file(Some(&file)).unwrap();
         let error = remove_ready_file(Some(Path::new("/proc/version"))).unwrap_err();
         assert_eq!(error.to_string(), "cannot remove /proc/version");
+    }
+
+    #[test]
+    fn a_ready_file_that_no_run_has_made_stays() {
+        let folder = std::env::temp_dir().join(format!("rouse-ready-link-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let link = folder.join("stdout");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &link).unwrap();
+        remove_ready_file(Some(&link)).unwrap();
+        assert!(link.symlink_metadata().is_ok());
+        remove_ready_file(Some(&folder)).unwrap();
+        assert!(folder.exists());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

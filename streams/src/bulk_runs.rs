@@ -19,34 +19,36 @@ use crate::{rng::SeededRng, shrink::shrink_failing, totals::ConformanceTotals};
 /// Number of seeds by which a stream of the corpus is cut when it is played again.
 pub const REPLAY_CUTS: u64 = 100;
 
-/// Generates and plays streams, and prints totals to standard error, because the output of a passing test is hidden.
+/// Generates and plays streams, and prints totals under the title `title` to standard error, because the output of a
+/// passing test is hidden.
 ///
 /// # Panics
 ///
 /// Panics with the first stream that fails, in its shortest form found.
 pub fn run_streams(
-    what: &str,
+    title: &str,
     streams: u64,
     make: impl Fn(&mut SeededRng) -> Vec<u8>,
     play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> ConformanceTotals {
     let streams = env_number("ROUSE_STREAMS").unwrap_or(streams);
-    let first = env_number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(what) >> 16);
+    let first_seed =
+        env_number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(title) >> 16);
     let mut all = ConformanceTotals::default();
-    for seed in first..first + streams {
+    for seed in first_seed..first_seed + streams {
         let mut rng = SeededRng::new(seed);
         let stream = make(&mut rng);
         match run_caught(&stream, &rng, &play) {
             Ok(outcome) => all += outcome,
-            Err(_) => panic_with_shortest(what, seed, &stream, &rng, &play),
+            Err(_) => panic_with_shortest(title, seed, &stream, &rng, &play),
         }
     }
-    let ConformanceTotals { requests, refused, not_compared: differing, crowded } = all;
+    let ConformanceTotals { requests, refused, not_compared, crowded } = all;
     let line = format!(
-        "{what}: {streams} streams from seed {first}: {requests} responses, {refused} streams refused, \
-         {differing} not compared, {crowded} crowded\n"
+        "{title}: {streams} streams from seed {first_seed}: {requests} responses, {refused} streams refused, \
+         {not_compared} not compared, {crowded} crowded\n"
     );
-    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+    let _printed_or_closed = std::io::stderr().write_all(line.as_bytes());
     all
 }
 
@@ -55,9 +57,9 @@ pub fn replay(
     stream: &[u8],
     play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> Result<(), String> {
-    let fuzzer = iter::once(SeededRng::from_hash_of(stream));
-    let mut ways = fuzzer.chain((0..REPLAY_CUTS).map(SeededRng::new));
-    ways.try_for_each(|rng| run_caught(stream, &rng, &play).map(drop))
+    let cuts_of_fuzzer = iter::once(SeededRng::from_hash_of(stream));
+    let mut cuts = cuts_of_fuzzer.chain((0..REPLAY_CUTS).map(SeededRng::new));
+    cuts.try_for_each(|rng| run_caught(stream, &rng, &play).map(drop))
 }
 
 /// Plays one stream; a panic becomes an error.
@@ -75,7 +77,7 @@ fn run_caught(
 }
 
 fn panic_with_shortest(
-    what: &str,
+    title: &str,
     seed: u64,
     stream: &[u8],
     rng: &SeededRng,
@@ -83,19 +85,20 @@ fn panic_with_shortest(
 ) -> ! {
     // Prefer cuts that a replay of the corpus makes, so that the shortened stream fails there too.
     let corpus = (0..REPLAY_CUTS).map(SeededRng::new);
-    let mut ways: Vec<SeededRng> =
+    let mut failing_cuts: Vec<SeededRng> =
         corpus.filter(|rng| run_caught(stream, rng, &play).is_err()).take(6).collect();
-    if ways.is_empty() {
-        ways.push(rng.clone());
+    if failing_cuts.is_empty() {
+        failing_cuts.push(rng.clone());
     }
-    let error = |stream: &[u8]| ways.iter().find_map(|rng| run_caught(stream, rng, &play).err());
+    let error =
+        |stream: &[u8]| failing_cuts.iter().find_map(|rng| run_caught(stream, rng, &play).err());
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let short = shrink_failing(stream, |shorter| error(shorter).is_some());
-    let says = error(&short).unwrap_or_default();
+    let message = error(&short).unwrap_or_default();
     panic::set_hook(hook);
     panic!(
-        "{what}: seed {seed}: {says}\n  stream: {}\n  once understood, it belongs into fuzz/corpus",
+        "{title}: seed {seed}: {message}\n  stream: {}\n  once understood, it belongs into fuzz/corpus",
         short.escape_ascii()
     );
 }

@@ -1,7 +1,7 @@
 //! Pure: model of the eBPF programs: processes segments as `ebpf/src/count.rs` does.
 //!
-//! Only this file and `pending_segments` drive the parsers. Unlike the eBPF programs, the model reads as many windows
-//! of a segment as it has.
+//! Only this file drives the parsers. Unlike the eBPF programs, the model reads as many windows of a segment as it
+//! has.
 
 mod pending_segments;
 
@@ -232,7 +232,7 @@ impl EbpfModel {
         self.check_invariants();
     }
 
-    /// Closes the connection: the server sends nothing more (`graceful`), or the connection is gone.
+    /// Closes the connection. `graceful`: the server sends nothing more; otherwise the connection is lost.
     pub fn close(&mut self, graceful: bool) {
         match self.protocol {
             ModelProtocol::Http1 => {

@@ -1,6 +1,7 @@
 //! Pure: HTTP/2: generated frames, and their reading by other implementations.
 
 pub mod client_server;
+mod client_stream;
 pub mod frame_script;
 pub mod frames;
 pub mod reference;

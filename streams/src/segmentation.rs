@@ -36,12 +36,12 @@ pub fn split(from: usize, to: usize, rng: &mut SeededRng) -> Vec<Range<usize>> {
 /// Retransmissions end where a segment has ended, as in TCP. If no segment is out of order, they begin anywhere.
 pub fn arrival_order(len: usize, rng: &mut SeededRng) -> Vec<Range<usize>> {
     let mut order = split(0, len, rng);
-    let is_disturbed = rng.next_bool(35) && order.iter().all(|it| it.len() <= PACKET_BYTES);
-    if is_disturbed {
+    let is_reordered = rng.next_bool(35) && order.iter().all(|it| it.len() <= PACKET_BYTES);
+    if is_reordered {
         reorder(&mut order, rng);
     }
     if rng.next_bool(35) {
-        retransmit(&mut order, is_disturbed, rng);
+        retransmit(&mut order, is_reordered, rng);
     }
     order
 }
@@ -59,13 +59,13 @@ fn reorder(order: &mut [Range<usize>], rng: &mut SeededRng) {
     }
 }
 
-/// Repeats some segments; unless `is_disturbed`, some of them together with earlier bytes.
-fn retransmit(order: &mut Vec<Range<usize>>, is_disturbed: bool, rng: &mut SeededRng) {
+/// Repeats some segments; unless `is_reordered`, some of them together with earlier bytes.
+fn retransmit(order: &mut Vec<Range<usize>>, is_reordered: bool, rng: &mut SeededRng) {
     let mut index = 0;
     while index < order.len() && order.len() < 4_000 {
         if rng.next_bool(15) {
             let Range { start, end } = order[rng.next_below(index + 1)];
-            let repeated = match is_disturbed {
+            let repeated = match is_reordered {
                 // A later end could contain bytes that have not arrived by then.
                 true if rng.next_bool(30) => start..start + 1 + rng.next_below(end - start),
                 true => start..end,

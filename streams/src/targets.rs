@@ -54,17 +54,17 @@ fn play_segments(mut model: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
         let len = usize::from(*len).min(rest.len());
         let (data, rest) = rest.split_at(len);
         bytes = rest;
-        let is_response = usize::from(kind & 1);
-        let end = &mut ends[is_response];
-        let far = usize::from(kind >> 4);
+        let is_response = kind & 1 == 1;
+        let end = &mut ends[usize::from(is_response)];
+        let distance = usize::from(kind >> 4);
         let offset = match kind >> 1 & 7 {
             0..3 => *end,
-            3 => end.saturating_sub(far),
-            4 => end.saturating_sub(far * 100),
-            5 => *end + far,
-            6 => *end + far * 5_000,
+            3 => end.saturating_sub(distance),
+            4 => end.saturating_sub(distance * 100),
+            5 => *end + distance,
+            6 => *end + distance * 5_000,
             _ => {
-                if is_response == 1 {
+                if is_response {
                     model.desync_responses()
                 } else {
                     model.desync_requests()
@@ -73,7 +73,7 @@ fn play_segments(mut model: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
             }
         };
         *end = offset + len;
-        if is_response == 1 {
+        if is_response {
             model.response_segment(offset, data)
         } else {
             model.request_segment(offset, data)

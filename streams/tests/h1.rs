@@ -13,7 +13,7 @@ fn requests_are_counted_as_hypers_server_serves_them() {
 }
 
 #[test]
-fn requests_are_counted_as_servers_of_other_habits_serve_them() {
+fn requests_are_counted_as_the_simulated_servers_serve_them() {
     let outcome = run_streams(
         "requests to others",
         STREAMS,

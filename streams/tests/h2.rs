@@ -17,7 +17,7 @@ fn frames_written_by_hand_are_counted_as_the_reference_does() {
 }
 
 #[test]
-fn what_the_server_sends_is_counted_although_the_clients_bytes_are_lost() {
+fn responses_are_counted_although_requests_are_lost() {
     let play = h2::scripted::play_with_losses;
     let outcome = run_streams(
         "frames by hand, some lost",

@@ -168,8 +168,8 @@ fn controller_config(folder: &Path, listen: &str) -> controller::ControllerConfi
     }
 }
 
-fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::AutoscalerProcessConfig {
-    autoscaler::config::AutoscalerProcessConfig {
+fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::AutoscalerConfig {
+    autoscaler::config::AutoscalerConfig {
         usage: usage.to_owned(),
         controller: controller.to_owned(),
         admin: ([127, 0, 0, 1], 0).into(),

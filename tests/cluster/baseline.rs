@@ -1,4 +1,4 @@
-//! Baseline of Kubernetes alone, before Rouse is installed, on which all other tests rely.
+//! Baseline of Kubernetes alone, on which all other tests rely. Its objects are not served by Rouse, which may be there.
 #![allow(
     clippy::unwrap_used,
     reason = "a panic in a test names the line, which is what a test is for"

@@ -83,9 +83,18 @@ fn endpoints(rouse: &RouseCluster, namespace: &str) -> Vec<String> {
     ready.filter_map(|it| Some(format!("{}:8080", it["addresses"][0].as_str()?))).collect()
 }
 
-/// Waits until a connect to the Service `plain`, from a pod and from the node itself, has one of the endpoints as its
-/// peer (`true`), or the ClusterIP.
-fn wait_peers(rouse: &RouseCluster, namespace: &str, address: &str, are_endpoints: bool) {
+/// Peer that the kernel shows for a connect to a ClusterIP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ExpectedPeer {
+    /// One of the endpoints: Rouse's programs have redirected the connect.
+    Endpoint,
+    /// The ClusterIP: kube-proxy's rules translate it.
+    ClusterIp,
+}
+
+/// Waits until a connect to the Service `plain`, from a pod and from the node itself, has the expected peer.
+fn wait_peers(rouse: &RouseCluster, namespace: &str, address: &str, expected: ExpectedPeer) {
+    let are_endpoints = expected == ExpectedPeer::Endpoint;
     for client in &rouse.clients {
         rouse.cluster.wait("the expected peers", || {
             let script = peer_script(address);
@@ -105,7 +114,7 @@ fn wait_peers(rouse: &RouseCluster, namespace: &str, address: &str, are_endpoint
 }
 
 #[test]
-fn a_plain_service_is_served_where_its_label_or_the_mode_says_so() {
+fn a_plain_service_is_served_if_its_label_or_the_mode_selects_it() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("clusterip");
     let name = namespace.name.as_str();
@@ -113,12 +122,12 @@ fn a_plain_service_is_served_where_its_label_or_the_mode_says_so() {
     let service = rouse.cluster.get(&["service", "--namespace", name, "plain"]);
     let address = service["spec"]["clusterIP"].as_str().expect("it has an address").to_owned();
     rouse.cluster.wait("two endpoints", || (endpoints(&rouse, name).len() == 2).then_some(()));
-    wait_peers(&rouse, name, &address, false);
+    wait_peers(&rouse, name, &address, ExpectedPeer::ClusterIp);
 
     let labelled = ServingCluster::install(&rouse, "labelled");
-    wait_peers(&rouse, name, &address, false);
+    wait_peers(&rouse, name, &address, ExpectedPeer::ClusterIp);
     rouse.apply(name, &plain_service("rouse.dev/clusterip: \"true\"", 2)).expect("it is valid");
-    wait_peers(&rouse, name, &address, true);
+    wait_peers(&rouse, name, &address, ExpectedPeer::Endpoint);
     let client = &rouse.clients[0];
     let url = format!("http://{address}");
     let pods: BTreeSet<String> = (0..40).map(|_| client.get(&url).pod().to_owned()).collect();
@@ -129,14 +138,14 @@ fn a_plain_service_is_served_where_its_label_or_the_mode_says_so() {
     rouse.cluster.wait("a refusal", || (!client.can_connect(&url)).then_some(()));
     rouse.apply(name, &plain_service("", 1)).expect("it is valid");
     rouse.cluster.wait("a connection", || client.can_connect(&url).then_some(()));
-    wait_peers(&rouse, name, &address, false);
+    wait_peers(&rouse, name, &address, ExpectedPeer::ClusterIp);
 
     let all = ServingCluster::install(&rouse, "all");
-    wait_peers(&rouse, name, &address, true);
+    wait_peers(&rouse, name, &address, ExpectedPeer::Endpoint);
     // A service of Rouse goes its own way in every mode.
     rouse.apply_until_ready(name, &service_manifest("ours", "", HELLO_CONTAINER));
     let response = client.get(&rouse.service_url(name, "ours"));
     assert_eq!(response.status, 200, "{response}");
     drop((labelled, all));
-    wait_peers(&rouse, name, &address, false);
+    wait_peers(&rouse, name, &address, ExpectedPeer::ClusterIp);
 }

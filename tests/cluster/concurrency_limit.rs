@@ -61,7 +61,7 @@ fn finish_loads(loads: Vec<LoadProcess>, min_sent: usize) -> Vec<LoadRequest> {
 }
 
 #[test]
-fn a_pod_that_takes_one_gets_one_from_two_activators() {
+fn a_pod_with_a_hard_limit_of_one_gets_one_request_at_a_time_from_two_activators() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("limited");
     let namespace = &namespace.name;
@@ -75,7 +75,7 @@ fn a_pod_that_takes_one_gets_one_from_two_activators() {
 }
 
 #[test]
-fn both_activators_are_exchanged_and_the_limit_holds() {
+fn a_hard_limit_holds_while_both_activators_are_exchanged() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("exchanged");
     let namespace = &namespace.name;

@@ -243,14 +243,17 @@ pub(super) fn wait_old_revision_deleted(rouse: &RouseCluster, namespace: &str) {
     });
 }
 
-/// Removes the tag, the only reference to the first revisions, and waits until they are in reserve.
+/// Removes the tag, the only reference to the first revisions, and waits until they are in reserve or gone.
 pub(super) fn remove_old_tag(rouse: &RouseCluster, namespace: &str) {
     rouse.apply_until_ready(
         namespace,
         &manifests(&second_container(), |_| LATEST_TRAFFIC.to_owned()),
     );
     for name in NAMES.map(old_revision) {
-        rouse.cluster.wait(&format!("{name} to be in reserve"), || {
+        rouse.cluster.wait(&format!("{name} to be in reserve or gone"), || {
+            if !metadata_values(rouse, namespace, "revisions", "name")?.contains(&name) {
+                return Some(());
+            }
             let revision = rouse.cluster.get(&["revision", "--namespace", namespace, &name]);
             let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
             (state == "reserve").then_some(())

@@ -83,7 +83,7 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
     );
     assert!(
         condition.contains("HELLO_EXIT asks for exit code 3"),
-        "the container's last words: {condition}"
+        "the container's last output: {condition}"
     );
     let condition = wait_condition_false(
         &rouse,
@@ -217,16 +217,16 @@ fn deleted_objects_are_recreated_and_no_request_is_lost() {
 
 /// Deletes an object and waits until another one has its name.
 fn delete_and_wait_recreated(rouse: &RouseCluster, namespace: &str, kind: &str, name: &str) {
-    let look = || {
+    let read_uid = || {
         let object = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
         object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
     };
-    let original = look();
+    let original = read_uid();
     assert_ne!(original, "", "{kind}/{name} is not there at first");
     let args = ["delete", kind, "--namespace", namespace, name, "--wait=false"];
     rouse.cluster.kubectl(&args).expect("it may be deleted");
     rouse.cluster.wait(&format!("{kind}/{name} to be made again"), || {
-        let after = look();
+        let after = read_uid();
         (!after.is_empty() && after != original).then_some(())
     });
 }

@@ -83,10 +83,10 @@ fn apply_labelled_service(rouse: &RouseCluster, user: &str, name: &str) {
 }
 
 #[test]
-fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lacks_goes() {
+fn another_installation_keeps_an_operators_settings_and_removes_objects_of_earlier_versions() {
     let rouse = RouseCluster::shared();
     apply_labelled_service(&rouse, "rouse-install", "of-an-earlier-version");
-    apply_labelled_service(&rouse, "somebody", "of-somebody-else");
+    apply_labelled_service(&rouse, "another-manager", "of-another-manager");
     let config = ["configmap", "--namespace", SYSTEM_NAMESPACE, "config-autoscaler"];
     let set = |patch: &str| {
         let args = [&["patch"][..], &config, &["--patch", patch]].concat();
@@ -99,6 +99,6 @@ fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lack
     let services = ["get", "services", "--namespace", SYSTEM_NAMESPACE, "--output", "name"];
     let services = rouse.cluster.kubectl(&services).expect("services are listed");
     assert!(!services.contains("of-an-earlier-version"), "{services}");
-    let delete = ["delete", "service", "--namespace", SYSTEM_NAMESPACE, "of-somebody-else"];
+    let delete = ["delete", "service", "--namespace", SYSTEM_NAMESPACE, "of-another-manager"];
     rouse.cluster.kubectl(&delete).expect("it stayed");
 }

@@ -95,9 +95,8 @@ impl<'a> FloodFixture<'a> {
     /// An application that gets SIGTERM in its first milliseconds, as PID 1 and without a handler yet, ignores it. That
     /// happens if no agent responds to the preStop hook. `timeoutSeconds` then bounds the time until SIGKILL.
     pub(crate) fn service_manifest(&self, traffic: &str) -> String {
-        let (version, FloodAppOptions { exits_on_term: at_once, min_pods: min_scale }) =
-            (self.version, self.app);
-        let at_once = u8::from(at_once);
+        let (version, FloodAppOptions { exits_on_term, min_pods }) = (self.version, self.app);
+        let exits_on_term = u8::from(exits_on_term);
         format!(
             "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -107,7 +106,7 @@ spec:
     metadata:
       name: app-v{version}
       annotations:
-        autoscaling.knative.dev/min-scale: \"{min_scale}\"
+        autoscaling.knative.dev/min-scale: \"{min_pods}\"
         autoscaling.knative.dev/window: 6s
         autoscaling.knative.dev/target: \"{TARGET_CONCURRENCY}\"
         autoscaling.knative.dev/target-utilization-percentage: \"100\"
@@ -116,7 +115,7 @@ spec:
       containers:
       - image: \"{HELLO_IMAGE}\"
         env:
-        - {{name: HELLO_EXIT_ON_TERM, value: \"{at_once}\"}}
+        - {{name: HELLO_EXIT_ON_TERM, value: \"{exits_on_term}\"}}
         - {{name: HELLO_IDS, value: /ids}}
         volumeMounts: [{{name: ids, mountPath: /ids}}]
       volumes: [{{name: ids, persistentVolumeClaim: {{claimName: ids, readOnly: false}}}}]
@@ -158,18 +157,23 @@ spec:
         floods
     }
 
-    /// Starts load from a pod of `node`; `base` makes its request ids unique.
-    pub(crate) fn flood_from_node(&self, node: &str, base: u64, kinds: &[&str]) -> FloodProcess {
+    /// Starts load from a pod of `node`. Each flood has a client number of its own.
+    pub(crate) fn flood_from_node(
+        &self,
+        node: &str,
+        client_number: u64,
+        kinds: &[&str],
+    ) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
         let command = self.rouse.client_on(node).command(&[program]);
-        FloodProcess::start(command, self.service_address, &self.host(), base, kinds)
+        FloodProcess::start(command, self.service_address, &self.host(), client_number, kinds)
     }
 
-    fn flood_through_gateway(&self, base: u64, kinds: &[&str]) -> FloodProcess {
+    fn flood_through_gateway(&self, client_number: u64, kinds: &[&str]) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
         let address = self.rouse.gateway().parse().expect("an address and a port");
         let command = self.rouse.cluster.command(&[program]).expect("a cluster of xtask's");
-        FloodProcess::start(command, address, &self.host(), base, kinds)
+        FloodProcess::start(command, address, &self.host(), client_number, kinds)
     }
 
     fn host(&self) -> String {

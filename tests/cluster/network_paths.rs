@@ -1,4 +1,4 @@
-//! Network paths between pods, seen from inside them, before Rouse is installed.
+//! Network paths between pods, seen from inside them, to Services that Rouse does not serve.
 
 use std::net::SocketAddr;
 

@@ -64,7 +64,7 @@ fn create_spread_service(
 }
 
 #[test]
-fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
+fn pods_without_resource_requests_are_bound_to_nodes_that_may_run_them() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("bound");
     let bound = BindPodsSetting::enable(&rouse);

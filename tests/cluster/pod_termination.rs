@@ -15,8 +15,8 @@ use crate::mixed_load::{FloodAppOptions, FloodFixture, LATEST_TRAFFIC, print_los
 const PULSE_CLIENTS: [&str; 2] = ["slow-get=200", "slow-post=200"];
 /// Default number of requests of a test.
 const REQUESTS: u64 = 20_000;
-/// Base of the request ids of the first pulse, apart from the bases of the other clients.
-const FIRST_PULSE_BASE: u64 = 1_000;
+/// Client number of the first pulse, apart from the numbers of the other clients.
+const FIRST_PULSE_CLIENT: u64 = 1_000;
 
 fn run_scenario(test: &str, app: FloodAppOptions) {
     let rouse = RouseCluster::shared();
@@ -80,7 +80,7 @@ fn shift_traffic(fixture: &FloodFixture<'_>, traffic: &str, revision: &str) {
 
 /// Scales 1 → 3 → 1 pods by additional load that comes and goes.
 fn scale_out_and_in(fixture: &FloodFixture<'_>, floods: &[FloodProcess], round: u64) {
-    let pulse = fixture.flood_from_node("node1", FIRST_PULSE_BASE + round, &PULSE_CLIENTS);
+    let pulse = fixture.flood_from_node("node1", FIRST_PULSE_CLIENT + round, &PULSE_CLIENTS);
     let cluster = &fixture.rouse.cluster;
     cluster.wait("three pods", || (fixture.serving_pods().len() >= 3).then_some(()));
     fixture.wait_progress(floods, 500);

@@ -34,8 +34,8 @@ fn requests_end_before_their_revision_is_collected() {
     let namespace = &namespace.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
     let _immediate_gc = ImmediateGcSetting::new(&rouse);
+    // The revisions may be collected at once: their pods drain, and serve the requests to the end.
     remove_old_tag(&rouse, namespace);
     finish_all(&rouse, in_flight);
-    // Only now, because a revision with pods is not collected, and the requests have kept the pods.
     wait_old_revision_deleted(&rouse, namespace);
 }

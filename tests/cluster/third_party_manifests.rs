@@ -263,7 +263,7 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
     assert_eq!(spec["scaleTargetRef"]["name"], "measured-00001-deployment", "{spec}");
 
     // Without metrics, Kubernetes' autoscaler leaves the number of pods as it is, between its bounds.
-    let scaled = |count: usize| {
+    let scale_to = |count: usize| {
         let replicas = format!("--replicas={count}");
         let args = ["scale", "deployment", "measured-00001-deployment", &replicas];
         let args = [&args[..], &["--namespace", namespace]].concat();
@@ -274,11 +274,11 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
             (pods == count && pa["status"]["actualScale"] == count).then_some(())
         });
     };
-    scaled(3);
+    scale_to(3);
     let address = rouse.service_address(namespace, "measured");
     let args = ["--stages", "6x15s", "--path", "/?sleep=50", "--fresh-pct", "50"];
     let load = rouse.client_on("node1").start_load(&address, "measured", &args);
-    scaled(1);
+    scale_to(1);
     let requests = load.finish();
     assert_none_lost(&requests, 100);
     let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();

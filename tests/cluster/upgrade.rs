@@ -41,6 +41,7 @@ fn wait_rolled_out(fixture: &FloodFixture<'_>, component: &str) {
     );
 }
 
+/// Containers of a component's pods: name of the node, and id.
 fn container_ids(fixture: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
     let selector = format!("app={app}");
     let list = fixture.rouse.cluster.get(&[
@@ -67,8 +68,8 @@ fn kill_replicas(fixture: &FloodFixture<'_>, app: &str) {
         let result = fixture.rouse.cluster.on_node(&node, &[&args[..], &[&id]].concat());
         result.unwrap_or_else(|error| panic!("{app} on {node}: {error}"));
         fixture.rouse.cluster.wait("another process of the component", || {
-            let old = |(_, it): &(String, String)| *it == id;
-            (!container_ids(fixture, app).iter().any(old)).then_some(())
+            let is_killed = |(_, it): &(String, String)| *it == id;
+            (!container_ids(fixture, app).iter().any(is_killed)).then_some(())
         });
         let (kind, name) =
             COMPONENTS.iter().find(|(_, name)| *name == app).expect("a component of Rouse");

@@ -23,7 +23,6 @@ use std::{
 };
 
 use agent::{kernel::maps::KernelMaps, pods::namespace::NetworkNamespace};
-use clap::Parser as _;
 use common::{
     fixtures,
     link::serve,
@@ -41,27 +40,31 @@ use tonic::transport::Server;
 
 use self::fake_control_plane::FakeControlPlane;
 
+/// Beginning of the names of all objects of a node.
 const PREFIX: &str = "rouse-agent-";
+/// Variable with the role that this program has.
 const ROLE: &str = "ROUSE_TEST_ROLE";
 /// Timeout of every wait. Under load, loading the programs alone may take half a minute.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Variable with the bytes that a client sends.
-const SENDS_VARIABLE: &str = "ROUSE_TEST_SENDS";
+/// Variable with the input of a role: the bytes that a client sends, or the address that it connects to.
+const ROLE_INPUT_VARIABLE: &str = "ROUSE_TEST_SENDS";
 /// Timeout of the revision's requests, unless a test sets another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
-const ADDRESS: &str = "10.77.0.2:8080";
+/// Address and port on which the pod serves.
+const POD_ADDRESS: &str = "10.77.0.2:8080";
 /// Beginning of the metrics line that counts passed probes.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
-const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+/// Mount points that cgroup v2 may have.
+const CGROUP_ROOTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// Main function of this program in a role, which the tests start; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
     match env::var(ROLE).as_deref() {
-        Ok("agent") => run_agent(),
-        Ok("pod") => run_pod(),
-        Ok("client") => run_client(),
+        Ok("agent") => roles::run_agent(),
+        Ok("pod") => roles::run_pod(),
+        Ok("client") => roles::run_client(),
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
         Ok("datagram") => cluster_services::run_datagram(),
@@ -70,87 +73,6 @@ fn role() {
         Ok("request") => cluster_services::run_held_connection(b"GET / HTTP/1.1\r\n\r\n"),
         _ => {}
     }
-}
-
-fn run_agent() {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let config = agent::config::AgentConfig::parse_from(["agent"]);
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime
-        .block_on(agent::run(config, CancellationToken::new()))
-        .expect("it runs until it is killed");
-}
-
-/// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
-fn run_client() {
-    let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
-    let bytes = env::var(SENDS_VARIABLE).unwrap_or_default();
-    stream.write_all(bytes.as_bytes()).expect("an open connection");
-    println!("connected");
-    let mut bytes = [0; 1024];
-    loop {
-        match stream.read(&mut bytes).map_err(|error| error.kind()) {
-            Ok(read @ 1..) => println!("read: {}", bytes[..read].escape_ascii()),
-            result => return println!("ended: {result:?}"),
-        }
-    }
-}
-
-/// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
-/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After
-/// `datagrams`, datagrams to that port are sent back.
-fn run_pod() {
-    let (send, lines) = mpsc::channel();
-    thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            let _ = send.send(line);
-        }
-        // The test has ended.
-        std::process::exit(0);
-    });
-    let (mut listener, mut status) = (None, "200 OK");
-    let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
-    let mut pending_text = String::new();
-    loop {
-        match lines.try_recv().as_deref() {
-            Ok("listen") => {
-                let bound = TcpListener::bind("0.0.0.0:8080").expect("a free port");
-                bound.set_nonblocking(true).expect("a socket");
-                listener = Some(bound);
-            }
-            Ok("close") => listener = None,
-            Ok("datagrams") => drop(thread::spawn(cluster_services::echo_datagrams)),
-            Ok("good") => status = "200 OK",
-            Ok("keep") => keep = true,
-            Ok("drop") => connections.clear(),
-            Ok(line) if line.starts_with("say ") => {
-                pending_text = line["say ".len()..].replace("\\r\\n", "\r\n");
-            }
-            Ok("bad") => status = "503 Service Unavailable",
-            _ => {}
-        }
-        match listener.as_ref().map(TcpListener::accept) {
-            Some(Ok((stream, _))) if keep => connections.push(stream),
-            Some(Ok((stream, _))) => respond(stream, status),
-            Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
-            Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
-        }
-        // Text is written once there is a connection to write it to.
-        if !connections.is_empty() {
-            let text = std::mem::take(&mut pending_text);
-            connections.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
-        }
-    }
-}
-
-fn respond(mut stream: TcpStream, status: &str) {
-    let _ = stream.set_nonblocking(false);
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
-        head.push(byte[0]);
-    }
-    let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
 }
 
 /// Node of one test, with all its objects; removed on drop.
@@ -180,11 +102,11 @@ impl AgentFixture {
     }
 
     fn with_pods_cgroup(test: &str, pods_cgroup: &'static str) -> Self {
-        remove_stale();
+        remove_leftovers();
         let name = format!("{PREFIX}{test}-{}", std::process::id());
         let folder = env::temp_dir().join(&name);
         fs::create_dir_all(folder.join("bpf")).expect("a folder");
-        let root = CGROUPS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
+        let root = CGROUP_ROOTS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
         let cgroup = Path::new(root.expect("cgroup v2")).join(&name);
         fs::create_dir_all(cgroup.join(pods_cgroup).join("poduid-1/main")).expect("a cgroup");
         for line in [
@@ -200,11 +122,12 @@ impl AgentFixture {
         ] {
             run_shell(&line);
         }
-        let (send, reports) = mpsc::channel();
-        let (count, usages) = mpsc::channel();
+        let (report_tx, reports) = mpsc::channel();
+        let (usage_tx, usages) = mpsc::channel();
         let routes = Outbox::new();
         let servers = tokio::runtime::Runtime::new().expect("a runtime");
-        let fake = FakeControlPlane { routes: routes.clone(), reports: send, usages: count };
+        let fake =
+            FakeControlPlane { routes: routes.clone(), reports: report_tx, usages: usage_tx };
         let controller = Server::builder()
             .add_service(routes_server::RoutesServer::new(fake.clone()))
             .add_service(pods_server::PodsServer::new(fake.clone()));
@@ -266,7 +189,7 @@ impl AgentFixture {
         let revision =
             RevisionEntry { timeout: self.request_timeout, ..fixtures::revision(&name, "hello") };
         let address =
-            (phase != RoutingPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
+            (phase != RoutingPhase::Starting).then(|| POD_ADDRESS.parse().expect("an address"));
         let pod = PodEntry {
             name: "hello-1".into(),
             node: node.into(),
@@ -445,7 +368,7 @@ impl AgentFixture {
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let exchange = || {
             let mut stream =
-                TcpStream::connect(ADDRESS.parse::<SocketAddr>().expect("an address"))?;
+                TcpStream::connect(POD_ADDRESS.parse::<SocketAddr>().expect("an address"))?;
             stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
@@ -454,7 +377,7 @@ impl AgentFixture {
         node.run_inside("get a response", exchange).expect("a response")
     }
 
-    /// Gets a [`page`] in a namespace of this node.
+    /// Gets a page in a namespace of this node, as [`http_get`] does.
     fn get_page(&self, namespace: &str, address: &str, path: &str) -> String {
         http_get(&format!("{}-{namespace}", self.name), address, path)
     }
@@ -511,10 +434,10 @@ impl Drop for AgentFixture {
 }
 
 /// Removes the nodes of tests that were killed.
-fn remove_stale() {
+fn remove_leftovers() {
     let names = tests::leftovers::entry_names(&[env::temp_dir()]);
-    let stale = names.into_iter().filter(|name| name.starts_with(PREFIX));
-    tests::leftovers::of_ended_processes(stale).iter().for_each(|name| remove_node(name));
+    let nodes = names.into_iter().filter(|name| name.starts_with(PREFIX));
+    tests::leftovers::of_ended_processes(nodes).iter().for_each(|name| remove_node(name));
 }
 
 /// Removes all objects of a test's node except for its processes.
@@ -526,7 +449,7 @@ fn remove_node(name: &str) {
             Command::new("ip").args(["netns", "delete", &format!("{name}-{namespace}")]).status();
     }
     let _ = fs::remove_dir_all(&folder);
-    CGROUPS.iter().for_each(|root| remove_cgroup(&Path::new(root).join(name)));
+    CGROUP_ROOTS.iter().for_each(|root| remove_cgroup(&Path::new(root).join(name)));
 }
 
 /// Gets a page of a port over a new connection, in a network namespace; empty if no socket listens.
@@ -588,7 +511,7 @@ impl AgentFixture {
     fn request_fails(&self) -> bool {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
-        let connect = || TcpStream::connect(ADDRESS).map(drop);
+        let connect = || TcpStream::connect(POD_ADDRESS).map(drop);
         let refused = node.run_inside("connect", connect).is_err();
         if refused {
             thread::sleep(Duration::from_millis(1));
@@ -615,6 +538,7 @@ mod node_check;
 mod overdue_requests;
 mod pod_reports;
 mod revision_metrics;
+mod roles;
 mod service_events;
 pub(crate) mod shared_agent;
 mod stale_connections;

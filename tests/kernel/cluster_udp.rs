@@ -562,7 +562,7 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
 /// The new tables are empty here, so that only the copied entry leads the datagram.
 #[test]
 fn a_socket_from_before_a_change_of_map_sizes_may_name_its_cluster_ip() {
-    let mut fixture = ClusterUdpFixture::new(1);
+    let mut fixture = ClusterUdpFixture::exclusive(1);
     fixture.add_service(9, &[0]);
     let mut client = fixture.start_client();
     for step in ["open4", "ask 10.96.0.9:53", "connect 10.96.0.9:53"] {

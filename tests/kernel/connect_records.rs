@@ -67,7 +67,7 @@ impl ClientConnectFixture {
     }
 
     fn rows_taken(&self) -> usize {
-        self.claims.iter().filter(|claims| *claims.as_ref().expect("readable") != 0).count()
+        self.claims.iter().filter(|claim| *claim.as_ref().expect("readable") != 0).count()
     }
 
     /// Number of rows that have the cookie of a socket.
@@ -144,7 +144,7 @@ fn more_sockets_than_rows_come_and_go_without_a_trace() {
 }
 
 #[test]
-fn a_socket_whose_row_is_taken_is_remembered_in_storage() {
+fn a_socket_whose_row_is_taken_has_its_record_in_socket_storage() {
     let mut fixture = ClientConnectFixture::new();
     fixture.fill_rows();
     assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
@@ -279,7 +279,7 @@ fn a_killed_client_gives_its_row_back() {
 }
 
 #[test]
-fn the_next_agent_keeps_what_is_remembered() {
+fn the_next_agent_keeps_connect_records() {
     let mut fixture = ClientConnectFixture::new();
     fixture.client.expect_step("connect 10.96.0.1:80");
     drop(fixture.kernel.programs.take());

@@ -42,6 +42,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{scripted_process::ScriptedProcess, sys};
 
+/// Beginning of the names of all objects of a fixture.
 const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
@@ -141,6 +142,9 @@ impl Drop for SharedKernelFixture {
         if self.is_exclusive || std::thread::panicking() || fixture.last_netns > MAX_NETNS {
             return;
         }
+        let pins = fixture.programs.as_ref().map(EbpfPrograms::pins);
+        let own_pins = Some(fixture.paths.pins());
+        assert_eq!(pins, own_pins, "a test that replaces programs needs a fixture alone");
         fixture.remove_all();
         AT_EXIT.call_once(|| sys::at_exit(|| drop(lock_idle_fixture().take())));
         *lock_idle_fixture() = Some(fixture);
@@ -344,7 +348,7 @@ impl KernelFixture {
         self.planned_table = RouteTable::default();
     }
 
-    /// Puts the table in force, one quarantine later than the last one.
+    /// Puts the table in force, one quarantine later than the last one. Returns the number of map operations.
     pub(crate) fn apply_table(&mut self) -> usize {
         self.now_ns += abi::QUARANTINE_NS;
         let changes = self.planned_table.changes_to(&self.table);
@@ -411,7 +415,7 @@ impl Drop for KernelFixture {
 /// Cgroups of a node, without namespaces and programs.
 pub(crate) fn create_cgroups() -> (AgentPaths, FixtureCleanup) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    remove_stale();
+    remove_leftovers();
     let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     // The node's cgroup is below another one, to which tests may attach foreign programs.
     let clients = cgroup2_mount().join(&name).join("node");
@@ -520,7 +524,7 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Removes the leftovers of killed runs, whose process ids are in the names.
-fn remove_stale() {
+fn remove_leftovers() {
     let folders = [cgroup2_mount(), PathBuf::from("/run"), PathBuf::from("/run/netns")];
     let names =
         folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());

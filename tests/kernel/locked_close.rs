@@ -200,11 +200,11 @@ impl CloseRaceTotals {
     }
 
     /// Runs one client: it sends requests at random moments on a connection until that is closed, then on another.
-    fn run_client(&self, server: SocketAddr, mut chance: PauseRng) {
+    fn run_client(&self, server: SocketAddr, mut pauses: PauseRng) {
         while self.is_running() {
             let mut connection = TcpStream::connect(server).expect("it listens");
             while self.is_running() {
-                chance.sleep_random();
+                pauses.sleep_random();
                 let Ok(()) = connection.write_all(&MESSAGE) else {
                     self.refused.fetch_add(1, Relaxed);
                     break;
@@ -228,10 +228,10 @@ fn serve(listener: &TcpListener, is_closing: &AtomicBool) {
 
 /// Answers every message after a random pause, until the connection ends.
 fn respond_until_closed(mut connection: TcpStream) -> io::Result<()> {
-    let mut chance = PauseRng(u64::from(connection.peer_addr()?.port()));
+    let mut pauses = PauseRng(u64::from(connection.peer_addr()?.port()));
     loop {
         connection.read_exact(&mut MESSAGE.clone())?;
-        chance.sleep_random();
+        pauses.sleep_random();
         connection.write_all(&MESSAGE)?;
     }
 }

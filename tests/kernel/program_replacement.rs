@@ -44,7 +44,7 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
 }
 
 #[test]
-fn the_self_test_is_seen() {
+fn the_self_test_fails_while_the_programs_are_not_attached() {
     let mut fixture = KernelFixture::new();
     let programs = fixture.programs.take().unwrap();
     programs.verify_by_self_test(&mut fixture.maps).unwrap();

@@ -87,12 +87,12 @@ fn a_service_of_mode_refuse_is_refused() {
 #[test]
 fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
     let mut fixture = SharedKernelFixture::new();
-    let (client, gateway) = (fixture.add_client(), fixture.add_client());
-    let mut activator = gateway.start_process();
+    let (client, activator_netns) = (fixture.add_client(), fixture.add_client());
+    let mut activator = activator_netns.start_process();
     activator.expect_step("listen 0.0.0.0:20001 first");
-    activator.expect_step(&format!("listen [{}]:20001 first6", gateway.ipv6()));
+    activator.expect_step(&format!("listen [{}]:20001 first6", activator_netns.ipv6()));
     activator.expect_step("listen 0.0.0.0:20002 second");
-    fixture.add_activator(&gateway);
+    fixture.add_activator(&activator_netns);
     fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_service(2, ConnectionPath::Activator);
     fixture.apply_table();
@@ -106,11 +106,11 @@ fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
 fn activators_share_open_connections_evenly() {
     let mut fixture = SharedKernelFixture::new();
     let client = fixture.add_client();
-    let gateways = [fixture.add_client(), fixture.add_client()];
-    let mut activators = gateways.each_ref().map(|gateway| gateway.start_process());
-    for (gateway, activator) in gateways.iter().zip(&mut activators) {
-        activator.expect_step(&format!("listen 0.0.0.0:20001 a{}", gateway.number));
-        fixture.add_activator(gateway);
+    let namespaces = [fixture.add_client(), fixture.add_client()];
+    let mut activators = namespaces.each_ref().map(|netns| netns.start_process());
+    for (netns, activator) in namespaces.iter().zip(&mut activators) {
+        activator.expect_step(&format!("listen 0.0.0.0:20001 a{}", netns.number));
+        fixture.add_activator(netns);
     }
     fixture.add_service(1, ConnectionPath::Direct);
     fixture.apply_table();
@@ -133,11 +133,11 @@ fn without_an_activator_the_connect_is_left_to_others() {
 #[test]
 fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activator() {
     let mut fixture = SharedKernelFixture::new();
-    let (client, gateway) = (fixture.add_client(), fixture.add_client());
+    let (client, activator_netns) = (fixture.add_client(), fixture.add_client());
     let (first_pod, second_pod) = (fixture.add_pod(), fixture.add_pod());
-    let mut activator = gateway.start_process();
+    let mut activator = activator_netns.start_process();
     activator.expect_step("listen 0.0.0.0:20001 activator");
-    fixture.add_activator(&gateway);
+    fixture.add_activator(&activator_netns);
     for pod in [&first_pod, &second_pod] {
         fixture.register_pod(pod, 0);
         fixture.add_ready_pod(pod, 1);
@@ -191,13 +191,13 @@ fn open_connections_are_shared_out_evenly() {
 #[test]
 fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     let mut fixture = SharedKernelFixture::new();
-    let (client, pod, lost) = (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
+    let (client, pod, unreachable_pod) = (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
     let mut server = pod.start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     fixture.add_ready_pod(&pod, 1);
     fixture.add_service(1, ConnectionPath::Direct);
     // No host has this address.
-    fixture.set_pod(&lost, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
+    fixture.set_pod(&unreachable_pod, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     fixture.apply_table();
     let mut client = client.start_process();
     let unanswered = fixture.maps.control_word(abi::CONTROL_UNANSWERED);
@@ -347,11 +347,12 @@ fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile
 #[test]
 fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
     let mut fixture = SharedKernelFixture::new();
-    let (client, gateway, pod) = (fixture.add_client(), fixture.add_client(), fixture.add_pod());
-    let mut servers = [gateway.start_process(), pod.start_process()];
+    let (client, activator_netns, pod) =
+        (fixture.add_client(), fixture.add_client(), fixture.add_pod());
+    let mut servers = [activator_netns.start_process(), pod.start_process()];
     servers[0].expect_step("listen [::]:20001 activator");
     servers[1].expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
-    fixture.add_activator(&gateway);
+    fixture.add_activator(&activator_netns);
     fixture.add_service(1, ConnectionPath::Direct);
     fixture.add_ready_pod(&pod, 1);
     fixture.apply_table();

@@ -33,8 +33,9 @@ use crate::fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture};
 /// minutes.
 const REQUESTS: usize = 100_000;
 
+/// A pod with a server that counts its requests, and a client's namespace.
 struct CountFixture {
-    fixture: SharedKernelFixture,
+    kernel: SharedKernelFixture,
     pod: NetnsFixture,
     client: NetnsFixture,
     server: CountingServer,
@@ -52,18 +53,18 @@ impl CountFixture {
     }
 
     fn new() -> Self {
-        Self::with_fixture(SharedKernelFixture::new())
+        Self::with_kernel(SharedKernelFixture::new())
     }
 
     fn exclusive() -> Self {
-        Self::with_fixture(SharedKernelFixture::exclusive())
+        Self::with_kernel(SharedKernelFixture::exclusive())
     }
 
-    fn with_fixture(mut fixture: SharedKernelFixture) -> Self {
-        let (pod, client) = (fixture.add_pod(), fixture.add_client());
-        fixture.register_pod(&pod, 0);
+    fn with_kernel(mut kernel: SharedKernelFixture) -> Self {
+        let (pod, client) = (kernel.add_pod(), kernel.add_client());
+        kernel.register_pod(&pod, 0);
         let server = CountingServer::start(&pod, SERVING_PORT);
-        Self { fixture, pod, client, server }
+        Self { kernel, pod, client, server }
     }
 
     fn connect(&self) -> TcpStream {
@@ -76,7 +77,7 @@ impl CountFixture {
 
     /// Number of requests in flight now.
     fn in_flight(&self) -> i64 {
-        self.fixture.maps.pod_state(self.slot()).in_flight as i64
+        self.kernel.maps.pod_state(self.slot()).in_flight as i64
     }
 
     /// Waits until no request is in flight and no connection open, then compares the totals with the server's count.
@@ -89,9 +90,9 @@ impl CountFixture {
     #[track_caller]
     fn wait_settled_with_open(&mut self, served: u64, open: impl Fn(&str) -> u64) {
         let until = Instant::now() + Duration::from_secs(30);
-        let settled = |case: &Self| {
-            let state = case.fixture.maps.pod_state(case.slot());
-            let open = open(&case.pod.netns);
+        let settled = |fixture: &Self| {
+            let state = fixture.kernel.maps.pod_state(fixture.slot());
+            let open = open(&fixture.pod.netns);
             state.in_flight == 0
                 && state.connections == open
                 && state.awaiting_first_request <= open
@@ -99,18 +100,18 @@ impl CountFixture {
         while !settled(self) && Instant::now() < until {
             thread::sleep(Duration::from_millis(10));
         }
-        let totals = self.fixture.maps.totals(self.slot());
+        let totals = self.kernel.maps.totals(self.slot());
         let read = self.server.request_count();
-        let state = self.fixture.maps.pod_state(self.slot());
+        let state = self.kernel.maps.pod_state(self.slot());
         assert_eq!((totals.started, totals.finished, read), (served, served, served), "{state:?}");
         assert!(settled(self), "{state:?}");
     }
 
-    /// Sends `request` and reads until `ends`.
+    /// Sends `request` and reads until `terminator`.
     #[track_caller]
-    fn send_and_read(&self, stream: &mut TcpStream, request: &str, ends: &str) {
+    fn send_and_read(&self, stream: &mut TcpStream, request: &str, terminator: &str) {
         stream.write_all(request.as_bytes()).unwrap();
-        read_until(stream, ends);
+        read_until(stream, terminator);
     }
 }
 
@@ -145,122 +146,122 @@ fn get_request(path: &str) -> String {
 }
 
 #[test]
-fn what_containers_of_a_pod_ask_each_other_is_no_request() {
-    let mut case = CountFixture::new();
+fn requests_between_containers_of_a_pod_are_not_counted() {
+    let mut fixture = CountFixture::new();
     for _ in 0..3 {
-        let mut stream = connect_from(&case.pod.netns, "127.0.0.1");
-        case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+        let mut stream = connect_from(&fixture.pod.netns, "127.0.0.1");
+        fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
     }
-    let mut stream = case.connect();
-    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    let mut stream = fixture.connect();
+    fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
     drop(stream);
     // A pod's call to its own service is routed to the pod's own address, and counts.
-    let mut stream = connect_from(&case.pod.netns, &case.pod.ipv4());
-    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    let mut stream = connect_from(&fixture.pod.netns, &fixture.pod.ipv4());
+    fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
     drop(stream);
-    let totals = case.fixture.maps.totals(case.slot());
-    assert_eq!((totals.started, totals.finished, case.server.request_count()), (2, 2, 5));
+    let totals = fixture.kernel.maps.totals(fixture.slot());
+    assert_eq!((totals.started, totals.finished, fixture.server.request_count()), (2, 2, 5));
 }
 
 #[test]
 fn each_way_to_end_a_message_is_counted_exactly() {
-    let mut case = CountFixture::new();
-    let mut stream = case.connect();
-    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
-    case.send_and_read(&mut stream, &get_request("/length/300000"), "x\n");
-    case.send_and_read(&mut stream, &get_request("/chunks/40"), "\r\n0\r\nTrailer: x\r\n\r\n");
-    case.send_and_read(&mut stream, &get_request("/status/204"), "\r\n\r\n");
-    case.send_and_read(&mut stream, &get_request("/status/304"), "\r\n\r\n");
-    case.send_and_read(&mut stream, &get_request("/interim"), "done");
-    case.send_and_read(&mut stream, "HEAD /head HTTP/1.1\r\nHost: pod\r\n\r\n", "\r\n\r\n");
-    case.send_and_read(&mut stream, &get_request("/split"), "split");
+    let mut fixture = CountFixture::new();
+    let mut stream = fixture.connect();
+    fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    fixture.send_and_read(&mut stream, &get_request("/length/300000"), "x\n");
+    fixture.send_and_read(&mut stream, &get_request("/chunks/40"), "\r\n0\r\nTrailer: x\r\n\r\n");
+    fixture.send_and_read(&mut stream, &get_request("/status/204"), "\r\n\r\n");
+    fixture.send_and_read(&mut stream, &get_request("/status/304"), "\r\n\r\n");
+    fixture.send_and_read(&mut stream, &get_request("/interim"), "done");
+    fixture.send_and_read(&mut stream, "HEAD /head HTTP/1.1\r\nHost: pod\r\n\r\n", "\r\n\r\n");
+    fixture.send_and_read(&mut stream, &get_request("/split"), "split");
     let body = "x".repeat(100_000);
     let post = format!("POST /length/5 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{body}");
-    case.send_and_read(&mut stream, &post, "xxxxx");
+    fixture.send_and_read(&mut stream, &post, "xxxxx");
     let chunks = "5;a=b\r\nhello\r\n".repeat(60);
     let post = format!(
         "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nT: x\r\n\r\n"
     );
-    case.send_and_read(&mut stream, &post, "xxxxx");
-    assert_eq!(case.in_flight(), 0, "idle between requests");
+    fixture.send_and_read(&mut stream, &post, "xxxxx");
+    assert_eq!(fixture.in_flight(), 0, "idle between requests");
     drop(stream);
-    case.wait_settled(10);
-    let row = case.fixture.maps.responses(case.slot());
+    fixture.wait_settled(10);
+    let row = fixture.kernel.maps.responses(fixture.slot());
     assert_eq!(row.status, [0, 9, 1, 0, 0], "{row:?}");
     assert_eq!((row.aborted, row.unknown_status), (0, 0));
 }
 
 #[test]
 fn requests_split_at_any_byte_are_counted_once() {
-    let mut case = CountFixture::new();
+    let mut fixture = CountFixture::new();
     let request = format!(
         "POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc{}",
         get_request("/chunks/3")
     );
     for cut in 1..request.len() {
-        let mut stream = case.connect();
+        let mut stream = fixture.connect();
         stream.write_all(&request.as_bytes()[..cut]).unwrap();
         thread::sleep(Duration::from_millis(1));
         stream.write_all(&request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
     }
-    case.wait_settled(2 * (request.len() as u64 - 1));
+    fixture.wait_settled(2 * (request.len() as u64 - 1));
 }
 
 #[test]
 fn a_pipeline_has_one_request_in_flight() {
-    let mut case = CountFixture::new();
-    let mut stream = case.connect();
+    let mut fixture = CountFixture::new();
+    let mut stream = fixture.connect();
     stream
         .write_all(
             (get_request("/wait") + &get_request("/length/5") + &get_request("/chunks/9"))
                 .as_bytes(),
         )
         .unwrap();
-    case.server.wait_request_count(1);
-    assert_eq!(case.in_flight(), 1);
-    case.server.open_gate();
+    fixture.server.wait_request_count(1);
+    assert_eq!(fixture.in_flight(), 1);
+    fixture.server.open_gate();
     read_until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
     drop(stream);
-    case.wait_settled(3);
+    fixture.wait_settled(3);
 }
 
 #[test]
 fn an_upgraded_connection_counts_until_it_closes() {
-    let mut case = CountFixture::new();
-    let mut stream = case.connect();
-    case.send_and_read(&mut stream, &get_request("/upgrade"), "\r\n\r\n");
-    case.send_and_read(&mut stream, &get_request("/echo"), &get_request("/echo"));
-    assert_eq!(case.in_flight(), 1);
+    let mut fixture = CountFixture::new();
+    let mut stream = fixture.connect();
+    fixture.send_and_read(&mut stream, &get_request("/upgrade"), "\r\n\r\n");
+    fixture.send_and_read(&mut stream, &get_request("/echo"), &get_request("/echo"));
+    assert_eq!(fixture.in_flight(), 1);
     drop(stream);
-    case.wait_settled(1);
+    fixture.wait_settled(1);
 }
 
 #[test]
 fn a_response_without_length_counts_until_the_server_closes() {
-    let mut case = CountFixture::new();
-    let mut stream = case.connect();
+    let mut fixture = CountFixture::new();
+    let mut stream = fixture.connect();
     stream.write_all(get_request("/close").as_bytes()).unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
-    assert_eq!(case.in_flight(), 0, "the client has not closed yet");
+    assert_eq!(fixture.in_flight(), 0, "the client has not closed yet");
     drop(stream);
-    case.wait_settled(1);
+    fixture.wait_settled(1);
 }
 
 #[test]
 fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
-    let mut case = CountFixture::new();
+    let mut fixture = CountFixture::new();
     for bytes in ["", "GET / HT", "\r\n\r\n", "GET /length/5 HTTP/1.1\r\nHost: a\r\n"] {
-        let mut stream = case.connect();
+        let mut stream = fixture.connect();
         stream.write_all(bytes.as_bytes()).unwrap();
     }
     let endless =
         format!("GET /length/5 HTTP/1.1\r\n{}\r\n", "X: yyyyyyyyyyyyyyyyyyyy\r\n".repeat(5_000));
-    let mut stream = case.connect();
-    case.send_and_read(&mut stream, &endless, "xxxxx");
+    let mut stream = fixture.connect();
+    fixture.send_and_read(&mut stream, &endless, "xxxxx");
     drop(stream);
-    case.wait_settled(1);
+    fixture.wait_settled(1);
 }
 
 /// Number of events that report growth of this pod beyond the armed level.
@@ -271,21 +272,21 @@ fn growth_events(ring: &mut KernelEventRing, slot: u32) -> usize {
 
 #[test]
 fn growth_beyond_the_armed_level_is_reported_once() {
-    let case = CountFixture::new();
-    let (slot, maps) = (case.slot(), &case.fixture.maps);
-    let mut ring = KernelEventRing::open(&case.fixture.paths().pins()).unwrap();
+    let fixture = CountFixture::new();
+    let (slot, maps) = (fixture.slot(), &fixture.kernel.maps);
+    let mut ring = KernelEventRing::open(&fixture.kernel.paths().pins()).unwrap();
     let mut open = Vec::new();
     let mut grow = |count: usize| {
         for _ in 0..count {
-            let mut stream = case.connect();
+            let mut stream = fixture.connect();
             stream.write_all(get_request("/wait").as_bytes()).unwrap();
             open.push(stream);
         }
         let until = Instant::now() + Duration::from_secs(30);
-        while case.in_flight() < open.len() as i64 && Instant::now() < until {
+        while fixture.in_flight() < open.len() as i64 && Instant::now() < until {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(case.in_flight(), open.len() as i64);
+        assert_eq!(fixture.in_flight(), open.len() as i64);
     };
     grow(1);
     assert_eq!(growth_events(&mut ring, slot), 0, "no event is armed");
@@ -345,14 +346,14 @@ fn send_random_requests(netns: &str, address: &str, count: usize, mut rng: u64) 
 
 #[test]
 fn clients_that_reset_at_random_do_not_disturb_the_counts() {
-    let mut case = CountFixture::new();
+    let mut fixture = CountFixture::new();
     let requests = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
     let requests_per_client = requests.unwrap_or(REQUESTS) / 8;
-    let clients = case.start_clients(8, requests_per_client);
+    let clients = fixture.start_clients(8, requests_per_client);
     clients.into_iter().for_each(|client| client.join().unwrap());
-    let served = case.server.settled_request_count();
+    let served = fixture.server.settled_request_count();
     assert!(served >= 8 * requests_per_client as u64 * 9 / 10, "{served}");
-    case.wait_settled(served);
+    fixture.wait_settled(served);
 }
 
 /// Deferred accept in nginx: a connection's first request arrives at the listening socket.
@@ -460,14 +461,14 @@ fn make_lossy(netns: &str) {
 
 #[test]
 fn loss_and_reordering_do_not_disturb_the_counts() {
-    let mut case = CountFixture::new();
-    for netns in [&case.pod.netns, &case.client.netns] {
+    let mut fixture = CountFixture::new();
+    for netns in [&fixture.pod.netns, &fixture.client.netns] {
         make_lossy(netns);
     }
-    case.start_clients(16, 300).into_iter().for_each(|client| client.join().unwrap());
-    let served = case.server.settled_request_count();
+    fixture.start_clients(16, 300).into_iter().for_each(|client| client.join().unwrap());
+    let served = fixture.server.settled_request_count();
     // If a client's reset is lost, its connection stays open at the server.
-    case.wait_settled_with_open(served, established_connections);
+    fixture.wait_settled_with_open(served, established_connections);
 }
 
 /// Number of established connections at a namespace's serving port.

@@ -24,7 +24,7 @@ use self::{client_commands::ClientCase, server_fixture::ServerFixture};
 const BACKEND_PORTS: [u16; 2] = [9080, 9081];
 
 #[test]
-fn nginx_agrees() {
+fn counts_agree_with_nginx() {
     let mut fixture = ServerFixture::new("nginx");
     let nginx = proxies::nginx(&fixture, "deferred reuseport");
     fixture.start_backends();
@@ -36,7 +36,7 @@ fn nginx_agrees() {
 }
 
 #[test]
-fn nginx_agrees_over_http2() {
+fn counts_agree_with_nginx_over_http2() {
     let mut fixture = ServerFixture::new("nginx (h2)");
     let nginx = proxies::nginx(&fixture, "http2");
     fixture.start_backends();
@@ -47,7 +47,7 @@ fn nginx_agrees_over_http2() {
 }
 
 #[test]
-fn haproxy_agrees() {
+fn counts_agree_with_haproxy() {
     let mut fixture = ServerFixture::new("haproxy");
     let haproxy = proxies::haproxy(&fixture);
     fixture.start_backends();
@@ -58,7 +58,7 @@ fn haproxy_agrees() {
 }
 
 #[test]
-fn haproxy_agrees_over_http2() {
+fn counts_agree_with_haproxy_over_http2() {
     let mut fixture = ServerFixture::new("haproxy (h2)");
     let haproxy = proxies::haproxy(&fixture);
     fixture.start_backends();
@@ -71,7 +71,7 @@ fn haproxy_agrees_over_http2() {
 }
 
 #[test]
-fn apache_agrees() {
+fn counts_agree_with_apache() {
     let mut fixture = ServerFixture::new("Apache");
     let apache = proxies::apache(&fixture);
     fixture.start_backends();
@@ -82,7 +82,7 @@ fn apache_agrees() {
 }
 
 #[test]
-fn apache_agrees_over_http2() {
+fn counts_agree_with_apache_over_http2() {
     let mut fixture = ServerFixture::new("Apache (h2)");
     let apache = proxies::apache(&fixture);
     fixture.start_backends();
@@ -94,7 +94,7 @@ fn apache_agrees_over_http2() {
 }
 
 #[test]
-fn go_agrees() {
+fn counts_agree_with_go() {
     let mut fixture = ServerFixture::new("Go net/http");
     let recipe = fixture.go("http");
     fixture.start(&recipe);
@@ -105,7 +105,7 @@ fn go_agrees() {
 }
 
 #[test]
-fn go_agrees_over_http2() {
+fn counts_agree_with_go_over_http2() {
     let mut fixture = ServerFixture::new("Go net/http (h2)");
     let recipe = fixture.go("http");
     fixture.start(&recipe);
@@ -114,7 +114,7 @@ fn go_agrees_over_http2() {
 }
 
 #[test]
-fn go_agrees_over_http2_by_upgrade() {
+fn counts_agree_with_go_over_http2_by_upgrade() {
     let mut fixture = ServerFixture::new("Go x/net/http2/h2c");
     let recipe = fixture.go("h2c");
     fixture.start(&recipe);
@@ -125,7 +125,7 @@ fn go_agrees_over_http2_by_upgrade() {
 }
 
 #[test]
-fn grpc_go_agrees() {
+fn counts_agree_with_grpc_go() {
     let mut fixture = ServerFixture::new("grpc-go");
     let recipe = fixture.go("grpc");
     fixture.start(&recipe);
@@ -134,7 +134,7 @@ fn grpc_go_agrees() {
 }
 
 #[test]
-fn hyper_agrees() {
+fn counts_agree_with_hyper() {
     let mut fixture = ServerFixture::new("hyper");
     let hyper = fixture.rust("http");
     fixture.start(&hyper);
@@ -144,7 +144,7 @@ fn hyper_agrees() {
 }
 
 #[test]
-fn hyper_agrees_over_http2() {
+fn counts_agree_with_hyper_over_http2() {
     let mut fixture = ServerFixture::new("hyper (h2)");
     let hyper = fixture.rust("http");
     fixture.start(&hyper);
@@ -153,7 +153,7 @@ fn hyper_agrees_over_http2() {
 }
 
 #[test]
-fn tonic_agrees() {
+fn counts_agree_with_tonic() {
     let mut fixture = ServerFixture::new("tonic");
     let tonic = fixture.rust("grpc");
     fixture.start(&tonic);
@@ -162,7 +162,7 @@ fn tonic_agrees() {
 }
 
 #[test]
-fn node_agrees() {
+fn counts_agree_with_node() {
     let mut fixture = ServerFixture::new("Node http");
     let node = fixture.node("http");
     fixture.start(&node);
@@ -174,7 +174,7 @@ fn node_agrees() {
 }
 
 #[test]
-fn node_agrees_over_http2() {
+fn counts_agree_with_node_over_http2() {
     let mut fixture = ServerFixture::new("Node http2");
     let node = fixture.node("h2");
     fixture.start(&node);
@@ -184,7 +184,7 @@ fn node_agrees_over_http2() {
 }
 
 #[test]
-fn uvicorn_agrees() {
+fn counts_agree_with_uvicorn() {
     let mut fixture = ServerFixture::new("uvicorn");
     let uvicorn =
         fixture.python(&["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"]);
@@ -195,7 +195,7 @@ fn uvicorn_agrees() {
 }
 
 #[test]
-fn gunicorn_agrees() {
+fn counts_agree_with_gunicorn() {
     let mut fixture = ServerFixture::new("gunicorn (sync)");
     let args = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
     let gunicorn = fixture.python(&args);
@@ -206,7 +206,7 @@ fn gunicorn_agrees() {
 }
 
 #[test]
-fn gunicorn_with_threads_agrees() {
+fn counts_agree_with_gunicorn_with_threads() {
     let mut fixture = ServerFixture::new("gunicorn (gthread)");
     let args =
         "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 5 app:wsgi";
@@ -217,7 +217,7 @@ fn gunicorn_with_threads_agrees() {
 }
 
 #[test]
-fn hypercorn_agrees_over_http2() {
+fn counts_agree_with_hypercorn_over_http2() {
     let mut fixture = ServerFixture::new("hypercorn (h2)");
     let hypercorn = fixture.python(&["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"]);
     fixture.start(&hypercorn);
@@ -231,7 +231,7 @@ fn hypercorn_agrees_over_http2() {
 }
 
 #[test]
-fn grpc_python_agrees() {
+fn counts_agree_with_grpc_python() {
     let mut fixture = ServerFixture::new("grpcio (Python)");
     let grpc = fixture.python(&["/usr/bin/python3", "app.py", "grpc"]);
     fixture.start(&grpc);
@@ -240,7 +240,7 @@ fn grpc_python_agrees() {
 }
 
 #[test]
-fn the_jdks_server_agrees() {
+fn counts_agree_with_the_jdks_server() {
     let mut fixture = ServerFixture::new("JDK HttpServer");
     let jdk = fixture.java("jdk");
     fixture.start(&jdk);
@@ -249,7 +249,7 @@ fn the_jdks_server_agrees() {
 }
 
 #[test]
-fn jetty_agrees() {
+fn counts_agree_with_jetty() {
     let mut fixture = ServerFixture::new("Jetty");
     let jetty = fixture.java("jetty");
     fixture.start(&jetty);
@@ -258,7 +258,7 @@ fn jetty_agrees() {
 }
 
 #[test]
-fn jetty_agrees_over_http2() {
+fn counts_agree_with_jetty_over_http2() {
     let mut fixture = ServerFixture::new("Jetty (h2)");
     let jetty = fixture.java("jetty");
     fixture.start(&jetty);

@@ -92,7 +92,7 @@ fn components_that_restart_after_the_clock_was_set_lose_no_request() {
             (0, "activator"),
         ];
         for (offset_s, component) in starts {
-            node.set_clock(offset_s);
+            node.set_clock_offset(offset_s);
             let responses = kill_and_start(&node, component, results, (steady, sleeper));
             let message = format!("{component} at {offset_s}: {responses:?}");
             let is_success =

@@ -297,6 +297,17 @@ fn a_gateway_port_that_is_taken_removes_nothing_of_a_killed_node() {
 }
 
 #[test]
+fn a_gateway_port_that_is_taken_leaves_no_folder_of_a_new_node() {
+    let node = MultiProcessNode::new("taken");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = taken.local_addr().expect("bound").to_string();
+    let output = node.run_rouse(&["up", "--gateway", &address]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("--gateway"), "{message}");
+    assert!(!node.layout.run_folder().exists(), "it was made for the lock");
+}
+
+#[test]
 fn a_node_that_lost_any_component_is_taken_down_without_a_trace() {
     let node = MultiProcessNode::new("lost");
     for component in COMPONENTS {

@@ -27,6 +27,7 @@ const DOCKER_AUTH: &str = "cm91c2U6c2VjcmV0";
 const INDEX: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 
+/// A registry on loopback, ended on drop.
 struct DigestRegistryFixture {
     process: Child,
     folder: PathBuf,
@@ -34,7 +35,16 @@ struct DigestRegistryFixture {
 }
 
 impl DigestRegistryFixture {
-    fn start(name: &str, with_login: bool) -> Self {
+    fn start(name: &str) -> Self {
+        Self::start_with(name, false)
+    }
+
+    /// Starts a registry that wants credentials.
+    fn start_with_login(name: &str) -> Self {
+        Self::start_with(name, true)
+    }
+
+    fn start_with(name: &str, wants_login: bool) -> Self {
         let folder = format!("rouse-test-digests-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).expect("a folder");
@@ -46,7 +56,7 @@ impl DigestRegistryFixture {
             "storage": { "filesystem": { "rootdirectory": folder.join("data") } },
             "http": { "addr": format!("127.0.0.1:{port}") },
         });
-        if with_login {
+        if wants_login {
             fs::write(folder.join("htpasswd"), HTPASSWD).expect("written");
             let path = folder.join("htpasswd");
             config["auth"] = json!({ "htpasswd": { "realm": "test", "path": path } });
@@ -137,7 +147,7 @@ async fn resolve_images(images: &[&str], secrets: Vec<PullSecret>) -> DigestStat
 
 #[tokio::test]
 async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
-    let registry = DigestRegistryFixture::start("open", false);
+    let registry = DigestRegistryFixture::start("open");
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
     let resolved = format!("{}@{digest}", registry.image("team/app"));
@@ -151,7 +161,7 @@ async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
 
 #[tokio::test]
 async fn credentials_of_the_account_are_used_where_they_are_wanted() {
-    let registry = DigestRegistryFixture::start("login", true);
+    let registry = DigestRegistryFixture::start_with_login("login");
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
     let expected = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
@@ -168,7 +178,7 @@ async fn credentials_of_the_account_are_used_where_they_are_wanted() {
 
 #[tokio::test]
 async fn a_missing_tag_is_reported() {
-    let registry = DigestRegistryFixture::start("missing", false);
+    let registry = DigestRegistryFixture::start("missing");
     registry.push("team/app", "v1");
     let image = registry.image("team/app:v2");
     let DigestStatus::Failed(reason) = resolve_images(&[&image], Vec::new()).await else {

@@ -122,8 +122,7 @@ fn corrupt_blobs(folder: &Path, text_part: &str) {
     for entry in fs::read_dir(folder.join("blobs/sha256")).expect("blobs").flatten() {
         let mut bytes = fs::read(entry.path()).expect("a blob");
         if bytes.windows(text_part.len()).any(|window| window == text_part.as_bytes()) {
-            let replacement = b' ';
-            bytes.push(replacement);
+            bytes.push(b' ');
             fs::write(entry.path(), bytes).expect("a blob");
         }
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -77,7 +78,7 @@ fn clients_reach_a_pod_at_each_of_its_addresses() {
 }
 
 #[test]
-fn a_layout_is_named_by_its_path() {
+fn an_image_may_be_an_oci_layout_at_a_path() {
     let mut node = TestNode::new("path");
     let image = format!("oci:{}:v1", test_images().join("dev.local/app").display());
     let pod = pod_spec("a", &["wait"], json!({ "container": { "image": image } }));
@@ -92,7 +93,7 @@ fn a_layout_is_named_by_its_path() {
 }
 
 #[test]
-fn a_limit_of_memory_kills_and_says_so() {
+fn a_container_beyond_its_memory_limit_is_killed_with_reason_oomkilled() {
     let mut node = TestNode::new("oom");
     let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
     let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
@@ -108,7 +109,7 @@ fn a_limit_of_memory_kills_and_says_so() {
 }
 
 #[test]
-fn a_crashing_container_waits_and_says_why() {
+fn a_crashing_container_backs_off_with_its_last_output_as_the_message() {
     let mut node = TestNode::new("crash");
     node.set_pods([pod_spec("a", &["say=no config file", "exit=3"], json!({}))]);
     let backing_off = |state: &ContainerRunState| {
@@ -192,7 +193,7 @@ fn runc_executes_probes() {
 }
 
 #[test]
-fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
+fn a_container_whose_exec_probe_fails_or_never_ends_is_started_again_with_a_reason() {
     let mut node = TestNode::new("exec-fails");
     let with_liveness = |probe| json!({ "container": { "livenessProbe": probe } });
     let fails = pod_spec("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
@@ -238,7 +239,7 @@ fn a_container_that_was_killed_with_its_whole_group_starts_again() {
 }
 
 #[test]
-fn a_missing_image_and_a_missing_program_say_what_to_do() {
+fn a_missing_image_and_a_missing_program_are_reported_in_one_line() {
     let mut node = TestNode::new("missing");
     let image =
         json!({ "container": { "image": "dev.local/none:v1", "imagePullPolicy": "Never" } });
@@ -333,6 +334,32 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn other_users_of_the_machine_reach_no_files_of_pods_and_images_and_no_lock() {
+    let node = TestNode::new("rights");
+    let extra = json!({
+        "container": {
+            "securityContext": { "runAsUser": 7 },
+            "volumeMounts": [{ "name": "s", "mountPath": "/s" }],
+        },
+        "pod": { "volumes": [{ "name": "s", "emptyDir": {} }] },
+    });
+    node.set_pods([pod_spec("a", &["touch=/s/x", "say=written", "wait"], extra)]);
+    node.wait_log("pod-a", "written\n");
+    let volume = node.layout.pod_data("a").join("volumes/s");
+    assert!(volume.join("x").exists(), "the pod's own user reaches its volume");
+    let bundle = node.layout.bundle("a", "web").join("config.json");
+    let image_files = node.layout.images().join("rootfs");
+    // The lock of the node is on the last one: a lock of another user would stop `rouse down`.
+    for path in [volume, bundle, image_files, node.layout.run_folder()] {
+        let mut command = Command::new("ls");
+        let listed = command.arg(&path).env("LC_ALL", "C").uid(65_534).output().expect("ls");
+        let message = String::from_utf8_lossy(&listed.stderr);
+        assert!(!listed.status.success() && message.contains("Permission denied"), "{message}");
+        assert!(path.exists(), "{} is there", path.display());
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWd
 /// Credentials `rouse:secret` in the format of docker's and skopeo's configuration.
 const DOCKER_AUTH: &str = "cm91c2U6c2VjcmV0";
 
+/// A registry on loopback that wants credentials, ended on drop.
 struct ImageRegistryFixture {
     process: Child,
     folder: PathBuf,

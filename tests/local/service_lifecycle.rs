@@ -140,8 +140,8 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
             scope.spawn(move || (keep_alive, run_cycles(node, service, 5, keep_alive)))
         };
         let running: Vec<_> = services.into_iter().map(run).collect();
-        for cycle in running {
-            let (keep_alive, requests) = cycle.join().expect("no request lost");
+        for service in running {
+            let (keep_alive, requests) = service.join().expect("no request lost");
             let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
             let (min, max) = if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };
@@ -169,6 +169,18 @@ fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf() {
         }
     });
     assert_eq!(file(), before);
+}
+
+/// The removal of a node kills each process in its cgroups.
+#[test]
+fn a_process_in_the_node_cannot_take_it_down() {
+    let node = RouseNode::start("inside");
+    // This process is a client in the node, and so are its children.
+    let output = node.try_run(&["down"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("leave `rouse run`"), "{message}");
+    assert!(node.apply(HELLO).0);
+    node.wait_ready("hello");
 }
 
 #[test]

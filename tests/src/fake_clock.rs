@@ -33,24 +33,24 @@ impl FakeClock {
         program.env("DONT_FAKE_MONOTONIC", "1").env("NO_FAKE_STAT", "1");
     }
 
-    /// Sets the clock `off` seconds off the machine's, and waits until programs have seen it.
-    pub fn set_offset(&self, off: i64) {
-        self.write_offset(off);
+    /// Sets the clock `offset_s` seconds off the machine's, and waits until programs have seen it.
+    pub fn set_offset(&self, offset_s: i64) {
+        self.write_offset(offset_s);
         crate::wait::sleep(EFFECTIVE_AFTER);
     }
 
-    fn write_offset(&self, off: i64) {
+    fn write_offset(&self, offset_s: i64) {
         // Written aside and renamed, because a program may read the file at any moment.
         let temporary = self.0.with_extension("new");
-        fs::write(&temporary, format!("{off:+}")).expect("a file");
+        fs::write(&temporary, format!("{offset_s:+}")).expect("a file");
         fs::rename(temporary, &self.0).expect("a clock");
     }
 }
 
-/// Returns true if the last line of a log was written by a clock that is `off` seconds off.
-pub fn log_shows_offset(log: &str, off: i64) -> bool {
+/// Returns true if the last line of a log was written by a clock that is `offset_s` seconds off.
+pub fn log_shows_offset(log: &str, offset_s: i64) -> bool {
     let stamp = |line: &str| line.split_whitespace().next()?.parse::<Timestamp>().ok();
     let last = log.lines().rev().find_map(stamp);
-    let now = Timestamp::now() + SignedDuration::from_secs(off);
+    let now = Timestamp::now() + SignedDuration::from_secs(offset_s);
     last.is_some_and(|it| it.duration_until(now).abs() < MAX_LOG_AGE)
 }

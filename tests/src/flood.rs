@@ -31,7 +31,7 @@ const SLOW_MS: u64 = 1_000;
 /// Duration of a long request, in seconds, and the variable that overrides it.
 const LONG_S: u64 = 10;
 const LONG_VARIABLE: &str = "ROUSE_LONG_REQUEST_S";
-/// Number of bits of a request's number within one client's ids.
+/// Number of bits of a request's number in its id; the bits above are the client's number.
 const ID_BITS: u32 = 40;
 
 /// Behaviour of one worker.
@@ -78,13 +78,13 @@ impl FloodKind {
 
 /// State that all workers of the program share.
 struct FloodState {
-    to: SocketAddr,
+    target: SocketAddr,
     host: String,
-    base: u64,
+    first_id: u64,
     long_s: u64,
     started: Instant,
     stop: AtomicBool,
-    next: AtomicU64,
+    issued: AtomicU64,
     answered: AtomicU64,
     direct: AtomicU64,
     /// Number of persistent connections that accepted no byte of their next request.
@@ -92,19 +92,21 @@ struct FloodState {
     lost: Mutex<Vec<Value>>,
 }
 
-/// Runs the program `flood ADDRESS HOST BASE KIND=WORKERS…` until its input ends. The last line has all results.
+/// Runs the program `flood ADDRESS HOST CLIENT KIND=WORKERS…` until its input ends. The last line has all results.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let [address, host, base, kinds @ ..] = args else {
-        return Err("usage: flood ADDRESS HOST BASE KIND=WORKERS…".into());
+    let [address, host, client_number, kinds @ ..] = args else {
+        return Err("usage: flood ADDRESS HOST CLIENT KIND=WORKERS…".into());
     };
+    let client_number: u64 =
+        client_number.parse().map_err(|error| format!("{client_number}: {error}"))?;
     let state = FloodState {
-        to: address.parse().map_err(|error| format!("{address}: {error}"))?,
+        target: address.parse().map_err(|error| format!("{address}: {error}"))?,
         host: host.clone(),
-        base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << ID_BITS,
+        first_id: client_number << ID_BITS,
         long_s: long_request_seconds()?,
         started: Instant::now(),
         stop: AtomicBool::new(false),
-        next: AtomicU64::new(0),
+        issued: AtomicU64::new(0),
         answered: AtomicU64::new(0),
         direct: AtomicU64::new(0),
         stale_connections: AtomicU64::new(0),
@@ -152,7 +154,7 @@ impl FloodState {
     fn results(&self) -> Value {
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
-            "issued": number(&self.next),
+            "issued": number(&self.issued),
             "answered": number(&self.answered),
             "direct": number(&self.direct),
             "moved": number(&self.stale_connections),
@@ -179,7 +181,7 @@ impl FloodState {
                 }
                 ConnectionUse::BackToBack => {}
             }
-            let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
+            let id = self.first_id + self.issued.fetch_add(1, Ordering::Relaxed);
             let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), pooled.is_some());
             match self.send_request(kind, id, pooled.take()) {
                 Ok(client) => {
@@ -236,7 +238,7 @@ impl FloodState {
 
     fn send_on_new_connection(&self, bytes: &[u8]) -> Result<PlainHttpClient, String> {
         let mut client =
-            PlainHttpClient::connect(self.to).map_err(|error| format!("connect: {error}"))?;
+            PlainHttpClient::connect(self.target).map_err(|error| format!("connect: {error}"))?;
         client.send(bytes).map_err(|error| format!("send: {error} ({})", client.addresses()))?;
         Ok(client)
     }
@@ -276,7 +278,7 @@ pub struct FloodProcess {
     answered: Arc<AtomicU64>,
     lost: Arc<AtomicU64>,
     last_loss: Arc<Mutex<Option<String>>>,
-    base: u64,
+    client_number: u64,
 }
 
 /// Results of the requests of a flood.
@@ -297,15 +299,16 @@ pub struct FloodOutcome {
 }
 
 impl FloodProcess {
-    /// Starts the program by this command, which ends with the program's path; `base` makes its request ids unique.
+    /// Starts the program by this command, which ends with the program's path; each client has a number of its
+    /// own, which makes its request ids unique.
     pub fn start(
         mut command: Command,
         address: SocketAddr,
         host: &str,
-        base: u64,
+        client_number: u64,
         kinds: &[&str],
     ) -> Self {
-        command.args([&address.to_string(), host, &base.to_string()]).args(kinds);
+        command.args([&address.to_string(), host, &client_number.to_string()]).args(kinds);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
@@ -327,7 +330,7 @@ impl FloodProcess {
             }
             last
         });
-        Self { child, output_lines, answered, lost, last_loss, base }
+        Self { child, output_lines, answered, lost, last_loss, client_number }
     }
 
     /// Number of requests that got a response so far.
@@ -359,7 +362,7 @@ impl FloodProcess {
             direct: number("direct"),
             stale_connections: number("moved"),
             lost: last["lost"].as_array().cloned().unwrap_or_default(),
-            first_id: self.base << ID_BITS,
+            first_id: self.client_number << ID_BITS,
         }
     }
 }
@@ -389,13 +392,13 @@ mod tests {
     fn a_kept_connection_that_was_closed_meanwhile_is_counted_as_stale() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let flood = FloodState {
-            to: listener.local_addr().unwrap(),
+            target: listener.local_addr().unwrap(),
             host: "h".to_owned(),
-            base: 0,
+            first_id: 0,
             long_s: LONG_S,
             started: Instant::now(),
             stop: AtomicBool::new(false),
-            next: AtomicU64::new(0),
+            issued: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             direct: AtomicU64::new(0),
             stale_connections: AtomicU64::new(0),

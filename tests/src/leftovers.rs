@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use local::layout::NodeLayout;
-use local::node::NodeManager;
+use local::node::{NodeManager, make_folder};
 use local::process::{ProcessId, record_process, recorded_process};
 
 /// Prefix of the temporary folders of tests, which no other program has.
@@ -16,7 +16,7 @@ const RECORD: &str = "test-process";
 /// Records this process as the one that a node is made for. The purge of the node removes the record too.
 pub fn record_test_node(layout: &NodeLayout) {
     let folder = layout.data_folder();
-    fs::create_dir_all(&folder).expect("a folder: are you root?");
+    make_folder(&folder).expect("a folder: are you root?");
     let process = ProcessId::current().expect("/proc is mounted");
     record_process(&folder.join(RECORD), process).expect("a file");
 }

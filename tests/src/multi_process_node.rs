@@ -60,9 +60,9 @@ impl MultiProcessNode {
         node
     }
 
-    /// Sets the clock of all components, now running and later started ones, `off` seconds off the machine's.
-    pub fn set_clock(&self, off: i64) {
-        self.clock.as_ref().expect("a node with a clock").set_offset(off);
+    /// Sets the clock of all components, now running and later started ones, `offset_s` seconds off the machine's.
+    pub fn set_clock_offset(&self, offset_s: i64) {
+        self.clock.as_ref().expect("a node with a clock").set_offset(offset_s);
     }
 
     /// Starts these components at the same moment, each as a process; `node` has all in one. Waits until they are
@@ -334,12 +334,12 @@ pub fn get_once(address: SocketAddr, path: &str) -> io::Result<HelloResponse> {
     PersistentConnection::open(address)?.get(path)
 }
 
-/// Calls `look` until it returns a value; `None` after [`WAIT_TIMEOUT`].
+/// Calls `check` until it returns a value; `None` after [`WAIT_TIMEOUT`].
 #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
-pub fn poll_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll_until<T>(mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     while started.elapsed() < WAIT_TIMEOUT {
-        let value = look();
+        let value = check();
         if value.is_some() {
             return value;
         }
@@ -348,9 +348,9 @@ pub fn poll_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     None
 }
 
-/// Calls `look` until it returns a value; panics after [`WAIT_TIMEOUT`].
-pub fn wait_for<T>(description: &str, look: impl FnMut() -> Option<T>) -> T {
-    poll_until(look).unwrap_or_else(|| panic!("waited for {description}"))
+/// Calls `check` until it returns a value; panics after [`WAIT_TIMEOUT`].
+pub fn wait_for<T>(description: &str, check: impl FnMut() -> Option<T>) -> T {
+    poll_until(check).unwrap_or_else(|| panic!("waited for {description}"))
 }
 
 fn required_variable(name: &str) -> String {

@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::api_client;
-use crate::wait::pause_after_look;
+use crate::wait::pause_after_check;
 
 /// Name of the sample's image.
 pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
@@ -154,18 +154,18 @@ impl TestCluster {
             .ok_or_else(|| format!("{config} leads to a cluster that xtask did not make"))
     }
 
-    /// Calls `look` until it returns a value, at most for [`WAIT_TIMEOUT`].
-    pub fn wait<T>(&self, description: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    /// Calls `check` until it returns a value, at most for [`WAIT_TIMEOUT`].
+    pub fn wait<T>(&self, description: &str, mut check: impl FnMut() -> Option<T>) -> T {
         let started = Instant::now();
         loop {
-            let looked_at = Instant::now();
-            if let Some(value) = look() {
+            let checked_at = Instant::now();
+            if let Some(value) = check() {
                 return value;
             }
             if started.elapsed() > WAIT_TIMEOUT {
                 panic!("waited in vain for {description}\n{}", self.pod_table());
             }
-            pause_after_look(looked_at.elapsed());
+            pause_after_check(checked_at.elapsed());
         }
     }
 

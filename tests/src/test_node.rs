@@ -34,7 +34,7 @@ pub struct TestNode {
     thread: Option<JoinHandle<()>>,
     _images: Arc<TestImages>,
     /// Lock of a node that this test has created, and that is removed on drop; `None` for an attached node.
-    _lock: Option<MutexGuard<'static, ()>>,
+    node_lock: Option<MutexGuard<'static, ()>>,
 }
 
 /// Takes the lock for one node at a time, because two nodes would wait for each other's kernel locks. The first call
@@ -65,7 +65,7 @@ impl TestNode {
         NodeManager::purge(&layout).expect("no leftovers");
         crate::leftovers::record_test_node(&layout);
         let mut node = Self::attach(layout, runtime, credentials);
-        node._lock = Some(lock);
+        node.node_lock = Some(lock);
         node
     }
 
@@ -79,7 +79,7 @@ impl TestNode {
         let _ = tracing_subscriber::fmt().with_test_writer().try_init();
         NodeManager::create(&layout).expect("a node: are you root?");
         let (node_spec, node_spec_rx) = watch::channel(LocalNodeSpec::default());
-        let (statuses, status_rx) = mpsc::channel(64);
+        let (status_tx, status_rx) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let host_network = Arc::new(net::current_namespace().expect("a network namespace"));
         let test_images = test_images();
@@ -93,7 +93,7 @@ impl TestNode {
             let builder = builder.worker_threads(2).enable_all();
             let runtime = builder.build().expect("a runtime");
             runtime
-                .block_on(local::run(config, node_spec_rx, statuses, token))
+                .block_on(local::run(config, node_spec_rx, status_tx, token))
                 .expect("a node that runs");
         };
         let thread = Some(thread::spawn(serve));
@@ -106,7 +106,7 @@ impl TestNode {
             stop,
             thread,
             _images: test_images,
-            _lock: None,
+            node_lock: None,
         }
     }
 
@@ -187,7 +187,7 @@ impl TestNode {
 impl Drop for TestNode {
     fn drop(&mut self) {
         self.detach();
-        if self._lock.is_some() {
+        if self.node_lock.is_some() {
             let removed = NodeManager::purge(&self.layout);
             assert!(removed.is_ok() || thread::panicking(), "{removed:?}");
         }

@@ -1,4 +1,4 @@
-//! Waits of tests: their timeout, and pauses between two looks.
+//! Waits of tests: their timeout, and pauses between two checks.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,23 +9,23 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Shortest time between two checks of a wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Calls `look` until it returns a value; panics after [`WAIT_TIMEOUT`].
-pub fn wait_for<T>(description: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Calls `check` until it returns a value; panics after [`WAIT_TIMEOUT`].
+pub fn wait_for<T>(description: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        let looked_at = Instant::now();
-        if let Some(value) = look() {
+        let checked_at = Instant::now();
+        if let Some(value) = check() {
             return value;
         }
         assert!(started.elapsed() < WAIT_TIMEOUT, "waited for {description}");
-        pause_after_look(looked_at.elapsed());
+        pause_after_check(checked_at.elapsed());
     }
 }
 
-/// Pauses between two checks, of which the last one took `look`. A check that starts a process costs time of the
+/// Pauses between two checks, of which the last one took `duration`. A check that starts a process costs time of the
 /// processors that the thing waited for needs, so checks take a third of the time at most.
-pub(crate) fn pause_after_look(look: Duration) {
-    sleep(POLL_INTERVAL.max(look * 2));
+pub(crate) fn pause_after_check(duration: Duration) {
+    sleep(POLL_INTERVAL.max(duration * 2));
 }
 
 /// Sleeps on a thread of a test.

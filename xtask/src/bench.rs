@@ -39,7 +39,8 @@ use self::{
     stats::RoundValues,
 };
 use crate::{
-    build, build_ebpf, cluster, image,
+    build::{self, BuildProfile},
+    build_ebpf, cluster, image,
     machine::MachineInfo,
     setup::{self, SetupPurpose},
     sh,
@@ -242,7 +243,7 @@ fn build_node_context(
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Bench], args.yes)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None => build::build_rouse(workspace, true)?,
+        None => build::build_rouse(workspace, BuildProfile::Release)?,
     };
     // The node starts pods from these OCI layouts: there is no registry to pull from.
     let images = workspace.target.join("images");
@@ -294,7 +295,10 @@ fn build_clusterip_context(
     let purposes =
         [SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster, SetupPurpose::Bench];
     setup::prepare(&purposes, args.yes)?;
-    let rouse = args.rouse.clone().map_or_else(|| build::build_rouse(workspace, true), Ok)?;
+    let rouse = match &args.rouse {
+        Some(rouse) => rouse.clone(),
+        None => build::build_rouse(workspace, BuildProfile::Release)?,
+    };
     let client = args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?;
     Ok(ClusterIpBenchContext {
         rouse,

@@ -6,18 +6,28 @@ use anyhow::Result;
 
 use crate::{build_ebpf, sh, workspace::CargoWorkspace};
 
+/// Cargo's profile of a build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BuildProfile {
+    Debug,
+    Release,
+}
+
 /// Builds `rouse` with the eBPF programs embedded, and returns the path of the executable.
-pub(crate) fn build_rouse(workspace: &CargoWorkspace, release: bool) -> Result<PathBuf> {
+pub(crate) fn build_rouse(workspace: &CargoWorkspace, profile: BuildProfile) -> Result<PathBuf> {
     let object = build_ebpf::build_object(workspace)?;
     let mut build = sh::cargo();
     build.args(["build", "--package", "rouse"]).env(build_ebpf::OBJECT_VARIABLE, object);
     build.current_dir(&workspace.root);
-    let profile = if release { "release" } else { "debug" };
-    if release {
-        build.arg("--release");
-    }
+    let folder = match profile {
+        BuildProfile::Debug => "debug",
+        BuildProfile::Release => {
+            build.arg("--release");
+            "release"
+        }
+    };
     sh::run(&mut build)?;
-    Ok(workspace.target.join(profile).join("rouse"))
+    Ok(workspace.target.join(folder).join("rouse"))
 }
 
 /// Builds an optimised xtask, whose measuring client costs little, and returns the path of the executable.

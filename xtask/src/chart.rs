@@ -11,7 +11,11 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use crate::{build, cluster, sh, workspace::CargoWorkspace};
+use crate::{
+    build::{self, BuildProfile},
+    cluster, sh,
+    workspace::CargoWorkspace,
+};
 
 /// Path of the chart, from the root of the repository.
 const CHART: &str = "deploy/helm";
@@ -55,7 +59,7 @@ pub(crate) const CHECKS: [ChartCheck; 5] = [
 /// Runs `cargo xtask chart`: all checks, up to the first that fails.
 pub(crate) fn run() -> Result<()> {
     let workspace = CargoWorkspace::load()?;
-    let chart = HelmChart::find(&workspace, build::build_rouse(&workspace, false)?)?;
+    let chart = HelmChart::find(&workspace, build::build_rouse(&workspace, BuildProfile::Debug)?)?;
     for (name, check) in CHECKS {
         check(&chart).context(name)?;
         println!("{name}: ok");

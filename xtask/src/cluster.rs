@@ -92,25 +92,25 @@ pub(crate) enum ClusterCommand {
 
 /// Runs the task of `cargo xtask cluster`.
 pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
-    let state = ClusterPaths::new(&args.name)?;
+    let paths = ClusterPaths::new(&args.name)?;
     match &args.task {
-        ClusterCommand::Up(up_args) => up::run(&state, up_args),
-        ClusterCommand::Build(up_args) => up::prepare(&state, up_args).map(drop),
-        ClusterCommand::Down => as_root(|| down::run(&state)),
+        ClusterCommand::Up(up_args) => up::run(&paths, up_args),
+        ClusterCommand::Build(up_args) => up::prepare(&paths, up_args).map(drop),
+        ClusterCommand::Down => as_root(|| down::run(&paths)),
         ClusterCommand::Sweep => as_root(down::sweep),
         ClusterCommand::Kubeconfig => {
-            state.require_record()?;
-            println!("{}", state.kubeconfig().display());
+            paths.require_record()?;
+            println!("{}", paths.kubeconfig().display());
             Ok(())
         }
-        ClusterCommand::Status => as_root(|| print_status(&state)),
-        ClusterCommand::Run { node, command } => as_root(|| run_inside(&state, *node, command)),
-        ClusterCommand::Forward { to, listen } => as_root(|| forward_port(&state, *to, *listen)),
+        ClusterCommand::Status => as_root(|| print_status(&paths)),
+        ClusterCommand::Run { node, command } => as_root(|| run_inside(&paths, *node, command)),
+        ClusterCommand::Forward { to, listen } => as_root(|| forward_port(&paths, *to, *listen)),
         ClusterCommand::Load { packages, prepared } => {
-            up::load_images(&state, packages, prepared.as_deref())
+            up::load_images(&paths, packages, prepared.as_deref())
         }
         ClusterCommand::Fault { action, part: process } => {
-            as_root(|| fault::run(&state, *action, *process))
+            as_root(|| fault::run(&paths, *action, *process))
         }
         ClusterCommand::Carry { to } => port_forward::run(*to),
     }
@@ -154,7 +154,7 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
     sh::run(sh::root_command(std::env::current_exe()?).args(std::env::args_os().skip(1)))
 }
 
-/// Calls `work` with the state of an existing cluster.
+/// Calls `work` with the record and the programs of an existing cluster.
 fn with_existing_cluster<T>(
     paths: &ClusterPaths,
     work: impl FnOnce(&ClusterStarter<'_>) -> Result<T>,
@@ -166,21 +166,20 @@ fn with_existing_cluster<T>(
     work(&ClusterStarter { paths, record: &record, programs: &programs })
 }
 
-fn print_status(state: &ClusterPaths) -> Result<()> {
-    let described =
-        with_existing_cluster(state, |starter| kubectl::describe_cluster(starter, state))?;
+fn print_status(paths: &ClusterPaths) -> Result<()> {
+    let described = with_existing_cluster(paths, kubectl::describe_cluster)?;
     println!("{}", serde_json::to_string_pretty(&described)?);
     Ok(())
 }
 
 /// Listens on the host, then replaces this process by `cluster carry` inside the cluster's network namespace.
-fn forward_port(state: &ClusterPaths, address: SocketAddr, port: u16) -> Result<()> {
-    state.require_record()?;
+fn forward_port(paths: &ClusterPaths, address: SocketAddr, port: u16) -> Result<()> {
+    paths.require_record()?;
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))
         .with_context(|| format!("cannot listen on port {port} of 127.0.0.1"))?;
     println!("http://{} leads to {address}", listener.local_addr()?);
     // The socket stays in the host's namespace although the process enters another: see `port_forward`.
-    let netns = format!("--net={}", state.netns(None).display());
+    let netns = format!("--net={}", paths.netns(None).display());
     let carry = ["cluster".to_owned(), "carry".to_owned(), address.to_string()];
     let error = Command::new("nsenter")
         .arg(netns)
@@ -191,19 +190,19 @@ fn forward_port(state: &ClusterPaths, address: SocketAddr, port: u16) -> Result<
     Err(error).context("cannot start nsenter")
 }
 
-fn run_inside(state: &ClusterPaths, node: Option<u8>, command: &[OsString]) -> Result<()> {
-    let (enter, folders) = with_existing_cluster(state, |starter| {
+fn run_inside(paths: &ClusterPaths, node: Option<u8>, command: &[OsString]) -> Result<()> {
+    let (enter, folders) = with_existing_cluster(paths, |starter| {
         let enter = match node {
             Some(node) => starter.nsenter_words(node)?,
             None => {
-                let netns = state.netns(None);
+                let netns = paths.netns(None);
                 vec!["nsenter".into(), format!("--net={}", netns.display()).into()]
             }
         };
         Ok((enter, starter.programs.folders()))
     })?;
     // A node has its own loopback, so it needs the kubeconfig with the API server's address.
-    let config = node.map_or_else(|| state.kubeconfig(), |_| state.kubeconfig_inside());
+    let config = node.map_or_else(|| paths.kubeconfig(), |_| paths.kubeconfig_inside());
     let mut path = folders;
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     let error = Command::new(&enter[0])

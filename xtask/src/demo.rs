@@ -15,7 +15,8 @@ use anyhow::{Context as _, Result, bail};
 
 use self::observations::{DemoFigures, DemoRun};
 use crate::{
-    build, image,
+    build::{self, BuildProfile},
+    image,
     local_node::LocalNode,
     setup::{self, SetupPurpose},
     workspace::CargoWorkspace,
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     check_gateway(args.gateway)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None if args.dev => build::build_rouse(&workspace, false)?,
+        None if args.dev => build::build_rouse(&workspace, BuildProfile::Debug)?,
         // The image's program: its build shares work with the sample's, and the tests may have built it already.
         None => image::build_static(&workspace, "rouse")?,
     };

@@ -206,12 +206,12 @@ fn measure_first_response(addr: SocketAddr, timeout: Duration) -> Result<LoadRec
 ///
 /// kube-proxy rejects connects to a Service without endpoints by ICMP, and the kernel sends a client one such error a
 /// second (`net.ipv4.icmp_ratelimit`). A connect that gets no error waits in vain, also when the pod is ready by then.
-const UNANSWERED: Duration = Duration::from_millis(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Sends one request on a new connection. Returns the response's head, and the time of its first byte.
 fn try_request(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
     use std::io::{Read as _, Write as _};
-    let mut stream = std::net::TcpStream::connect_timeout(&addr, UNANSWERED)?;
+    let mut stream = std::net::TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT)?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\nConnection: close\r\n\r\n")?;
     let mut buffer = [0; 4096];

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_every_panel_is_asked() {
+    fn the_query_of_every_line_of_every_panel_is_read() {
         let dashboard = json!({"panels": [
             {"type": "row", "title": "R", "panels": []},
             {"title": "P", "targets": [{"expr": "up"}, {"expr": "sum(up)"}]},

@@ -56,9 +56,9 @@ pub(crate) fn root_command_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsSt
         return command;
     }
     let mut command = Command::new("sudo");
-    // sudo's own PATH would hide rustup's toolchain and programs in the user's home.
-    command.arg("env");
     // `env` sets the variables behind sudo, whose policy may refuse to pass them.
+    command.arg("env");
+    // sudo's own PATH would hide rustup's toolchain and programs in the user's home.
     let variables = PRESERVED_VARIABLES.iter().chain(&["PATH", "HOME"]);
     for name in variables {
         if let Some(value) = std::env::var_os(name) {

@@ -54,7 +54,7 @@ pub(crate) struct TestArgs {
     /// Test the cluster of the kubeconfig FILE instead of one that xtask makes
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run the tests so many times, and stop at the first failure: to reproduce a rare one
+    /// Run the tests N times, and stop at the first failure: to reproduce a rare one
     #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, requires = "names")]
     repeat: NonZeroU32,
     /// Run the root tiers' programs that FILE lists, and build none
@@ -126,12 +126,19 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
-    let started = lanes.iter().map(|tier| start_lane(*tier, args, &builder));
-    let running_lanes: Vec<TierLane> = started.collect::<Result<_>>()?;
-    if !running_lanes.is_empty() {
-        lower_priority()?;
+    let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
+    for &tier in &lanes {
+        match start_lane(tier, args, &builder) {
+            Ok(lane) => running_lanes.push(lane),
+            // An error here would leave the lanes that run already, with their clusters, behind this process.
+            Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
+        }
     }
-    let mut rows = Vec::new();
+    if !running_lanes.is_empty()
+        && let Err(error) = lower_priority()
+    {
+        println!("{error:#}");
+    }
     for tier in tiers.into_iter().filter(|tier| !lanes.contains(tier)) {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
@@ -139,9 +146,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    for lane in running_lanes {
-        rows.push(lane.finish()?);
-    }
+    rows.extend(running_lanes.into_iter().map(TierLane::finish));
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
     print_results(&rows)

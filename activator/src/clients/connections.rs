@@ -185,7 +185,7 @@ impl ClientConnections {
         let refused_bytes: usize = refused.iter().map(|it| it.held_bytes()).sum();
         if held > limit + refused_bytes {
             let staying = staying.into_iter().map(|it| (it.held_bytes(), it)).collect();
-            for client_connection in largest(staying, held - refused_bytes, limit) {
+            for client_connection in select_largest(staying, held - refused_bytes, limit) {
                 self.count_refusal(bound);
                 client_connection.refuse_requests();
             }
@@ -203,7 +203,7 @@ impl ClientConnections {
         let staying: Vec<_> =
             staying.map(|it| (it.charged_bytes().refused_buffer_bytes, it)).collect();
         let held = staying.iter().map(|(bytes, _)| bytes).sum();
-        for client_connection in largest(staying, held, limit) {
+        for client_connection in select_largest(staying, held, limit) {
             client_connection.cut_off.cancel();
         }
     }
@@ -253,7 +253,7 @@ impl ClientConnections {
 
 /// Connections that hold most of the `held` bytes, until the rest hold somewhat less than `limit`. The margin keeps
 /// later bytes from searching all connections again.
-fn largest(
+fn select_largest(
     mut client_connections: Vec<(usize, &Arc<ClientConnection>)>,
     mut held: usize,
     limit: usize,

@@ -20,8 +20,8 @@ pub struct RequestTargetInspector {
     position: RequestPosition,
     /// Maximum number of bytes of a head.
     max_head: usize,
-    /// Bytes of a head that were parsed already.
-    parsed_bytes: usize,
+    /// Number of bytes at the front of `unread` in which no end of a head was found.
+    scanned_bytes: usize,
     /// Bytes that were received and not parsed yet.
     unread: BytesMut,
     /// Bytes that are ready for hyper.
@@ -68,7 +68,7 @@ impl RequestTargetInspector {
         Self {
             position: RequestPosition::Passthrough,
             max_head,
-            parsed_bytes: 0,
+            scanned_bytes: 0,
             unread,
             ready,
             rewritten,
@@ -183,15 +183,15 @@ impl RequestTargetInspector {
             self.stop_inspecting();
             return true;
         }
-        if !h1::has_blank_line(&self.unread, self.parsed_bytes) {
-            self.parsed_bytes = self.unread.len();
+        if !h1::has_blank_line(&self.unread, self.scanned_bytes) {
+            self.scanned_bytes = self.unread.len();
             // A head beyond its bound passes, so that hyper refuses it with the right code.
             if self.unread.len() > self.max_head {
                 self.stop_inspecting();
             }
             return self.unread.is_empty() && !self.ready.is_empty();
         }
-        self.parsed_bytes = 0;
+        self.scanned_bytes = 0;
         match self.rewrite_head() {
             Some(at) => self.position = at,
             None => self.stop_inspecting(),

@@ -144,19 +144,19 @@ fn write_for_trusted_proxy(
     let forwarded = reported_forwarded(headers).unwrap_or_default();
     let elements = forwarded_header::parse_elements(&forwarded).unwrap_or_default();
     let elements = trusted_hops(&elements, |it| it.forwarded_for.as_deref(), edge);
-    let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
-    let path: Vec<&str> = match before.is_empty() {
+    let x_forwarded_for = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
+    let hops: Vec<&str> = match x_forwarded_for.is_empty() {
         true => {
             elements.iter().map(|it| it.forwarded_for.as_deref().unwrap_or("unknown")).collect()
         }
         false => trusted_hops(
-            &forwarded_header::split_list(&before).collect::<Vec<_>>(),
+            &forwarded_header::split_list(&x_forwarded_for).collect::<Vec<_>>(),
             |it| Some(*it),
             edge,
         )
         .to_vec(),
     };
-    let path: Vec<&str> = path.into_iter().chain([client.as_str()]).collect();
+    let hops: Vec<&str> = hops.into_iter().chain([client.as_str()]).collect();
     let last = elements.last();
     let host = last_list_entry(headers, &X_FORWARDED_HOST).or_else(|| last?.host.clone());
     let host = host.and_then(|host| HeaderValue::try_from(host).ok());
@@ -171,7 +171,7 @@ fn write_for_trusted_proxy(
             headers.insert(header::FORWARDED, value);
         }
     }
-    write_forwarded_headers(headers, &path, host, HeaderValue::from_static(proto));
+    write_forwarded_headers(headers, &hops, host, HeaderValue::from_static(proto));
 }
 
 /// Returns the last part of `hops`, which trusted proxies reported. Each proxy reports the hop before it, so the result
@@ -222,7 +222,7 @@ fn parse_hop_address(hop: &str) -> Option<IpAddr> {
 /// Writes the hops, the host and the protocol; `Forwarded` only if there is none.
 fn write_forwarded_headers(
     headers: &mut HeaderMap,
-    path: &[&str],
+    hops: &[&str],
     host: Option<HeaderValue>,
     proto: HeaderValue,
 ) {
@@ -230,14 +230,14 @@ fn write_forwarded_headers(
         let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
         let host = host.as_ref().and_then(text);
         let text =
-            forwarded_header::format_forwarded(path, host.as_deref(), text(&proto).as_deref());
+            forwarded_header::format_forwarded(hops, host.as_deref(), text(&proto).as_deref());
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.insert(header::FORWARDED, value);
         }
     }
     headers.insert(X_FORWARDED_PROTO, proto);
     host.map(|host| headers.insert(X_FORWARDED_HOST, host));
-    if let Ok(value) = HeaderValue::try_from(path.join(", ")) {
+    if let Ok(value) = HeaderValue::try_from(hops.join(", ")) {
         headers.insert(X_FORWARDED_FOR, value);
     }
 }

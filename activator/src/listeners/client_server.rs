@@ -1,10 +1,10 @@
-//! Shell: client connections, from their acceptance to their end.
+//! Shell: the server of client connections: their client, their HTTP version, and their requests until they end.
 
 use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -17,11 +17,10 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     time::{Instant, error::Elapsed, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::{
     budget::{
@@ -44,18 +43,15 @@ use crate::{
         forwarder::RequestForwarder, response_body::ClientResponseBody,
         watched_body::ClientWatchedBody,
     },
-    tcp_socket,
 };
+
+mod accept;
 
 /// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time for the first bytes of a client that had connected just before the activator stopped.
 const SHUTDOWN_PREFACE_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
-const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Server of client connections, each in a task of its own.
 #[derive(Debug)]
@@ -64,6 +60,7 @@ pub struct ClientConnectionServer {
     connections: Arc<ClientConnections>,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
+    /// Time of the last warning that connections cannot be accepted.
     last_warning: Mutex<Option<Instant>>,
 }
 
@@ -101,88 +98,6 @@ impl ClientConnectionServer {
     /// Table of the client connections.
     pub fn connections(&self) -> &ClientConnections {
         &self.connections
-    }
-
-    /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
-    /// connected to. They are served until `close_when_idle`, then closed gracefully.
-    pub async fn run_listener(
-        self: Arc<Self>,
-        listener: TcpListener,
-        entrypoint: Option<Entrypoint>,
-        closed: CancellationToken,
-    ) {
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                () = closed.cancelled() => return self.accept_backlog(listener, entrypoint),
-            };
-            match accepted {
-                Ok((stream, client)) => self.accept_connection(stream, entrypoint, client),
-                Err(error) => self.on_accept_error(&error).await,
-            }
-        }
-    }
-
-    /// Accepts connections that were complete before the listener closes; the kernel would reset them.
-    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, entrypoint: Option<Entrypoint>) {
-        let Ok(listener) = listener.into_std() else { return };
-        // Only what is complete now: the listener is non-blocking and closed afterwards.
-        while let Ok((stream, client)) = listener.accept() {
-            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
-            if let Ok(stream) = stream {
-                self.accept_connection(stream, entrypoint, client);
-            }
-        }
-    }
-
-    fn accept_connection(
-        self: &Arc<Self>,
-        stream: TcpStream,
-        entrypoint: Option<Entrypoint>,
-        client: SocketAddr,
-    ) {
-        // With one listener for all ports, the local port names the service.
-        let service_entrypoint =
-            || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
-        let entrypoint = match stream
-            .set_nodelay(true)
-            .and_then(|()| tcp_socket::keep_alive(&stream))
-            .and_then(|()| entrypoint.map_or_else(service_entrypoint, Ok))
-        {
-            Ok(entrypoint) => entrypoint,
-            Err(error) => return debug!(%client, %error, "client gone at once"),
-        };
-        let Some(client_connection) =
-            self.connections.register().filter(|it| self.may_accept(it, entrypoint, client))
-        else {
-            return debug!(?entrypoint, %client, "connection refused: there are enough");
-        };
-        let server = Arc::clone(self);
-        self.forwarder.tasks.spawn(async move {
-            server.forwarder.metrics.client_connections.inc();
-            // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
-            // for.
-            let cut_off = client_connection.cut_off.clone();
-            tokio::select! {
-                ended = server.serve_connection(stream, entrypoint, client, client_connection) => if let Err(error) = ended {
-                    debug!(?entrypoint, %client, %error, "connection ended");
-                },
-                () = cut_off.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
-            }
-            server.forwarder.metrics.client_connections.dec();
-        });
-    }
-
-    /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
-    fn may_accept(
-        &self,
-        client_connection: &ClientConnection,
-        entrypoint: Entrypoint,
-        peer: SocketAddr,
-    ) -> bool {
-        let is_trusted = entrypoint == Entrypoint::External
-            && self.forwarder.edge_policy.current().is_trusted_proxy(peer.ip());
-        is_trusted || client_connection.try_assign_client(peer.ip())
     }
 
     async fn serve_connection(
@@ -392,24 +307,6 @@ impl ClientConnectionServer {
         socket.mark_unread_body();
         socket.drain_unread().await;
         Ok(())
-    }
-
-    /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.
-    async fn on_accept_error(&self, error: &io::Error) {
-        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-            return;
-        }
-        {
-            let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.is_none_or(|it| it.elapsed() >= ACCEPT_WARNING_INTERVAL) {
-                *last = Some(Instant::now());
-                warn!(%error, "cannot accept connections");
-            }
-        }
-        // The file table may be full of idle clients.
-        self.connections.close_idle();
-        sleep(ACCEPT_RETRY_DELAY).await;
     }
 }
 

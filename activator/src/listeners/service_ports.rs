@@ -29,7 +29,8 @@ pub struct ServicePortListeners {
     addresses: Vec<IpAddr>,
     /// Pinned eBPF map by which all ports are routed to one listener for each address.
     listener_map: Option<PathBuf>,
-    shutdown: CancellationToken,
+    /// Cancelled once all listeners have to close.
+    stop_listeners: CancellationToken,
     open_ports: Mutex<OpenServicePorts>,
 }
 
@@ -51,15 +52,22 @@ impl ServicePortListeners {
         forwarder: Arc<RequestForwarder>,
         addresses: Vec<IpAddr>,
         listener_map: Option<PathBuf>,
-        shutdown: CancellationToken,
+        stop_listeners: CancellationToken,
     ) -> Self {
-        Self { server, forwarder, addresses, listener_map, shutdown, open_ports: Mutex::default() }
+        Self {
+            server,
+            forwarder,
+            addresses,
+            listener_map,
+            stop_listeners,
+            open_ports: Mutex::default(),
+        }
     }
 
     /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
     /// that cannot be opened.
-    pub fn apply(&self) {
-        if self.shutdown.is_cancelled() {
+    pub fn apply_routes(&self) {
+        if self.stop_listeners.is_cancelled() {
             return;
         }
         let mut open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +103,7 @@ impl ServicePortListeners {
         let again = stale || !open.failed_addresses.is_empty();
         drop(open);
         if again {
-            self.apply();
+            self.apply_routes();
         }
     }
 
@@ -123,7 +131,7 @@ impl ServicePortListeners {
     }
 
     fn open_port_range(&self, map: &std::path::Path) -> Result<PortRangeListener, PortRangeError> {
-        let closed = self.shutdown.child_token();
+        let closed = self.stop_listeners.child_token();
         let (range, listeners) = PortRangeListener::open(map, &self.addresses, closed.clone())?;
         for listener in listeners {
             tokio::spawn(Arc::clone(&self.server).run_listener(listener, None, closed.clone()));
@@ -145,7 +153,7 @@ impl ServicePortListeners {
     fn open_port(&self, open: &mut OpenServicePorts, address: SocketAddr) {
         match tcp_socket::bind_listener(address) {
             Ok(listener) => {
-                let closed = self.shutdown.child_token();
+                let closed = self.stop_listeners.child_token();
                 let entrypoint = Entrypoint::Service(address.port());
                 let server = Arc::clone(&self.server);
                 tokio::spawn(server.run_listener(listener, Some(entrypoint), closed.clone()));

@@ -46,6 +46,8 @@ pub enum PodDialError {
 }
 
 type PodConnectionResult = Result<PodConnection, PodDialError>;
+/// Sender to a request that waits for a connection.
+type PodConnectionWaiter = oneshot::Sender<PodConnectionResult>;
 
 /// Settings that all pods share.
 #[derive(Debug, Clone)]
@@ -69,7 +71,7 @@ pub struct PodEndpoint {
     pub name: SmolStr,
     protocol: AppProtocol,
     settings: PodConnectionSettings,
-    pool: Mutex<PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>,
+    pool: Mutex<PodConnectionPool<PodConnection, PodConnectionWaiter>>,
     has_responded: AtomicBool,
     failed_dials: AtomicU32,
 }
@@ -177,10 +179,7 @@ impl PodEndpoint {
         self.lock_pool().prune_idle(PodConnection::is_reusable);
     }
 
-    fn lock_pool(
-        &self,
-    ) -> MutexGuard<'_, PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>
-    {
+    fn lock_pool(&self) -> MutexGuard<'_, PodConnectionPool<PodConnection, PodConnectionWaiter>> {
         // A panic elsewhere cannot leave a pool inconsistent: each change under the lock completes.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,9 +189,9 @@ impl PodEndpoint {
         self: &Arc<Self>,
         connection: PodConnection,
         put: impl FnOnce(
-            &mut PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>,
+            &mut PodConnectionPool<PodConnection, PodConnectionWaiter>,
             PodConnection,
-        ) -> PoolAction<PodConnection, oneshot::Sender<PodConnectionResult>>,
+        ) -> PoolAction<PodConnection, PodConnectionWaiter>,
     ) {
         let mut next = put(&mut self.lock_pool(), connection);
         // A request may be gone when its connection comes. The connection then goes to the next one that waits, in a
@@ -306,10 +305,7 @@ impl From<io::Error> for PodDialError {
 }
 
 /// Sends the error to the requests that wait for a connection. A request that is gone needs no message.
-fn fail_waiters(
-    waiters: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
-    error: &PodDialError,
-) {
+fn fail_waiters(waiters: impl IntoIterator<Item = PodConnectionWaiter>, error: &PodDialError) {
     for waiter in waiters {
         let _ = waiter.send(Err(error.clone()));
     }

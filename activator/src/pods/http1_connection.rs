@@ -55,8 +55,8 @@ pub struct Http1PodConnection {
     /// Sending half; `None` while a body is sent by a task of its own.
     write: Option<OwnedWriteHalf>,
     buffer: BytesMut,
-    /// Bytes in which the end of a head was not found.
-    parsed_bytes: usize,
+    /// Number of bytes at the front of `buffer` in which no end of a head was found.
+    scanned_bytes: usize,
     last_used: Instant,
     max_idle: Duration,
     /// True once it has served a request.
@@ -93,8 +93,8 @@ impl Http1PodConnection {
     pub fn new(stream: TcpStream, max_idle: Duration) -> Self {
         let (read, write) = stream.into_split();
         let (write, last_used) = (Some(write), Instant::now());
-        let (buffer, parsed_bytes, has_served_request) = (BytesMut::new(), 0, false);
-        Self { read, write, buffer, parsed_bytes, last_used, max_idle, has_served_request }
+        let (buffer, scanned_bytes, has_served_request) = (BytesMut::new(), 0, false);
+        Self { read, write, buffer, scanned_bytes, last_used, max_idle, has_served_request }
     }
 
     /// Returns true if it may serve a request: it is open, silent, and has not been idle for too long.
@@ -174,7 +174,7 @@ impl Http1PodConnection {
     ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // The buffer may hold a whole head already, behind an interim response.
-            let head = h1::parse_response_head(&mut self.buffer, &mut self.parsed_bytes, method);
+            let head = h1::parse_response_head(&mut self.buffer, &mut self.scanned_bytes, method);
             if let Some(head) = head.map_err(PodError::from)? {
                 return Poll::Ready(Ok(head));
             }

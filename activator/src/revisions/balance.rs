@@ -1,4 +1,4 @@
-//! Pure: choice of the ready pod that gets a request.
+//! Pure: choice of the ready pod that gets a request, and of the Revision by a service's percents.
 //!
 //! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
 //! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin

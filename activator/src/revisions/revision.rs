@@ -64,6 +64,17 @@ pub struct ActivatorRevision {
     state: Mutex<LockedRevisionState>,
 }
 
+/// Figures of one Revision at this activator; all are zero while it is asleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RevisionQueueMetrics {
+    /// True if the RouteTable lists a ready pod.
+    pub has_ready_pod: bool,
+    /// Number of requests that wait here.
+    pub waiting: usize,
+    /// Number of requests at pods.
+    pub at_pods: u64,
+}
+
 /// Right to send one request to one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct PodPermit {
@@ -118,17 +129,15 @@ impl ActivatorRevision {
         self.lock_state().active.as_ref().map_or(0, |active| active.wait_queue.waiting_count())
     }
 
-    /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
-    pub fn queue_metrics(&self) -> (bool, usize, u64) {
+    /// Figures of the Revision's requests and pods, for its metrics.
+    pub fn queue_metrics(&self) -> RevisionQueueMetrics {
         let state = self.lock_state();
-        let of = |active: &ActiveRevisionState| {
-            (
-                active.ready_since.is_some(),
-                active.wait_queue.waiting_count(),
-                active.wait_queue.in_flight(),
-            )
-        };
-        state.active.as_deref().map_or((false, 0, 0), of)
+        let Some(active) = &state.active else { return RevisionQueueMetrics::default() };
+        RevisionQueueMetrics {
+            has_ready_pod: active.ready_since.is_some(),
+            waiting: active.wait_queue.waiting_count(),
+            at_pods: active.wait_queue.in_flight(),
+        }
     }
 
     /// Closes connections to pods that were idle for too long.
@@ -158,7 +167,7 @@ impl ActivatorRevision {
         let since = active.ready_since.unwrap_or_else(Instant::now);
         active.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
-        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no free slots, and
+        // The queue dispatches first, then the slots: with a hard limit `on_routes` leaves no free slots, and
         // `reconcile_slots` assigns them.
         let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
         state.on_dispatched(&dispatched);
@@ -283,9 +292,7 @@ impl ActivatorRevision {
     /// Runs `step` on the state and resumes the requests that may be dispatched after it.
     fn update_and_dispatch(
         self: &Arc<Self>,
-        step: impl FnOnce(
-            &mut LockedRevisionState,
-        ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+        step: impl FnOnce(&mut LockedRevisionState) -> DispatchedRequests,
     ) {
         let mut state = self.lock_state();
         let mut dispatched = step(&mut state);
@@ -298,10 +305,7 @@ impl ActivatorRevision {
     }
 
     /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
-    fn reconcile_slots(
-        &self,
-        state: &mut LockedRevisionState,
-    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+    fn reconcile_slots(&self, state: &mut LockedRevisionState) -> DispatchedRequests {
         let (limit, _) = state.limit_and_protocol();
         let LockedRevisionState { active, slots: Some(slots), .. } = state else {
             return Vec::new();
@@ -341,10 +345,7 @@ impl ActivatorRevision {
 
     /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
     /// nothing to do.
-    fn reconcile_waiting(
-        &self,
-        state: &mut LockedRevisionState,
-    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+    fn reconcile_waiting(&self, state: &mut LockedRevisionState) -> DispatchedRequests {
         match &state.slots {
             Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(state),
             Some(_) | None => Vec::new(),
@@ -373,13 +374,15 @@ impl ActivatorRevision {
         self.handle_slot_event(false, |_| {});
     }
 
+    /// Runs `step` on the slots, if the Revision keeps state of them. If it keeps none and `creates_slots` is true, the
+    /// state is created first: a claim or grant that arrives is a reason, a withdrawal is none.
     fn handle_slot_event(
         self: &Arc<Self>,
-        needs_slots: bool,
+        creates_slots: bool,
         step: impl FnOnce(&mut RevisionSlots),
     ) {
         self.update_and_dispatch(|state| {
-            if needs_slots {
+            if creates_slots {
                 state.ensure_slots(&self.name, &self.context);
             }
             if let Some(slots) = &mut state.slots {
@@ -402,7 +405,7 @@ impl ActivatorRevision {
     fn grant_permits(
         self: &Arc<Self>,
         state: &LockedRevisionState,
-        dispatched: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+        dispatched: DispatchedRequests,
     ) -> GrantedPermits {
         let Some(active) = &state.active else { return Vec::new() };
         let permit = |(waiter, key)| (waiter, self.grant_permit(active, key));
@@ -425,6 +428,9 @@ impl ActivatorRevision {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Requests that the wait queue has dispatched, before they get their permits.
+type DispatchedRequests = Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>;
 
 type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 

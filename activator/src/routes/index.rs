@@ -4,31 +4,32 @@
 //! hold only references to that object.
 
 use std::{
-    borrow::Borrow as _,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::IpAddr,
+    collections::BTreeSet,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
 
 use common::{
-    link::{RouteBatch, RouteChanges},
-    service_routing::NodeTopology,
-    wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+    link::RouteBatch,
+    wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
 
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings, mark_preferred},
+        route_settings::{RevisionRouteSettings, mark_preferred},
     },
     routes::{
-        index_entries::{HostIndexEntry, NameIndexEntry},
+        index_entries::HostIndexEntry,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
     slots::peers::Peers,
 };
+
+mod state;
+
+use state::RouteIndexState;
 
 /// Time for which requests wait for a Revision that is not in the RouteTable. Another controller may know of it a
 /// little later, and a Revision that is made again has the same name.
@@ -52,27 +53,6 @@ pub enum ActivatorListing {
     Listed,
     /// It was listed, and is not any more.
     Removed,
-}
-
-#[derive(Debug, Default)]
-struct RouteIndexState {
-    services: HashSet<NameIndexEntry<RoutedService>>,
-    by_port: HashMap<u16, Arc<RoutedService>>,
-    by_host: HashSet<HostIndexEntry>,
-    /// Services whose host belongs to another service too, by host.
-    shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
-    /// Revisions that are in the table or are referred to.
-    revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
-    /// Subset of `revisions` that is not in the table, not yet or not any more, with the time of the change.
-    missing_since: BTreeMap<NamespacedName, Instant>,
-    /// Pods by Revision; Revisions without pods have no entry.
-    pods_by_revision: BTreeMap<NamespacedName, PodTable>,
-    /// Revision of each pod, by the pod's uid.
-    revision_by_pod: HashMap<String, NamespacedName>,
-    /// Addresses of the activators, by name.
-    activator_addresses: BTreeMap<String, Vec<IpAddr>>,
-    /// Node and zone of this activator, once the table has listed it.
-    own_place: NodeTopology,
 }
 
 impl RouteIndex {
@@ -301,193 +281,5 @@ impl RouteIndex {
 
     fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn first_host_by_service_name(all: &[HostIndexEntry]) -> Option<usize> {
-    (0..all.len()).min_by_key(|at| &all[*at].service.name)
-}
-
-impl RouteIndexState {
-    /// Adds or replaces a service. Returns true if its port has changed.
-    fn set_service(&mut self, entry: wire::ServiceEntry, context: &Arc<RevisionContext>) -> bool {
-        // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
-        // again.
-        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == entry.connection_path;
-        let since = self.services.get(&entry.name).filter(same_path).map(|it| it.0.path_since);
-        let port_before = self.remove_service(&entry.name);
-        let targets = entry.targets.into_iter().map(|target| TrafficShare {
-            revision: self.get_or_create_revision(&target.revision, context),
-            percent: target.percent,
-        });
-        let service = Arc::new(RoutedService {
-            targets: targets.collect(),
-            name: entry.name,
-            path: entry.connection_path,
-            path_since: since.unwrap_or_else(Instant::now),
-            port: entry.activator_port.get(),
-            hosts: entry.hosts.into_iter().map(Into::into).collect(),
-            gateway_rules: entry.gateway_rules,
-        });
-        // The entries of the service's former state are gone, so that only those of other services can be in the way.
-        self.by_port.insert(service.port, Arc::clone(&service));
-        for host_index in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
-        }
-        let port = service.port;
-        self.services.insert(NameIndexEntry(service));
-        port_before != Some(port)
-    }
-
-    /// Removes a service. Returns the port that it had.
-    fn remove_service(&mut self, name: &NamespacedName) -> Option<u16> {
-        let NameIndexEntry(old) = self.services.take(name)?;
-        // Another service may have got the port or the host in the same batch.
-        if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
-            self.by_port.remove(&old.port);
-        }
-        for host in (0..).map_while(|at| old.nth_host(at)) {
-            self.remove_host(host, &old);
-        }
-        Some(old.port)
-    }
-
-    /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by
-    /// name has it. That is the same at every activator, in any order of the entries.
-    fn add_host(&mut self, new: HostIndexEntry) {
-        let host: &str = new.borrow();
-        let shadowed = match self.by_host.get(host) {
-            Some(present) if present.service.name < new.service.name => new,
-            Some(_) | None => match self.by_host.replace(new) {
-                Some(before) => before,
-                None => return,
-            },
-        };
-        let host: &str = shadowed.borrow();
-        self.shadowed_hosts.entry(host.into()).or_default().push(shadowed);
-    }
-
-    fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {
-        let is_of_service = |it: &HostIndexEntry| Arc::ptr_eq(&it.service, service);
-        if self.by_host.get(host).is_some_and(is_of_service) {
-            self.by_host.remove(host);
-        }
-        let Some(mut shadowed) = self.shadowed_hosts.remove(host) else { return };
-        shadowed.retain(|it| !is_of_service(it));
-        if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&shadowed))
-        {
-            self.by_host.insert(shadowed.swap_remove(first));
-        }
-        if !shadowed.is_empty() {
-            self.shadowed_hosts.insert(host.into(), shadowed);
-        }
-    }
-
-    /// Revision with this name, created if necessary, also if it is not in the table.
-    fn get_or_create_revision(
-        &mut self,
-        name: &NamespacedName,
-        context: &Arc<RevisionContext>,
-    ) -> Arc<ActivatorRevision> {
-        if let Some(existing) = self.revisions.get(name) {
-            return Arc::clone(&existing.0);
-        }
-        let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(context)));
-        self.missing_since.insert(name.clone(), Instant::now());
-        self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
-        revision
-    }
-
-    /// Sets a Revision's settings. Requests that wait at a Revision that leaves the table stay for a while, in case it
-    /// returns.
-    fn set_route_settings(
-        &mut self,
-        name: &NamespacedName,
-        settings: Option<RevisionRouteSettings>,
-        context: &Arc<RevisionContext>,
-    ) {
-        if settings.is_some() {
-            self.get_or_create_revision(name, context).set_route_settings(settings);
-            self.missing_since.remove(name);
-        } else if let Some(revision) = self.revisions.get(name) {
-            revision.0.set_route_settings(None);
-            self.missing_since.entry(name.clone()).or_insert_with(Instant::now);
-        }
-    }
-
-    /// Drops Revisions that are not referred to. Returns their names.
-    fn take_unreferenced_revisions(&mut self) -> Vec<NamespacedName> {
-        // References are copied from this index or from another reference. If the index has the only one, no other can
-        // arise while the index is locked.
-        let is_unreferenced = |name: &&NamespacedName| {
-            let revision = self.revisions.get(*name);
-            revision.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
-        };
-        let unreferenced: Vec<NamespacedName> =
-            self.missing_since.keys().filter(is_unreferenced).cloned().collect();
-        for name in &unreferenced {
-            self.revisions.remove(name);
-            self.missing_since.remove(name);
-        }
-        unreferenced
-    }
-
-    /// Updates node and zone of the activator with the name `own_name`. Returns the Revisions whose hints may prefer
-    /// other pods now.
-    fn update_own_place(
-        &mut self,
-        changes: &RouteChanges,
-        own_name: &str,
-    ) -> BTreeSet<NamespacedName> {
-        let own = changes.get(&RouteKey::Activator(own_name.to_owned()));
-        let Some(RouteChange::Activator(own)) = own else { return BTreeSet::new() };
-        let place = NodeTopology { name: own.node.as_str().into(), zone: own.zone.as_str().into() };
-        if self.own_place == place {
-            return BTreeSet::new();
-        }
-        self.own_place = place;
-        self.pods_by_revision.keys().cloned().collect()
-    }
-
-    /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
-    fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
-        let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
-        let is_ready = entry.phase == RoutingPhase::Ready;
-        let pod = PodTableEntry {
-            address: entry.address,
-            is_ready,
-            name: entry.name.into(),
-            hints: entry.hints,
-            is_preferred: false,
-        };
-        self.pods_by_revision
-            .entry(entry.revision.clone())
-            .or_default()
-            .insert(entry.uid.clone(), pod);
-        self.revision_by_pod.insert(entry.uid, entry.revision.clone());
-        touched.push(entry.revision);
-        touched
-    }
-
-    /// Removes a pod. Returns the Revision that it had.
-    fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
-        let revision = self.revision_by_pod.remove(uid)?;
-        if let Some(pods) = self.pods_by_revision.get_mut(&revision) {
-            pods.remove(uid);
-            if pods.is_empty() {
-                self.pods_by_revision.remove(&revision);
-            }
-        }
-        Some(revision)
-    }
-
-    /// Subjects that are missing in a snapshot.
-    fn keys_missing_in(&self, changes: &RouteChanges) -> Vec<RouteKey> {
-        let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
-        let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
-        let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
-        let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
-        let all = services.chain(revisions).chain(pods).chain(activators);
-        all.filter(|key| !changes.contains_key(key)).collect()
     }
 }

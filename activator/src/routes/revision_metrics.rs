@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
 };
 
-use crate::routes::index::RouteIndex;
+use crate::{revisions::revision::RevisionQueueMetrics, routes::index::RouteIndex};
 
 /// Gauges of each Revision that has pods or requests, computed for each scrape. Names and labels are those of Knative's
 /// activator (`pkg/activator/handler/metrics.go`, in the spelling of Prometheus).
@@ -26,17 +26,17 @@ impl Collector for RevisionQueueCollector {
         let revisions = self.0.revisions();
         let all = revisions.iter().map(|it| (&it.name, it.queue_metrics()));
         // Revisions that are asleep have no series: ten thousand of them would fill every scrape with zeros.
-        let all = all.filter(|(_, figures)| *figures != (false, 0, 0));
+        let all = all.filter(|(_, metrics)| *metrics != RevisionQueueMetrics::default());
         let [queued, active, concurrency] =
             [(); 3].map(|()| Family::<KnativeRevisionLabels, Gauge>::default());
-        for (name, (_, waiting, at_pods)) in all {
+        for (name, metrics) in all {
             let of = KnativeRevisionLabels {
                 k8s_namespace_name: name.namespace.to_string(),
                 kn_revision_name: name.name.to_string(),
             };
             let (waiting, at_pods) = (
-                i64::try_from(waiting).unwrap_or(i64::MAX),
-                i64::try_from(at_pods).unwrap_or(i64::MAX),
+                i64::try_from(metrics.waiting).unwrap_or(i64::MAX),
+                i64::try_from(metrics.at_pods).unwrap_or(i64::MAX),
             );
             queued.get_or_create(&of).set(waiting);
             active.get_or_create(&of).set(at_pods);

@@ -50,11 +50,16 @@ struct HolderAccount {
 /// Slots that can be distributed, and the activators that need some.
 #[derive(Debug)]
 pub(super) struct SlotDemand<'a> {
+    /// Hard limit of each pod.
     pub(super) limit: u32,
     pub(super) ready_pods: &'a BTreeSet<SmolStr>,
+    /// Subset of `ready_pods` that takes requests of the owner.
     pub(super) open_pods: &'a BTreeSet<SmolStr>,
+    /// Requests of the owner at pods, by pod.
     pub(super) in_use: &'a SlotsByPod,
+    /// Number of requests that wait at the owner.
     pub(super) waiting: u32,
+    /// Latest claim of each holder.
     pub(super) claims: &'a BTreeMap<ActivatorName, SlotClaim>,
 }
 

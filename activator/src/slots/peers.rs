@@ -81,7 +81,7 @@ struct PeerOutboxes {
     /// Grants of this activator, by holder.
     grants: HashMap<ActivatorName, Outbox<NamespacedName, SlotGrant>>,
     /// Number of each holder's latest stream: only messages of that one count.
-    stream_numbers: HashMap<ActivatorName, Arc<Mutex<u64>>>,
+    latest_streams: HashMap<ActivatorName, Arc<Mutex<u64>>>,
 }
 
 impl Peers {
@@ -202,7 +202,8 @@ impl Peers {
         self.lock_outboxes().grants.entry(to.clone()).or_default().clone()
     }
 
-    pub(crate) fn stream_number(&self, of: &ActivatorName) -> Arc<Mutex<u64>> {
-        Arc::clone(self.lock_outboxes().stream_numbers.entry(of.clone()).or_default())
+    /// Number of the holder's latest stream, shared by all of its streams.
+    pub(crate) fn latest_stream(&self, of: &ActivatorName) -> Arc<Mutex<u64>> {
+        Arc::clone(self.lock_outboxes().latest_streams.entry(of.clone()).or_default())
     }
 }

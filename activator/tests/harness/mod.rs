@@ -98,7 +98,7 @@ impl ActivatorFixture {
         let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
         self.table = next;
         self.activator.forwarder.apply(RouteBatch { changes, ..RouteBatch::default() });
-        self.activator.ports.apply();
+        self.activator.ports.apply_routes();
     }
 
     pub fn set_pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {

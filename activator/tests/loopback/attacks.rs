@@ -458,8 +458,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
         let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
-        // The last of the metrics is the number of requests at pods.
-        wait_until(|| served.queue_metrics().2 == 1).await;
+        wait_until(|| served.queue_metrics().at_pods == 1).await;
         let mut next = connect_from(&fixture, OTHER).await;
         let whole =
             "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";

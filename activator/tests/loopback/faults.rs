@@ -27,7 +27,7 @@ impl FaultRng {
     }
 }
 
-/// Pod that responds completely, or breaks off at some point with a reset or an end.
+/// Starts a pod that responds completely, or breaks off at some point with a reset or an end.
 async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -46,6 +46,8 @@ async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     address
 }
 
+/// Serves one connection: `kind` 0 closes it at once, 1 breaks off after `at` bytes of a response, and 2 responds
+/// completely.
 async fn break_http1(mut stream: TcpStream, kind: usize, at: usize, reset: bool) {
     if reset {
         stream.set_zero_linger().unwrap();
@@ -64,7 +66,8 @@ async fn break_http1(mut stream: TcpStream, kind: usize, at: usize, reset: bool)
     }
 }
 
-/// Copies bytes to a good pod, and breaks off after `at` bytes of its response.
+/// Serves one connection by a good pod: `kind` 0 closes it at once, 1 breaks off after `at` bytes of the good pod's
+/// responses, and 2 copies all of them.
 async fn break_http2(
     mut stream: TcpStream,
     whole: std::net::SocketAddr,
@@ -114,7 +117,7 @@ async fn abort_request(
 
 async fn assert_no_state_left(fixture: &ActivatorFixture) {
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
-    wait_until(|| (served.queue_metrics().2, served.waiting_count()) == (0, 0)).await;
+    wait_until(|| (served.queue_metrics().at_pods, served.waiting_count()) == (0, 0)).await;
     wait_until(|| fixture.waiting_totals().0 == fixture.waiting_totals().1).await;
     assert_eq!(fixture.metric("rouse_activator_waiting_requests"), 0.0);
 }

@@ -35,7 +35,7 @@ fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
     }
 }
 
-async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
+async fn start_awake() -> (ActivatorFixture, FakeHttp1Pod) {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
@@ -44,7 +44,7 @@ async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
 
 #[tokio::test]
 async fn each_entrypoint_routes_its_own_hosts() {
-    let (mut fixture, pod) = awake().await;
+    let (mut fixture, pod) = start_awake().await;
     set_gateway_rules(
         &mut fixture,
         GatewayRules {
@@ -95,7 +95,7 @@ async fn each_entrypoint_routes_its_own_hosts() {
 
 #[tokio::test]
 async fn a_domain_reaches_its_service_and_goes_with_it() {
-    let (mut fixture, pod) = awake().await;
+    let (mut fixture, pod) = start_awake().await;
     let mapped_domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
     set_gateway_rules(&mut fixture, GatewayRules { mapped_domains, ..GatewayRules::default() });
@@ -138,7 +138,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 
 #[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
-    let (mut fixture, pod) = awake().await;
+    let (mut fixture, pod) = start_awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
     let mapped_domains = vec![redirected, domain("plain.example", None)];
     set_gateway_rules(
@@ -162,7 +162,7 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
 
 #[tokio::test]
 async fn a_header_chooses_a_tag_where_the_route_says_so() {
-    let (mut fixture, pod) = awake().await;
+    let (mut fixture, pod) = start_awake().await;
     let blue = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
     let (tagged, second) =
         (NamespacedName::new("default", "blue-hello"), NamespacedName::new("default", "hello-2"));
@@ -215,7 +215,7 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
 
 #[tokio::test]
 async fn the_pods_headers_depend_on_the_entrypoint() {
-    let (fixture, pod) = awake().await;
+    let (fixture, pod) = start_awake().await;
     let fields = "forwarded: for=evil\r\nx-forwarded-proto: https\r\nx-forwarded-for: 1.2.3.4\r\n\
         knative-serving-revision: other\r\nk-network-probe: queue\r\nk-anything: evil\r\n\
         traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";

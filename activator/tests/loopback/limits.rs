@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use activator::revisions::revision::RevisionQueueMetrics;
 use common::wire::AppProtocol;
 use futures::future::join_all;
 use http::{Response, StatusCode};
@@ -101,7 +102,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     wait_until(|| pods.iter().all(|pod| pod.requests() == pod.ended_requests())).await;
     fixture.wait_for_queued(0).await;
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
-    wait_until(|| served.queue_metrics().2 == 0).await;
+    wait_until(|| served.queue_metrics().at_pods == 0).await;
 }
 
 /// Responds at once, and reads on for as long as bytes come.
@@ -168,7 +169,8 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
     clients[0].write_all(b"body").await.unwrap();
     let end = uploads.recv().await.unwrap();
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
-    assert_eq!(served.queue_metrics(), (true, 1, 1), "the response goes on");
+    let expected = RevisionQueueMetrics { has_ready_pod: true, waiting: 1, at_pods: 1 };
+    assert_eq!(served.queue_metrics(), expected, "the response goes on");
     end.send(()).unwrap();
     assert_eq!(read_rest(&mut clients[0]).await, "lo");
     uploads.recv().await.unwrap().send(()).unwrap();

@@ -28,7 +28,7 @@ fn trusting(networks: &[&str], proxy_protocol: bool) -> EdgeSettings {
     }
 }
 
-async fn awake(edge: EdgeSettings) -> (ActivatorFixture, FakeHttp1Pod) {
+async fn start_awake(edge: EdgeSettings) -> (ActivatorFixture, FakeHttp1Pod) {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
@@ -46,7 +46,7 @@ fn status(response: &str) -> &str {
 
 #[tokio::test]
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
-    let (mut fixture, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
+    let (mut fixture, pod) = start_awake(trusting(&["127.0.0.0/8"], false)).await;
     fixture.apply_change(|table| {
         let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
         table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
@@ -77,8 +77,8 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
     assert_eq!(pod.requests(), 4);
 }
 
-/// Redirects every request that is not https, as frameworks with forced TLS do.
-async fn forces_tls() -> SocketAddr {
+/// Starts a pod that redirects every request that is not https, as frameworks with forced TLS do.
+async fn start_tls_forcing_pod() -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -101,7 +101,7 @@ async fn forces_tls() -> SocketAddr {
 #[tokio::test]
 async fn an_app_with_forced_tls_responds_behind_a_balancer_that_ended_it() {
     let mut fixture = ActivatorFixture::new().await;
-    fixture.add_ready_pod("p", forces_tls().await);
+    fixture.add_ready_pod("p", start_tls_forcing_pod().await);
     let secure = get("x-forwarded-proto: https\r\n");
     assert_eq!(status(&fixture.exchange_at(fixture.outside, &secure).await), "301", "forged");
     fixture.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
@@ -113,7 +113,7 @@ async fn an_app_with_forced_tls_responds_behind_a_balancer_that_ended_it() {
 
 #[tokio::test]
 async fn a_proxy_header_of_either_version_names_the_client() {
-    let (fixture, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    let (fixture, pod) = start_awake(trusting(&["127.0.0.1/32"], true)).await;
     let two: &[u8] =
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x01\xdc\x04\0\x50";
     let own: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
@@ -140,7 +140,7 @@ async fn a_proxy_header_of_either_version_names_the_client() {
 
 #[tokio::test]
 async fn a_proxy_header_is_required_of_trusted_peers_and_read_of_no_others() {
-    let (mut fixture, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    let (mut fixture, pod) = start_awake(trusting(&["127.0.0.1/32"], true)).await;
     for bad in [get(""), "PROXY TCP4 a b 1 2\r\n".to_owned() + &get("")] {
         assert_eq!(
             fixture.exchange_at(fixture.outside, &bad).await,

@@ -89,7 +89,7 @@ async fn a_response_given_while_the_first_bytes_were_sent_reaches_the_client() {
 }
 
 /// Starts a pod that refuses an announced body, and reports how many bytes of it came.
-async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
+async fn start_unwilling_pod() -> (SocketAddr, mpsc::Receiver<usize>) {
     let (seen, bytes) = mpsc::channel(1);
     let at = start_pod_with(move |mut stream, _| {
         let seen = seen.clone();
@@ -110,7 +110,7 @@ async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
 #[tokio::test]
 async fn a_body_that_the_pod_refuses_is_not_sent() {
     let mut fixture = ActivatorFixture::new().await;
-    let (at, mut bytes) = unwilling().await;
+    let (at, mut bytes) = start_unwilling_pod().await;
     fixture.add_ready_pod("p", at);
     let mut client = fixture.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
@@ -211,7 +211,7 @@ async fn a_body_waits_one_second_for_100_continue() {
 }
 
 /// Begins a request over HTTP/2 that waits for a pod. Its body has come although the client expects `100 Continue`.
-async fn expecting(fixture: &ActivatorFixture) -> Http2TestCall {
+async fn start_expecting_call(fixture: &ActivatorFixture) -> Http2TestCall {
     let client = Http2TestClient::connect(fixture.port).await;
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.start_call(request.header("content-length", "5")).await;
@@ -229,7 +229,7 @@ async fn expecting(fixture: &ActivatorFixture) -> Http2TestCall {
 async fn a_body_of_http2_is_held_back_as_well() {
     let mut fixture = ActivatorFixture::new().await;
     let (at, mut pod) = start_pod_without_continue().await;
-    let mut call = expecting(&fixture).await;
+    let mut call = start_expecting_call(&fixture).await;
     let clock = PausedClock::start_paused();
     fixture.add_ready_pod("p", at);
     assert_eq!(pod.recv().await, Some("head"));
@@ -243,8 +243,8 @@ async fn a_body_of_http2_is_held_back_as_well() {
 #[tokio::test]
 async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
     let mut fixture = ActivatorFixture::new().await;
-    let (at, mut bytes) = unwilling().await;
-    let mut call = expecting(&fixture).await;
+    let (at, mut bytes) = start_unwilling_pod().await;
+    let mut call = start_expecting_call(&fixture).await;
     fixture.add_ready_pod("p", at);
     assert_eq!(call.status_code().await, 401);
     let sent = tokio::time::timeout(LONG, bytes.recv()).await;
@@ -399,7 +399,7 @@ async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
 }
 
 /// Starts a pod that responds with the request line as it came.
-async fn mirror() -> SocketAddr {
+async fn start_mirroring_pod() -> SocketAddr {
     start_pod_with(|mut stream, _| async move {
         loop {
             let mut head = Vec::new();
@@ -451,7 +451,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         async move { raw(address, &request).await }
     });
     fixture.wait_for_queued(1).await;
-    fixture.add_ready_pod("p", mirror().await);
+    fixture.add_ready_pod("p", start_mirroring_pod().await);
     let mut responses = vec![(targets[0], first.await.unwrap())];
     for address in addresses {
         for target in targets {
@@ -473,7 +473,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
 #[tokio::test]
 async fn a_persistent_connection_may_send_such_targets_one_after_another() {
     let mut fixture = ActivatorFixture::new().await;
-    fixture.add_ready_pod("p", mirror().await);
+    fixture.add_ready_pod("p", start_mirroring_pod().await);
     let mut client = fixture.connect().await;
     for target in ["/\"1\"", "/2", "/<3>", "/%223%22", "/\"4\""] {
         let request = format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");

@@ -384,19 +384,29 @@ fn object_info(fd: BorrowedFd<'_>, info: &mut [u64; 16]) -> io::Result<()> {
 /// Returns the cookie of a socket's network namespace, which is unique until reboot. Since 5.14.
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     const SO_NETNS_COOKIE: i32 = 71;
-    let mut cookie = 0u64;
+    socket_number(socket.as_fd(), SO_NETNS_COOKIE)
+}
+
+/// Returns the cookie of a socket, which is unique until reboot.
+pub fn socket_cookie(socket: impl AsFd) -> io::Result<u64> {
+    socket_number(socket.as_fd(), libc::SO_COOKIE)
+}
+
+/// Returns an option of the level `SOL_SOCKET` that is a 64-bit number.
+fn socket_number(socket: BorrowedFd<'_>, option: i32) -> io::Result<u64> {
+    let mut number = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
     // SAFETY: both pointers are to live locals of the sizes given.
     let result = unsafe {
         libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
+            socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            std::ptr::from_mut(&mut cookie).cast(),
+            option,
+            std::ptr::from_mut(&mut number).cast(),
             &mut length,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
 }
 
 /// Registers `inner` with the runtime, so that tasks can wait until it is readable.

@@ -42,7 +42,7 @@ impl NetlinkSocket {
         &self.socket
     }
 
-    /// Requests a dump and passes each response to `each`.
+    /// Requests a dump and passes each response to `each`. Returns an error if the kernel could not list all.
     pub(crate) fn dump<T>(&self, request: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
@@ -137,6 +137,10 @@ fn handle_datagram<T: NetlinkDeserializable>(
         bytes = bytes.get(length..).unwrap_or_default();
         match message.payload {
             NetlinkPayload::InnerMessage(response) => each(response),
+            // A dump that fails also ends so, as one of a protocol that the kernel cannot list.
+            NetlinkPayload::Done(end) if end.code < 0 => {
+                return Err(io::Error::from_raw_os_error(end.code.saturating_neg()));
+            }
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) if error.code.is_none() => return Ok(true),
             NetlinkPayload::Error(error) => return Err(error.to_io()),
@@ -150,6 +154,7 @@ fn handle_datagram<T: NetlinkDeserializable>(
 mod tests {
     use std::{io::Write as _, os::unix::net::UnixStream, thread};
 
+    use netlink_packet_route::RouteNetlinkMessage;
     use nix::{
         sys::{
             signal::{SigEvent, SigevNotify, Signal},
@@ -187,6 +192,20 @@ mod tests {
         }
         kernel.write_all(b"response").expect("a peer");
         assert_eq!(waiting.join().expect("no panic"), Ok(()));
+    }
+
+    /// Returns the message at the end of a dump, as the kernel sends it.
+    fn end_of_dump(code: i32) -> Vec<u8> {
+        let (length, kind, flags) = (20_u32.to_ne_bytes(), 3_u16.to_ne_bytes(), [0; 2]);
+        [&length[..], &kind, &flags, &[0; 8], &code.to_ne_bytes()].concat()
+    }
+
+    #[test]
+    fn a_dump_that_ends_with_an_error_is_no_empty_list() {
+        let handle = |code| handle_datagram(&end_of_dump(code), &mut |_: RouteNetlinkMessage| ());
+        assert!(handle(0).expect("it ends"), "it was the last");
+        let error = handle(-libc::ENOENT).expect_err("nothing was listed");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 
 use super::rules::{AgentFacts, CanaryPath, CanaryResult};
 use crate::{
-    kernel::cgroup_search::subdirectories,
+    kernel::{cgroup_search::subdirectories, sys},
     net::sockdiag::SockDiag,
     pods::namespace::{self, NetworkNamespace},
 };
@@ -57,11 +57,16 @@ fn is_link_local(address: IpAddr) -> bool {
 
 /// Connects from the network namespace of the calling thread.
 fn connect(address: SocketAddr) -> io::Result<CanaryPath> {
-    let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
-    let local = stream.local_addr()?;
+    path_of(&TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?, address)
+}
+
+/// Returns the way of a connection to `address` in the network namespace of the calling thread.
+fn path_of(stream: &TcpStream, address: SocketAddr) -> io::Result<CanaryPath> {
+    // Connections to different peers may have the same address and port of their own.
+    let cookie = sys::socket_cookie(stream)?;
     // getpeername(2) shows the address that was asked for. The list of sockets shows the real one.
     let connections = SockDiag::open()?.connections()?;
-    let own = connections.iter().find(|it| it.canonical_local() == local);
+    let own = connections.iter().find(|it| it.cookie() == cookie);
     // Its way is not known if the server has closed it already.
     let own = own.ok_or_else(|| io::Error::other("the server closes connections at once"))?;
     Ok(match own.canonical_peer() == address {
@@ -109,7 +114,28 @@ fn collect_namespaces(cgroup: &Path, own: u64, found: &mut BTreeMap<u64, PathBuf
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        net::{Ipv4Addr, SocketAddrV4, TcpListener},
+        os::fd::AsRawFd as _,
+    };
+
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect as connect_socket, setsockopt,
+        socket, sockopt::ReuseAddr,
+    };
+
     use super::*;
+
+    /// Connects from this port of the loopback address, which other connections may have too.
+    fn connect_from(port: u16, to: u16) -> TcpStream {
+        let address = |port| SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port));
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+        let socket = socket.expect("a socket");
+        setsockopt(&socket, ReuseAddr, &true).expect("an option");
+        bind(socket.as_raw_fd(), &address(port)).expect("the other connection shares it");
+        connect_socket(socket.as_raw_fd(), &address(to)).expect("it listens");
+        socket.into()
+    }
 
     #[test]
     fn the_first_nameserver_is_the_clusters() {
@@ -121,8 +147,19 @@ mod tests {
     }
 
     #[test]
+    fn another_connection_of_the_same_port_is_not_the_canarys() {
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+        let [first, second] = listeners.each_ref().map(|it| it.local_addr().expect("bound"));
+        let one = connect_from(0, first.port());
+        let own_port = one.local_addr().expect("bound").port();
+        let other = connect_from(own_port, second.port());
+        assert_eq!(path_of(&one, first).expect("it is open"), CanaryPath::Unchanged);
+        assert_eq!(path_of(&other, second).expect("it is open"), CanaryPath::Unchanged);
+    }
+
+    #[test]
     fn a_connect_that_no_program_redirects_is_unchanged_and_a_closed_port_an_error() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
         assert_eq!(connect(address).expect("it listens"), CanaryPath::Unchanged);
         drop(listener);

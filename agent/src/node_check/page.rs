@@ -14,7 +14,10 @@ use super::{
     facts::collect_node_facts,
     rules::{AgentFacts, check_node},
 };
-use crate::{config::AgentConfig, metrics::NotReadyReasons};
+use crate::{
+    config::AgentConfig, kernel::programs::count_foreign_programs, metrics::NotReadyReasons,
+    paths::AgentPaths,
+};
 
 /// Time for which a check is served again: each client that reaches the node can ask for the page.
 const REUSE_PERIOD: Duration = Duration::from_secs(5);
@@ -55,10 +58,11 @@ impl CheckPage {
     /// Checks the node, and returns a line of fields for each result.
     fn run(&self) -> String {
         let mut facts = collect_node_facts();
-        // A setting names the cgroup where a search finds several, as with nodes in containers.
+        // Settings name the cgroups where a search finds several, as with nodes in containers.
         let paths = self.config.paths(facts.pods_cgroup.as_ref().ok().cloned());
-        if let Some(paths) = &paths {
-            facts.pods_cgroup = Ok(paths.pods.clone());
+        if let Some(AgentPaths { clients, pods, .. }) = &paths {
+            facts.pods_cgroup = Ok(pods.clone());
+            facts.foreign_programs = count_foreign_programs(clients, &[clients, pods]);
         }
         let mut agent = AgentFacts {
             clusterip: self.config.clusterip,

@@ -46,7 +46,8 @@ pub mod prestop;
 const BACKLOG: i32 = 64;
 
 /// Bounds for the clients of one pod server. Any client that reaches the pod may connect, and file descriptors of the
-/// agent serve the whole node. No client keeps a connection for a later request.
+/// agent serve the whole node. No client keeps a connection for a later request. The kubelet must always be served: a
+/// preStop request that waits behind other clients keeps its pod until the end of its grace period.
 const BOUNDS: HttpServerBounds = HttpServerBounds {
     max_connections: 256,
     head_timeout: Duration::from_secs(10),

@@ -2,7 +2,7 @@ use common::{
     fixtures,
     wire::{
         ClientComponent, ComponentReplica, PodEntry as RoutePod, RequestTotals, RevisionActivity,
-        RevisionEntry as RouteRevision, ScalePolicy,
+        RevisionEntry as RouteRevision, RouteKey, RouteTable, ScalePolicy,
     },
 };
 
@@ -696,6 +696,27 @@ fn usage_of_a_draining_pod_is_no_load_even_if_reported_before_its_route() {
     sim.table.pods.insert("leaving".into(), pod("leaving", &sim.name, RoutingPhase::Draining));
     sim.apply_routes([RouteKey::Pod("leaving".into())]);
     assert_eq!(sim.revision().load.in_flight(), 0);
+}
+
+/// An agent forgets a pod when the table does. The last totals come after both, and then their removal.
+#[test]
+fn last_totals_of_a_pod_that_has_left_the_table_are_no_load() {
+    let mut sim = SimService::new(short_window_policy());
+    let (key, mut totals) = (RouteKey::Pod("leaving".into()), RequestTotals::default());
+    sim.table.pods.insert("leaving".into(), pod("leaving", &sim.name, RoutingPhase::Draining));
+    sim.apply_routes([key.clone()]);
+    sim.report(Some("leaving"), totals);
+    sim.table.pods.remove("leaving");
+    sim.apply_routes([key]);
+    sim.now += 100 * MS;
+    totals.record_start(sim.ns());
+    totals.record_finish(sim.ns());
+    sim.report(Some("leaving"), totals);
+    assert!(sim.revision().load.is_quiet(sim.now), "it asks for no other pod");
+    sim.now += 100 * MS;
+    totals.record_start(sim.ns());
+    sim.report(Some("leaving"), totals);
+    assert_eq!(sim.revision().load.in_flight(), 1, "it is not gone yet");
 }
 
 mod report_faults;

@@ -3,9 +3,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::usage::tests::policy;
 
+/// Revision with a ready pod.
 const UP: ScaleToZeroInput =
     ScaleToZeroInput { ready: 1, is_reachable: true, initial_scale_reached: true };
+/// Revision without a ready pod that has had its initial scale.
 const DOWN: ScaleToZeroInput = ScaleToZeroInput { ready: 0, ..UP };
+/// Revision without a ready pod that has not reached its initial scale.
 const NEW: ScaleToZeroInput = ScaleToZeroInput { initial_scale_reached: false, ..DOWN };
 
 fn at(seconds: u64) -> Duration {

@@ -1,4 +1,4 @@
-use common::wire::{NamespacedName, UsageKey};
+use common::wire::{NamespacedName, RequestTotals, UsageKey};
 use proptest::prelude::*;
 
 use super::*;

@@ -16,7 +16,7 @@ use common::{
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::{AutoscalerProcessConfig, usage::tests::policy};
+use crate::{AutoscalerConfig, usage::tests::policy};
 
 /// A controller that serves one sleeping Revision and passes on the decisions it receives.
 struct FakeScaleController {
@@ -96,7 +96,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
         .add_service(ScaleServer::new(serve(send)));
     let (endpoint, stop) = (controller.clone(), shutdown.clone());
     tokio::spawn(async move { link::serve(&endpoint, router, stop).await });
-    let config = AutoscalerProcessConfig {
+    let config = AutoscalerConfig {
         usage: usage.clone(),
         controller,
         admin: ([127, 0, 0, 1], 0).into(),

@@ -127,11 +127,11 @@ fn another_length_keeps_the_newest_seconds() {
 proptest! {
     /// The area under a level is preserved when it is cut into seconds.
     #[test]
-    fn levels_keep_their_area(height in 0.1f64..500.0, from in 0.0f64..20.0, long in 0.01f64..30.0) {
+    fn levels_keep_their_area(level in 0.1f64..500.0, from in 0.0f64..20.0, long in 0.01f64..30.0) {
         let mut window = LoadWindow::new(MINUTE, 10.0);
-        window.add_level(height, at(from), at(from + long));
+        window.add_level(level, at(from), at(from + long));
         let area: f64 = (0..60).map(|second| window.load_in_second(at(second.into()))).sum();
-        prop_assert!((area - height * long).abs() < 1e-3 * height, "{area} of {}", height * long);
+        prop_assert!((area - level * long).abs() < 1e-3 * level, "{area} of {}", level * long);
     }
 
     /// The average of any history lies between its least and its greatest second.

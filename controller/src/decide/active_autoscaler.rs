@@ -97,11 +97,6 @@ impl AutoscalerElection {
             .map(|it| it.name.as_str())
     }
 
-    /// Returns the names of all autoscalers with open streams.
-    pub fn candidate_names(&self) -> BTreeSet<&str> {
-        self.candidates.values().map(|it| it.name.as_str()).collect()
-    }
-
     /// Records that the autoscaler `name` has opened the stream with this number.
     pub fn begin_stream(&mut self, stream: u64, name: &str) -> Vec<ElectionEvent> {
         let ended = self.end_stream(stream);
@@ -154,9 +149,9 @@ impl AutoscalerElection {
         let live_candidates = self.candidates.values().filter(|it| !it.is_silent(now));
         // Silent ones do not count: their number of reporters is outdated.
         let heartbeats = live_candidates.filter_map(|it| it.last_heartbeat.as_ref());
-        let most = heartbeats.map(|it| it.heartbeat.reporters).max().unwrap_or(0);
+        let most_reporters = heartbeats.map(|it| it.heartbeat.reporters).max().unwrap_or(0);
         for it in self.candidates.values_mut().filter_map(|it| it.last_heartbeat.as_mut()) {
-            let has_fewer = it.heartbeat.reporters < most;
+            let has_fewer = it.heartbeat.reporters < most_reporters;
             it.fewer_reporters_since = has_fewer.then(|| it.fewer_reporters_since.unwrap_or(now));
         }
         self.elect()
@@ -236,14 +231,13 @@ impl AutoscalerElection {
         // one autoscaler.
         let rank = |(stream, candidate): &(&u64, &AutoscalerCandidate)| {
             let knows_all = candidate.has_full_windows() && candidate.has_all_reporters(self.ticks);
-            let later =
+            let ticks_later =
                 candidate.filling_windows_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
             // Differences of a few ticks come from delays of messages.
-            let later = later.unsigned_abs().saturating_sub(DELAY_TOLERANCE_TICKS);
+            let ticks_later = ticks_later.unsigned_abs().saturating_sub(DELAY_TOLERANCE_TICKS);
             let is_named = named.contains(candidate.name.as_str());
-            let has_full = candidate.has_full_windows();
-            let lacks = (!knows_all, !has_full);
-            (lacks, later, !is_named, candidate.name.clone(), Reverse(**stream))
+            let lacks = (!knows_all, !candidate.has_full_windows());
+            (lacks, ticks_later, !is_named, candidate.name.clone(), Reverse(**stream))
         };
         compared.min_by_key(rank).map(|(stream, _)| *stream)
     }

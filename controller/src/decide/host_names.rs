@@ -174,41 +174,13 @@ impl HostNameRules<'_> {
     }
 
     /// Returns the longest private host of a placeholder; private names never follow the user's template.
-    pub fn private_host(&self, name: &str, namespace: &str) -> String {
+    fn private_host(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
-    }
-
-    /// Returns all private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
-    pub fn private_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
-        let (short, long) = (format!("{name}.{namespace}"), self.private_host(name, namespace));
-        [short.clone(), format!("{short}.svc"), long]
-    }
-
-    /// Returns the `status.address.url` of a Route: private names are served without TLS.
-    pub fn internal_url(&self, route: &RouteHostInputs<'_>) -> String {
-        format!("http://{}", self.private_host(route.name, route.namespace))
     }
 
     /// Returns the scheme of a URL. A private name has no TLS, whatever serves the public ones.
     fn url_scheme(&self, is_private: bool) -> &str {
         if is_private { "http" } else { &self.network.external_scheme }
-    }
-
-    /// Returns all hosts of a name, public and private. With `tag-header-based-routing`, the header
-    /// `Knative-Serving-Tag` chooses among the tags of these.
-    pub fn all_hosts(&self, name: &RouteHost, namespace: &str) -> Vec<String> {
-        let public = (!name.is_private).then(|| name.host.clone());
-        public.into_iter().chain(self.private_hosts(&name.placeholder_name, namespace)).collect()
-    }
-
-    /// Returns the hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
-    pub fn tag_hosts(
-        &self,
-        targets: &[RouteHost],
-        namespace: &str,
-    ) -> BTreeMap<String, Vec<String>> {
-        let tagged = targets.iter().filter_map(|it| Some((it.tag.clone()?, it)));
-        tagged.map(|(tag, it)| (tag, self.all_hosts(it, namespace))).collect()
     }
 }
 
@@ -320,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_domain_is_for_routes_that_no_other_is_for() {
+    fn the_default_domain_is_for_routes_that_no_other_domain_matches() {
         let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
         let names = HostNameRules { default_domain: "localhost", ..case.rules() };
         let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
@@ -363,11 +335,6 @@ mod tests {
         assert_eq!(tag, expected);
         let host = case.route_host(None, "v1-shop").unwrap();
         assert!(!host.is_private);
-        let local = ["v1-shop.team", "v1-shop.team.svc", "v1-shop.team.svc.c1.local"];
-        let hosts = case.rules().tag_hosts(&[host.clone(), tag], "team");
-        assert_eq!(hosts, [("v1".to_owned(), local.map(str::to_owned).to_vec())].into());
-        let all = ["shop.team.example.com", "shop.team", "shop.team.svc", "shop.team.svc.c1.local"];
-        assert_eq!(case.rules().all_hosts(&host, "team"), all);
     }
 
     #[test]

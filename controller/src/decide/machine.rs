@@ -4,30 +4,22 @@
 //! is applied to the cluster state. The RouteTable's outbox is updated at once; the effects on node, disk and API
 //! server are left in [`ControllerEffects`].
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use common::{
-    local_node::{self, LocalPodSpec, PodRunStatus},
+    local_node::{self, PodRunStatus},
     outbox::Outbox,
-    wire::{
-        ComponentReplica, NamespacedName, PodObservation, RouteChange, RouteKey, ScaleDecision,
-        ServerComponent,
-    },
+    wire::{NamespacedName, RouteChange, RouteKey},
 };
-use serde_json::Value;
 use smol_str::SmolStr;
 use tracing::info;
 
 use crate::model::{
     cluster_state::{
-        AppState, ClusterState, ConditionReason, CurrentDecision, RevisionPod, ServiceManifest,
-        UnixMillis,
+        AppState, ClusterState, ConditionReason, CurrentDecision, RevisionPod, UnixMillis,
     },
     network_policies::PolicyClientPod,
-    object::{LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
+    object::LocalObjectKey,
 };
 
 mod allocate;
@@ -37,6 +29,7 @@ mod decisions;
 mod deployments;
 mod digests;
 mod domain_mappings;
+mod events;
 mod fingerprint;
 mod leadership;
 mod manifests;
@@ -55,98 +48,10 @@ mod zones;
 use blocking_causes::{BlockedObject, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
+pub use events::{ControllerEffects, ControllerEvent};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
 use timers::AppTimers;
-
-/// Input of the machine: an observation, a decision, a report or a passed timer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ControllerEvent {
-    /// A user applied a manifest on the local platform.
-    ManifestApplied { name: NamespacedName, manifest: ServiceManifest },
-    /// A manifest cannot be used, for this reason.
-    ManifestRejected { name: NamespacedName, reason: String },
-    /// A manifest was deleted.
-    ManifestDeleted(NamespacedName),
-    /// An app was restored from disk.
-    AppRestored { name: NamespacedName, app: Box<AppState> },
-    /// The active autoscaler sent a scale decision.
-    DecisionReceived(ScaleDecision),
-    /// The active autoscaler has forgotten a Revision.
-    DecisionWithdrawn(NamespacedName),
-    /// An autoscaler's stream of decisions begins.
-    DecisionStreamBegin,
-    /// The autoscaler's stream has named every Revision.
-    DecisionStreamSynced,
-    /// The report of an agent or activator begins, on the stream of this number.
-    ReportStreamBegin { reporter: ComponentReplica, stream: u64 },
-    /// An agent or activator reports the state of a pod.
-    PodReported { reporter: ComponentReplica, stream: u64, observation: PodObservation },
-    /// An agent or activator no longer sees a pod.
-    PodReportWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
-    /// The reporter opens no more connections to this draining pod: a drain acknowledgement.
-    DrainAcked { reporter: ComponentReplica, stream: u64, pod_uid: String },
-    /// The reporter withdraws its drain acknowledgement of the pod.
-    DrainAckWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
-    /// The activator's stream names each service that the activator routes to some Revision.
-    RoutedServicesBegin { reporter: ComponentReplica, stream: u64 },
-    /// The activator routes requests for this service to some Revision.
-    ServiceRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
-    /// The activator no longer routes requests for this service to any Revision.
-    ServiceNoLongerRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
-    /// The reporter's stream has named every pod.
-    ReportStreamSynced { reporter: ComponentReplica, stream: u64 },
-    /// The reporter's stream of this number has ended.
-    ReportStreamEnd { reporter: ComponentReplica, stream: u64 },
-    /// The images of a Revision are resolved to digests, or cannot be resolved.
-    DigestsResolved { revision: NamespacedName, resolution: DigestResolution },
-    /// The active replica of a component: the leading controller, or the active autoscaler; `None`: none.
-    ActiveReplicaChanged { component: ServerComponent, replica: Option<String> },
-    /// The local node reports the state of a pod.
-    PodRunStatus(PodRunStatus),
-    /// An object as the API server holds it; `None`: it was deleted.
-    ObjectObserved { resource: ResourceKind, name: NamespacedName, object: Option<Box<Value>> },
-    /// A pod that NetworkPolicies may admit; `None`: it was deleted.
-    ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
-    /// A write error of an object; `None`: its last write succeeded.
-    WriteErrorChanged { key: ObjectPartKey, error: Option<WriteError> },
-    /// Child objects of an app's object do not exist; `None`: all exist.
-    ChildrenMissing {
-        app: NamespacedName,
-        owner_resource: ResourceKind,
-        owner: NamespacedName,
-        error: Option<WriteError>,
-    },
-    /// All objects that existed at the start have been observed.
-    InitialListSynced,
-    /// True if this replica has become the leader, false if it is no longer.
-    LeadershipChanged(bool),
-    /// Time has passed, and timers may be due.
-    Tick,
-}
-
-/// Effects of a step on the local node, the disk, the writer and the event recorder.
-#[derive(Debug, Default)]
-pub struct ControllerEffects {
-    /// Pods that the local node should start.
-    pub pods_to_start: Vec<LocalPodSpec>,
-    /// UIDs of pods that the local node should stop.
-    pub pods_to_stop: Vec<String>,
-    /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
-    pub dns_names: Vec<(NamespacedName, Vec<IpAddr>)>,
-    /// Objects to write to disk or delete from it, on the local platform.
-    pub changed_objects: Vec<LocalObjectKey>,
-    /// Parts of objects that may have to be written, on Kubernetes.
-    pub changed_keys: Vec<ObjectPartKey>,
-    /// Apps whose planned objects should exist soon, so that a check is scheduled.
-    pub apps_to_check: Vec<NamespacedName>,
-    /// Events to record on ConfigMaps.
-    pub config_map_events: Vec<ConfigMapEventRecord>,
-    /// Revisions whose digests are to be resolved, or are no longer needed.
-    pub revisions_to_resolve: Vec<NamespacedName>,
-    /// Number of reports that were refused, since the pod runs on another node than the reporter.
-    pub refused_reports: u64,
-}
 
 /// Objects of an app that the local platform stores after a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +178,7 @@ impl ControllerStateMachine {
         use ControllerEvent as Event;
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
-            Event::ManifestRejected { name, reason } => self.reject_manifest(name, &reason, now),
+            Event::ManifestRefused { name, reason } => self.refuse_manifest(name, &reason, now),
             Event::ManifestDeleted(name) => self.delete_app(&name, now),
             Event::AppRestored { name, app } => self.restore_app(name, *app, now),
             Event::DecisionReceived(decision) => self.handle_decision(decision, now),
@@ -321,6 +226,7 @@ impl ControllerStateMachine {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
             Event::ClientPodObserved { name, pod } => self.handle_client_pod(name, pod, now),
+            Event::ClientPodsListed => self.handle_client_list(now),
             Event::WriteErrorChanged { key, error } => self.handle_write_error(&key, error, now),
             Event::ChildrenMissing { app, owner_resource, owner, error } => {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)
@@ -338,6 +244,11 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let changed_apps = self.cluster.network_policies.set_client(name, client);
+        self.reconcile_namespaces(&changed_apps, now);
+    }
+
+    fn handle_client_list(&mut self, now: UnixMillis) {
+        let changed_apps = self.cluster.network_policies.set_clients_known();
         self.reconcile_namespaces(&changed_apps, now);
     }
 

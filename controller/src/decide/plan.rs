@@ -1,10 +1,8 @@
 //! Pure: the cluster state → plans: objects, pods, routes, and the time of the next plan.
 //!
-//! Each app is planned alone, from what was observed about it; planning is idempotent. [`plan_all`] plans every app.
-//! It is the reference to which incremental planning must be equal.
+//! Each app is planned alone, from what was observed about it; planning is idempotent.
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -120,8 +118,8 @@ pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<Rout
     routes::route_subjects(app, name, &parsed_templates(app, cluster), cluster)
 }
 
-/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and the plan depends on more
-/// of its state.
+/// Returns the addresses of a pod that serves and is ready. `None`: it does not serve, and the plan depends on more of
+/// its state.
 ///
 /// While this result stays the same, reports of an agent about the pod change nothing in the plan.
 pub(crate) fn serving_addresses(
@@ -131,19 +129,14 @@ pub(crate) fn serving_addresses(
 ) -> Option<ServingAddresses> {
     let (revision, pod) = cluster.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let context = RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template: &template,
-        now: UnixMillis::default(),
-    };
+    let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     // A pod that becomes ready for the first time changes conditions, so its report needs a plan.
     let is_serving =
         pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &context);
     is_serving.then(|| routes::pod_addresses(pod, &context))
 }
 
-/// Address of a pod, and its address of the other IP family.
+/// Address of a pod with its port, and its address of the other IP family.
 pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 
 /// Takes every step once: conditions of Revisions and Configuration, then traffic, then numbers of pods, then
@@ -179,11 +172,6 @@ fn run_pass(
     conditions::update_service(app, name, now);
 }
 
-/// Plans every app, each independently of the others.
-pub fn plan_all(cluster: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedName, AppPlan> {
-    cluster.apps.keys().map(|name| (name.clone(), plan_app(cluster, name, now))).collect()
-}
-
 /// Inputs of the steps for one Revision.
 struct RevisionPlanContext<'a> {
     cluster: &'a ClusterState,
@@ -192,7 +180,16 @@ struct RevisionPlanContext<'a> {
     now: UnixMillis,
 }
 
-impl RevisionPlanContext<'_> {
+impl<'a> RevisionPlanContext<'a> {
+    /// Returns the inputs of a step whose result does not depend on the time, such as routes.
+    fn without_time(
+        cluster: &'a ClusterState,
+        namespace: &'a str,
+        template: &'a ParsedTemplate,
+    ) -> Self {
+        Self { cluster, namespace, template, now: UnixMillis::default() }
+    }
+
     /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &RevisionPod) -> String {
         let zone = pod.kube_status.as_ref().and_then(|it| self.cluster.nodes.zones.get(&*it.node));

@@ -31,6 +31,11 @@ type LabelMap = BTreeMap<String, String>;
 #[derive(Clone, Debug, Default)]
 pub struct NetworkPolicies {
     policies: BTreeMap<NamespacedName, IngressPolicy>,
+    /// Policies that admit pods by their labels, while the client pods are not known: they would admit none. The
+    /// earlier state of such a policy stays in force.
+    waiting_policies: BTreeMap<NamespacedName, IngressPolicy>,
+    /// True once all client pods have been set.
+    are_clients_known: bool,
     /// Labels of each namespace, by its name.
     namespace_labels: BTreeMap<SmolStr, LabelMap>,
     /// Pods that have an address of their own, which policies may admit as clients.
@@ -86,7 +91,12 @@ impl NetworkPolicies {
         object: Option<&Value>,
     ) -> BTreeSet<SmolStr> {
         let namespaces = [name.namespace.clone()].into();
+        self.waiting_policies.remove(&name);
         match object.and_then(IngressPolicy::from_object) {
+            Some(policy) if !self.are_clients_known && policy.has_peer(AdmittedPeer::is_pods) => {
+                self.waiting_policies.insert(name, policy);
+                return BTreeSet::new();
+            }
             Some(policy) => drop(self.policies.insert(name, policy)),
             None if self.policies.remove(&name).is_none() => return BTreeSet::new(),
             None => {}
@@ -136,9 +146,20 @@ impl NetworkPolicies {
         names.map(|(policy, _)| policy.namespace.clone()).collect()
     }
 
+    /// Puts the policies in force that waited for the client pods, all of which have been set. Returns the namespaces
+    /// in which this may change the admitted sources.
+    pub fn set_clients_known(&mut self) -> BTreeSet<SmolStr> {
+        self.are_clients_known = true;
+        let waiting = std::mem::take(&mut self.waiting_policies);
+        let namespaces = waiting.keys().map(|name| name.namespace.clone()).collect();
+        self.policies.extend(waiting);
+        namespaces
+    }
+
     /// Returns true if the controller must watch all pods, since a policy admits some by their labels.
     pub fn needs_client_pods(&self) -> bool {
-        !self.namespaces_with_peer(|peer| matches!(peer, AdmittedPeer::Pods { .. })).is_empty()
+        let mut all = self.policies.values().chain(self.waiting_policies.values());
+        all.any(|it| it.has_peer(AdmittedPeer::is_pods))
     }
 
     /// Returns the sources that may connect to pods of `namespace` with these labels at this port; `None`: all sources.
@@ -181,8 +202,7 @@ impl NetworkPolicies {
 
     /// Returns the namespaces with a policy that has such a peer.
     fn namespaces_with_peer(&self, is_such: impl Fn(&AdmittedPeer) -> bool) -> BTreeSet<SmolStr> {
-        let such = |it: &IngressPolicy| it.rules.iter().flat_map(|rule| &rule.peers).any(&is_such);
-        let names = self.policies.iter().filter(|(_, it)| such(it));
+        let names = self.policies.iter().filter(|(_, it)| it.has_peer(&is_such));
         names.map(|(name, _)| name.namespace.clone()).collect()
     }
 
@@ -256,6 +276,17 @@ impl IngressPolicy {
             }
             None => Self { pod_selector: Selector::default(), rules: Vec::new() },
         })
+    }
+
+    /// Returns true if a rule admits such a peer.
+    fn has_peer(&self, is_such: impl Fn(&AdmittedPeer) -> bool) -> bool {
+        self.rules.iter().flat_map(|rule| &rule.peers).any(is_such)
+    }
+}
+
+impl AdmittedPeer {
+    fn is_pods(&self) -> bool {
+        matches!(self, Self::Pods { .. })
     }
 }
 

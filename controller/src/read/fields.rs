@@ -77,11 +77,11 @@ pub(crate) fn read_conditions(
         let Some(it) = all.iter().find(|it| it.r#type == *name) else { continue };
         // Written objects may lack a reason; only `False` requires one.
         let reason = ConditionReason::new(it.reason.clone(), it.message.clone());
-        let some = Some(reason.clone()).filter(|reason| !reason.reason.is_empty());
+        let optional_reason = Some(reason.clone()).filter(|reason| !reason.reason.is_empty());
         let status = match it.status.as_str() {
-            "True" => ConditionStatus::True(some),
+            "True" => ConditionStatus::True(optional_reason),
             "False" => ConditionStatus::False(reason),
-            _ => ConditionStatus::Unknown(some),
+            _ => ConditionStatus::Unknown(optional_reason),
         };
         into.set(*kind, status, UnixMillis::parse(&it.last_transition_time).unwrap_or_default());
     }

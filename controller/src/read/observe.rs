@@ -13,8 +13,8 @@ use crate::{
         cluster_state::{
             AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
             ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, HintedPod,
-            ObjectMetaSummary, ObjectOwner, PlaceholderState, RevisionScaling, RouteState,
-            ServiceManifest, ServiceState, Uid, conditions,
+            ObjectMetaSummary, ObjectOwner, PlaceholderState, PlatformKind, RevisionScaling,
+            RouteState, ServiceManifest, ServiceState, Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -28,7 +28,7 @@ use crate::{
     },
     read::{
         fields,
-        parse::{self, AdmissionPlatform, RuleSettings},
+        parse::{self, RuleSettings},
     },
 };
 
@@ -56,7 +56,7 @@ pub fn read_service(
     // the moment, a restart after a change of `config-defaults` would make another template, and so another Revision.
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let settings = RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: config,
@@ -293,7 +293,8 @@ pub fn read_domain_claim(object: &Value) -> DomainClaimState {
 
 /// Returns the zone of a node, if it has one.
 pub fn node_zone(object: &Value) -> Option<String> {
-    label(object, ZONE_LABEL).map(Into::into)
+    // Kubernetes allows an empty label, which names no zone.
+    label(object, ZONE_LABEL).filter(|it| !it.is_empty()).map(Into::into)
 }
 
 /// Returns the names of the pods that an EndpointSlice lists.

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use crate::model::{
-    cluster_state::{CompactStringMap, ServiceManifest, TrafficSpec},
+    cluster_state::{CompactStringMap, PlatformKind, ServiceManifest, TrafficSpec},
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
     problem::{Problem, problems_line},
@@ -40,8 +40,8 @@ mod typed;
 mod volume;
 
 pub(crate) use defaults::RESPONSE_START_TIMEOUT_S;
+pub use settings::RuleSettings;
 use settings::TemplateParent;
-pub use settings::{AdmissionPlatform, RuleSettings};
 use typed::{check_known_fields, parse_typed};
 
 /// Maximum length of a name on the local node, so that `-00001` can follow; Knative cuts longer ones and adds a hash.
@@ -146,7 +146,8 @@ pub fn observed_service(
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
-    let is_new = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
+    let is_unadmitted =
+        value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
     let request = admission::AdmissionRequest {
         kind: admission::AdmittedKind::Service,
         object: value,
@@ -154,7 +155,8 @@ pub fn observed_service(
         user: None,
         settings,
     };
-    let mut filled = if is_new { admission::apply_defaults(&request).0 } else { value.clone() };
+    let mut filled =
+        if is_unadmitted { admission::apply_defaults(&request).0 } else { value.clone() };
     let meta: ObjectMeta = parse_typed(filled.get("metadata"), "metadata", &mut problems);
     let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
     let name = NamespacedName::new(namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -234,7 +236,7 @@ fn local_settings<'a>(
     features: &'a Features,
     autoscaler: &'a ScalePolicyConfig,
 ) -> RuleSettings<'a> {
-    let platform = AdmissionPlatform::Local;
+    let platform = PlatformKind::Local;
     RuleSettings { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
 }
 

@@ -175,7 +175,7 @@ impl LocalFiles {
                 ManifestDocument::Refused { name: Some(name), reason } => {
                     warn!(file = %path.display(), why = reason, "manifest refused");
                     named.push(name.clone());
-                    self.runtime.step(ControllerEvent::ManifestRejected { name, reason });
+                    self.runtime.step(ControllerEvent::ManifestRefused { name, reason });
                 }
                 ManifestDocument::Refused { name: None, reason } => {
                     let number = index + 1;
@@ -228,7 +228,7 @@ impl LocalFiles {
         warn!(file = %path.display(), why = reason, "manifest refused");
         for name in names.iter().filter(|name| !self.manifest_index.names_service(name)) {
             let (name, reason) = (name.clone(), reason.to_owned());
-            self.runtime.step(ControllerEvent::ManifestRejected { name, reason });
+            self.runtime.step(ControllerEvent::ManifestRefused { name, reason });
         }
     }
 

@@ -11,7 +11,11 @@ use common::{
     admin::AdminState, component::Component, log, once_signal::OnceSignal, wire::NamespacedName,
 };
 use serde_json::Value;
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info};
 
@@ -72,6 +76,11 @@ pub struct KubernetesPlatform {
 
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
+/// Time for which a stopping replica still serves its webhook. API servers send requests to it until the rules of its
+/// Service have changed, and a request without a response refuses the write of a user.
+const WEBHOOK_LINGER: Duration = Duration::from_secs(5);
+/// Time limit for the last responses of the webhook after that. Both fit into the pod's grace period of 30 s.
+const WEBHOOK_STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl std::fmt::Debug for KubernetesPlatform {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -164,7 +173,7 @@ impl KubernetesPlatform {
         admin
     }
 
-    /// Runs watches, leader election, writer and webhook until `shutdown`.
+    /// Runs watches, leader election, writer and webhook until `shutdown`. The webhook ends a few seconds later.
     pub async fn run(&self, shutdown: CancellationToken) {
         let mut updates =
             start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
@@ -174,7 +183,7 @@ impl KubernetesPlatform {
         self.check_network_policies();
         let clients_listed = OnceSignal::new();
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
-        // A policy admits no pod while the pods are not known: the first routes would refuse all clients.
+        // A policy that names pods waits until these are known, and the first routes would admit all clients.
         if *self.needs_client_pods.borrow() {
             tokio::select! {
                 () = client_watch.as_mut() => {}
@@ -191,12 +200,18 @@ impl KubernetesPlatform {
         let source: Arc<dyn DesiredStateSource> =
             Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
         let writing = Arc::clone(&self.writer).run(source, leadership.clone(), shutdown.clone());
+        let webhook_stop = CancellationToken::new();
+        let mut webhook = std::pin::pin!(self.serve_webhook(leadership, &webhook_stop));
         tokio::select! {
             () = writing => {}
-            () = self.serve_webhook(leadership, &shutdown) => {}
+            // It ends only with `webhook_stop`.
+            () = webhook.as_mut() => return,
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
             () = shutdown.cancelled() => {}
+        }
+        if self.webhook.is_some() && shutdown.is_cancelled() {
+            finish_webhook(webhook, &webhook_stop).await;
         }
     }
 
@@ -353,8 +368,42 @@ impl KubernetesPlatform {
     }
 }
 
+/// Lets the webhook serve for [`WEBHOOK_LINGER`] more, then ends it by `stop` and waits for its last responses.
+async fn finish_webhook(webhook: impl Future<Output = ()>, stop: &CancellationToken) {
+    let ending = async {
+        sleep(WEBHOOK_LINGER).await;
+        stop.cancel();
+    };
+    let all = async { tokio::join!(ending, webhook) };
+    if timeout(WEBHOOK_LINGER + WEBHOOK_STOP_TIMEOUT, all).await.is_err() {
+        info!("webhook ended with open requests");
+    }
+}
+
 /// Returns true for a PodAutoscaler of the class HPA, whose UID the machine needs for the HorizontalPodAutoscaler. Only
 /// the writer reads other PodAutoscalers.
 fn needs_hpa(resource: ResourceKind, object: &Value) -> bool {
     resource == ResourceKind::PodAutoscaler && observe::is_hpa_class(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stopping_replica_serves_its_webhook_a_moment_longer() {
+        let stop = CancellationToken::new();
+        let webhook = async {
+            sleep(WEBHOOK_LINGER / 2).await;
+            assert!(!stop.is_cancelled(), "API servers still send requests");
+            stop.cancelled().await;
+        };
+        finish_webhook(webhook, &stop).await;
+        assert!(stop.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_end_does_not_keep_a_replica_from_stopping() {
+        finish_webhook(std::future::pending(), &CancellationToken::new()).await;
+    }
 }

@@ -36,6 +36,10 @@ use crate::shell::api::leader_election::Leadership;
 const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds for the clients of the webhook. An API server has a connection for each of its requests under way, of which
+/// `--max-requests-inflight` and `--max-mutating-requests-inflight` allow 600 by default.
+const BOUNDS: HttpServerBounds =
+    HttpServerBounds { max_connections_per_client: 768, ..HttpServerBounds::DEFAULT };
 
 /// Error that keeps the webhook from serving.
 #[derive(Debug, thiserror::Error)]
@@ -90,8 +94,7 @@ pub async fn serve(
 ) -> Result<(), WebhookError> {
     let acceptor = TlsAcceptor::from(Arc::new(certificates.server_config()?));
     let handshake = |stream: TcpStream| accept_tls(acceptor.clone(), stream);
-    let (router, bounds) = (router(context), HttpServerBounds::DEFAULT);
-    http_server::serve_prepared(listener, router, bounds, shutdown, handshake).await;
+    http_server::serve_prepared(listener, router(context), BOUNDS, shutdown, handshake).await;
     info!("webhook stopped");
     Ok(())
 }

@@ -12,9 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::model::{
-    cluster_state::DeploymentSettings, knative::RevisionSpec, object::ResourceKind,
-};
+use crate::model::{knative::RevisionSpec, object::ResourceKind};
 
 pub mod deployment;
 pub mod hpa;
@@ -126,36 +124,6 @@ impl<'a> RevisionView<'a> {
         // For a skipped registry the entry holds a tag or nothing; the spec's own image is used then.
         digest.map(|(_, image)| &**image).filter(|image| image.contains('@'))
     }
-}
-
-/// Inputs of a Revision's child objects that change while its spec stays the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RevisionScaleInputs {
-    /// Number of pods that a new Deployment starts with.
-    pub replicas: i32,
-    /// Reachability of the Revision by Routes.
-    pub reachability: scaling::RevisionReachability,
-    /// Path of new connections to the Revision.
-    pub mode: scaling::ServerlessServiceMode,
-    /// Number of activators that serve the Revision; 0: all of them.
-    pub activators: i32,
-}
-
-/// All child objects of a Revision.
-pub fn revision_children(
-    revision: &RevisionView<'_>,
-    config: &DeploymentSettings,
-    inputs: &RevisionScaleInputs,
-) -> Vec<ChildObject> {
-    let mut all = vec![
-        deployment::deployment(revision, config, inputs.replicas),
-        services::private_service(revision),
-        services::public_service(revision),
-        scaling::pod_autoscaler(revision, inputs.reachability),
-        scaling::serverless_service(revision, inputs.mode, inputs.activators),
-    ];
-    all.extend(images::image_objects(revision));
-    all
 }
 
 #[cfg(test)]

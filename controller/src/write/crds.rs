@@ -129,7 +129,7 @@ fn route() -> CrdKind {
         short_names: &["rt"],
         labels: &[ADDRESSABLE_LABEL],
         columns: &[URL_COLUMN, READY_COLUMN, REASON_COLUMN],
-        description: "Which Revisions a name leads to.",
+        description: "Revisions to which a name leads.",
         ..serving_kind::<RouteSpec, RouteStatus>("Route")
     }
 }
@@ -157,7 +157,7 @@ fn pod_autoscaler() -> CrdKind {
             READY_COLUMN,
             REASON_COLUMN,
         ],
-        description: "How one Revision scales. Written by the controller.",
+        description: "Scaling of one Revision. Written by the controller.",
         ..internal_kind::<PodAutoscalerSpec, PodAutoscalerStatus>("PodAutoscaler")
     }
 }
@@ -168,7 +168,7 @@ fn metric() -> CrdKind {
         plural: "metrics",
         categories: &["knative-internal", "autoscaling"],
         columns: &[READY_COLUMN, REASON_COLUMN],
-        description: "What of a Revision is measured. Written by the controller.",
+        description: "Load metric of one Revision, for Knative's autoscaler. Rouse writes none.",
         ..internal_kind::<MetricSpec, MetricStatus>("Metric")
     }
 }
@@ -187,7 +187,7 @@ fn serverless_service() -> CrdKind {
             READY_COLUMN,
             REASON_COLUMN,
         ],
-        description: "Where connections to a Revision lead. Written by the controller.",
+        description: "Path of connections to one Revision. Written by the controller.",
         ..internal_kind::<ServerlessServiceSpec, ServerlessServiceStatus>("ServerlessService")
     }
 }
@@ -200,7 +200,7 @@ fn cluster_domain_claim() -> CrdKind {
         categories: &["knative-internal", "networking"],
         scope: "Cluster",
         columns: &[("Namespace", "string", ".spec.namespace")],
-        description: "Which namespace may map a domain.",
+        description: "Namespace that may map a domain.",
         ..internal_kind::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
     }
 }
@@ -212,7 +212,7 @@ fn image() -> CrdKind {
         short_names: &["img"],
         categories: &["knative-internal", "caching"],
         columns: &[("Image", "string", ".spec.image")],
-        description: "An image that pods will want.",
+        description: "Image that pods of a Revision will need, for image caches.",
         ..internal_kind::<ImageSpec, ImageStatus>("Image")
     }
 }
@@ -243,20 +243,20 @@ fn internal_kind<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
     }
 }
 
-fn kind_definition(it: CrdKind) -> Value {
-    let name = format!("{}.{}", it.plural, it.group);
+fn kind_definition(crd: CrdKind) -> Value {
+    let name = format!("{}.{}", crd.plural, crd.group);
     let mut labels = json!({
         "app.kubernetes.io/part-of": "rouse",
         "knative.dev/crd-install": "true",
     });
-    for label in it.labels {
+    for label in crd.labels {
         labels[*label] = "true".into();
     }
     let column = |(title, kind, path): &PrinterColumn| json!({"name": title, "type": kind, "jsonPath": path});
-    let columns: Vec<Value> = it.columns.iter().map(column).collect();
+    let columns: Vec<Value> = crd.columns.iter().map(column).collect();
     let mut root = json!({
         "type": "object",
-        "description": it.description,
+        "description": crd.description,
         "properties": {
             "apiVersion": {
                 "type": "string",
@@ -264,15 +264,15 @@ fn kind_definition(it: CrdKind) -> Value {
             },
             "kind": {"type": "string", "description": "Kind of the object."},
             "metadata": {"type": "object"},
-            "spec": it.spec,
-            "status": it.status,
+            "spec": crd.spec,
+            "status": crd.status,
         },
     });
-    // Both address fields by their path from the root, so they come after the whole schema is built.
-    validation_rules::add_rules(it.kind, &mut root);
-    merge_types::add_merge_types(it.kind, &mut root);
+    // Both find fields by their path from the root, so the whole schema is built before.
+    validation_rules::add_rules(crd.kind, &mut root);
+    merge_types::add_merge_types(crd.kind, &mut root);
     let mut version = json!({
-        "name": it.version,
+        "name": crd.version,
         "served": true,
         "storage": true,
         // Only with this subresource is a status out of reach for writes of the spec.
@@ -283,22 +283,22 @@ fn kind_definition(it: CrdKind) -> Value {
         version["additionalPrinterColumns"] = columns.into();
     }
     let mut names = json!({
-        "kind": it.kind,
-        "plural": it.plural,
-        "singular": it.kind.to_lowercase(),
-        "categories": it.categories,
+        "kind": crd.kind,
+        "plural": crd.plural,
+        "singular": crd.kind.to_lowercase(),
+        "categories": crd.categories,
     });
-    if !it.short_names.is_empty() {
-        names["shortNames"] = json!(it.short_names);
+    if !crd.short_names.is_empty() {
+        names["shortNames"] = json!(crd.short_names);
     }
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "group": it.group,
+            "group": crd.group,
             "names": names,
-            "scope": it.scope,
+            "scope": crd.scope,
             "versions": [version],
         },
     })

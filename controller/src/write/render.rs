@@ -296,18 +296,13 @@ fn render_revision(
         .flatten()
         .filter_map(|it| it["name"].as_str().map(str::to_owned))
         .collect();
+    let digests = revision.digests.iter().map(|(name, digest)| ContainerDigest {
+        name: name.to_string(),
+        image_digest: digest.to_string(),
+    });
     // The Revision keeps the digests of all containers in one list; a status shows those of init containers apart.
-    let digests = |init: bool| {
-        let all = revision
-            .digests
-            .iter()
-            .filter(|(name, _)| init_containers.iter().any(|it| **it == **name) == init);
-        let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
-            name: name.to_string(),
-            image_digest: digest.to_string(),
-        };
-        all.map(digest).collect()
-    };
+    let (init_container_statuses, container_statuses): (Vec<_>, Vec<_>) =
+        digests.partition(|it| init_containers.contains(&it.name));
     let log_url =
         cluster.settings.config_maps.observability.log_url(&revision.meta.uid.to_string());
     let status = RevisionStatus {
@@ -318,8 +313,8 @@ fn render_revision(
             &NamespacedName::new(owner.namespace.clone(), &*revision.name),
         ),
         log_url: log_url.unwrap_or_default(),
-        container_statuses: digests(false),
-        init_container_statuses: digests(true),
+        container_statuses,
+        init_container_statuses,
         actual_replicas: i32::try_from(revision.scaling.actual_scale).ok(),
         desired_replicas: i32::try_from(revision.scaling.requested_scale).ok(),
     };

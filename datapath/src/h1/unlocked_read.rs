@@ -13,55 +13,37 @@ use crate::words::{set_window_len, window_len};
 ///
 /// Reading takes most of the time and needs no lock. [`begin`](Self::begin) copies the direction, and the copy may be
 /// inconsistent while other CPUs change it. [`read`](Self::read) works on the copy. With the lock held, the copy is
-/// committed if the direction is still in the state in which reading began. One position of the stream never has two
-/// states that differ in other fields than the compared ones.
+/// committed if the direction is still as it was copied, in all fields: of a change on another CPU the copy may have a
+/// part only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnlockedRead<const WORDS: usize> {
     /// Bytes of the segment, as little-endian words. Words behind the filled ones are arbitrary.
     pub window: [u64; WORDS],
     direction: Http1Direction,
-    /// State of the direction when the read began.
-    before: DirectionPosition,
+    /// [`fingerprint`] of the direction when the read began.
+    before: u64,
 }
 
-/// Fields of a direction that identify its state.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct DirectionPosition {
-    next: u32,
-    flags: u16,
-    /// State, as one of [`state`].
-    state: u8,
-    /// 1 if boundaries were lost before.
-    desynced: u8,
-}
-
-impl DirectionPosition {
-    #[inline(always)]
-    fn of_direction(direction: &Http1Direction) -> Self {
-        Self {
-            next: direction.next,
-            flags: direction.flags,
-            state: direction.state,
-            desynced: direction.desynced as u8,
-        }
-    }
-
-    #[inline(always)]
-    fn as_word(self) -> u64 {
-        let [next, flags] = [u64::from(self.next), u64::from(self.flags)];
-        next | flags << 32 | u64::from(self.state) << 48 | u64::from(self.desynced) << 56
-    }
+/// Returns a number by which two states of a direction are told apart, whichever field differs.
+///
+/// One number, since each comparison of a field would be a branch for the verifier.
+#[inline(always)]
+fn fingerprint(direction: &Http1Direction) -> u64 {
+    // Odd, so that no difference is lost by a product.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |sum: u64, word: u64| sum.wrapping_mul(FACTOR).rotate_left(29) ^ word;
+    let Http1Direction { next, status, flags, state, kind, pattern, matched, .. } = *direction;
+    let Http1Direction { desynced, close_requested, skip, length, value, .. } = *direction;
+    let first = u64::from(next) | u64::from(status) << 32 | u64::from(flags) << 48;
+    let small = u32::from_le_bytes([state, kind, pattern, matched]);
+    let second = u64::from(small) | u64::from(desynced) << 32 | u64::from(close_requested) << 48;
+    mix(mix(mix(mix(first, second), skip), length), value)
 }
 
 impl<const WORDS: usize> Default for UnlockedRead<WORDS> {
     fn default() -> Self {
-        Self {
-            window: [0; WORDS],
-            direction: Http1Direction::default(),
-            before: DirectionPosition::default(),
-        }
+        Self { window: [0; WORDS], direction: Http1Direction::default(), before: 0 }
     }
 }
 
@@ -76,10 +58,10 @@ impl<const WORDS: usize> UnlockedRead<WORDS> {
         self.direction = *direction;
         // The compiler must not read the original again, which another CPU may have changed.
         let this = black_box(self);
-        this.before = DirectionPosition::of_direction(&this.direction);
-        let offset = this.before.next.wrapping_sub(seq);
+        this.before = fingerprint(&this.direction);
+        let offset = this.direction.next.wrapping_sub(seq);
         // The states from `TUNNEL` on read no message.
-        (offset < len && this.direction.skip == 0 && this.before.state < state::TUNNEL)
+        (offset < len && this.direction.skip == 0 && this.direction.state < state::TUNNEL)
             .then_some(offset)
     }
 
@@ -148,12 +130,10 @@ impl<const WORDS: usize> UnlockedRead<WORDS> {
         self.direction.read_bytes(&self.window, request);
     }
 
-    /// Commits the read, if the direction is still in the state in which it began. To be called with the lock held.
+    /// Commits the read, if the direction is still as it was copied. To be called with the lock held.
     #[inline(always)]
     pub(super) fn commit(&self, direction: &mut Http1Direction) -> bool {
-        // Compared as one word: each comparison of a field would be a branch for the verifier.
-        let is_unchanged =
-            DirectionPosition::of_direction(direction).as_word() == self.before.as_word();
+        let is_unchanged = fingerprint(direction) == self.before;
         if is_unchanged {
             *direction = self.direction;
         }

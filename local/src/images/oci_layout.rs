@@ -176,6 +176,16 @@ impl LayoutImage {
         self.read_blob(manifest.config().digest().as_ref())
     }
 
+    /// Returns true if the manifest is there and intact, and the other blobs have the sizes that it names.
+    pub(super) fn is_complete(&self) -> bool {
+        let Ok(manifest) = self.manifest() else { return false };
+        let mut blobs = std::iter::once(manifest.config()).chain(manifest.layers());
+        blobs.all(|blob| {
+            let path = self.blob_path(blob.digest().as_ref());
+            fs::metadata(path).is_ok_and(|file| file.len() == blob.size())
+        })
+    }
+
     /// Reads a blob as JSON and checks its digest.
     fn read_blob<T: DeserializeOwned>(&self, digest: &str) -> Result<T, ImageLayoutError> {
         let path = self.blob_path(digest);

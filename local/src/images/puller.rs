@@ -65,6 +65,20 @@ pub enum ImagePullError {
         #[source]
         source: Box<OciDistributionError>,
     },
+    /// A blob has another size than the manifest names, so it could not be told from one that was cut.
+    #[error(
+        "registry {registry} has {digest} with {actual} bytes instead of {named}: push it again"
+    )]
+    Size {
+        /// Host and port of the registry.
+        registry: String,
+        /// Digest of the blob.
+        digest: String,
+        /// Number of bytes that the registry has sent.
+        actual: usize,
+        /// Number of bytes that the manifest names.
+        named: i64,
+    },
     /// The image store could not be written.
     #[error("cannot write {path}")]
     Store {
@@ -104,7 +118,7 @@ impl ImagePuller {
         let mut images = digests
             .chain(std::iter::once_with(recorded).flatten())
             .map(|digest| LayoutImage { layout: store.to_owned(), digest });
-        images.find(|image| image.manifest().is_ok())
+        images.find(LayoutImage::is_complete)
     }
 
     /// Pulls an image into the store. Blobs that are there already are not fetched again.
@@ -148,6 +162,7 @@ impl ImagePuller {
                 continue;
             }
             let bytes = session.pull_layer(layer).await.map_err(classify)?;
+            check_size(&registry, &layer.digest, layer.size, &bytes)?;
             write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
@@ -204,6 +219,20 @@ fn classify_error(registry: &str, source: OciDistributionError) -> ImagePullErro
     } else {
         ImagePullError::Request { registry, source }
     }
+}
+
+/// Returns an error unless a blob has the size that the manifest names.
+fn check_size(
+    registry: &str,
+    digest: &str,
+    named: i64,
+    bytes: &[u8],
+) -> Result<(), ImagePullError> {
+    if i64::try_from(bytes.len()) == Ok(named) {
+        return Ok(());
+    }
+    let (registry, digest) = (registry.to_owned(), digest.to_owned());
+    Err(ImagePullError::Size { registry, digest, actual: bytes.len(), named })
 }
 
 /// Path of a blob in the store: `blobs/sha256/…`.
@@ -277,6 +306,15 @@ mod tests {
     }
 
     #[test]
+    fn a_blob_of_another_size_than_its_manifest_names_is_refused() {
+        check_size("h.io", "sha256:00", 2, b"{}").unwrap();
+        for named in [-1, 1, 3] {
+            let error = check_size("h.io", "sha256:00", named, b"{}").unwrap_err().to_string();
+            assert!(error.contains(&format!("2 bytes instead of {named}")), "{error}");
+        }
+    }
+
+    #[test]
     fn images_with_similar_names_have_files_of_their_own() {
         let names = ["h.io/a/b_c:d", "h.io/a/b:c_d", "h.io/a_b:c_d", "h.io/a/b/c:d"];
         let files: std::collections::BTreeSet<_> = names
@@ -298,24 +336,43 @@ mod tests {
         record_digest(&store, &image.parse().unwrap(), &manifest).unwrap();
         assert_eq!(puller.find_pulled(&store, &image), None, "its manifest is not there");
         write_atomically(&blob_path(&store, &manifest), text.as_bytes()).unwrap();
+        let blobs = BLOB_DIGITS.map(|digit| blob_path(&store, &blob_digest(digit)));
+        for blob in &blobs {
+            assert_eq!(puller.find_pulled(&store, &image), None, "without {}", blob.display());
+            write_atomically(blob, b"{}").unwrap();
+        }
         let expected = LayoutImage { layout: store.clone(), digest: manifest.clone() };
-        assert_eq!(puller.find_pulled(&store, &image), Some(expected));
+        assert_eq!(puller.find_pulled(&store, &image).as_ref(), Some(&expected));
         // As a loss of power can leave them.
+        let manifest_file = blob_path(&store, &manifest);
         let reference = reference_file(&store, &image.parse().unwrap());
-        for file in [blob_path(&store, &manifest), reference] {
-            fs::write(&file, "").unwrap();
+        for file in blobs.iter().chain([&manifest_file, &reference]) {
+            let whole = fs::read(file).unwrap();
+            fs::write(file, "").unwrap();
             assert_eq!(puller.find_pulled(&store, &image), None, "{}", file.display());
+            fs::write(file, whole).unwrap();
+            assert_eq!(puller.find_pulled(&store, &image).as_ref(), Some(&expected));
         }
         fs::remove_dir_all(&store).unwrap();
     }
 
-    /// Smallest manifest of an image.
+    /// Digits of the digests of the configuration and the layer in [`manifest_text`].
+    const BLOB_DIGITS: [&str; 2] = ["b", "c"];
+
+    fn blob_digest(digit: &str) -> String {
+        format!("sha256:{}", digit.repeat(64))
+    }
+
+    /// Manifest of an image with one layer. Each blob has two bytes.
     fn manifest_text() -> String {
+        let [config, layer] = BLOB_DIGITS.map(blob_digest);
         let config = serde_json::json!({
-            "mediaType": "application/vnd.oci.image.config.v1+json",
-            "digest": format!("sha256:{}", "b".repeat(64)), "size": 2,
+            "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2,
         });
-        serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [] }).to_string()
+        let layer = serde_json::json!({
+            "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer, "size": 2,
+        });
+        serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [layer] }).to_string()
     }
 
     #[tokio::test]

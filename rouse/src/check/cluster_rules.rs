@@ -4,7 +4,11 @@ use agent::node_check::rules::CheckLine;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use crate::install::{kube_proxy_needs::KubeProxyNeed, readiness};
+use crate::install::{
+    kube_proxy_needs::KubeProxyNeed,
+    readiness,
+    workloads::{agent_variable, is_without_kube_proxy},
+};
 
 /// Number of objects that a line names.
 const NAMED_MAX: usize = 5;
@@ -109,20 +113,9 @@ pub(super) fn unknown_ranges(reason: &str, agents: Option<&Value>) -> CheckLine 
 
 /// Returns the ranges of ClusterIPs with which the agents are installed; none if they read them from objects.
 pub(super) fn installed_ranges(agents: Option<&Value>) -> Vec<IpNet> {
-    let value = agents.and_then(|agents| variable(agents, "ROUSE_SERVICE_CIDR"));
+    let value = agents.and_then(|agents| agent_variable(agents, "ROUSE_SERVICE_CIDR"));
     let texts = value.unwrap_or_default().split(',');
     texts.filter_map(|it| agent::config::parse_service_cidr(it).ok()).collect()
-}
-
-fn is_without_kube_proxy(agents: &Value) -> bool {
-    variable(agents, "ROUSE_WITHOUT_KUBE_PROXY") == Some("true")
-}
-
-/// Returns the value of an environment variable of the agents.
-fn variable<'a>(agents: &'a Value, name: &str) -> Option<&'a str> {
-    let containers = agents["spec"]["template"]["spec"]["containers"].as_array();
-    let variables = containers.into_iter().flatten().filter_map(|it| it["env"].as_array());
-    variables.flatten().find(|it| it["name"] == name)?["value"].as_str()
 }
 
 fn text(value: &Value) -> &str {

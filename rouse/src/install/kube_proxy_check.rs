@@ -10,7 +10,9 @@ use serde_json::Value;
 use super::{
     cluster::ClusterClient,
     kube_proxy_needs::{ClusterObjects, KubeProxyNeededError, kube_proxy_needs},
+    objects::namespaced_object,
     settings::InstallSettings,
+    workloads::is_without_kube_proxy,
 };
 
 /// Returns an error if the cluster needs kube-proxy, with the names of the objects because of which it does.
@@ -45,6 +47,27 @@ fn check_api_servers(servers: &[ApiServerUrl], ranges: &[IpNet]) -> Result<()> {
         bail!(
             "--apiserver names {address}, which is a ClusterIP: with --without-kube-proxy, name the addresses of the API \
              servers themselves"
+        );
+    }
+    Ok(())
+}
+
+/// Returns an error if only the agents serve the ClusterIPs of the cluster. Without them, or in another mode, no pod
+/// would reach DNS or the API server.
+pub(super) async fn check_agents(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+) -> Result<()> {
+    let agents = namespaced_object("apps/v1", "DaemonSet", "rouse-agent", "", settings);
+    check_daemon_set(&cluster.get(&agents).await?.unwrap_or_default())
+}
+
+/// Returns an error if the agents of this DaemonSet serve the cluster without kube-proxy. It may be null.
+pub(super) fn check_daemon_set(agents: &Value) -> Result<()> {
+    if is_without_kube_proxy(agents) {
+        bail!(
+            "the agents serve this cluster without kube-proxy, and nothing is changed: start kube-proxy, wait until it has \
+             written its rules, and install with --clusterip all and without --without-kube-proxy before"
         );
     }
     Ok(())

@@ -29,7 +29,7 @@ use k8s_openapi::{
 use serde_json::Value;
 
 use super::{
-    configs, objects, rbac,
+    configs, kube_proxy_check, objects, rbac,
     settings::{GatewayExposure, InstallProfile, InstallSettings, NAMESPACE},
     workloads,
 };
@@ -286,6 +286,26 @@ fn an_uninstall_knows_the_objects_of_all_modes() {
         assert_eq!(left, [""; 0], "{clusterip:?}");
     }
     assert!(removed.contains("ClusterRoleBinding/rouse-agent"), "{removed:?}");
+}
+
+#[test]
+fn agents_stay_while_nothing_else_serves_cluster_ips() {
+    let settings = |without_kube_proxy| {
+        let clusterip = ClusterIpMode::All;
+        InstallSettings { clusterip, without_kube_proxy, ..InstallSettings::default() }
+    };
+    let agents = |without_kube_proxy| {
+        let objects = objects::all(&settings(without_kube_proxy));
+        objects.into_iter().find(|it| it["kind"] == "DaemonSet").unwrap()
+    };
+    let check = kube_proxy_check::check_daemon_set;
+    let error = check(&agents(true)).unwrap_err().to_string();
+    assert!(error.contains("start kube-proxy"), "{error}");
+    // The last one is what an uninstall that was interrupted has left.
+    let removal = workloads::agent_removal_daemon_set(&settings(true));
+    for fine in [Value::Null, agents(false), removal] {
+        check(&fine).unwrap();
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     cluster::{self, ClusterClient},
-    configs, objects, readiness,
+    configs, kube_proxy_check, objects, readiness,
     settings::InstallSettings,
     webhook_object, workloads,
 };
@@ -38,6 +38,7 @@ pub(super) async fn run(
     settings: &InstallSettings,
     crds: bool,
 ) -> Result<()> {
+    kube_proxy_check::check_agents(cluster, settings).await?;
     // The controller first: it would register its webhooks again, and webhooks without it would block every change.
     remove_object(cluster, &bare_object("apps/v1", "Deployment", "controller", settings)).await?;
     wait_for_pods_gone(cluster, "app=controller", settings).await?;

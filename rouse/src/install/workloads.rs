@@ -512,6 +512,18 @@ pub(crate) const WORKLOADS: [(&str, &str); 4] = [
     ("DaemonSet", "rouse-agent"),
 ];
 
+/// Returns true if the agents of a DaemonSet serve a cluster without kube-proxy.
+pub(crate) fn is_without_kube_proxy(agents: &Value) -> bool {
+    agent_variable(agents, "ROUSE_WITHOUT_KUBE_PROXY") == Some("true")
+}
+
+/// Returns the value of an environment variable of the agents of a DaemonSet.
+pub(crate) fn agent_variable<'a>(agents: &'a Value, name: &str) -> Option<&'a str> {
+    let containers = agents["spec"]["template"]["spec"]["containers"].as_array();
+    let variables = containers.into_iter().flatten().filter_map(|it| it["env"].as_array());
+    variables.flatten().find(|it| it["name"] == name)?["value"].as_str()
+}
+
 /// Returns true if an object belongs to an installation of Rouse, by its label.
 pub(crate) fn is_rouse_object(object: &Value) -> bool {
     object["metadata"]["labels"][PART_OF_LABEL.0] == PART_OF_LABEL.1

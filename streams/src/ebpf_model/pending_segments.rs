@@ -36,8 +36,8 @@ impl PendingSegments {
         }
         for at in (0..part.len).step_by(SEGMENT_PART_BYTES) {
             let (seq, left) = (part.seq.wrapping_add(at), part.len - at);
-            let is_longer = self.buffered.get(&seq).is_some_and(|(_, len)| *len >= left);
-            if !is_longer {
+            let has_longer = self.buffered.get(&seq).is_some_and(|(_, len)| *len >= left);
+            if !has_longer {
                 let rest = &part.bytes[at as usize..];
                 let bytes = rest[..rest.len().min(SEGMENT_PART_BYTES)].to_vec();
                 self.buffered.insert(seq, (bytes, left));

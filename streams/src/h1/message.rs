@@ -340,7 +340,7 @@ impl<'a> MessageWriter<'a> {
     }
 }
 
-/// Changes one or a few bytes at a random place.
+/// Inserts, changes, removes or copies some bytes at a random place.
 pub(super) fn mutate(bytes: &mut Vec<u8>, rng: &mut SeededRng) {
     let at = rng.next_below(bytes.len() + 1);
     match rng.next_below(6) {

@@ -42,7 +42,7 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
     let mut builder = http1::Builder::new();
     builder.auto_date_header(false).half_close(rng.next_bool(50)).keep_alive(rng.next_bool(95));
     let task = PolledTask::new(builder.serve_connection(io.clone(), service));
-    let mut play = HyperServerCase {
+    let mut case = HyperServerCase {
         stream,
         task,
         io,
@@ -51,8 +51,8 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
         received: ReceivedRanges::default(),
         sent: Vec::new(),
     };
-    play.play_requests(rng)?;
-    play.finish(rng)
+    case.play_requests(rng)?;
+    case.finish(rng)
 }
 
 /// Returns true if hyper reads something differently from other servers, or accepts forms that no client sends. It
@@ -138,7 +138,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
             // The model has already read segments behind the gap, the server has not.
             && !self.received.has_gap()
         {
-            return Err(self.says(&format!("in flight for the server: {is_open}")));
+            return Err(self.describe(&format!("in flight for the server: {is_open}")));
         }
         self.check_calls(&calls)
     }
@@ -152,10 +152,10 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
             may_refuse: self.task.output.is_some(),
             is_upgraded: calls.last().is_some_and(|it| it.is_upgraded),
         };
-        check_events(self.model.events(), served).map_err(|what| self.says(what))
+        check_events(self.model.events(), served).map_err(|what| self.describe(what))
     }
 
-    fn says(&self, what: &str) -> String {
+    fn describe(&self, what: &str) -> String {
         let (calls, events) = (self.application.calls(), self.model.events());
         let end = match &self.task.output {
             None => "open".to_owned(),

@@ -27,7 +27,7 @@ const REFUSALS: [&str; 3] = [
 pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let server = ServerProfile::ALL[rng.next_below(ServerProfile::ALL.len())];
     let requests = reference::read_requests(stream, server);
-    let mut play = SimServerCase {
+    let mut case = SimServerCase {
         stream,
         heads: requests.whole.iter().map(|(head, _)| *head).chain(requests.partial_head).collect(),
         is_part: requests.partial_head.is_some(),
@@ -42,19 +42,19 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
         model: EbpfModel::new(),
         received: ReceivedRanges::default(),
     };
-    let outcome = play.run(rng);
+    let outcome = case.run(rng);
     outcome.map_err(|what| {
-        let (events, log) = (play.model.events(), &play.expected);
-        let (heads, refuses) = (play.heads.len(), play.refuses_at);
-        let responses = play.responses[..play.responses.len().min(800)].escape_ascii();
+        let (events, log) = (case.model.events(), &case.expected);
+        let (heads, refuses) = (case.heads.len(), case.refuses_at);
+        let responses = case.responses[..case.responses.len().min(800)].escape_ascii();
         format!(
             "{what}\n  server {server:?}: {heads} heads, refuses at {refuses:?}, odd {:?}\n  expected {log:?}\n  events   {events:?}\n  sent {responses}",
             requests.unusual_forms
         )
     })?;
-    let refused = u64::from(play.refuses_at.is_some());
+    let refused = u64::from(case.refuses_at.is_some());
     Ok(ConformanceTotals {
-        requests: play.served.len() as u64,
+        requests: case.served.len() as u64,
         refused,
         ..ConformanceTotals::default()
     })
@@ -116,12 +116,14 @@ impl SimServerCase<'_> {
     /// Responds to the next request, or refuses it. Returns true if there may be another one.
     fn respond(&mut self, rng: &mut SeededRng) -> Result<bool, &'static str> {
         let index = self.served.len();
-        let refuses = self.refuses_at.is_some_and(|at| at <= self.received.contiguous_len());
+        let has_refused_bytes =
+            self.refuses_at.is_some_and(|at| at <= self.received.contiguous_len());
         // The body of the last request may be the refused part. A response to HEAD would have no body.
-        let is_refused = self.is_part
+        let may_refuse_body = self.is_part
             && index + 1 == self.heads.len()
             && self.heads[index].kind != ReferenceRequestKind::Head;
-        if refuses && (index == self.heads.len() || is_refused && rng.next_bool(50)) {
+        if has_refused_bytes && (index == self.heads.len() || may_refuse_body && rng.next_bool(50))
+        {
             self.send(rng.pick(&REFUSALS).as_bytes(), rng)?;
             self.is_over = true;
             self.close();

@@ -4,19 +4,17 @@
 //! both sides wait, a request must be in flight if two conditions hold: the server was given it, and the client has
 //! received neither the whole response nor an error.
 
-use std::{future::Future as _, pin::Pin, task::Poll};
-
 use bytes::Bytes;
 use datapath::h2::grpc;
 use h2::{
-    Reason, RecvStream, SendStream,
-    client::{self, Connection, ResponseFuture, SendRequest},
+    client::{self, Connection, SendRequest},
     ext::Protocol,
 };
-use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http::{Method, Request, Uri};
 
 use super::{
     EventComparison,
+    client_stream::{ClientStream, ClientStreamState},
     reference::{Http2Reference, ReferenceEvent},
     simulated_server::{SentOutcome, SimHttp2Server},
 };
@@ -44,104 +42,25 @@ fn generate_crowd(rng: &mut SeededRng) -> Vec<u8> {
     };
     let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
     let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
-    // The client must know the server's settings first.
+    // Bytes that draw a step of `H2PairCase::run_step`.
     let step =
         |value| (0..=255).find(|byte| SeededRng::from_script(&[*byte]).next_below(32) == value);
-    script.extend(step(24));
+    let (send_request, deliver_all) = (step(0), step(24));
+    // The client must know the server's settings first.
+    script.extend(deliver_all);
     let more = if rng.next_bool(60) { 30 } else { 300 };
     for _ in 0..210 + rng.next_below(more) {
-        script.extend(step(0));
+        script.extend(send_request);
         // Draws the end of the request with its head, without a body.
         script.push(0);
     }
-    script.extend(step(24));
+    script.extend(deliver_all);
     script
-}
-
-/// State of a request as the client sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ClientStreamState {
-    Open,
-    Whole,
-    Broken,
-    /// The client has dropped the response. Its RST_STREAM follows a body for which the server has not opened a
-    /// window yet.
-    Dropped,
-}
-
-/// Request that the client has sent.
-struct ClientStream {
-    id: u32,
-    response: Option<ResponseFuture>,
-    body: Option<RecvStream>,
-    send: Option<SendStream<Bytes>>,
-    state: ClientStreamState,
-}
-
-impl ClientStream {
-    /// Reads the response as far as it has arrived, at most `max_count` bytes of its body.
-    fn read_response(&mut self, max_count: usize, poller: &ManualPoller) {
-        if let Some(response) = &mut self.response {
-            match poller.poll_until_idle(|context| Pin::new(&mut *response).poll(context)) {
-                Some(Ok(response)) => self.body = Some(response.into_body()),
-                Some(Err(_)) => self.state = ClientStreamState::Broken,
-                None => return,
-            }
-            self.response = None;
-        }
-        let mut left = max_count;
-        while let Some(body) =
-            self.body.as_mut().filter(|_| left > 0 && self.state == ClientStreamState::Open)
-        {
-            let heard = poller.poll_until_idle(|context| match body.poll_data(context) {
-                Poll::Ready(None) => body.poll_trailers(context).map(|end| Err(end.map(drop))),
-                Poll::Ready(Some(Ok(bytes))) => Poll::Ready(Ok(bytes)),
-                Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Err(error))),
-                Poll::Pending => Poll::Pending,
-            });
-            match heard {
-                Some(Ok(bytes)) => {
-                    left = left.saturating_sub(bytes.len().max(1));
-                    let _reset_meanwhile = body.flow_control().release_capacity(bytes.len());
-                }
-                Some(Err(Ok(()))) => self.state = ClientStreamState::Whole,
-                Some(Err(Err(_))) => self.state = ClientStreamState::Broken,
-                None => return,
-            }
-        }
-    }
-
-    /// Sends a part of the request's body.
-    fn send_body(&mut self, rng: &mut SeededRng) {
-        let Some(send) = &mut self.send else { return };
-        let is_end_stream = rng.next_bool(40);
-        let result = if is_end_stream && rng.next_bool(30) {
-            let trailers = [(header::ETAG, HeaderValue::from_static("x"))];
-            send.send_trailers(HeaderMap::from_iter(trailers))
-        } else {
-            send.send_data(Bytes::from(vec![b'y'; rng.next_length(9_000)]), is_end_stream)
-        };
-        if is_end_stream || result.is_err() {
-            self.send = None;
-        }
-    }
-
-    /// Drops the response; `says_so` resets the stream explicitly.
-    fn drop_response(&mut self, says_so: bool) {
-        if let (true, Some(send)) = (says_so, &mut self.send) {
-            send.send_reset(Reason::CANCEL);
-        }
-        // h2 resets the stream of dropped handles.
-        (self.response, self.body, self.send) = (None, None, None);
-        if self.state == ClientStreamState::Open {
-            self.state = ClientStreamState::Dropped;
-        }
-    }
 }
 
 /// Client, server and the network between them.
 struct H2PairCase {
-    client: MemoryIo,
+    client_io: MemoryIo,
     server_io: MemoryIo,
     connection: PolledTask<Connection<MemoryIo, Bytes>>,
     sender: SendRequest<Bytes>,
@@ -155,27 +74,28 @@ struct H2PairCase {
     sent: [usize; 2],
     /// Bytes of the server that the client has not received yet.
     in_transit: Vec<u8>,
+    /// Maximum number of requests that the client has open at once.
     max_open: usize,
 }
 
 /// Plays a script, with the network cut by `rng`. The error describes the difference between model and h2.
 pub fn play(script: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let mut script = SeededRng::from_script(script);
-    let (client, server_io) = (MemoryIo::default(), MemoryIo::default());
+    let (client_io, server_io) = (MemoryIo::default(), MemoryIo::default());
     let mut builder = client::Builder::new();
     builder.initial_window_size(*script.pick(&[&50, &65_535, &1_000_000]));
     builder.max_concurrent_reset_streams(1_000).max_local_error_reset_streams(Some(1_000));
     builder.header_table_size(*script.pick(&[&0, &200, &4_096]));
     builder.enable_push(false).initial_max_send_streams(2_000);
-    let mut shake = PolledTask::new(builder.handshake(client.clone()));
-    shake.poll_until_idle();
-    let Some(Ok((sender, connection))) = shake.output else {
+    let mut handshake = PolledTask::new(builder.handshake(client_io.clone()));
+    handshake.poll_until_idle();
+    let Some(Ok((sender, connection))) = handshake.output else {
         return Err("the client cannot begin".to_owned());
     };
     let server = SimHttp2Server::new(server_io.clone(), &mut script);
     let max_open = *script.pick(&[&1, &5, &30, &100, &400]);
     let mut pair = H2PairCase {
-        client,
+        client_io,
         server_io,
         connection: PolledTask::new(connection),
         sender,
@@ -224,20 +144,20 @@ impl H2PairCase {
         self.model.close(false);
         self.server_io.close_incoming();
         self.server.poll_until_idle();
-        self.client.close_incoming();
+        self.client_io.close_incoming();
         self.connection.poll_until_idle();
         Ok(outcome)
     }
 
     /// Takes one step of the script.
     fn run_step(&mut self, script: &mut SeededRng, rng: &mut SeededRng) -> Result<(), String> {
-        let any = |script: &mut SeededRng, requests: &[ClientStream]| {
+        let any_index = |script: &mut SeededRng, requests: &[ClientStream]| {
             script.next_below(requests.len().max(1))
         };
         match script.next_below(32) {
             0..8 => self.send_request(script),
             8..12 => {
-                let index = any(script, &self.requests);
+                let index = any_index(script, &self.requests);
                 self.requests
                     .get_mut(index)
                     .into_iter()
@@ -245,7 +165,7 @@ impl H2PairCase {
             }
             12..20 => _ = self.server.step(script),
             20..23 => {
-                let index = any(script, &self.requests);
+                let index = any_index(script, &self.requests);
                 let most =
                     if script.next_bool(50) { usize::MAX } else { script.next_length(2_000) };
                 self.requests
@@ -254,12 +174,12 @@ impl H2PairCase {
                     .for_each(|request| request.read_response(most, &self.poller));
             }
             23 => {
-                let index = any(script, &self.requests);
-                let says_so = script.next_bool(50);
+                let index = any_index(script, &self.requests);
+                let sends_reset = script.next_bool(50);
                 self.requests
                     .get_mut(index)
                     .into_iter()
-                    .for_each(|request| request.drop_response(says_so));
+                    .for_each(|request| request.drop_response(sends_reset));
             }
             24..27 => return self.deliver_all_and_compare(rng),
             27..29 => self.deliver_to_server(rng),
@@ -309,7 +229,7 @@ impl H2PairCase {
     /// Delivers the client's bytes to the server.
     fn deliver_to_server(&mut self, rng: &mut SeededRng) {
         self.connection.poll_until_idle();
-        let bytes = self.client.take_outgoing();
+        let bytes = self.client_io.take_outgoing();
         let mut received = ReceivedRanges::default();
         for segment in segmentation::arrival_order(bytes.len(), rng) {
             self.model.request_segment(self.sent[0] + segment.start, &bytes[segment.clone()]);
@@ -339,7 +259,7 @@ impl H2PairCase {
     /// Delivers some of the server's bytes to the client.
     fn deliver_to_client(&mut self, len: usize) {
         let bytes: Vec<u8> = self.in_transit.drain(..len.min(self.in_transit.len())).collect();
-        self.client.push_incoming(&bytes);
+        self.client_io.push_incoming(&bytes);
         self.connection.poll_until_idle();
     }
 

@@ -12,7 +12,7 @@ use crate::{
 /// Plays a client's bytes to the server, cut by `rng`. The error describes the difference between model and server.
 pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let io = MemoryIo::default();
-    let mut play = H2ServerCase {
+    let mut case = H2ServerCase {
         server: SimHttp2Server::new(io.clone(), rng),
         io,
         model: EbpfModel::new(),
@@ -21,12 +21,12 @@ pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, Str
         received: ReceivedRanges::default(),
         sent: 0,
     };
-    let outcome = play.run(stream, rng);
+    let outcome = case.run(stream, rng);
     outcome.map_err(|what| {
-        let (events, log) = (play.model.events(), &play.reference.events);
+        let (events, log) = (case.model.events(), &case.reference.events);
         format!(
             "{what}\n  given {:?}\n  events {events:?}\n  reference {log:?}",
-            play.server.given_requests
+            case.server.given_requests
         )
     })
 }

@@ -261,7 +261,7 @@ impl CountBenchFixture {
         if !target.registered {
             return 0;
         }
-        self.fixture.maps.totals(pod_row(&target.netns)).finished
+        self.fixture.maps.totals(pod_slot(&target.netns)).finished
     }
 
     /// Number of served requests, once server and eBPF programs see no open connection.
@@ -277,7 +277,7 @@ impl CountBenchFixture {
     fn wait_closed(&self, target: &BenchServerPod) -> Result<()> {
         let started = Instant::now();
         loop {
-            let state = self.fixture.maps.pod_state(pod_row(&target.netns));
+            let state = self.fixture.maps.pod_state(pod_slot(&target.netns));
             if state.connections == 0 && state.in_flight == 0 {
                 ensure!(
                     state.desynced_connections == 0 && state.stray_responses == 0,
@@ -349,7 +349,7 @@ fn start_server(
     Ok(BenchServerPod { netns, nginx, _sidecar: sidecar, registered })
 }
 
-fn pod_row(netns: &NetnsFixture) -> u32 {
+fn pod_slot(netns: &NetnsFixture) -> u32 {
     u32::from(netns.number)
 }
 

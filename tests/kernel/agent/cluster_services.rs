@@ -112,14 +112,23 @@ impl AgentFixture {
     /// Returns the result that a process of the pod has in this role, as one word.
     fn role_outcome(&self, role: &str) -> String {
         let mut command = self.pod_command(role);
-        let output = command.env(SENDS_VARIABLE, CLUSTER_IP).stdin(Stdio::null()).output();
+        let output = command.env(ROLE_INPUT_VARIABLE, CLUSTER_IP).stdin(Stdio::null()).output();
         let text = String::from_utf8_lossy(&output.expect("sh").stdout).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix("outcome: "));
         line.unwrap_or_else(|| panic!("no outcome: {text}")).to_owned()
     }
 
-    /// Waits until `/readyz` names this reason, or the agent runs and does not name it.
-    pub(super) fn wait_not_ready_reason(&self, reason: &str, is_expected: bool) {
+    /// Waits until `/readyz` names this reason.
+    pub(super) fn wait_not_ready_reason(&self, reason: &str) {
+        self.wait_readyz(reason, true);
+    }
+
+    /// Waits until the agent runs and `/readyz` does not name this reason.
+    pub(super) fn wait_without_not_ready_reason(&self, reason: &str) {
+        self.wait_readyz(reason, false);
+    }
+
+    fn wait_readyz(&self, reason: &str, is_expected: bool) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let page = self.get_page("n", "127.0.0.1:7104", "/readyz");
@@ -140,7 +149,7 @@ impl AgentFixture {
         let procs = cgroup.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), args.join(" "));
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).env(ROLE, role).env(SENDS_VARIABLE, address);
+        command.args(["-c", &script]).env(ROLE, role).env(ROLE_INPUT_VARIABLE, address);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
         let lines = std::io::BufReader::new(child.stdout.take().expect("piped"));
         let mut held = HeldSocket { child, lines };
@@ -169,14 +178,14 @@ impl AgentFixture {
 
 /// Connects to port 80 of an address, and prints the outcome.
 pub(super) fn run_connect() {
-    let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
+    let address: IpAddr = env::var(ROLE_INPUT_VARIABLE).expect("set").parse().expect("an address");
     let result = TcpStream::connect((address, 80)).map(drop);
     println!("outcome: {}", outcome(&result));
 }
 
 /// Sends datagrams to port 53 of an address, by a connected socket and by another one, and prints the outcome.
 pub(super) fn run_datagram() {
-    let address: IpAddr = env::var(SENDS_VARIABLE).expect("set").parse().expect("an address");
+    let address: IpAddr = env::var(ROLE_INPUT_VARIABLE).expect("set").parse().expect("an address");
     let ask = |is_connected: bool| -> io::Result<()> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         // The pod answers its own datagram within microseconds.
@@ -200,7 +209,7 @@ pub(super) fn run_datagram() {
 
 /// Connects a UDP socket to an address, asks once, and prints how the next receive ends.
 pub(super) fn run_held_datagrams() {
-    let address = env::var(SENDS_VARIABLE).expect("set");
+    let address = env::var(ROLE_INPUT_VARIABLE).expect("set");
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     socket.connect(&address).expect("an endpoint");
     socket.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
@@ -213,7 +222,7 @@ pub(super) fn run_held_datagrams() {
 
 /// Connects to an address, sends this request, and prints how the connection ends.
 pub(super) fn run_held_connection(request: &[u8]) {
-    let address = env::var(SENDS_VARIABLE).expect("set");
+    let address = env::var(ROLE_INPUT_VARIABLE).expect("set");
     let mut stream = TcpStream::connect(&address).expect("an endpoint");
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
     stream.write_all(request).expect("a peer");
@@ -257,10 +266,20 @@ pub(super) fn echo_datagrams() {
     }
 }
 
-/// Starts a pod that listens, and an agent beside an API server with these objects.
-fn start(test: &str, mode: &str, streams_lists: bool) -> (AgentFixture, FakeWatchServer) {
+/// Starts a pod that listens, and an agent in this mode beside an API server without objects.
+fn start(test: &str, mode: &str) -> (AgentFixture, FakeWatchServer) {
+    start_with_lists(test, mode, true)
+}
+
+/// Starts all as [`start`] does; `streams_lists` is true if the API server streams lists.
+fn start_with_lists(
+    test: &str,
+    mode: &str,
+    streams_lists: bool,
+) -> (AgentFixture, FakeWatchServer) {
     let mut fixture = AgentFixture::new(test);
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), streams_lists);
+    let netns = format!("{}-n", fixture.name);
+    let server = FakeWatchServer::start_with_lists(&netns, streams_lists);
     fixture.start_pod();
     fixture.send_to_pod("listen");
     fixture.start_agent_with_services(mode);
@@ -271,7 +290,7 @@ fn start(test: &str, mode: &str, streams_lists: bool) -> (AgentFixture, FakeWatc
 fn a_service_of_the_cluster_leads_to_its_endpoints_or_refuses() {
     for streams_lists in [true, false] {
         let test = if streams_lists { "streamed" } else { "listed" };
-        let (fixture, server) = start(test, "all", streams_lists);
+        let (fixture, server) = start_with_lists(test, "all", streams_lists);
         set_node(&server);
         server.set(service(None));
         server.set(endpoint_slice(&["10.77.0.2"]));
@@ -289,7 +308,7 @@ fn a_service_of_the_cluster_leads_to_its_endpoints_or_refuses() {
 
 #[test]
 fn a_dns_service_answers_by_both_protocols_of_its_port() {
-    let (mut fixture, server) = start("dns", "all", true);
+    let (mut fixture, server) = start("dns", "all");
     fixture.send_to_pod("datagrams");
     set_node(&server);
     server.set(dns_service());
@@ -309,7 +328,7 @@ fn a_dns_service_answers_by_both_protocols_of_its_port() {
 fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     const ENDED: &str = "ended: Err(ConnectionAborted)";
     const ENDED_METRIC: &str = "rouse_agent_udp_sockets_ended_total";
-    let (mut fixture, server) = start("ended", "all", true);
+    let (mut fixture, server) = start("ended", "all");
     fixture.send_to_pod("datagrams");
     set_node(&server);
     server.set(dns_service());
@@ -318,7 +337,7 @@ fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
     let cluster_ip = format!("{CLUSTER_IP}:53");
     // A pod, and a process of the node itself, in whose namespace the agent is.
     let redirected = ["p", "n"].map(|it| fixture.hold("datagrams", it, &cluster_ip));
-    let mut direct = fixture.hold("datagrams", "p", ADDRESS);
+    let mut direct = fixture.hold("datagrams", "p", POD_ADDRESS);
     server.set(dns_slice(&["10.77.0.2", "10.77.0.9"]));
     server.set(dns_slice(&["10.77.0.9"]));
     for mut socket in redirected {
@@ -337,13 +356,13 @@ fn a_connected_udp_socket_is_ended_once_its_endpoint_has_left() {
 }
 
 #[test]
-fn only_labelled_services_are_served_where_the_mode_says_so() {
-    let (fixture, server) = start("labelled", "labelled", true);
+fn only_labelled_services_are_served_in_mode_labelled() {
+    let (fixture, server) = start("labelled", "labelled");
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));
-    fixture.wait_not_ready_reason("programs:", false);
-    fixture.wait_not_ready_reason("clusterip:", false);
+    fixture.wait_without_not_ready_reason("programs:");
+    fixture.wait_without_not_ready_reason("clusterip:");
     assert_eq!(fixture.connect_outcome(), "unchanged");
     server.set(service(Some("true")));
     fixture.wait_outcome("connected");
@@ -359,7 +378,7 @@ fn only_labelled_services_are_served_where_the_mode_says_so() {
 /// Mode `all` has larger maps, so each of the two agents takes over from the other's programs.
 #[test]
 fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
-    let (mut fixture, server) = start("sizes", "labelled", true);
+    let (mut fixture, server) = start("sizes", "labelled");
     set_node(&server);
     server.set(service(Some("true")));
     server.set(endpoint_slice(&["10.77.0.2"]));
@@ -384,7 +403,7 @@ fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
 /// The entry of such a socket is in the maps of the earlier sizes, which stay until it has closed.
 #[test]
 fn a_connected_udp_socket_from_before_a_change_of_sizes_is_ended_too() {
-    let (mut fixture, server) = start("outlived", "labelled", true);
+    let (mut fixture, server) = start("outlived", "labelled");
     fixture.send_to_pod("datagrams");
     set_node(&server);
     let mut labelled = dns_service();
@@ -414,7 +433,7 @@ fn an_address_that_kube_proxy_gave_the_node_is_no_reason_to_leave_its_service_al
     let netns = format!("{}-n", fixture.name);
     run_shell(&format!("ip -n {netns} link add kube-ipvs0 type bridge"));
     run_shell(&format!("ip -n {netns} address add {CLUSTER_IP}/32 dev kube-ipvs0"));
-    let server = FakeWatchServer::start(&netns, true);
+    let server = FakeWatchServer::start(&netns);
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));
@@ -427,7 +446,7 @@ fn an_address_that_kube_proxy_gave_the_node_is_no_reason_to_leave_its_service_al
 /// The API server may be away for long. Its absence is no absence of Services.
 #[test]
 fn services_stay_while_the_api_server_is_away_and_while_agents_restart() {
-    let (mut fixture, mut server) = start("away", "all", true);
+    let (mut fixture, mut server) = start("away", "all");
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));
@@ -436,7 +455,7 @@ fn services_stay_while_the_api_server_is_away_and_while_agents_restart() {
     server.stop();
     fixture.kill_agent();
     fixture.start_agent_with_services("all");
-    fixture.wait_not_ready_reason("clusterip:", true);
+    fixture.wait_not_ready_reason("clusterip:");
     assert_eq!(fixture.connect_outcome(), "connected");
     server.delete_silently("Service", "plain");
     server.resume(&netns);
@@ -493,10 +512,9 @@ impl AgentFixture {
     }
 }
 
-/// Pages and connects must agree.
 #[test]
-fn the_pages_about_services_show_what_connects_meet() {
-    let (fixture, server) = start("pages", "all", true);
+fn the_pages_about_services_agree_with_the_results_of_connects() {
+    let (fixture, server) = start("pages", "all");
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2", "10.77.0.9"]));
@@ -540,7 +558,7 @@ fn the_pages_about_services_show_what_connects_meet() {
 #[test]
 fn metrics_show_frontends_endpoints_maps_and_the_latency_of_changes() {
     let mut fixture = AgentFixture::new("figures");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     let with_time = |addresses: &[&str]| {
         let mut slice = endpoint_slice(addresses);
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
@@ -578,7 +596,7 @@ fn metrics_show_frontends_endpoints_maps_and_the_latency_of_changes() {
 /// kube-proxy's meaning: load balancers leave a node that is about to be deleted, and its agent stays alive.
 #[test]
 fn health_follows_the_node_and_not_the_api_server() {
-    let (mut fixture, mut server) = start("health", "all", true);
+    let (mut fixture, mut server) = start("health", "all");
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));
@@ -612,7 +630,7 @@ fn health_follows_the_node_and_not_the_api_server() {
     server.resume(&format!("{}-n", fixture.name));
     fixture.kill_agent();
     fixture.start_agent_with_services("all");
-    fixture.wait_not_ready_reason("clusterip:", false);
+    fixture.wait_without_not_ready_reason("clusterip:");
     let reason = fixture.wait_status("/healthz", " 503 ");
     assert!(reason.contains("its object is gone"), "{reason}");
 }

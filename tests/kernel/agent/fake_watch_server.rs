@@ -65,8 +65,13 @@ struct ApiState {
 }
 
 impl FakeWatchServer {
-    /// Starts the server in the namespace of a test's node. `streams_lists` is true as in Kubernetes since 1.32.
-    pub(super) fn start(netns: &str, streams_lists: bool) -> Self {
+    /// Starts the server in the namespace of a test's node. It streams lists, as Kubernetes does since 1.32.
+    pub(super) fn start(netns: &str) -> Self {
+        Self::start_with_lists(netns, true)
+    }
+
+    /// Starts the server as [`Self::start`] does; `streams_lists` is true if it streams lists.
+    pub(super) fn start_with_lists(netns: &str, streams_lists: bool) -> Self {
         let objects = Arc::new(ApiObjects {
             streams_lists,
             state: Mutex::default(),

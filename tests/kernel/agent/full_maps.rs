@@ -41,7 +41,7 @@ fn without_room_for_listeners_a_pod_is_found_and_the_full_map_is_reported() {
 
 /// Rows of an earlier agent whose pods are in no RouteTable are freed after a while.
 #[test]
-fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
+fn a_pod_without_room_in_the_maps_is_reported_and_served_once_there_is_room() {
     let mut fixture = AgentFixture::new("crowd");
     fixture.start_agent();
     fixture.kill_agent();

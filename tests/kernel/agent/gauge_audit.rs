@@ -33,7 +33,7 @@ fn read_gauges(fixture: &AgentFixture) -> PodGauges {
 /// Connects from the node's network namespace.
 fn connect(name: &str) -> TcpStream {
     let node = NetworkNamespace::open(format!("/run/netns/{name}-n")).expect("it exists");
-    node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
+    node.run_inside("connect", || TcpStream::connect(POD_ADDRESS)).expect("it listens")
 }
 
 /// Sends a request that gets its response at once, or never.
@@ -54,12 +54,12 @@ fn send_request(stream: &mut TcpStream, path: &str) {
 fn gauges_agree_with_their_sockets_under_load() {
     let fixture = shared_server_fixture(REQUEST_TIMEOUT);
     let drift = fixture.corrected_drift();
-    let ends = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let clients = [1, 20, 400].map(|each| {
-        let (ends, name) = (Arc::clone(&ends), fixture.name.clone());
+        let (stop, name) = (Arc::clone(&stop), fixture.name.clone());
         thread::spawn(move || {
             let mut count = 0;
-            while !ends.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let mut stream = connect(&name);
                 (0..each).for_each(|_| send_request(&mut stream, "/quick"));
                 count += each;
@@ -68,17 +68,17 @@ fn gauges_agree_with_their_sockets_under_load() {
         })
     });
     // Scans run at any moment under load, and once more when no request is in flight.
-    let count = || -> u64 {
+    let scan_count = || -> u64 {
         let page = fixture.get_page("n", "127.0.0.1:7104", "/metrics");
         let lines = page.lines().filter_map(|it| it.strip_prefix(AUDIT_SCANS)?.rsplit(' ').next());
         lines.filter_map(|it| it.parse::<u64>().ok()).sum()
     };
-    let (before, deadline) = (count(), Instant::now() + WAIT_TIMEOUT);
-    while count() < before + 2 {
+    let (before, deadline) = (scan_count(), Instant::now() + WAIT_TIMEOUT);
+    while scan_count() < before + 2 {
         assert!(Instant::now() < deadline, "no scan runs");
         thread::sleep(Duration::from_millis(100));
     }
-    ends.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let requests: u64 = clients.map(|it| it.join().expect("no panic")).iter().sum();
     let mut connection = connect(&fixture.name);
     send_request(&mut connection, "/quick");
@@ -90,7 +90,7 @@ fn gauges_agree_with_their_sockets_under_load() {
 }
 
 #[test]
-fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
+fn drift_of_a_gauge_is_corrected_and_reported() {
     let fixture = shared_server_fixture(REQUEST_TIMEOUT);
     let mut busy_connection = connect(&fixture.name);
     send_request(&mut busy_connection, "/hang");
@@ -129,7 +129,7 @@ fn uncounted_connections_are_reported() {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
     let early_connection = loop {
-        match node.run_inside("connect", || TcpStream::connect(ADDRESS)) {
+        match node.run_inside("connect", || TcpStream::connect(POD_ADDRESS)) {
             Ok(connection) => break connection,
             Err(error) => assert!(Instant::now() < deadline, "{error:?}"),
         }

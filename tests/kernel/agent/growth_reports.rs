@@ -16,14 +16,14 @@ impl AgentFixture {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
-            node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+            node.run_inside("connect", || TcpStream::connect(POD_ADDRESS)).expect("it listens");
         stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("an open connection");
         stream
     }
 }
 
-/// Waits until the agent has armed the pod's next growth event. Returns true if it has.
-fn is_armed(fixture: &AgentFixture) -> bool {
+/// Waits until the agent has armed the pod's next growth event. Returns false after a timeout.
+fn wait_armed(fixture: &AgentFixture) -> bool {
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), fixture.slot());
     let deadline = Instant::now() + WAIT_TIMEOUT;
@@ -45,7 +45,7 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     fixture.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
     let (before, mut open) = (fixture.event_count(), Vec::new());
     for count in 1..=REQUESTS {
-        assert!(is_armed(&fixture), "no event is armed beyond {} in flight", count - 1);
+        assert!(wait_armed(&fixture), "no event is armed beyond {} in flight", count - 1);
         open.push(fixture.send_unanswered_request());
         fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
     }
@@ -53,7 +53,7 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     let events = fixture.event_count() - before;
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
     // As many at once: there are no more events than requests, and the reports have all of them.
-    assert!(is_armed(&fixture), "no event is armed beyond {REQUESTS} in flight");
+    assert!(wait_armed(&fixture), "no event is armed beyond {REQUESTS} in flight");
     let before = fixture.event_count();
     open.extend((0..REQUESTS).map(|_| fixture.send_unanswered_request()));
     fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);

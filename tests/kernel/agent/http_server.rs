@@ -31,7 +31,7 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
         let mut head = vec![0];
         stream.read_exact(&mut head)?;
         if head == *b"\x16" {
-            return serve_foreign(stream);
+            return serve_opaque(stream);
         }
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -63,8 +63,8 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Answers the first byte, and the next `!`.
-fn serve_foreign(mut stream: TcpStream) -> std::io::Result<()> {
+/// Serves a connection of a protocol that is not HTTP: answers the first byte, and the next `!`.
+fn serve_opaque(mut stream: TcpStream) -> std::io::Result<()> {
     stream.write_all(b".")?;
     let mut byte = [0];
     while byte != *b"!" {
@@ -103,7 +103,7 @@ impl AgentFixture {
     pub(super) fn start_server(&mut self) {
         self.pod = Some(self.spawn_in_pod("server"));
         // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
-        self.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
+        self.wait_pod("known to the agent", |pod| !pod.not_ready_reason.is_empty());
         self.send_to_pod("listen");
         self.wait_pod("ready", |pod| pod.ready);
     }
@@ -112,7 +112,7 @@ impl AgentFixture {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let stream =
-            node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+            node.run_inside("connect", || TcpStream::connect(POD_ADDRESS)).expect("it listens");
         stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
         stream

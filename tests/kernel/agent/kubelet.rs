@@ -15,7 +15,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     fixture.start_agent();
     fixture.start_pod();
-    let pod = fixture.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
+    let pod = fixture.wait_pod("known to the agent", |pod| !pod.not_ready_reason.is_empty());
     assert_eq!(
         pod.not_ready_reason, "nothing listens on port 8080 yet",
         "the agent's own port is no news"
@@ -26,7 +26,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
     let request = node.run_inside("send a request", || {
-        let mut stream = TcpStream::connect(ADDRESS)?;
+        let mut stream = TcpStream::connect(POD_ADDRESS)?;
         stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
         let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
         nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::Linger, &linger)?;
@@ -35,9 +35,10 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
     let hook_response = fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
     assert!(hook_response.starts_with("HTTP/1.1 403"), "not from the kubelet: {hook_response}");
-    let at_node = format!("{}-n", fixture.name);
+    let node_netns = format!("{}-n", fixture.name);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| http_get(&at_node, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
+        let waiting =
+            scope.spawn(|| http_get(&node_netns, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
         fixture.wait_pod("the kubelet's request", |pod| !pod.ready);
         fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its response, even without a controller that drains the pod (3 s).
@@ -52,7 +53,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     });
     assert!(
         fixture.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200"),
-        "as for the next container"
+        "the hook of the pod's next container"
     );
     let usage = fixture.wait_usage("ended", |usage| usage.totals.finished == 1);
     assert_eq!(usage.totals.started, 1, "the kubelet's requests do not count");
@@ -64,7 +65,7 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     fixture.wait_pod("ready", |pod| pod.ready);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
     let tunnel = node.run_inside("open a tunnel", || {
-        let mut stream = TcpStream::connect(ADDRESS)?;
+        let mut stream = TcpStream::connect(POD_ADDRESS)?;
         write!(stream, "GET /upgrade HTTP/1.1\r\nhost: hello\r\n{}\r\n", http_server::UPGRADE)?;
         let mut response = Vec::new();
         while !response.ends_with(b"hello") {
@@ -89,7 +90,7 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
 }
 
 #[test]
-fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
+fn without_an_agent_the_prestop_hook_is_refused_at_once_and_a_new_agent_answers_it() {
     let mut fixture = AgentFixture::new("door");
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     fixture.start_agent();

@@ -1,6 +1,9 @@
 //! Shell: the page of an agent with the check of its node.
 
-use agent::node_check::rules::CheckLine;
+use agent::{
+    kernel::programs::EbpfPrograms, map_sizes::MapSizes, node_check::rules::CheckLine,
+    paths::AgentPaths,
+};
 use serde_json::{Value, json};
 
 use super::{fake_watch_server::FakeWatchServer, *};
@@ -18,7 +21,8 @@ impl AgentFixture {
         };
         let kubeconfig = file("kubeconfig", FakeWatchServer::kubeconfig().to_string());
         let resolv_conf = file("resolv.conf", format!("nameserver {address}\n"));
-        let agent_cgroup = self.cgroup.join(self.pods_cgroup).join("podagent/main");
+        let pods = self.cgroup.join(self.pods_cgroup);
+        let agent_cgroup = pods.join("podagent/main");
         fs::create_dir_all(&agent_cgroup).expect("a cgroup");
         let entering = self.role_command("agent", "n");
         let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
@@ -32,10 +36,25 @@ impl AgentFixture {
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script]).env(ROLE, "agent").envs(self.agent_environment());
-        command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
-        command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
+        command.env("ROUSE_CLIENTS_CGROUP", pods.parent().expect("the node's cgroup"));
+        command.env("ROUSE_PODS_CGROUP", &pods);
         command.env("KUBECONFIG", &kubeconfig).env("ROUSE_CLUSTERIP", "all");
         self.agent = Some(command.spawn().expect("sh"));
+    }
+
+    /// Attaches a second set of the same programs to the cgroup above the node's. They act as a foreign load balancer.
+    fn attach_foreign_programs(&self) -> EbpfPrograms {
+        let pods = self.cgroup.join("foreign");
+        fs::create_dir_all(&pods).expect("a cgroup");
+        let paths = AgentPaths {
+            bpffs: self.folder.join("bpf"),
+            clients: self.cgroup.clone(),
+            pods,
+            kubelet: None,
+            version: abi::ABI_VERSION,
+            map_sizes: MapSizes::default(),
+        };
+        EbpfPrograms::load(paths).expect("the kernel takes them")
     }
 
     /// Returns the line with this subject, once it is as expected.
@@ -72,8 +91,8 @@ fn dns_slice(addresses: &[&str]) -> Value {
 
 #[test]
 fn a_check_proves_connects_from_the_node_and_from_a_pod() {
-    let mut fixture = AgentFixture::new("check");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let mut fixture = AgentFixture::with_pods_cgroup("check", "node/pods");
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     server.set(json!({
         "apiVersion": "v1", "kind": "Service",
@@ -93,10 +112,13 @@ fn a_check_proves_connects_from_the_node_and_from_a_pod() {
         let expected = "10.96.0.10:53 leads to an endpoint by Rouse's programs";
         assert_eq!(line.finding, expected, "{subject}");
     }
-    for subject in ["kernel", "features", "cgroup", "capabilities", "clusterip"] {
+    for subject in ["kernel", "features", "cgroup", "capabilities", "load balancers", "clusterip"] {
         let line = fixture.wait_check_line(subject, |_| true);
         assert_eq!(line.to_do, None, "{line}");
     }
+    let _foreign = fixture.attach_foreign_programs();
+    let line = fixture.wait_check_line("load balancers", |line| line.to_do.is_some());
+    assert!(line.finding.contains("other (2 programs)"), "{line}");
     // No server of DNS answers here.
     fixture.wait_check_line("dns", |line| line.to_do.is_some());
 

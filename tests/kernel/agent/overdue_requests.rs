@@ -39,23 +39,23 @@ fn read_to_end(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     let fixture = shared_server_fixture(TIMEOUT);
     let ended = fixture.metric_count(ENDED_METRIC);
-    let (mut connections, mut unused_connection, mut opaque_connection) =
+    let (mut busy_connection, mut unused_connection, mut opaque_connection) =
         (fixture.connect(), fixture.connect(), fixture.connect());
     opaque_connection.write_all(b"\x16").expect("the connection is open");
     opaque_connection.read_exact(&mut [0]).expect("the server responds");
     opaque_connection.write_all(b"\x17").expect("bytes without a response");
-    send_and_measure(&mut connections, "/quick");
+    send_and_measure(&mut busy_connection, "/quick");
     let long_requests =
         ["/hang", "/drip", "/upgrade"].map(|path| fixture.send_and_read_to_end(path));
     // Older than the long requests, always in use, and open at their end: the deadline is each request's own.
     while long_requests.iter().any(|it| !it.is_finished()) {
-        send_and_measure(&mut connections, "/quick");
+        send_and_measure(&mut busy_connection, "/quick");
     }
-    let [hang, dripping_client, upgrade] = long_requests.map(|it| it.join().expect("no panic"));
+    let [hang, drip, upgrade] = long_requests.map(|it| it.join().expect("no panic"));
     assert_eq!(hang, (0, ErrorKind::ConnectionReset));
-    assert!(dripping_client.0 > 0 && upgrade.0 > 0, "their responses had begun");
-    assert_eq!([dripping_client.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
-    send_and_measure(&mut connections, "/quick");
+    assert!(drip.0 > 0 && upgrade.0 > 0, "their responses had begun");
+    assert_eq!([drip.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
+    send_and_measure(&mut busy_connection, "/quick");
     send_and_measure(&mut unused_connection, "/quick");
     fixture.wait_metric(ENDED_METRIC, ended + 3);
     let page = fixture.metrics();
@@ -69,7 +69,7 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
 }
 
 #[test]
-fn a_request_from_before_the_agent_began_is_ended_too() {
+fn an_overdue_request_from_before_the_start_of_the_agent_is_ended_too() {
     let mut fixture = server_fixture("overdue-anew", TIMEOUT);
     fixture.kill_agent();
     let hang = fixture.send_and_read_to_end("/hang");
@@ -97,7 +97,7 @@ fn cancel_frame(stream: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
+fn an_http2_connection_is_ended_once_all_its_open_requests_are_overdue() {
     let fixture = shared_server_fixture(TIMEOUT);
     let [mut one, mut many] = [fixture.connect(), fixture.connect()];
     for stream in [&mut many, &mut one] {
@@ -111,9 +111,9 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
         for _ in 0..50 {
             send_and_measure(&mut connection, "/quick");
         }
-        let before = if number > 1 { cancel_frame(number) } else { Vec::new() };
+        let cancel = if number > 1 { cancel_frame(number) } else { Vec::new() };
         number += 2;
-        many.write_all(&[request_frame(number), before].concat()).expect("an open connection");
+        many.write_all(&[request_frame(number), cancel].concat()).expect("an open connection");
     }
     assert_eq!(response.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

@@ -12,7 +12,7 @@ fn http_probe() -> ProbeHandler {
 }
 
 #[test]
-fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
+fn a_pod_is_ready_while_it_listens() {
     let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     fixture.start_pod();
@@ -20,7 +20,7 @@ fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
     assert!(!found.ready);
     fixture.send_to_pod("listen");
     let ready = fixture.wait_pod("ready", |pod| pod.ready);
-    assert_eq!(ready.address, Some(ADDRESS.parse().expect("an address")));
+    assert_eq!(ready.address, Some(POD_ADDRESS.parse().expect("an address")));
     assert!(ready.listening_since_ns > 0);
     fixture.send_to_pod("close");
     fixture.wait_pod("unready", |pod| !pod.ready && !pod.listening);
@@ -69,7 +69,7 @@ fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found()
 }
 
 #[test]
-fn an_http_probe_decides_after_the_listener() {
+fn an_http_probe_decides_readiness_once_the_pod_listens() {
     let mut fixture = SharedAgentFixture::new();
     fixture.set_pod(RoutingPhase::Starting, http_probe());
     fixture.start_pod();
@@ -93,7 +93,7 @@ fn a_tcp_probe_connects_to_the_pod() {
 }
 
 #[test]
-fn probes_that_go_on_are_no_requests() {
+fn periodic_probes_are_not_counted_as_requests() {
     for probe in [http_probe(), ProbeHandler::Tcp] {
         let mut fixture = SharedAgentFixture::new();
         let passed = fixture.metric_count(PROBES_PASSED);

@@ -63,7 +63,7 @@ fn wait_refused(fixture: &AgentFixture, count: u32) {
 #[test]
 fn a_service_that_a_node_does_not_serve_has_one_event_with_the_reason() {
     let mut fixture = AgentFixture::new("events");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     let metadata = json!({"name": "n1"});
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
     server.set(labelled_service("large", "10.96.0.8"));

@@ -40,12 +40,12 @@ fn idle_client_fixture(sends: &str) -> (SharedAgentFixture, ClientProcess) {
     fixture.add_direct_service();
     fixture.start_pod();
     // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
-    fixture.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
+    fixture.wait_pod("known to the agent", |pod| !pod.not_ready_reason.is_empty());
     fixture.send_to_pod("keep");
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
     let mut command = fixture.process_command("client", &clients);
-    let mut process = command.env(SENDS_VARIABLE, sends).spawn().expect("sh");
+    let mut process = command.env(ROLE_INPUT_VARIABLE, sends).spawn().expect("sh");
     let lines = std::io::BufReader::new(process.stdout.take().expect("a pipe")).lines();
     let mut client = ClientProcess { process, lines };
     assert_eq!(client.next_event(), "connected");
@@ -106,7 +106,7 @@ fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
 }
 
 #[test]
-fn an_upgraded_connection_is_left_to_its_owners() {
+fn an_upgraded_connection_is_closed_by_its_pod_and_not_by_the_agent() {
     let upgrade = "GET / HTTP/1.1\r\nhost: hello\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
     let (mut fixture, mut client) = idle_client_fixture(upgrade);
     let spared = fixture.metric_count(SPARED_METRIC);

@@ -54,7 +54,7 @@ fn connect_errno(fixture: &AgentFixture, address: &str) -> Option<i32> {
 #[test]
 fn ranges_of_cluster_ips_are_unreachable_without_kube_proxy_and_foreign_routes_stay() {
     let mut fixture = AgentFixture::new("ranges");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     // Packets to ClusterIPs would leave the node by this route.
     ip(&fixture, "route add default via 10.77.0.2");
@@ -89,7 +89,7 @@ fn ranges_of_cluster_ips_are_unreachable_without_kube_proxy_and_foreign_routes_s
 #[test]
 fn routes_wait_for_the_end_of_connections_that_another_proxy_translates() {
     let mut fixture = AgentFixture::new("open");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     // The pod's namespace has the ClusterIP, as if rules of NAT led there.
     run_shell(&format!("ip -n {}-p address add 10.96.0.77/32 dev lo", fixture.name));
@@ -106,33 +106,33 @@ fn routes_wait_for_the_end_of_connections_that_another_proxy_translates() {
     let given = [("ROUSE_SERVICE_CIDR", "10.96.0.0/12")];
     fixture.start_agent_with_settings(&[&WITHOUT_KUBE_PROXY[..], &given].concat());
     let reason = "service-cidr: 1 connections of the node's own processes";
-    fixture.wait_not_ready_reason(reason, true);
+    fixture.wait_not_ready_reason(reason);
     assert_eq!(own_routes(&fixture), "");
     client.write_all(b"still open").expect("a route");
     let mut received = [0; 10];
     served.read_exact(&mut received).expect("the data");
     drop(client);
     wait_own_routes(&fixture, &["10.96.0.0/12"]);
-    fixture.wait_not_ready_reason("service-cidr:", false);
+    fixture.wait_without_not_ready_reason("service-cidr:");
 }
 
 #[test]
 fn ranges_of_a_setting_need_no_objects_and_unknown_ranges_are_reported() {
     let mut fixture = AgentFixture::new("given");
-    let server = FakeWatchServer::start(&format!("{}-n", fixture.name), true);
+    let server = FakeWatchServer::start(&format!("{}-n", fixture.name));
     server.set(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     fixture.start_agent_with_settings(&WITHOUT_KUBE_PROXY);
-    fixture.wait_not_ready_reason("service-cidr: the ranges of ClusterIPs are not known", true);
+    fixture.wait_not_ready_reason("service-cidr: the ranges of ClusterIPs are not known");
     assert_eq!(own_routes(&fixture), "");
     fixture.kill_agent();
     let given = [("ROUSE_SERVICE_CIDR", "10.128.0.0/14")];
     fixture.start_agent_with_settings(&[&WITHOUT_KUBE_PROXY[..], &given].concat());
     wait_own_routes(&fixture, &["10.128.0.0/14"]);
-    fixture.wait_not_ready_reason("service-cidr:", false);
+    fixture.wait_without_not_ready_reason("service-cidr:");
     // Ranges that become unknown change nothing.
     fixture.kill_agent();
     fixture.start_agent_with_settings(&WITHOUT_KUBE_PROXY);
-    fixture.wait_not_ready_reason("service-cidr: the ranges of ClusterIPs are not known", true);
+    fixture.wait_not_ready_reason("service-cidr: the ranges of ClusterIPs are not known");
     assert_eq!(own_routes(&fixture).lines().count(), 1);
 }

@@ -8,12 +8,12 @@ impl CountFixture {
     fn assert_counted(&mut self, served: u64, counted: u64) {
         assert_eq!(self.server.request_count(), served);
         let until = Instant::now() + Duration::from_secs(10);
-        let state = |case: &Self| case.fixture.maps.pod_state(case.slot());
+        let state = |fixture: &Self| fixture.kernel.maps.pod_state(fixture.slot());
         while (state(self).connections != 0 || state(self).in_flight != 0) && Instant::now() < until
         {
             thread::sleep(Duration::from_millis(10));
         }
-        let totals = self.fixture.maps.totals(self.slot());
+        let totals = self.kernel.maps.totals(self.slot());
         assert_eq!((totals.started, totals.finished), (counted, counted));
         let state = state(self);
         assert_eq!(
@@ -32,23 +32,23 @@ const KUBELET_USER_AGENT: &str = "kube-probe/1.36";
 
 #[test]
 fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
-    let mut case = CountFixture::new();
-    case.fixture.write_node_addresses();
-    let node = case.fixture.node_netns();
+    let mut fixture = CountFixture::new();
+    fixture.kernel.write_node_addresses();
+    let node = fixture.kernel.node_netns();
     let (mut served, mut counted) = (0, 0);
     for round in 0..50 {
         for (netns, agent, counts) in [
             (&node, KUBELET_USER_AGENT, false),
             (&node, "curl/8.14", true),
-            (&case.client.netns, KUBELET_USER_AGENT, true),
+            (&fixture.client.netns, KUBELET_USER_AGENT, true),
         ] {
-            let mut stream = connect_from(netns, &case.pod.ipv4());
-            case.send_and_read(&mut stream, &request_with_user_agent(agent), "xxxxx");
+            let mut stream = connect_from(netns, &fixture.pod.ipv4());
+            fixture.send_and_read(&mut stream, &request_with_user_agent(agent), "xxxxx");
             served += 1;
             counted += u64::from(counts);
             if round % 2 == 0 {
                 // The first request decides if a connection belongs to a probe.
-                case.send_and_read(
+                fixture.send_and_read(
                     &mut stream,
                     &request_with_user_agent(KUBELET_USER_AGENT),
                     "xxxxx",
@@ -58,26 +58,26 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
             }
         }
         // Equivalent to a TCP probe: a connection without a request.
-        drop(connect_from(&node, &case.pod.ipv4()));
+        drop(connect_from(&node, &fixture.pod.ipv4()));
     }
-    case.assert_counted(served, counted);
+    fixture.assert_counted(served, counted);
 }
 
 #[test]
 fn a_request_from_the_node_counts_however_it_is_cut() {
-    let mut case = CountFixture::new();
-    case.fixture.write_node_addresses();
-    let node = case.fixture.node_netns();
+    let mut fixture = CountFixture::new();
+    fixture.kernel.write_node_addresses();
+    let node = fixture.kernel.node_netns();
     let request = request_with_user_agent("curl/8.14");
     for cut in 1..request.len() {
-        let mut stream = connect_from(&node, &case.pod.ipv4());
+        let mut stream = connect_from(&node, &fixture.pod.ipv4());
         stream.write_all(&request.as_bytes()[..cut]).unwrap();
         thread::sleep(Duration::from_millis(1));
         stream.write_all(&request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "xxxxx");
     }
     let served = request.len() as u64 - 1;
-    case.assert_counted(served, served);
+    fixture.assert_counted(served, served);
 }
 
 #[test]
@@ -115,24 +115,26 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
 
 #[test]
 fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
-    let mut case = CountFixture::exclusive();
-    let kubelet = case.fixture.paths().clients.join("kubelet");
+    let mut fixture = CountFixture::exclusive();
+    let kubelet = fixture.kernel.paths().clients.join("kubelet");
     std::fs::create_dir(&kubelet).unwrap();
-    drop(case.fixture.programs.take());
-    let paths =
-        agent::paths::AgentPaths { kubelet: Some(kubelet.clone()), ..case.fixture.paths().clone() };
+    drop(fixture.kernel.programs.take());
+    let paths = agent::paths::AgentPaths {
+        kubelet: Some(kubelet.clone()),
+        ..fixture.kernel.paths().clone()
+    };
     let programs = agent::kernel::programs::EbpfPrograms::load(paths).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
-    case.fixture.programs = Some(programs);
-    let url = format!("http://{}:{SERVING_PORT}/length/5", case.pod.ipv4());
-    let node = case.fixture.node_netns();
+    fixture.kernel.programs = Some(programs);
+    let url = format!("http://{}:{SERVING_PORT}/length/5", fixture.pod.ipv4());
+    let node = fixture.kernel.node_netns();
     for _ in 0..20 {
-        for cgroup in [&kubelet, &case.client.cgroup] {
+        for cgroup in [&kubelet, &fixture.client.cgroup] {
             let script = "echo $$ > \"$1\" && exec ip netns exec \"$2\" curl -s \"$3\"";
             let mut sh = Command::new("sh");
             sh.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs")).args([&node, &url]);
             assert_eq!(sh.output().unwrap().stdout, b"xxxxx");
         }
     }
-    case.assert_counted(40, 20);
+    fixture.assert_counted(40, 20);
 }

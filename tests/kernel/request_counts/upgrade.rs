@@ -5,68 +5,68 @@ use super::*;
 /// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
 #[test]
 fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
-    let mut case = CountFixture::exclusive();
-    let old_pins = case.fixture.paths().pins();
-    let mut connections: Vec<_> = (0..8).map(|_| case.connect()).collect();
+    let mut fixture = CountFixture::exclusive();
+    let old_pins = fixture.kernel.paths().pins();
+    let mut connections: Vec<_> = (0..8).map(|_| fixture.connect()).collect();
     for stream in &mut connections {
-        case.send_and_read(stream, &get_request("/length/5"), "xxxxx");
+        fixture.send_and_read(stream, &get_request("/length/5"), "xxxxx");
     }
-    let mut waiting_connection = case.connect();
+    let mut waiting_connection = fixture.connect();
     waiting_connection.write_all(get_request("/wait").as_bytes()).unwrap();
-    case.server.wait_request_count(9);
-    let load = case.start_clients(4, 4_000);
+    fixture.server.wait_request_count(9);
+    let load = fixture.start_clients(4, 4_000);
 
-    let version = case.fixture.paths().version + 1;
-    let paths = agent::paths::AgentPaths { version, ..case.fixture.paths().clone() };
+    let version = fixture.kernel.paths().version + 1;
+    let paths = agent::paths::AgentPaths { version, ..fixture.kernel.paths().clone() };
     let mut programs = agent::kernel::programs::EbpfPrograms::load(paths.clone()).unwrap();
     assert_eq!(programs.previous_pins(), Some(old_pins.as_path()));
-    drop(case.fixture.programs.take());
+    drop(fixture.kernel.programs.take());
     let new = agent::kernel::maps::KernelMaps::open(&paths.pins()).unwrap();
-    case.fixture.maps = new.with_previous(programs.previous_pins());
+    fixture.kernel.maps = new.with_previous(programs.previous_pins());
     // Another row than in the earlier version, because rows need not be equal.
-    let slot = case.slot() + 100;
+    let slot = fixture.slot() + 100;
     let pod = datapath::abi::PodValue { slot, port: SERVING_PORT, flags: 0 };
-    case.fixture.maps.register(case.pod.cookie, pod).unwrap();
+    fixture.kernel.maps.register(fixture.pod.cookie, pod).unwrap();
     programs.take_over().unwrap();
-    programs.verify_by_self_test(&mut case.fixture.maps).unwrap();
+    programs.verify_by_self_test(&mut fixture.kernel.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     load.into_iter().for_each(|client| client.join().unwrap());
 
     // Connections from before the upgrade and after it, idle and busy.
     connections
         .iter_mut()
-        .for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
-    let mut fresh: Vec<_> = (0..8).map(|_| case.connect()).collect();
-    fresh.iter_mut().for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
-    case.server.settled_request_count();
-    assert!(!case.fixture.maps.fold_previous(true), "a request is in flight there");
-    let state = case.fixture.maps.pod_state(slot);
+        .for_each(|it| fixture.send_and_read(it, &get_request("/length/5"), "xxxxx"));
+    let mut fresh: Vec<_> = (0..8).map(|_| fixture.connect()).collect();
+    fresh.iter_mut().for_each(|it| fixture.send_and_read(it, &get_request("/length/5"), "xxxxx"));
+    fixture.server.settled_request_count();
+    assert!(!fixture.kernel.maps.fold_previous(true), "a request is in flight there");
+    let state = fixture.kernel.maps.pod_state(slot);
     assert_eq!(state.in_flight, 1, "the waiting request: {state:?}");
-    case.server.open_gate();
+    fixture.server.open_gate();
     read_until(&mut waiting_connection, "wait");
     drop((connections, fresh, waiting_connection));
-    let served = case.server.settled_request_count();
+    let served = fixture.server.settled_request_count();
     assert!(served > 16_000, "{served}");
-    let totals = |case: &CountFixture| {
-        let totals = case.fixture.maps.totals(slot);
+    let totals = |fixture: &CountFixture| {
+        let totals = fixture.kernel.maps.totals(slot);
         (totals.started, totals.finished)
     };
-    assert_eq!(totals(&case), (served, served));
-    let state = case.fixture.maps.pod_state(slot);
+    assert_eq!(totals(&fixture), (served, served));
+    let state = fixture.kernel.maps.pod_state(slot);
     assert_eq!(
         (state.in_flight, state.connections, state.awaiting_first_request),
         (0, 0, 0),
         "{state:?}"
     );
 
-    assert!(case.fixture.maps.fold_previous(true), "everything there has closed");
-    assert_eq!(totals(&case), (served, served), "taken over");
+    assert!(fixture.kernel.maps.fold_previous(true), "everything there has closed");
+    assert_eq!(totals(&fixture), (served, served), "taken over");
     programs.retire_previous().unwrap();
     assert!(!old_pins.exists());
-    let mut stream = case.connect();
-    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    let mut stream = fixture.connect();
+    fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
     drop(stream);
-    case.server.settled_request_count();
-    assert_eq!(totals(&case), (served + 1, served + 1));
-    case.fixture.programs = Some(programs);
+    fixture.server.settled_request_count();
+    assert_eq!(totals(&fixture), (served + 1, served + 1));
+    fixture.kernel.programs = Some(programs);
 }

@@ -65,7 +65,7 @@ impl Drop for HyperServer {
 /// More segments arrive early than the eBPF programs can buffer, so they lose the client's frames. The server's
 /// responses reveal the requests in them, and the next frame is read again.
 #[test]
-fn what_is_lost_of_http2_is_found_again() {
+fn lost_http2_frames_are_found_again_by_responses_and_later_frames() {
     const EARLY: u32 = 12;
     let fixture = RobustnessFixture::new();
     let _server = HyperServer::start(&fixture);

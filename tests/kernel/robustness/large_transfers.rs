@@ -73,12 +73,20 @@ fn mean_packet_size(netns: &str, job: impl FnOnce()) -> u64 {
     (after.1 - before.1) / (after.0 - before.0)
 }
 
-/// Uploads `mib` MiB to `path`: with a length, or in chunks of all sizes.
-fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
+/// Framing of a request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyFraming {
+    ContentLength,
+    /// Chunks of all sizes.
+    Chunked,
+}
+
+/// Uploads `mib` MiB to `path`.
+fn upload(stream: &mut TcpStream, path: &str, mib: usize, framing: BodyFraming) {
     // Lines in the body that look like requests must not count.
     let line = b"GET /never HTTP/1.1\r\n\r\n";
     let block: Vec<u8> = line.iter().copied().cycle().take(1 << 20).collect();
-    if !in_chunks {
+    if framing == BodyFraming::ContentLength {
         let length = mib << 20;
         write!(stream, "POST /{path} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n").unwrap();
         (0..mib).for_each(|_| stream.write_all(&block).unwrap());
@@ -108,8 +116,8 @@ fn upload_and_download(fixture: &RobustnessFixture) -> [u64; 2] {
     let mut streams: Vec<_> = connect().collect();
     let upload_size = mean_packet_size(&fixture.pod.netns, || {
         for stream in &mut streams {
-            upload(stream, "length/5", 64, false);
-            upload(stream, "length/5", 64, true);
+            upload(stream, "length/5", 64, BodyFraming::ContentLength);
+            upload(stream, "length/5", 64, BodyFraming::Chunked);
         }
     });
     let download_size = mean_packet_size(&fixture.client.netns, || {
@@ -185,14 +193,14 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
 }
 
 /// Uploads to a reader that takes 64 KiB at a time and then pauses, so that the window closes.
-fn upload_to_slow_reader(in_chunks: bool) {
+fn upload_to_slow_reader(framing: BodyFraming) {
     let mib = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
     let fixture = RobustnessFixture::new();
     join_at_the_pod(&fixture);
     let _server = start_dual_stack_server(&fixture);
     let mut stream = fixture.connect();
     let mean = mean_packet_size(&fixture.pod.netns, || {
-        upload(&mut stream, "slow/100", mib.unwrap_or(LONG_MIB), in_chunks);
+        upload(&mut stream, "slow/100", mib.unwrap_or(LONG_MIB), framing);
     });
     send_and_read(&mut stream, &get_request("length/5"), "xxxxx");
     drop(stream);
@@ -203,10 +211,10 @@ fn upload_to_slow_reader(in_chunks: bool) {
 
 #[test]
 fn a_gigabyte_to_a_slow_reader_is_one_request() {
-    upload_to_slow_reader(false);
+    upload_to_slow_reader(BodyFraming::ContentLength);
 }
 
 #[test]
 fn a_gigabyte_in_chunks_to_a_slow_reader_is_one_request() {
-    upload_to_slow_reader(true);
+    upload_to_slow_reader(BodyFraming::Chunked);
 }

@@ -12,7 +12,7 @@ use crate::fixture::SERVING_PORT;
 const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
 
 #[test]
-fn whatever_sends_an_answer_it_is_read_to_its_end() {
+fn responses_sent_by_any_system_call_are_read_to_their_ends() {
     let fixture = RobustnessFixture::new();
     let _server = fixture.start_server();
     let mut sent = 0;

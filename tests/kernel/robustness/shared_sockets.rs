@@ -105,12 +105,12 @@ fn connections_given_to_another_pods_process_count_where_they_were_accepted() {
     let mut fixture = RobustnessFixture::new();
     let other = fixture.kernel.add_pod();
     fixture.kernel.register_pod(&other, 0);
-    let (mut accepts, mut serves) =
+    let (mut acceptor, mut server) =
         (fixture.start_server_process(), start_in_other_pod(&fixture, &other, &other.netns));
-    accepts.expect_step(&format!("listen {ANY_ADDRESS}"));
+    acceptor.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "connections");
-    serves.expect_step(&format!("take-accepted {path}"));
-    accepts.expect_step(&format!("hand-accepted {path}"));
+    server.expect_step(&format!("take-accepted {path}"));
+    acceptor.expect_step(&format!("hand-accepted {path}"));
     assert_eq!(send_requests(&fixture), fixture.served_requests());
     fixture.wait_settled_in_sync();
     let others = fixture.kernel.maps.totals(u32::from(other.number));
@@ -123,13 +123,13 @@ fn a_listener_given_to_another_pods_process_counts_where_it_was_made() {
     let mut fixture = RobustnessFixture::new();
     let other = fixture.kernel.add_pod();
     fixture.kernel.register_pod(&other, 0);
-    let (mut makes, mut serves) =
+    let (mut maker, mut server) =
         (fixture.start_server_process(), start_in_other_pod(&fixture, &other, &other.netns));
-    makes.expect_step(&format!("listen {ANY_ADDRESS}"));
+    maker.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_listener(&mut makes, &mut serves, &path);
-    makes.expect_step("close");
-    serves.expect_step("serve");
+    pass_listener(&mut maker, &mut server, &path);
+    maker.expect_step("close");
+    server.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());
     fixture.wait_settled_in_sync();
     let others = fixture.kernel.maps.totals(u32::from(other.number));
@@ -152,13 +152,13 @@ fn a_thread_in_another_namespace_may_accept() {
 fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
     let mut fixture = RobustnessFixture::new();
     let other = fixture.kernel.add_pod();
-    let (mut makes, mut serves) =
+    let (mut maker, mut server) =
         (start_in_other_pod(&fixture, &other, &fixture.pod.netns), fixture.start_server_process());
-    makes.expect_step(&format!("listen {ANY_ADDRESS}"));
+    maker.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_listener(&mut makes, &mut serves, &path);
-    drop(makes);
-    serves.expect_step("serve");
+    pass_listener(&mut maker, &mut server, &path);
+    drop(maker);
+    server.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());
     fixture.wait_settled_in_sync();
 }
@@ -167,20 +167,20 @@ fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
 #[test]
 fn a_listener_made_outside_the_pods_cgroups_is_not_counted_and_disturbs_nothing() {
     let fixture = RobustnessFixture::new();
-    let (mut makes, mut serves) = (
+    let (mut maker, mut server) = (
         start_in_other_pod(&fixture, &fixture.client, &fixture.pod.netns),
         fixture.start_server_process(),
     );
-    makes.expect_step(&format!("listen {ANY_ADDRESS}"));
+    maker.expect_step(&format!("listen {ANY_ADDRESS}"));
     let path = socket_path(&fixture, "listener");
-    pass_listener(&mut makes, &mut serves, &path);
-    drop(makes);
-    serves.expect_step("serve");
+    pass_listener(&mut maker, &mut server, &path);
+    drop(maker);
+    server.expect_step("serve");
     assert_eq!(send_requests(&fixture), fixture.served_requests());
     let state = fixture.pod_state();
     assert_eq!((fixture.totals(), state.connections, state.in_flight), ((0, 0), 0, 0));
     // A listener that the pod itself makes is counted.
-    drop(serves);
+    drop(server);
     let before = fixture.served_requests();
     let _server = fixture.start_server();
     let sent = send_requests(&fixture);

@@ -145,7 +145,7 @@ fn segments_that_overlap_in_another_order_are_read_once() {
 
 /// The last bytes arrive as single-byte segments, last byte first; the bytes before them arrive at the end.
 #[test]
-fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
+fn beyond_the_bound_on_pending_segments_a_connection_is_estimated() {
     let tun_fixture = TunFixture::new();
     let request = get_request("length/5");
     let bytes = request.as_bytes();
@@ -172,7 +172,7 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
 }
 
 #[test]
-fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
+fn an_early_segment_that_comes_again_with_more_data_leaves_the_connection_idle() {
     let tun_fixture = TunFixture::new();
     let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
     let request = get_request("length/5");
@@ -299,7 +299,7 @@ fn a_request_may_come_with_the_clients_end() {
 
 /// A sender that probes a closed window with a byte of data, like BSD's. The server reads on after some probes.
 #[test]
-fn a_window_that_closes_and_is_tried_loses_no_boundary() {
+fn a_closed_window_that_is_probed_loses_no_boundary() {
     const LENGTH: usize = 200_000;
     // A permanent limit of a few segments.
     let tun_fixture = TunFixture::with_sysctl(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
@@ -307,7 +307,7 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     let next = get_request("length/5");
     let requests = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
     let mut client = UserspaceTcpClient::connect(&tun_fixture.tun, 1_001);
-    let (mut offset, mut tries) = (0, 0);
+    let (mut offset, mut probes) = (0, 0);
     while (client.acked as usize) < requests.len() {
         let acked = client.acked as usize;
         let edge = requests.len().min(acked + client.server_window as usize);
@@ -318,9 +318,9 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
         }
         if edge == acked {
             client.send_data(acked, &requests[acked..=acked]);
-            tries += 1;
+            probes += 1;
         }
-        if tries == 5 {
+        if probes == 5 {
             tun_fixture.fixture.open_gate();
         }
         client.receive_until_quiet(ABSENCE_WAIT);
@@ -329,7 +329,7 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
             offset = acked;
         }
     }
-    assert!(tries >= 5, "the window was open all the time");
+    assert!(probes >= 5, "the window was open all the time");
     client.receive_until(2, SHORT);
     close_connection(&mut client, requests.len());
     tun_fixture.fixture.wait_settled_in_sync();
@@ -367,7 +367,7 @@ fn send_first_data(tun_fixture: &TunFixture, orders: &[&[(usize, usize)]]) {
 }
 
 #[test]
-fn data_of_the_first_packet_count_where_the_server_takes_them() {
+fn data_in_a_syn_count_where_the_server_takes_them() {
     // Without requiring a cookie (2 and 0x200).
     let tun_fixture = TunFixture::with_sysctl(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
     let request = get_request("length/5");
@@ -389,7 +389,7 @@ fn data_of_the_first_packet_count_where_the_server_takes_them() {
 }
 
 #[test]
-fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
+fn data_in_a_syn_do_not_count_where_the_server_leaves_them() {
     let tun_fixture = TunFixture::new();
     let request = get_request("length/5");
     // They are sent again, and count then; or they are never sent again.

@@ -176,7 +176,7 @@ fn assert_same_responses(
 }
 
 #[test]
-fn by_a_services_address_comes_its_pods_own_answer() {
+fn the_direct_path_gives_the_same_responses_as_a_server_without_programs() {
     assert_same_responses("nginx", |fixture| proxies::nginx(fixture, ""), &[send_http1]);
     assert_same_responses("Go net/http", |fixture| fixture.go("http"), &[send_http1, send_http2]);
     assert_same_responses("Node http", |fixture| fixture.node("http"), &[send_http1]);
@@ -185,7 +185,7 @@ fn by_a_services_address_comes_its_pods_own_answer() {
 }
 
 #[test]
-fn by_a_services_address_comes_its_pods_own_answer_of_http2() {
+fn the_direct_path_gives_the_same_http2_responses_as_a_server_without_programs() {
     assert_same_responses("nginx (h2)", |fixture| proxies::nginx(fixture, "http2"), &[send_http2]);
     assert_same_responses("Node http2", |fixture| fixture.node("h2"), &[send_http2]);
     let args = ["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"];

@@ -69,12 +69,11 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
             "rouse",
             "ms",
             &rouse_times,
-            None,
             BenchGoal::P99AtMost(max_ms.round()),
         ));
-        rows.push(case_row(case, "kubernetes", "ms", &deployment_times, None, BenchGoal::None));
+        rows.push(case_row(case, "kubernetes", "ms", &deployment_times, BenchGoal::None));
         let case = format!("{case}_pod_created");
-        rows.push(case_row(&case, "rouse", "ms", &created, None, BenchGoal::None));
+        rows.push(case_row(&case, "rouse", "ms", &created, BenchGoal::None));
     }
     Ok(rows)
 }
@@ -101,8 +100,9 @@ fn wake_all(
     let observations = watched.observations();
     let first = |name: &String| {
         let prefix = format!("{name}-00001-deployment-");
-        let mut pods =
-            observations.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&prefix));
+        let mut pods = observations
+            .iter()
+            .filter(|it| it.at_us >= burst.at_us && it.name.starts_with(&prefix));
         pods.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
     };
     Ok(ColdStartBurst { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
@@ -118,8 +118,8 @@ fn start_deployments(cluster: &BenchCluster, names: &[String]) -> Result<Vec<f64
         let observations = watched.observations();
         let mut ready: Vec<&str> = observations
             .iter()
-            .filter(|it| it.is_ready && is_of_deployment(&it.pod))
-            .map(|it| &*it.pod)
+            .filter(|it| it.is_ready && is_of_deployment(&it.name))
+            .map(|it| &*it.name)
             .collect();
         // A watch reports each pod many times, so names are counted once.
         ready.sort_unstable();
@@ -133,8 +133,8 @@ fn start_deployments(cluster: &BenchCluster, names: &[String]) -> Result<Vec<f64
     let observations = watched.observations();
     let recent = observations
         .iter()
-        .filter(|it| it.is_ready && it.at_us > patched_us && is_of_deployment(&it.pod));
-    let mut pods: Vec<&str> = recent.map(|it| &*it.pod).collect();
+        .filter(|it| it.is_ready && it.at_us > patched_us && is_of_deployment(&it.name));
+    let mut pods: Vec<&str> = recent.map(|it| &*it.name).collect();
     pods.sort_unstable();
     pods.dedup();
     let times = pods.into_iter().filter_map(|pod| container_started_at(pod, &containerd));

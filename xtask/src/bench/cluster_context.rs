@@ -251,15 +251,15 @@ impl BenchCluster {
         Ok(maps.values().sum::<f64>() / 1024.0 / 1024.0)
     }
 
-    /// Calls `look` until it returns a value, at most for [`WAIT_TIMEOUT`].
+    /// Calls `check` until it returns a value, at most for [`WAIT_TIMEOUT`].
     pub(super) fn wait<T>(
         &self,
         description: &str,
-        mut look: impl FnMut() -> Result<Option<T>>,
+        mut check: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         let started = Instant::now();
         loop {
-            if let Some(value) = look()? {
+            if let Some(value) = check()? {
                 return Ok(value);
             }
             if started.elapsed() > WAIT_TIMEOUT {

@@ -90,7 +90,7 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
         });
         let times: Vec<f64> = times.collect::<Result<_>>()?;
         let case = format!("total{}", profile.case_suffix);
-        rows.push(case_row(&case, "kube-proxy-nftables", "ms", &times, None, BenchGoal::None));
+        rows.push(case_row(&case, "kube-proxy-nftables", "ms", &times, BenchGoal::None));
     }
     Ok(rows)
 }
@@ -181,7 +181,7 @@ fn profile_rows(
                 Some(from) => cold_start.ms_between(*from, *to),
                 None => cold_start.ms_until(*to),
             });
-            case_row(&case(name), "rouse", "ms", &values, None, BenchGoal::None)
+            case_row(&case(name), "rouse", "ms", &values, BenchGoal::None)
         })
         // A step that no log records has no row.
         .filter(|row| row.n > 0)
@@ -192,20 +192,19 @@ fn profile_rows(
     let max_ms = median(&until).value * 1.1;
     let max_ms = max_ms.min(median(peer_times).value / 4.0);
     let goal = BenchGoal::AtMost((max_ms * 10.0).round() / 10.0);
-    rows.push(case_row(&case("until_listening"), "rouse", "ms", &until, None, BenchGoal::None));
+    rows.push(case_row(&case("until_listening"), "rouse", "ms", &until, BenchGoal::None));
     // Shows that requests do not wait for the kubelet's readiness report: that one arrives after the response.
     let ready = values(&ClusterColdStart::first_byte_to_ready);
-    rows.push(case_row(&case("first_byte_to_ready"), "rouse", "ms", &ready, None, BenchGoal::None));
+    rows.push(case_row(&case("first_byte_to_ready"), "rouse", "ms", &ready, BenchGoal::None));
     rows.push(case_row(
         &case("total"),
         "rouse",
         "ms",
         &values(&|cold_start| Some(cold_start.total())),
-        None,
         goal,
     ));
     let subject = "kube-proxy-iptables";
-    rows.push(case_row(&case("total"), subject, "ms", peer_times, None, BenchGoal::None));
+    rows.push(case_row(&case("total"), subject, "ms", peer_times, BenchGoal::None));
     rows
 }
 
@@ -227,7 +226,7 @@ fn first_byte_rows(
     };
     let row = |name: &str, is_same_node, goal| {
         let case = format!("{name}{}", profile.case_suffix);
-        case_row(&case, "rouse", "ms", &times(is_same_node), None, goal)
+        case_row(&case, "rouse", "ms", &times(is_same_node), goal)
     };
     // Between two nodes the response also crosses the cluster's bridge, so the goal is higher.
     [

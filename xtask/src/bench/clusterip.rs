@@ -121,7 +121,7 @@ fn measure_connects(proxies: &[RunningProxy], rounds: u32) -> Result<Vec<BenchRo
     let rate_row = |subject: &&'static str| {
         let own = rates.iter().filter(|(name, _)| name == subject);
         let values: Vec<f64> = own.map(|(_, rate)| *rate).collect();
-        case_row(&format!("{case}_rate"), subject, "per_s", &values, None, BenchGoal::None)
+        case_row(&format!("{case}_rate"), subject, "per_s", &values, BenchGoal::None)
     };
     let mut rows = case_rows(&case, "us", &times, BenchGoal::RatioAtMost(1.02));
     rows.extend(subjects.iter().map(rate_row));
@@ -135,7 +135,7 @@ fn measure_connects(proxies: &[RunningProxy], rounds: u32) -> Result<Vec<BenchRo
         shares.push(run_time.connect_us / measured.count as f64 / bare_us);
     }
     let (case, goal) = (format!("{case}_programs"), BenchGoal::AtMost(0.02));
-    rows.push(case_row(&case, ProxySubject::Rouse.name(), "× bare", &shares, None, goal));
+    rows.push(case_row(&case, ProxySubject::Rouse.name(), "× bare", &shares, goal));
     Ok(rows)
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::{cold_start::parse_unix_us, load::LoadRecord};
 
-/// State of a pod at the moment of one watch event.
+/// State of a pod or Deployment at the moment of one watch event.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WatchObservation {
     pub(super) at_us: u64,
-    pub(super) pod: String,
+    pub(super) name: String,
     /// Name of the node; empty while the pod has none.
     pub(super) node: String,
     pub(super) is_ready: bool,
@@ -71,7 +71,7 @@ impl ClusterColdStart {
                 parse_timestamp(line).filter(|at| (requested_us..=first_byte_us).contains(at))
             })
         };
-        let observations = || traces.pods.iter().filter(|it| it.pod == record.pod);
+        let observations = || traces.pods.iter().filter(|it| it.name == record.pod);
         let bound = observations().find(|it| !it.node.is_empty());
         let sandbox = SandboxTimes::from_log(&record.pod, traces.containerd);
         let subject = |end: &str| format!("default/{revision}{end}");
@@ -219,7 +219,7 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
         let controller = "2026-01-01T00:00:00.006Z  INFO c: scaled object=deployments/default/wake0-00001-deployment scale replicas=1\n";
         let observation = |ms: u64, node: &str, is_ready| WatchObservation {
             at_us: at(0, ms * 1000),
-            pod: POD.into(),
+            name: POD.into(),
             node: node.into(),
             is_ready,
         };

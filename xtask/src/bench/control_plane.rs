@@ -47,7 +47,7 @@ fn measure_without_api_server() -> Result<BenchRow> {
     let line = text.lines().last().context("the bench printed nothing")?;
     let output: ControlPlaneBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    Ok(case_row("wakes_local", "rouse", "per_s", &output.per_s, None, BenchGoal::AtLeast(1_000.0)))
+    Ok(case_row("wakes_local", "rouse", "per_s", &output.per_s, BenchGoal::AtLeast(1_000.0)))
 }
 
 /// Runs activator, autoscaler and controller as shipped, beside an API server without nodes. Requests arrive at the
@@ -73,8 +73,8 @@ fn measure_with_api_server(cluster_context: &ClusterBenchContext) -> Result<Vec<
     }
     let goal = BenchGoal::AtLeast(500.0);
     Ok(vec![
-        case_row("wakes_apiserver", "rouse", "per_s", &rates, None, goal),
-        case_row("request_to_acknowledged", "rouse", "ms", &times, None, BenchGoal::None),
+        case_row("wakes_apiserver", "rouse", "per_s", &rates, goal),
+        case_row("request_to_acknowledged", "rouse", "ms", &times, BenchGoal::None),
     ])
 }
 
@@ -90,7 +90,7 @@ fn wake_all(cluster: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> 
         let observations = watched.observations();
         let time_of = |name: &String| {
             let deployment = format!("{name}-00001-deployment");
-            observations.iter().find(|it| it.pod == deployment && it.is_ready).map(|it| it.at_us)
+            observations.iter().find(|it| it.name == deployment && it.is_ready).map(|it| it.at_us)
         };
         Ok(names.iter().map(time_of).collect::<Option<Vec<u64>>>())
     });

@@ -96,7 +96,7 @@ fn result_rows(output: &CountBenchOutput) -> Result<Vec<BenchRow>> {
         rows.extend(program_time_rows(case, profile, recorder));
     }
     let none = BenchGoal::None;
-    rows.push(case_row("empty_program", "empty", "ns", &output.empty_program, None, none));
+    rows.push(case_row("empty_program", "empty", "ns", &output.empty_program, none));
     rows.extend(packet_rows(&output.packets, recorder));
     for (case, subjects) in &output.rates {
         let values = |pick: fn(&CountBenchRates) -> &Vec<f64>| -> RoundValues {
@@ -120,7 +120,6 @@ fn result_rows(output: &CountBenchOutput) -> Result<Vec<BenchRow>> {
             "all",
             "percent",
             &core_shares(subjects),
-            None,
             core_share_goal,
         ));
         if subjects.values().all(|it| !it.cycles.is_empty()) {
@@ -164,8 +163,7 @@ fn program_time_rows(case: &str, profile: &CountBenchProfile, recorder: f64) -> 
         "h2" => BenchGoal::AtMost(700.0),
         _ => BenchGoal::None,
     };
-    let row =
-        |case: &str, unit, values: &[f64], goal| case_row(case, "rouse", unit, values, None, goal);
+    let row = |case: &str, unit, values: &[f64], goal| case_row(case, "rouse", unit, values, goal);
     // Goals apply to both figures, with and without the recorder's share.
     let net = without_stats_overhead(&profile.ns, &profile.runs, recorder);
     let mut rows =
@@ -184,7 +182,7 @@ fn program_time_rows(case: &str, profile: &CountBenchProfile, recorder: f64) -> 
 
 /// Rows of uncounted packets. `uncounted_packet` is the most expensive reason; pods without programs are apart.
 fn packet_rows(packets: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
-    let row = |case: &str, values: &[f64], goal| case_row(case, "rouse", "ns", values, None, goal);
+    let row = |case: &str, values: &[f64], goal| case_row(case, "rouse", "ns", values, goal);
     let packets_of_rouse = || packets.iter().filter(|(name, _)| *name != "foreign");
     let median_ns = |it: &PacketProfile| median(&it.ns).value;
     // Goals are for the worst reason not to count a packet.

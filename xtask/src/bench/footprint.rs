@@ -47,9 +47,10 @@ struct ClusterFootprint {
 pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let cluster = cluster_context.create_cluster(1, "iptables")?;
     cluster.install("standard")?;
-    let (mut rows, mut before, mut had) = (Vec::new(), None::<ClusterFootprint>, 0);
+    let (mut rows, mut before, mut count_before) = (Vec::new(), None::<ClusterFootprint>, 0);
     for (count, case) in CASES {
-        let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
+        let names: Vec<String> =
+            (count_before..count).map(|index| format!("foot{index}")).collect();
         for batch in names.chunks(BATCH) {
             cluster.create_sleeping_services(batch)?;
         }
@@ -58,9 +59,9 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
         rows.extend(daemon_rows(&cluster, case)?);
         let now = read_footprint(&cluster)?;
         if let Some(before) = before {
-            rows.extend(per_service_rows(case, count - had, before, now));
+            rows.extend(per_service_rows(case, count - count_before, before, now));
         }
-        (before, had) = (Some(now), count);
+        (before, count_before) = (Some(now), count);
     }
     Ok(rows)
 }
@@ -73,7 +74,7 @@ fn per_service_rows(
     now: ClusterFootprint,
 ) -> [BenchRow; 3] {
     let row = |name: &str, unit: &str, value: f64, goal| {
-        case_row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
+        case_row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], goal)
     };
     [
         row("objects_each", "objects", now.objects - before.objects, BenchGoal::AtMost(15.0)),
@@ -92,19 +93,19 @@ fn daemon_rows(cluster: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
     let maps = cluster.maps_mib()?;
     let mut rows: Vec<BenchRow> = memory
         .iter()
-        .map(|(component, mib)| case_row(case, component, "MiB", &[*mib], None, BenchGoal::None))
+        .map(|(component, mib)| case_row(case, component, "MiB", &[*mib], BenchGoal::None))
         .collect();
-    rows.push(case_row(case, "kernel maps", "MiB", &[maps], None, BenchGoal::None));
+    rows.push(case_row(case, "kernel maps", "MiB", &[maps], BenchGoal::None));
     let total = memory.values().sum::<f64>() + maps;
     // The goal is stated for one hundred services; the other cases show the growth.
     let goal = if case == "services_100" { BenchGoal::AtMost(100.0) } else { BenchGoal::None };
-    rows.push(case_row(case, "rouse", "MiB", &[total], None, goal));
+    rows.push(case_row(case, "rouse", "MiB", &[total], goal));
     let cpu = format!("{case}_cpu");
     for (component, ticks) in &after {
         // A tick is 10 ms: so many a second are so many percent of one processor.
         let used_ticks = ticks - before.get(component).copied().unwrap_or(0.0);
         let percent = used_ticks / CPU_SAMPLE_TIME.as_secs_f64();
-        rows.push(case_row(&cpu, component, "percent", &[percent], None, BenchGoal::None));
+        rows.push(case_row(&cpu, component, "percent", &[percent], BenchGoal::None));
     }
     Ok(rows)
 }

@@ -50,5 +50,5 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     }
     node.stop()?;
     let goal = BenchGoal::P50P99AtMost(50.0, 50.0);
-    Ok(vec![case_row("1_to_50_in_flight_to_decision", "rouse", "ms", &requests, None, goal)])
+    Ok(vec![case_row("1_to_50_in_flight_to_decision", "rouse", "ms", &requests, goal)])
 }

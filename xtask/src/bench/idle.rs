@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 
 use super::{
     node_context::NodeBenchContext,
+    process_memory::map_bytes,
     report::{BenchGoal, BenchRow, case_row},
 };
 use crate::sh;
@@ -26,7 +27,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     sh::sleep(SETTLE_TIME);
     // Maps have fixed sizes and are not part of the resident size, so they are added apart.
     let resident_with_services = resident_kib(node.pid())?;
-    let maps = maps_kib(node.pid())?;
+    let maps = map_bytes(node.pid())?.values().sum::<f64>() / 1024.0;
     let before = cpu_ticks(node.pid())?;
     sh::sleep(CPU_SAMPLE_TIME);
     let ticks = cpu_ticks(node.pid())? - before;
@@ -37,8 +38,8 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let a_service = (resident_with_services - empty + maps) / SERVICES as f64;
     let percent = ticks / CPU_SAMPLE_TIME.as_secs_f64();
     Ok(vec![
-        case_row("memory_per_service", "rouse", "KiB", &[a_service], None, BenchGoal::AtMost(5.0)),
-        case_row("cpu", "rouse", "percent", &[percent], None, BenchGoal::AtMost(1.0)),
+        case_row("memory_per_service", "rouse", "KiB", &[a_service], BenchGoal::AtMost(5.0)),
+        case_row("cpu", "rouse", "percent", &[percent], BenchGoal::AtMost(1.0)),
     ])
 }
 
@@ -58,23 +59,6 @@ fn cpu_ticks(pid: u32) -> Result<f64> {
     let fields: Vec<f64> =
         rest.split(' ').map(|field| field.trim().parse().unwrap_or(0.0)).collect();
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
-}
-
-/// Memory of the maps that the process holds open, each counted once, in KiB.
-fn maps_kib(pid: u32) -> Result<f64> {
-    let folder = format!("/proc/{pid}/fdinfo");
-    let mut maps = std::collections::BTreeMap::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))? {
-        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
-        let field = |name: &str| -> Option<u64> {
-            text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
-        };
-        // A map may be open under several descriptors; its id counts it once.
-        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
-            maps.insert(id, bytes);
-        }
-    }
-    Ok(maps.values().sum::<u64>() as f64 / 1024.0)
 }
 
 fn read_proc_file(pid: u32, file: &str) -> Result<String> {

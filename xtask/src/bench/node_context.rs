@@ -76,7 +76,7 @@ impl NodeBenchContext {
         sh::capture(node.rouse_command(&["apply", "-f"]).arg(&file))?;
         let started = Instant::now();
         while started.elapsed() < APPLIED_WITHIN {
-            let started = Instant::now();
+            let queried = Instant::now();
             let named = |object: &&Value| {
                 object["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix))
             };
@@ -87,7 +87,7 @@ impl NodeBenchContext {
             }
             // Reading thousands of objects takes processor time from the controller, so queries pause four times as
             // long.
-            sh::sleep(POLL.max(started.elapsed() * 4));
+            sh::sleep(POLL.max(queried.elapsed() * 4));
         }
         bail!("{count} services {prefix}… were not ready within {APPLIED_WITHIN:?}")
     }

@@ -76,7 +76,7 @@ fn observe_deployment(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let deployment = &event["object"];
     Some(WatchObservation {
         at_us,
-        pod: deployment["metadata"]["name"].as_str()?.to_owned(),
+        name: deployment["metadata"]["name"].as_str()?.to_owned(),
         node: String::new(),
         is_ready: deployment["spec"]["replicas"].as_u64() == Some(1),
     })
@@ -86,7 +86,7 @@ fn observe_pod(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let pod = &event["object"];
     Some(WatchObservation {
         at_us,
-        pod: pod["metadata"]["name"].as_str()?.to_owned(),
+        name: pod["metadata"]["name"].as_str()?.to_owned(),
         node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         is_ready: is_condition_true(pod, "Ready"),
     })

@@ -55,8 +55,8 @@ impl PlainDeployment {
         let ended = unix_us();
         let seconds: Vec<f64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
         // `time_pretransfer` ends just before curl sends the request.
-        let [before, timestamp] = seconds[..] else { bail!("curl said `{text}`") };
-        Ok(ended - ((timestamp - before) * 1e6) as u64)
+        let [pretransfer_s, total_s] = seconds[..] else { bail!("curl said `{text}`") };
+        Ok(ended - ((total_s - pretransfer_s) * 1e6) as u64)
     }
 
     /// Scales to one pod. Returns the time from the patch to the first response through the Service, in ms.

@@ -87,13 +87,24 @@ pub(super) fn case_rows(
             let ratio = (*subject != control).then(|| ratio(rounds, subject, control)).flatten();
             let ratio = ratio.map(|ratio| ControlRatio { control, ratio });
             let goal = if *subject == "rouse" { goal } else { BenchGoal::None };
-            case_row(case, subject, unit, values, ratio, goal)
+            compared_row(case, subject, unit, values, ratio, goal)
         })
         .collect()
 }
 
-/// Makes one row. Goals are judged by medians, not by the best value.
+/// Makes one row without a ratio to a control.
 pub(super) fn case_row(
+    case: &str,
+    subject: &str,
+    unit: &str,
+    values: &[f64],
+    goal: BenchGoal,
+) -> BenchRow {
+    compared_row(case, subject, unit, values, None, goal)
+}
+
+/// Makes one row. Goals are judged by medians, not by the best value.
+fn compared_row(
     case: &str,
     subject: &str,
     unit: &str,

@@ -38,7 +38,7 @@ pub(super) fn run() -> Result<Vec<BenchRow>> {
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     // Times of an incomplete run would look good.
     ensure!(output.is_complete, "the controller came to no rest: {line}");
-    let row = |case, unit, value: f64, goal| case_row(case, "rouse", unit, &[value], None, goal);
+    let row = |case, unit, value: f64, goal| case_row(case, "rouse", unit, &[value], goal);
     Ok(vec![
         row("known", "s", output.known_s, BenchGoal::None),
         row("whole_table", "s", output.whole_s, BenchGoal::None),

@@ -135,7 +135,7 @@ impl SteadyLoad {
             text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let lost = records.iter().filter(|it| !it.is_answered()).count();
         let count = |case: &str, number: usize, goal| {
-            case_row(case, subject, "requests", &[number as f64], None, goal)
+            case_row(case, subject, "requests", &[number as f64], goal)
         };
         Ok(vec![count("sent", records.len(), BenchGoal::None), count("lost", lost, goal)])
     }

@@ -63,7 +63,7 @@ fn cpu_added(cpu: &RoundValues) -> Vec<BenchRow> {
         .map(|(subject, costs)| {
             let added: Vec<f64> = costs.iter().zip(bare).map(|(cost, bare)| cost - bare).collect();
             let goal = if *subject == "rouse" { BenchGoal::AtMost(0.5) } else { BenchGoal::None };
-            case_row("cpu_added_system", subject, "us", &added, None, goal)
+            case_row("cpu_added_system", subject, "us", &added, goal)
         })
         .collect()
 }
@@ -76,5 +76,5 @@ fn bpf_time(measure: impl Fn() -> Result<MeasuredTimes>) -> Result<BenchRow> {
         Ok(run_time.all_us / measured.count as f64)
     });
     let values: Vec<f64> = values.collect::<Result<_>>()?;
-    Ok(case_row("cpu_added_bpf", "rouse", "us", &values, None, BenchGoal::AtMost(0.5)))
+    Ok(case_row("cpu_added_bpf", "rouse", "us", &values, BenchGoal::AtMost(0.5)))
 }

@@ -35,29 +35,29 @@ pub(crate) enum FaultAction {
 
 /// Applies `action` to `process` of a cluster that has xtask's record.
 pub(crate) fn run(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     action: FaultAction,
     process: ClusterProcess,
 ) -> Result<()> {
-    let record = state.require_record()?;
+    let record = paths.require_record()?;
     // A fault in a node that does not exist would have no effect and report none.
     if process.node().is_some_and(|node| node > record.nodes) {
         bail!("{process} does not exist: the cluster has {} nodes", record.nodes);
     }
     match (action, process) {
-        (FaultAction::Stop, ClusterProcess::Node(node)) => freeze(state, node, true),
-        (FaultAction::Resume, ClusterProcess::Node(node)) => freeze(state, node, false),
+        (FaultAction::Stop, ClusterProcess::Node(node)) => set_frozen(paths, node, true),
+        (FaultAction::Resume, ClusterProcess::Node(node)) => set_frozen(paths, node, false),
         (FaultAction::Kill, ClusterProcess::Node(node)) => {
-            cgroups::kill_processes(&node_cgroup(state, node))
+            cgroups::kill_processes(&node_cgroup(paths, node))
         }
         (FaultAction::Start, ClusterProcess::Node(node)) => {
-            with_existing_cluster(state, |starter| start_node(starter, node))
+            with_existing_cluster(paths, |starter| start_node(starter, node))
         }
         (FaultAction::Cut, ClusterProcess::Node(node)) => {
-            network::set_disconnected(state, node, true)
+            network::set_disconnected(paths, node, true)
         }
         (FaultAction::Join, ClusterProcess::Node(node)) => {
-            network::set_disconnected(state, node, false)
+            network::set_disconnected(paths, node, false)
         }
         (FaultAction::Cut | FaultAction::Join, _) => {
             bail!("only a node can be cut off; {process} is none")
@@ -65,21 +65,21 @@ pub(crate) fn run(
         (FaultAction::Slow, ClusterProcess::Node(_)) => {
             bail!("only a process can be slow; {process} is a node")
         }
-        (FaultAction::Slow, _) => slow_down(state, process),
-        (FaultAction::Stop, _) => process::signal(state, process, Signal::SIGSTOP),
-        (FaultAction::Resume, _) => process::signal(state, process, Signal::SIGCONT),
+        (FaultAction::Slow, _) => slow_down(paths, process),
+        (FaultAction::Stop, _) => process::signal(paths, process, Signal::SIGSTOP),
+        (FaultAction::Resume, _) => process::signal(paths, process, Signal::SIGCONT),
         (FaultAction::Kill, _) => {
-            process::signal(state, process, Signal::SIGKILL)?;
+            process::signal(paths, process, Signal::SIGKILL)?;
             // Waits until the process is gone, so that a following `start` does not find it.
-            process::terminate(state, process)
+            process::terminate(paths, process)
         }
-        (FaultAction::Start, _) if process::pid_of(state, process).is_some() => Ok(()),
-        (FaultAction::Start, _) => with_existing_cluster(state, |starter| starter.start(process)),
+        (FaultAction::Start, _) if process::pid_of(paths, process).is_some() => Ok(()),
+        (FaultAction::Start, _) => with_existing_cluster(paths, |starter| starter.start(process)),
     }
 }
 
-fn node_cgroup(state: &ClusterPaths, node: u8) -> String {
-    format!("{}/node{node}", state.cgroup())
+fn node_cgroup(paths: &ClusterPaths, node: u8) -> String {
+    format!("{}/node{node}", paths.cgroup())
 }
 
 /// Duration of a slowdown, length of each suspension, and running time between two. The suspension is as long as a
@@ -87,21 +87,21 @@ fn node_cgroup(state: &ClusterPaths, node: u8) -> String {
 const SLOWDOWN: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
 
-fn slow_down(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
-    let (slowdown, still, runs) = SLOWDOWN;
+fn slow_down(paths: &ClusterPaths, process: ClusterProcess) -> Result<()> {
+    let (slowdown, suspension, running) = SLOWDOWN;
     let started = Instant::now();
     while started.elapsed() < slowdown {
-        process::signal(state, process, Signal::SIGSTOP)?;
-        sh::sleep(still);
-        process::signal(state, process, Signal::SIGCONT)?;
-        sh::sleep(runs);
+        process::signal(paths, process, Signal::SIGSTOP)?;
+        sh::sleep(suspension);
+        process::signal(paths, process, Signal::SIGCONT)?;
+        sh::sleep(running);
     }
     Ok(())
 }
 
 /// Suspends or continues every process of the node at one moment.
-pub(crate) fn freeze(state: &ClusterPaths, node: u8, is_frozen: bool) -> Result<()> {
-    let file = cgroups::v2_directory(&node_cgroup(state, node))?.join("cgroup.freeze");
+pub(crate) fn set_frozen(paths: &ClusterPaths, node: u8, is_frozen: bool) -> Result<()> {
+    let file = cgroups::v2_directory(&node_cgroup(paths, node))?.join("cgroup.freeze");
     fs::write(&file, if is_frozen { "1" } else { "0" })
         .with_context(|| format!("cannot write {}", file.display()))
 }

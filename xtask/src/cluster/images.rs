@@ -140,8 +140,8 @@ fn pack_archive(layout: &Path, name: &str, destination: &Path) -> Result<(PathBu
 }
 
 /// Returns true if `node` has all `images` in their present version.
-pub(crate) fn is_loaded(state: &ClusterPaths, node: u8, images: &ImageArchives) -> bool {
-    let digests = loaded_digests(state, node);
+pub(crate) fn is_loaded(paths: &ClusterPaths, node: u8, images: &ImageArchives) -> bool {
+    let digests = loaded_digests(paths, node);
     images.iter().all(|(name, (_, digest))| digests.get(name) == Some(digest))
 }
 
@@ -170,8 +170,8 @@ pub(crate) fn import(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchi
 }
 
 /// Digests of the images that `node` has, by name.
-fn loaded_digests(state: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
-    let text = fs::read_to_string(state.node(node).join("images.json")).unwrap_or_default();
+fn loaded_digests(paths: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(paths.node(node).join("images.json")).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 

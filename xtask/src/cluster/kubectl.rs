@@ -14,7 +14,7 @@ use super::{
     config, network,
     plan::ClusterProcess,
     start::ClusterStarter,
-    state::{ClusterPaths, write_file},
+    state::write_file,
 };
 use crate::sh;
 
@@ -185,32 +185,29 @@ fn make_private_to_sudo_user(file: &Path) -> Result<()> {
 }
 
 /// Describes a running cluster, as JSON for `status` and for the table of `up`.
-pub(crate) fn describe_cluster(
-    starter: &ClusterStarter<'_>,
-    state: &ClusterPaths,
-) -> Result<serde_json::Value> {
-    let record = starter.record;
+pub(crate) fn describe_cluster(starter: &ClusterStarter<'_>) -> Result<serde_json::Value> {
+    let (paths, record) = (starter.paths, starter.record);
     let nodes: Vec<serde_json::Value> = starter
         .nodes()?
         .iter()
         .map(|node| {
             let number = node.name.trim_start_matches("node").parse().unwrap_or(0);
             // Benches run processes in pods' cgroups, so they need the node's directory.
-            let group = format!("{}/{}", state.cgroup(), node.name);
+            let group = format!("{}/{}", paths.cgroup(), node.name);
             let cgroup =
                 super::cgroups::v2_directory(&group).map(|path| path.display().to_string());
             serde_json::json!({
                 "name": node.name, "ready": node.is_ready, "version": node.version,
                 "addresses": node_addresses(number), "pods": pod_ranges(number),
-                "netns": state.netns(Some(number)), "cgroup": cgroup.unwrap_or_default(),
+                "netns": paths.netns(Some(number)), "cgroup": cgroup.unwrap_or_default(),
             })
         })
         .collect();
     Ok(serde_json::json!({
-        "name": state.name, "kubernetes": record.kubernetes, "proxy": record.proxy, "dns": DNS,
-        "kubeconfig": state.kubeconfig(), "netns": state.netns(None),
+        "name": paths.name, "kubernetes": record.kubernetes, "proxy": record.proxy, "dns": DNS,
+        "kubeconfig": paths.kubeconfig(), "netns": paths.netns(None),
         "server": format!("https://127.0.0.1:{}", record.port),
-        "kubectl": starter.programs.file("kubectl")?, "logs": state.folder().join("log"),
+        "kubectl": starter.programs.file("kubectl")?, "logs": paths.folder().join("log"),
         "kn": starter.programs.file("kn").ok(), "nodes": nodes,
     }))
 }

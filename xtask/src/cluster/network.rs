@@ -38,8 +38,8 @@ pub(crate) fn netns_command(netns: &Path, program: &str) -> Command {
 }
 
 /// Creates the namespace of a node, or of the control plane (`None`), with its devices and addresses.
-pub(crate) fn create_namespace(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
-    let netns = state.netns(node);
+pub(crate) fn create_namespace(paths: &ClusterPaths, node: Option<u8>) -> Result<()> {
+    let netns = paths.netns(node);
     // Written last: a namespace without this file is incomplete, left by a killed `up`, and is created again.
     let laid = netns.with_extension("laid");
     if is_namespace(&netns) && laid.exists() {
@@ -61,7 +61,7 @@ pub(crate) fn create_namespace(state: &ClusterPaths, node: Option<u8>) -> Result
     match node {
         None => run_ip_batch(&netns, &control_plane_commands())?,
         Some(node) => {
-            connect_node(state, node)?;
+            connect_node(paths, node)?;
             run_ip_batch(&netns, &node_commands(node))?;
         }
     }
@@ -86,18 +86,18 @@ fn control_plane_commands() -> Vec<String> {
 }
 
 /// Creates a pair of devices from the bridge to the node.
-fn connect_node(state: &ClusterPaths, node: u8) -> Result<()> {
-    let far = state.netns(Some(node));
+fn connect_node(paths: &ClusterPaths, node: u8) -> Result<()> {
+    let far = paths.netns(Some(node));
     // The kernel removes the device of a deleted namespace, but a little later than `up` needs the name.
     let device = format!("node{node}");
-    let mut delete = netns_command(&state.netns(None), "ip");
+    let mut delete = netns_command(&paths.netns(None), "ip");
     delete.args(["link", "delete", &device]).stderr(Stdio::null());
     let _absent = delete.status().context("cannot start nsenter")?;
     let lines = [
         format!("link add node{node} type veth peer name eth0 netns {}", far.display()),
         format!("link set node{node} master br0 up"),
     ];
-    run_ip_batch(&state.netns(None), &lines)
+    run_ip_batch(&paths.netns(None), &lines)
 }
 
 fn node_commands(node: u8) -> Vec<String> {
@@ -117,7 +117,7 @@ fn node_commands(node: u8) -> Vec<String> {
 }
 
 /// Sets the routes to all nodes' pods in every namespace, and the control plane's route to Services.
-pub(crate) fn set_routes(state: &ClusterPaths, nodes: u8) -> Result<()> {
+pub(crate) fn set_routes(paths: &ClusterPaths, nodes: u8) -> Result<()> {
     for from in std::iter::once(None).chain((1..=nodes).map(Some)) {
         let mut lines = Vec::new();
         // A node's own pods are behind its bridge already.
@@ -132,15 +132,15 @@ pub(crate) fn set_routes(state: &ClusterPaths, nodes: u8) -> Result<()> {
                 service_routes.map(|(services, via)| format!("route replace {services} via {via}")),
             );
         }
-        run_ip_batch(&state.netns(from), &lines)?;
+        run_ip_batch(&paths.netns(from), &lines)?;
     }
     Ok(())
 }
 
 /// Disconnects the node from all others, or connects it again.
-pub(crate) fn set_disconnected(state: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
+pub(crate) fn set_disconnected(paths: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
     let word = if is_cut { "down" } else { "up" };
-    run_ip_batch(&state.netns(None), &[format!("link set node{node} {word}")])
+    run_ip_batch(&paths.netns(None), &[format!("link set node{node} {word}")])
 }
 
 /// Runs a batch of `ip` commands in the namespace `netns`.
@@ -162,8 +162,8 @@ fn run_ip_batch(netns: &Path, lines: &[String]) -> Result<()> {
 }
 
 /// Removes all network namespaces of the cluster.
-pub(crate) fn remove(state: &ClusterPaths) -> Result<()> {
-    let folder = state.run_folder().join("netns");
+pub(crate) fn remove(paths: &ClusterPaths) -> Result<()> {
+    let folder = paths.run_folder().join("netns");
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         unmount(&entry.path())?;
     }
@@ -180,6 +180,6 @@ fn unmount(file: &Path) -> Result<()> {
 }
 
 /// Returns true if the control plane's namespace exists.
-pub(crate) fn exists(state: &ClusterPaths) -> bool {
-    is_namespace(&state.netns(None))
+pub(crate) fn exists(paths: &ClusterPaths) -> bool {
+    is_namespace(&paths.netns(None))
 }

@@ -36,11 +36,11 @@ pub(crate) struct ProcessLaunch {
 
 /// Starts `process` in a session of its own, and records its id and start time.
 pub(crate) fn start(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     process: ClusterProcess,
     launch: ProcessLaunch,
 ) -> Result<()> {
-    let log = state.log(process);
+    let log = paths.log(process);
     let out = File::options()
         .create(true)
         .append(true)
@@ -60,7 +60,7 @@ pub(crate) fn start(
     // `setsid` executes the shell and then the program, all with the same process id.
     let ProcessIdentity { pid, start_ticks } = ProcessIdentity::of(child.id())
         .with_context(|| format!("{process} ended at once: see {}", log.display()))?;
-    fs::write(state.pid_file(process), format!("{pid} {start_ticks}"))
+    fs::write(paths.pid_file(process), format!("{pid} {start_ticks}"))
         .with_context(|| format!("cannot note the process of {process}"))
 }
 
@@ -105,8 +105,8 @@ fn stat_fields(id: u32) -> Option<Vec<String>> {
 }
 
 /// Process id of `process`; `None` if it does not run.
-pub(crate) fn pid_of(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
-    let text = fs::read_to_string(state.pid_file(process)).ok()?;
+pub(crate) fn pid_of(paths: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
+    let text = fs::read_to_string(paths.pid_file(process)).ok()?;
     let (pid, start_ticks) = text.split_once(' ')?;
     let identity =
         ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
@@ -119,25 +119,25 @@ pub(crate) fn is_stopped(id: u32) -> bool {
 }
 
 /// Sends `signal` to `process`. Fails if it does not run.
-pub(crate) fn signal(state: &ClusterPaths, process: ClusterProcess, signal: Signal) -> Result<()> {
-    let Some(id) = pid_of(state, process) else { bail!("{process} does not run") };
+pub(crate) fn signal(paths: &ClusterPaths, process: ClusterProcess, signal: Signal) -> Result<()> {
+    let Some(id) = pid_of(paths, process) else { bail!("{process} does not run") };
     let pid = Pid::from_raw(i32::try_from(id).context("a process id is small")?);
     kill(pid, signal).with_context(|| format!("cannot send {signal} to {process}"))
 }
 
 /// Ends `process` by SIGTERM, then SIGKILL, and waits until it is gone. Succeeds if it does not run.
-pub(crate) fn terminate(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
-    if pid_of(state, process).is_none() {
+pub(crate) fn terminate(paths: &ClusterPaths, process: ClusterProcess) -> Result<()> {
+    if pid_of(paths, process).is_none() {
         return Ok(());
     }
     for (word, timeout) in [(Signal::SIGTERM, 5), (Signal::SIGKILL, 10)] {
         // A process that ends between the check and the signal is no error.
-        let _gone = signal(state, process, word);
+        let _gone = signal(paths, process, word);
         // A suspended process handles SIGTERM only after SIGCONT.
-        let _gone = signal(state, process, Signal::SIGCONT);
+        let _gone = signal(paths, process, Signal::SIGCONT);
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(timeout) {
-            if pid_of(state, process).is_none() {
+            if pid_of(paths, process).is_none() {
                 return Ok(());
             }
             sh::sleep(Duration::from_millis(20));

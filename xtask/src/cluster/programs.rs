@@ -270,25 +270,25 @@ fn run_build(command: &mut Command, program: &str) -> Result<()> {
     let stderr = child.stderr.take().context("the child's output was piped")?;
     let started = Instant::now();
     let is_terminal = std::io::stdout().is_terminal();
-    let (mut packages, mut lines, mut last) = (0_u32, 0, Vec::new());
+    let (mut packages, mut printed_s, mut messages) = (0_u32, 0, Vec::new());
     for line in BufReader::new(stderr).lines() {
         let line = line?;
         packages += u32::from(!line.contains(' '));
         // Lines about downloads and compiled packages do not explain a failure.
         if line.contains(' ') && !line.starts_with("go: downloading") {
-            last.push(line);
+            messages.push(line);
         }
         // A terminal gets a line that is redrawn each second; a log file gets one every 20 seconds.
         let seconds = started.elapsed().as_secs();
-        if seconds >= lines + if is_terminal { 1 } else { 20 } {
-            lines = seconds;
+        if seconds >= printed_s + if is_terminal { 1 } else { 20 } {
+            printed_s = seconds;
             let end = if is_terminal { '\r' } else { '\n' };
             print!("    {program}: {packages} packages compiled in {seconds} s{end}");
             std::io::stdout().flush()?;
         }
     }
     if !child.wait()?.success() {
-        bail!("cannot build {program}:\n{}", last.join("\n"));
+        bail!("cannot build {program}:\n{}", messages.join("\n"));
     }
     println!("    {program}: built in {} s            ", started.elapsed().as_secs());
     Ok(())

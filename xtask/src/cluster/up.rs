@@ -61,20 +61,20 @@ pub(crate) struct ClusterUpArgs {
 }
 
 /// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
-pub(crate) fn run(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<()> {
+pub(crate) fn run(paths: &ClusterPaths, args: &ClusterUpArgs) -> Result<()> {
     if let Some(file) = &args.prepared {
-        return start_cluster(state, args, requested_version(state, args)?, &read_images(file)?);
+        return start_cluster(paths, args, requested_version(paths, args)?, &read_images(file)?);
     }
-    let images = prepare(state, args)?;
+    let images = prepare(paths, args)?;
     if sh::is_root() {
-        return start_cluster(state, args, requested_version(state, args)?, &images);
+        return start_cluster(paths, args, requested_version(paths, args)?, &images);
     }
     rerun_as_root(&images)
 }
 
 /// Builds all programs and images, without root. It is also `cargo xtask cluster build`.
-pub(crate) fn prepare(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<ImageArchives> {
-    let version = requested_version(state, args)?;
+pub(crate) fn prepare(paths: &ClusterPaths, args: &ClusterUpArgs) -> Result<ImageArchives> {
+    let version = requested_version(paths, args)?;
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Cluster], args.yes)?;
     let assets = programs::assets(version)?;
     build_programs(version, assets.as_deref())?;
@@ -87,11 +87,11 @@ pub(crate) fn prepare(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<Imag
 
 /// Runs `cargo xtask cluster load`: builds images and imports them into all nodes.
 pub(crate) fn load_images(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     packages: &[String],
     prepared: Option<&Path>,
 ) -> Result<()> {
-    let record = state.require_record()?;
+    let record = paths.require_record()?;
     let version: KubernetesVersion = record.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let images = match prepared {
         Some(file) => read_images(file)?,
@@ -100,13 +100,13 @@ pub(crate) fn load_images(
     if !sh::is_root() {
         return rerun_as_root(&images);
     }
-    with_existing_cluster(state, |starter| {
+    with_existing_cluster(paths, |starter| {
         for node in 1..=record.nodes {
             images::import(starter, node, &images)?;
         }
         println!(
             "cluster {}: {} images in each of {} nodes",
-            state.name,
+            paths.name,
             images.len(),
             record.nodes
         );
@@ -115,8 +115,8 @@ pub(crate) fn load_images(
 }
 
 /// Version to run: the named one, else the existing cluster's, else the default.
-fn requested_version(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
-    let running = state.read_record()?.map(|record| record.kubernetes.parse::<KubernetesVersion>());
+fn requested_version(paths: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
+    let running = paths.read_record()?.map(|record| record.kubernetes.parse::<KubernetesVersion>());
     match (args.kubernetes, running) {
         (Some(version), _) => Ok(version),
         (None, Some(running)) => running.map_err(anyhow::Error::msg),
@@ -161,14 +161,18 @@ fn read_images(file: &Path) -> Result<ImageArchives> {
 fn rerun_as_root(images: &ImageArchives) -> Result<()> {
     let folder = CargoWorkspace::load()?.target.join("cluster-images");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let file = folder.join("images.json");
-    // Images are built before, as the user; root gets their paths in a file.
-    fs::write(&file, serde_json::to_string(images)?)?;
+    // Images are built before, as the user; root gets their paths in a file. Another cluster with other images may start
+    // at the same time, so the file is this process's own.
+    let file = folder.join(format!("images-{}.json", std::process::id()));
+    fs::write(&file, serde_json::to_string(images)?)
+        .with_context(|| format!("cannot write {}", file.display()))?;
     let assets = std::env::var_os("KUBEBUILDER_ASSETS");
     let vars: Vec<_> =
         assets.iter().map(|value| ("KUBEBUILDER_ASSETS", value.as_os_str())).collect();
     let mut command = sh::root_command_with(std::env::current_exe()?, &vars);
-    sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(file))
+    let result = sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(&file));
+    let _removed = fs::remove_file(&file);
+    result
 }
 
 /// Starts everything that needs root.
@@ -208,11 +212,11 @@ fn start_cluster(
 
 /// Record of the cluster after this `up`. Refuses changes that need another cluster.
 fn updated_record(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     args: &ClusterUpArgs,
     version: KubernetesVersion,
 ) -> Result<ClusterRecord> {
-    let Some(old) = state.read_record()? else {
+    let Some(old) = paths.read_record()? else {
         // A port that is free now. Another program may take it before the forwarder starts, which then reports it.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(KubeProxyMode::Iptables);
@@ -220,7 +224,7 @@ fn updated_record(
         let owner = args.owner.and_then(ProcessIdentity::of);
         return Ok(record.with_assets(programs::assets(version)?).with_owner(owner));
     };
-    let name = &state.name;
+    let name = &paths.name;
     if let (Some(pid), Some(owner)) = (args.owner, old.owner.filter(|it| it.is_running()))
         && owner.pid != pid
     {
@@ -243,17 +247,17 @@ fn updated_record(
 }
 
 /// Continues suspended processes, and connects nodes that were cut off.
-fn undo_faults(state: &ClusterPaths, record: &ClusterRecord) {
+fn undo_faults(paths: &ClusterPaths, record: &ClusterRecord) {
     for node in 1..=record.nodes {
-        let _not_there = fault::freeze(state, node, false);
-        if state.netns(Some(node)).exists() {
-            let _not_there = network::set_disconnected(state, node, false);
+        let _not_there = fault::set_frozen(paths, node, false);
+        if paths.netns(Some(node)).exists() {
+            let _not_there = network::set_disconnected(paths, node, false);
         }
     }
     // A suspended process counts as alive for the plan, and nothing would continue it.
     for process in all_processes(record.nodes) {
-        if process::pid_of(state, process).is_some_and(process::is_stopped) {
-            let _gone = process::signal(state, process, Signal::SIGCONT);
+        if process::pid_of(paths, process).is_some_and(process::is_stopped) {
+            let _gone = process::signal(paths, process, Signal::SIGCONT);
         }
     }
 }
@@ -270,14 +274,14 @@ fn all_processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
 }
 
 fn observe_cluster(starter: &ClusterStarter<'_>, images: &ImageArchives) -> ObservedCluster {
-    let state = starter.paths;
+    let paths = starter.paths;
     let running: BTreeSet<ClusterProcess> = all_processes(starter.record.nodes)
-        .filter(|&running_process| process::pid_of(state, running_process).is_some())
+        .filter(|&running_process| process::pid_of(paths, running_process).is_some())
         .collect();
     let nodes = 1..=starter.record.nodes;
     ObservedCluster {
-        nodes_with_images: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
-        has_base: state.folder().join("laid").exists() && network::exists(state),
+        nodes_with_images: nodes.filter(|&node| images::is_loaded(paths, node, images)).collect(),
+        has_base: paths.folder().join("laid").exists() && network::exists(paths),
         has_addons: running.contains(&ClusterProcess::ApiServer) && starter.has_addons(),
         running,
     }
@@ -312,13 +316,13 @@ fn run_step(
 
 /// Creates the base of the control plane. Existing keys stay, because kubelets and pods trust them.
 fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
-    let state = starter.paths;
-    cgroups::create(&format!("{}/hub", state.cgroup()))?;
-    network::create_namespace(state, None)?;
+    let paths = starter.paths;
+    cgroups::create(&format!("{}/hub", paths.cgroup()))?;
+    network::create_namespace(paths, None)?;
     // Written last: without this file the base is incomplete, left by a killed `up`.
-    let laid = state.folder().join("laid");
+    let laid = paths.folder().join("laid");
     if !laid.exists() {
-        pki::write(&state.pki())?;
+        pki::write(&paths.pki())?;
         starter.write_kubeconfig()?;
     }
     fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
@@ -326,15 +330,15 @@ fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
 
 /// Sets routes between the nodes that have a namespace by now.
 pub(crate) fn set_routes(starter: &ClusterStarter<'_>) -> Result<()> {
-    let state = starter.paths;
-    let nodes = (1..=starter.record.nodes).take_while(|&node| state.netns(Some(node)).exists());
-    network::set_routes(state, nodes.last().unwrap_or(0))
+    let paths = starter.paths;
+    let nodes = (1..=starter.record.nodes).take_while(|&node| paths.netns(Some(node)).exists());
+    network::set_routes(paths, nodes.last().unwrap_or(0))
 }
 
 /// Prints the nodes and the commands that users may need next.
 fn print_summary(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()> {
-    let state = starter.paths;
-    let described = kubectl::describe_cluster(starter, state)?;
+    let paths = starter.paths;
+    let described = kubectl::describe_cluster(starter)?;
     if let Some(file) = json {
         fs::write(file, serde_json::to_string_pretty(&described)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -350,11 +354,11 @@ fn print_summary(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()
         println!("{name:<8} {ready:<6} {version:<10} {address:<14} {pods}");
     }
     // Printed commands must work as they are, so another name than the default is part of them.
-    let name = match state.name.as_str() {
+    let name = match paths.name.as_str() {
         "rouse" => String::new(),
         other => format!("--name {other} "),
     };
-    let (kubectl, config) = (starter.programs.file("kubectl")?, state.kubeconfig());
+    let (kubectl, config) = (starter.programs.file("kubectl")?, paths.kubeconfig());
     println!(
         "\nfrom this machine      {} --kubeconfig {} get nodes",
         kubectl.display(),

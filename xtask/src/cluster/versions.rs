@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn go_says_which_it_is() {
+    fn the_output_of_go_version_is_parsed() {
         let version = GoVersion::parse("go version go1.26.8 linux/amd64").unwrap();
         assert!(version.is_sufficient());
         assert_eq!(version.to_string(), "go1.26.8");

@@ -25,8 +25,8 @@ const GRID_COLOR: &str = "#cccccc";
 pub(super) fn svg(run: &DemoRun) -> String {
     let records: Vec<&LoadRecord> = run.records.iter().map(|(_, record)| record).collect();
     let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
-    let last_look = run.samples.last().map_or(first, |sample| sample.at_us);
-    let steps = (last_look.saturating_sub(first) / STEP_US + 1) as usize;
+    let last_sample_us = run.samples.last().map_or(first, |sample| sample.at_us);
+    let steps = (last_sample_us.saturating_sub(first) / STEP_US + 1) as usize;
     let bars = bars(&records, first, steps);
     let max_requests = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
     let x = |step: f64| LEFT + (RIGHT - LEFT) * step / steps as f64;

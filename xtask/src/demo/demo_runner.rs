@@ -5,7 +5,7 @@ use std::{
     path::Path,
     process::{Child, Stdio},
     sync::mpsc::{self, Receiver, TryRecvError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -15,7 +15,11 @@ use super::{
     observations::{DemoRun, PodSample, RequestPurpose},
     terminal::DemoScreen,
 };
-use crate::{load::LoadRecord, local_node::LocalNode, sh};
+use crate::{
+    load::{LoadRecord, unix_us},
+    local_node::LocalNode,
+    sh,
+};
 
 /// Name of the service inside the node, which the node's DNS resolves to the ClusterIP.
 const SERVICE: &str = "hello.default.svc.cluster.local";
@@ -196,9 +200,4 @@ fn read_records(load: &mut Child) -> Result<Receiver<LoadRecord>> {
         }
     });
     Ok(records)
-}
-
-fn unix_us() -> u64 {
-    let elapsed = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }

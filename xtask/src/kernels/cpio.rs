@@ -6,7 +6,7 @@
 pub(crate) struct CpioArchive {
     bytes: Vec<u8>,
     /// Inode number of the last entry.
-    next: u32,
+    last_inode: u32,
 }
 
 /// Mode bits, as in `stat`, of directories and programs.
@@ -35,13 +35,13 @@ impl CpioArchive {
     }
 
     fn add_entry(&mut self, path: &str, mode: u32, content: &[u8]) {
-        self.next += 1;
+        self.last_inode += 1;
         // Inode, mode, owner, group, links, time, size, major and minor of the file's device, major and minor of a
         // device node, length of the name with its zero byte, checksum (0 in this format): eight hexadecimal digits
         // each.
         let size = u32::try_from(content.len()).expect("files of a few MB");
         let name = u32::try_from(path.len() + 1).expect("short names");
-        let fields = [self.next, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
+        let fields = [self.last_inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
         self.bytes.extend(b"070701");
         self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
         self.bytes.extend(path.as_bytes());

@@ -72,10 +72,10 @@ impl VirtualMachine<'_> {
     pub(crate) fn run(&self, line: impl FnMut(&str)) -> Result<()> {
         let seconds = self.timeout.as_secs().to_string();
         // Each process is killed when its parent ends, so that a killed xtask leaves no machine behind.
-        let ends = ["--pdeathsig", "KILL"];
+        let die_with_parent = ["--pdeathsig", "KILL"];
         let mut command = Command::new("setpriv");
-        command.args(ends).args(["timeout", "--foreground", "--kill-after=5", &seconds]);
-        command.arg("setpriv").args(ends).arg("qemu-system-x86_64");
+        command.args(die_with_parent).args(["timeout", "--foreground", "--kill-after=5", &seconds]);
+        command.arg("setpriv").args(die_with_parent).arg("qemu-system-x86_64");
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(self.accel.flags()).args(["-m", MEMORY, "-smp", CPUS]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);

@@ -46,17 +46,17 @@ const PARALLEL_TESTS: [&str; 16] = [
 ];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
-/// Number of these tests that run at a time. They often wait for pods and time windows.
+/// Number of [`PARALLEL_TESTS`] that run at a time. They often wait for pods and time windows.
 const PARALLELISM: u8 = 4;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     // A wrong chart fails the tier, but only after its other tests have run.
-    let chart = check_chart(args, builder)
+    let chart_outcome = check_chart(args, builder)
         .unwrap_or_else(|error| TierOutcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
-        return Ok(chart.combine(run_on_existing_cluster(file, args, builder)?));
+        return Ok(chart_outcome.combine(run_on_existing_cluster(file, args, builder)?));
     }
     let xtask = std::env::current_exe()?;
     sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
@@ -77,7 +77,7 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     if !did_exist {
         sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("down"))?;
     }
-    Ok(chart.combine(outcome?))
+    Ok(chart_outcome.combine(outcome?))
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
@@ -240,14 +240,14 @@ fn run_on_existing_cluster(
     let main_file = builder.workspace.root.join("tests/cluster/main.rs");
     let main = fs::read_to_string(&main_file)
         .with_context(|| format!("cannot read {}", main_file.display()))?;
-    let modules = modules_for_own_clusters(&main);
+    let modules = modules_for_xtask_clusters(&main);
     let skipped_modules: Vec<_> =
         modules.iter().map(|module| (module.as_str(), "xtask did not make this cluster")).collect();
     run_tests(args, builder, &variables, &skipped_modules)
 }
 
 /// Returns the modules whose tests need a cluster that xtask made, from the text of the tier's `main.rs`.
-fn modules_for_own_clusters(main: &str) -> Vec<String> {
+fn modules_for_xtask_clusters(main: &str) -> Vec<String> {
     let modules = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
     // Every module but one, so that a new one is never forgotten.
     modules
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn only_the_baseline_runs_on_a_cluster_of_the_user() {
-        let modules = modules_for_own_clusters(include_str!("../../../tests/cluster/main.rs"));
+        let modules = modules_for_xtask_clusters(include_str!("../../../tests/cluster/main.rs"));
         for module in ["faults::", "kn::", "pod_binding::", "revision_gc::"] {
             assert!(modules.iter().any(|one| one == module), "{module} is not in {modules:?}");
         }

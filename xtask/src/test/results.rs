@@ -63,6 +63,13 @@ pub(super) struct TierRow {
     pub(super) seconds: f64,
 }
 
+impl TierRow {
+    /// Returns the row of a tier that could not run, with the reason.
+    pub(super) fn cannot_run(tier: TestTier, error: &anyhow::Error) -> Self {
+        Self { tier, outcome: TierOutcome::CannotRun(format!("{error:#}")), seconds: 0.0 }
+    }
+}
+
 impl fmt::Display for TierRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (result, detail) = match &self.outcome {

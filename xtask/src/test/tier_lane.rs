@@ -15,7 +15,10 @@ use crate::workspace::CargoWorkspace;
 
 /// Thread that runs a tier in another process.
 #[derive(Debug)]
-pub(super) struct TierLane(JoinHandle<FinishedTier>);
+pub(super) struct TierLane {
+    tier: TestTier,
+    thread: JoinHandle<FinishedTier>,
+}
 
 /// A tier whose process has ended.
 #[derive(Debug)]
@@ -56,14 +59,15 @@ impl TierLane {
             let has_passed = run_process(&mut command, &log);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok(Self(thread::spawn(run)))
+        Ok(Self { tier, thread: thread::spawn(run) })
     }
 
     /// Waits for the end of the tier, prints its output, and returns its row of the table.
-    pub(super) fn finish(self) -> Result<TierRow> {
-        let finished =
-            self.0.join().map_err(|_panicked| anyhow!("the thread of a tier has panicked"))?;
-        finished.print()
+    pub(super) fn finish(self) -> TierRow {
+        let finished = self.thread.join();
+        let finished = finished.map_err(|_panicked| anyhow!("the thread of a tier has panicked"));
+        let row = finished.and_then(FinishedTier::print);
+        row.unwrap_or_else(|error| TierRow::cannot_run(self.tier, &error))
     }
 }
 
@@ -78,8 +82,9 @@ impl FinishedTier {
     fn print(self) -> Result<TierRow> {
         let Self { tier, log, has_passed, seconds } = self;
         let has_passed = has_passed?;
-        let output =
-            fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let output = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        // Programs of tests may print bytes that are no text.
+        let output = String::from_utf8_lossy(&output);
         println!("\n== {} (ran beside others) ==\n{output}", tier.name());
         Ok(TierRow { tier, outcome: parse_outcome(tier, &output, has_passed), seconds })
     }
@@ -116,6 +121,29 @@ mod tests {
         let killed = TierOutcome::CannotRun("its process failed, see above".to_owned());
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
         assert_eq!(parse_outcome(TestTier::Local, output, false), killed);
+    }
+
+    #[test]
+    fn output_that_is_no_text_does_not_hide_the_result() {
+        let name = format!("rouse-xtask-tier-{}.log", std::process::id());
+        let log = std::env::temp_dir().join(name);
+        fs::write(&log, b"\xff\ntest result: ok. 3 passed; 0 failed; 0 ignored\n").unwrap();
+        let (tier, has_passed) = (TestTier::Local, Ok(true));
+        let finished = FinishedTier { tier, log: log.clone(), has_passed, seconds: 1.0 };
+        let row = finished.print().unwrap();
+        let TierOutcome::Ran { counts, has_passed: true, .. } = &row.outcome else {
+            panic!("it ran: {row:?}");
+        };
+        assert_eq!(counts.passed, 3);
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_lane_that_fails_is_a_row_and_does_not_end_the_others() {
+        let tier = TestTier::Kernel;
+        let row = TierLane { tier, thread: thread::spawn(|| panic!("on purpose")) }.finish();
+        assert_eq!(row.tier, tier);
+        assert!(matches!(row.outcome, TierOutcome::CannotRun(_)), "{row:?}");
     }
 
     #[test]

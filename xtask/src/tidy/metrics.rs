@@ -32,10 +32,10 @@ impl ExportedMetrics {
             return;
         }
         // A file has one registry with one prefix; whole names need none.
-        let prefix = literal_after(code, "with_prefix(").next();
+        let prefix = literals_after(code, "with_prefix(").next();
         let mut add = |name: String| drop(self.0.insert(name, path.to_owned()));
         for (call, unit) in REGISTER_CALLS {
-            for rest in literal_after(code, call) {
+            for rest in literals_after(code, call) {
                 add(prefix.map_or_else(String::new, |it| format!("{it}_")) + rest + unit);
             }
         }
@@ -138,7 +138,7 @@ fn is_metric_name(word: &str) -> bool {
 }
 
 /// Literals that are the first argument of `call`.
-fn literal_after<'a>(code: &'a str, call: &'a str) -> impl Iterator<Item = &'a str> {
+fn literals_after<'a>(code: &'a str, call: &'a str) -> impl Iterator<Item = &'a str> {
     let after = code.split(call).skip(1);
     after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
 }

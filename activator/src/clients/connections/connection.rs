@@ -122,13 +122,14 @@ impl ClientConnection {
 
     /// Assigns the connection to a client. Returns false if the client has too many connections.
     pub fn try_assign_client(&self, client: IpAddr) -> bool {
-        let (usage, before) = self.connections.add_to_client(ClientNetwork::from_address(client));
-        let has_room = before < self.connections.budget.max_client_connections;
+        let (client_usage, connections_before) =
+            self.connections.add_to_client(ClientNetwork::from_address(client));
+        let has_room = connections_before < self.connections.budget.max_client_connections;
         if !has_room {
             self.connections.count_refusal(ClientBound::ClientConnections);
         }
         // Counted even if it is refused: the count ends when the connection is dropped.
-        let _ = self.client_usage.set(usage);
+        let _ = self.client_usage.set(client_usage);
         has_room
     }
 
@@ -247,9 +248,9 @@ impl ClientConnection {
         {
             return Some(ClientBound::RequestBytes);
         }
-        let usage = self.client_usage.get()?;
-        let held_bytes = usage.held_bytes.load(Ordering::Relaxed);
-        let connections = usage.connections.load(Ordering::Relaxed);
+        let client_usage = self.client_usage.get()?;
+        let held_bytes = client_usage.held_bytes.load(Ordering::Relaxed);
+        let connections = client_usage.connections.load(Ordering::Relaxed);
         let is_exceeded = held_bytes > budget.client_request_bytes
             && exceeds_share(budget.client_request_bytes, connections);
         is_exceeded.then_some(ClientBound::ClientRequestBytes)
@@ -308,8 +309,8 @@ impl ClientConnection {
         self.lock_usage().charged()
     }
 
-    pub(super) fn is_of_client(&self, usage: &Arc<ClientUsage>) -> bool {
-        self.client_usage.get().is_some_and(|it| Arc::ptr_eq(it, usage))
+    pub(super) fn is_of_client(&self, client_usage: &Arc<ClientUsage>) -> bool {
+        self.client_usage.get().is_some_and(|it| Arc::ptr_eq(it, client_usage))
     }
 
     /// Changes the amounts of the connection and the totals together: other threads see each change complete in every
@@ -341,18 +342,17 @@ impl ClientConnection {
             before.refused_buffer_bytes,
             now.refused_buffer_bytes,
         );
-        if let Some(usage) = self.client_usage.get() {
-            update_total(&usage.held_bytes, before.total(), now.total());
+        if let Some(client_usage) = self.client_usage.get() {
+            update_total(&client_usage.held_bytes, before.total(), now.total());
         }
     }
 
     fn enforce_bounds(&self) {
         let budget = &self.connections.budget;
-        let usage = self.client_usage.get();
-        if let Some(it) =
-            usage.filter(|it| it.held_bytes.load(Ordering::Relaxed) > budget.client_request_bytes)
+        if let Some(client_usage) = self.client_usage.get()
+            && client_usage.held_bytes.load(Ordering::Relaxed) > budget.client_request_bytes
         {
-            self.connections.refuse_largest(Some(it), self.id);
+            self.connections.refuse_largest(Some(client_usage), self.id);
         }
         if self.connections.held_bytes() > budget.request_bytes {
             self.connections.refuse_largest(None, self.id);
@@ -369,14 +369,15 @@ impl Drop for ClientConnection {
     fn drop(&mut self) {
         // Emptying the amounts subtracts them from the totals.
         let ConnectionUsage { is_replaced, .. } = self.update_usage(std::mem::take);
-        let usage = self.client_usage.take();
+        let client_usage = self.client_usage.take();
         // Connections of a client are added under the same lock.
         let mut table = self.connections.lock_table();
         table.connections.remove(&self.id);
         table.replaced -= usize::from(is_replaced);
-        if let Some(usage) = usage.filter(|it| it.connections.fetch_sub(1, Ordering::Relaxed) == 1)
+        if let Some(client_usage) = client_usage
+            && client_usage.connections.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            table.clients.remove(&usage.network);
+            table.clients.remove(&client_usage.network);
         }
     }
 }

@@ -103,16 +103,16 @@ fn encode_block(
 
 /// Inspector after it received `all` in pieces of these lengths, and the number of bytes of bodies it counted.
 fn inspect_in_pieces(all: &[u8], cuts: &[usize]) -> (Http2FrameInspector, usize) {
-    let (mut machine, mut rest, mut counted) = (Http2FrameInspector::after_preface(7), all, 0);
+    let (mut inspector, mut rest, mut counted) = (Http2FrameInspector::after_preface(7), all, 0);
     for cut in cuts.iter().cycle() {
         if rest.is_empty() {
             break;
         }
         let (piece, after) = rest.split_at((*cut).min(rest.len()));
-        counted += machine.inspect(piece);
+        counted += inspector.inspect(piece);
         rest = after;
     }
-    (machine, counted)
+    (inspector, counted)
 }
 
 fn cuts() -> impl Strategy<Value = Vec<usize>> {
@@ -140,21 +140,21 @@ proptest! {
         cut in 1usize..400,
         padding in prop::option::of(any::<u8>()),
         priority in any::<bool>(),
-        knows in any::<bool>(),
+        is_acked in any::<bool>(),
         cuts in cuts(),
     ) {
-        let settings = if knows { frame(frame_kind::SETTINGS, frame_flag::ACK, &[]) } else { frame(frame_kind::SETTINGS, 0, &[]) };
+        let settings = if is_acked { frame(frame_kind::SETTINGS, frame_flag::ACK, &[]) } else { frame(frame_kind::SETTINGS, 0, &[]) };
         let body = frame(frame_kind::DATA, 0, &[0xff; 99]);
         let block = encode_block(&fields, cut, padding, priority);
         let all = [&b"preface"[..], &settings, &body, &block, &body].concat();
-        let (machine, counted) = inspect_in_pieces(&all, &cuts);
+        let (inspector, counted) = inspect_in_pieces(&all, &cuts);
         prop_assert_eq!(counted, 198);
         let adds = fields.iter().any(|it| matches!(it, HpackFieldCase::Literal { adds: true, .. }));
         let empties = fields.iter().any(|it| matches!(it, HpackFieldCase::TableSize(0)));
-        prop_assert_eq!(machine.is_table_disabled, knows && empties);
+        prop_assert_eq!(inspector.is_table_disabled, is_acked && empties);
         let came = all.len() - body.len();
-        let wanted = if adds && !machine.is_table_disabled { came.min(MAX_BYTES_PER_ENTRY) } else { 0 };
-        prop_assert_eq!(machine.entry_bytes, wanted);
+        let wanted = if adds && !inspector.is_table_disabled { came.min(MAX_BYTES_PER_ENTRY) } else { 0 };
+        prop_assert_eq!(inspector.entry_bytes, wanted);
     }
 }
 

@@ -215,9 +215,9 @@ async fn wait_body_failure(
 }
 
 /// Failure for the client. An error of the client (its body broke off or was invalid) is not attributed to the pod.
-fn exchange_error(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
-    let reason = common::link::error_chain(fault);
-    match fault {
+fn exchange_error(address: SocketAddr, cause: &ExchangeError) -> ProxyRequestError {
+    let reason = common::link::error_chain(cause);
+    match cause {
         ExchangeError::Client(_) => ProxyRequestError::BadRequest(reason),
         ExchangeError::Pod(_) => ProxyRequestError::ExchangeFailed { address, reason },
     }

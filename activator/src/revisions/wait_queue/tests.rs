@@ -128,7 +128,7 @@ fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> Arriva
 }
 
 #[test]
-fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
+fn requests_wait_until_a_pod_is_ready_and_are_dispatched_in_order() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     (1..=3).for_each(|name| _ = enqueue_request(&mut queue, name));
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
@@ -136,7 +136,7 @@ fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
 }
 
 #[test]
-fn a_hard_limit_lets_go_one_for_each_that_ends() {
+fn under_a_hard_limit_one_is_dispatched_for_each_that_ends() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     (1..=4).for_each(|name| _ = enqueue_request(&mut queue, name));
     assert_eq!(queue.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
@@ -146,7 +146,7 @@ fn a_hard_limit_lets_go_one_for_each_that_ends() {
 }
 
 #[test]
-fn a_higher_limit_lets_go_at_once() {
+fn a_higher_limit_dispatches_at_once() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     (1..=3).for_each(|name| _ = enqueue_request(&mut queue, name));
     assert_eq!(queue.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);

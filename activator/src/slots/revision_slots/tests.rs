@@ -89,8 +89,8 @@ fn ops() -> impl Strategy<Value = Vec<SimSlotClusterOp>> {
     let op = prop_oneof![
         8 => at().prop_map(SimSlotClusterOp::Request),
         1 => at().prop_map(SimSlotClusterOp::Leave),
-        6 => (at(), at()).prop_map(|(node, request)| SimSlotClusterOp::Done(node, request)),
-        1 => (at(), at()).prop_map(|(node, pod)| SimSlotClusterOp::Refuse(node, pod)),
+        6 => (at(), at()).prop_map(|(at, request)| SimSlotClusterOp::Done(at, request)),
+        1 => (at(), at()).prop_map(|(at, pod)| SimSlotClusterOp::Refuse(at, pod)),
         1 => at().prop_map(SimSlotClusterOp::Retry),
         2 => at().prop_map(SimSlotClusterOp::Pod),
         2 => at().prop_map(SimSlotClusterOp::List),
@@ -117,12 +117,12 @@ fn pick_nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> 
 }
 
 impl SimSlotCluster {
-    fn new(limit: u32, nodes: usize, pods: usize) -> Self {
+    fn new(limit: u32, activators: usize, pods: usize) -> Self {
         let mut cluster = Self { limit, ..Self::default() };
         let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
-        let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
+        let listed = (0..activators).map(|at| SmolStr::from(format!("a{at}"))).collect();
         cluster.tables.push(SimSlotRouteTable { listed, ready });
-        (0..nodes).for_each(|_| cluster.start());
+        (0..activators).for_each(|_| cluster.start());
         cluster.names().iter().for_each(|name| cluster.mark_old(name));
         cluster
     }
@@ -143,7 +143,7 @@ impl SimSlotCluster {
 
     fn start_as(&mut self, name: ActivatorName) {
         let view = Arc::new(PeerView { own_name: name.clone(), ..PeerView::default() });
-        let node = SimActivator {
+        let activator = SimActivator {
             slots: RevisionSlots::new(revision(), view),
             version: self.tables.len() - 1,
             first_table_version: Some(self.tables.len() - 1),
@@ -153,17 +153,17 @@ impl SimSlotCluster {
             in_flight: Vec::new(),
             paused_pods: BTreeSet::new(),
         };
-        self.activators.insert(name.clone(), node);
+        self.activators.insert(name.clone(), activator);
         self.read_table(&name);
     }
 
-    /// Makes a node read its table.
+    /// Makes an activator read its table.
     fn read_table(&mut self, name: &ActivatorName) {
-        let node = self.activators.get_mut(name).expect("lives");
-        let SimSlotRouteTable { listed, ready } = self.tables[node.version].clone();
-        node.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
-        node.paused_pods.retain(|pod| ready.contains(pod));
-        node.slots.on_routes(self.limit, ready);
+        let activator = self.activators.get_mut(name).expect("lives");
+        let SimSlotRouteTable { listed, ready } = self.tables[activator.version].clone();
+        activator.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
+        activator.paused_pods.retain(|pod| ready.contains(pod));
+        activator.slots.on_routes(self.limit, ready);
         let unlisted: Vec<_> = self
             .links
             .keys()
@@ -178,7 +178,7 @@ impl SimSlotCluster {
         self.reconcile(name);
     }
 
-    /// Connects every node to all others that its table lists.
+    /// Connects every activator to all others that its table lists.
     fn connect(&mut self) {
         for from in self.names() {
             let listed = self.tables[self.activators[&from].version].listed.clone();
@@ -194,20 +194,20 @@ impl SimSlotCluster {
                 let grant = SimSlotMessage::Grant(self.grants.get(&back).cloned());
                 self.links.insert(key, [claim.into_iter().collect(), [grant].into()]);
                 self.activators.get_mut(&from).expect("lives").refused_peers.remove(&to);
-                let node = self.activators.get_mut(&to).expect("lives");
-                node.met_peers.insert(from.clone());
-                node.refused_peers.remove(&from);
-                node.slots.on_holder_stream(&from);
+                let activator = self.activators.get_mut(&to).expect("lives");
+                activator.met_peers.insert(from.clone());
+                activator.refused_peers.remove(&from);
+                activator.slots.on_holder_stream(&from);
                 self.reconcile(&to);
             }
         }
     }
 
     fn mark_old(&mut self, name: &ActivatorName) {
-        let oldest = self.activators.values().map(|node| node.version).min();
-        let node = self.activators.get_mut(name).expect("lives");
-        if node.first_table_version <= oldest {
-            node.first_table_version = None;
+        let oldest = self.activators.values().map(|activator| activator.version).min();
+        let activator = self.activators.get_mut(name).expect("lives");
+        if activator.first_table_version <= oldest {
+            activator.first_table_version = None;
             self.reconcile(name);
         }
     }
@@ -216,44 +216,44 @@ impl SimSlotCluster {
         let listed = &self.tables[self.activators[name].version].listed;
         let ended = listed.iter().filter(|it| !self.activators.contains_key(*it));
         let ended: Vec<_> = ended.cloned().collect();
-        let node = self.activators.get_mut(name).expect("lives");
-        ended.iter().for_each(|it| node.slots.on_grant(it, None));
-        node.refused_peers.extend(ended);
+        let activator = self.activators.get_mut(name).expect("lives");
+        ended.iter().for_each(|it| activator.slots.on_grant(it, None));
+        activator.refused_peers.extend(ended);
         self.reconcile(name);
     }
 
     fn disconnect(&mut self, key: &(ActivatorName, ActivatorName)) {
         self.links.remove(key);
-        if let Some(node) = self.activators.get_mut(&key.1) {
-            node.slots.on_holder_stream(&key.0);
+        if let Some(activator) = self.activators.get_mut(&key.1) {
+            activator.slots.on_holder_stream(&key.0);
             self.reconcile(&key.1);
         }
     }
 
-    /// Runs a node's reaction to any event.
+    /// Runs an activator's reaction to any event.
     fn reconcile(&mut self, name: &ActivatorName) {
         let listed = &self.tables[self.activators[name].version].listed;
-        let node = self.activators.get_mut(name).expect("lives");
-        let listed = without_ended(listed, &node.refused_peers);
-        let alive = node.met_peers.difference(&node.refused_peers).cloned().collect();
+        let activator = self.activators.get_mut(name).expect("lives");
+        let listed = without_ended(listed, &activator.refused_peers);
+        let alive = activator.met_peers.difference(&activator.refused_peers).cloned().collect();
         let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
         let connected = from.cloned().collect();
-        let is_new_activator = node.first_table_version.is_some();
+        let is_new_activator = activator.first_table_version.is_some();
         let view = PeerView { own_name: name.clone(), listed, alive, connected, is_new_activator };
-        node.slots.on_peer_view(Arc::new(view));
+        activator.slots.on_peer_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> =
-                node.slots.ready_pods.difference(&node.paused_pods).cloned().collect();
-            node.slots.on_queue(node.waiting, open.clone());
+                activator.slots.ready_pods.difference(&activator.paused_pods).cloned().collect();
+            activator.slots.on_queue(activator.waiting, open.clone());
             self.last_term += 2;
             let term = self.last_term;
-            node.slots.reconcile(|| term);
+            activator.slots.reconcile(|| term);
             let mut has_changed = false;
             for pod in &open {
-                while node.waiting > 0 && node.slots.free_slots(pod) > 0 {
-                    node.slots.on_dispatched(pod);
-                    node.in_flight.push(pod.clone());
-                    node.waiting -= 1;
+                while activator.waiting > 0 && activator.slots.free_slots(pod) > 0 {
+                    activator.slots.on_dispatched(pod);
+                    activator.in_flight.push(pod.clone());
+                    activator.waiting -= 1;
                     has_changed = true;
                 }
             }
@@ -261,11 +261,11 @@ impl SimSlotCluster {
                 break;
             }
         }
-        let messages = node.slots.take_messages();
+        let messages = activator.slots.take_messages();
         self.send_messages(name, messages);
     }
 
-    /// Puts a node's messages on their links, if they differ from those sent before.
+    /// Puts an activator's messages on their links, if they differ from those sent before.
     fn send_messages(&mut self, name: &ActivatorName, messages: SlotMessages) {
         let SlotMessages { claims, grants } = messages;
         for (to, claim) in claims {
@@ -311,13 +311,13 @@ impl SimSlotCluster {
         let (holder, owner) = key.clone();
         match front {
             Some(SimSlotMessage::Claim(claim)) => {
-                let node = self.activators.get_mut(&owner).expect("lives");
-                node.slots.on_claim(&holder, claim);
+                let activator = self.activators.get_mut(&owner).expect("lives");
+                activator.slots.on_claim(&holder, claim);
                 self.reconcile(&owner);
             }
             Some(SimSlotMessage::Grant(grant)) => {
-                let node = self.activators.get_mut(&holder).expect("lives");
-                node.slots.on_grant(&owner, grant);
+                let activator = self.activators.get_mut(&holder).expect("lives");
+                activator.slots.on_grant(&owner, grant);
                 self.reconcile(&holder);
             }
             None => {}
@@ -360,13 +360,13 @@ impl SimSlotCluster {
         let names = self.names();
         for name in &names {
             let listed = self.tables[self.activators[name].version].listed.clone();
-            let node = self.activators.get_mut(name).expect("lives");
-            node.met_peers.retain(|it| names.contains(it) || listed.contains(it));
+            let activator = self.activators.get_mut(name).expect("lives");
+            activator.met_peers.retain(|it| names.contains(it) || listed.contains(it));
             self.reconcile(name);
         }
     }
 
-    /// Advances nodes until none is more than two tables behind.
+    /// Advances activators until none is more than two tables behind.
     fn advance_all(&mut self) {
         let oldest = self.tables.len().saturating_sub(3);
         for name in self.names() {
@@ -378,9 +378,9 @@ impl SimSlotCluster {
 
     fn advance(&mut self, name: &ActivatorName) {
         let last = self.tables.len() - 1;
-        let node = self.activators.get_mut(name).expect("lives");
-        if node.version < last {
-            node.version += 1;
+        let activator = self.activators.get_mut(name).expect("lives");
+        if activator.version < last {
+            activator.version += 1;
             self.read_table(name);
         }
     }
@@ -398,22 +398,26 @@ impl SimSlotCluster {
 
     fn run(&mut self, op: SimSlotClusterOp) {
         match op {
-            SimSlotClusterOp::Request(at) => self.change_one(at, |node| node.waiting += 1),
-            SimSlotClusterOp::Leave(at) => {
-                self.change_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
+            SimSlotClusterOp::Request(at) => {
+                self.change_one(at, |activator| activator.waiting += 1)
             }
-            SimSlotClusterOp::Done(at, request) => self.change_one(at, |node| {
-                if let Some(at) = pick_nth(0..node.in_flight.len(), request) {
-                    let pod = node.in_flight.swap_remove(at);
-                    node.slots.on_request_done(&pod);
+            SimSlotClusterOp::Leave(at) => self.change_one(at, |activator| {
+                activator.waiting = activator.waiting.saturating_sub(1)
+            }),
+            SimSlotClusterOp::Done(at, request) => self.change_one(at, |activator| {
+                if let Some(at) = pick_nth(0..activator.in_flight.len(), request) {
+                    let pod = activator.in_flight.swap_remove(at);
+                    activator.slots.on_request_done(&pod);
                 }
             }),
             SimSlotClusterOp::Refuse(at, pod) => {
-                self.change_one(at, |node| {
-                    node.paused_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
+                self.change_one(at, |activator| {
+                    activator.paused_pods.extend(pick_nth(activator.slots.ready_pods.clone(), pod))
                 });
             }
-            SimSlotClusterOp::Retry(at) => self.change_one(at, |node| node.paused_pods.clear()),
+            SimSlotClusterOp::Retry(at) => {
+                self.change_one(at, |activator| activator.paused_pods.clear())
+            }
             SimSlotClusterOp::Pod(at) => self.change(|table| {
                 let pod = SmolStr::from(PODS[at % PODS.len()]);
                 if !table.ready.remove(&pod) {
@@ -432,7 +436,7 @@ impl SimSlotCluster {
             SimSlotClusterOp::Age(at) => self.pick(at).iter().for_each(|name| self.mark_old(name)),
             SimSlotClusterOp::Dial(at) => {
                 let last = self.tables.len() - 1;
-                if self.activators.values().all(|node| node.version == last) {
+                if self.activators.values().all(|activator| activator.version == last) {
                     self.pick(at).iter().for_each(|name| self.dial(name));
                 }
             }
@@ -457,8 +461,8 @@ impl SimSlotCluster {
     fn unlist(&mut self, at: usize) {
         let Some(name) = pick_nth(self.table().listed, at) else { return };
         let knows_itself = |it: &ActivatorName| {
-            let node = self.activators.get(it);
-            node.is_some_and(|node| self.tables[node.version].listed.contains(it))
+            let activator = self.activators.get(it);
+            activator.is_some_and(|activator| self.tables[activator.version].listed.contains(it))
         };
         if self.table().listed.iter().any(|it| *it != name && knows_itself(it)) {
             self.change(|table| _ = table.listed.remove(&name));
@@ -490,9 +494,10 @@ impl SimSlotCluster {
 
     /// Ends an activator that has nothing more to do, and announces that to the others.
     fn end_with_goodbye(&mut self, name: &ActivatorName) {
-        let node = &self.activators[name];
-        let is_done = node.in_flight.is_empty() && node.waiting == 0 && self.activators.len() > 1;
-        let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
+        let activator = &self.activators[name];
+        let is_done =
+            activator.in_flight.is_empty() && activator.waiting == 0 && self.activators.len() > 1;
+        let mut tables = [self.tables[activator.version].clone(), self.table()].into_iter();
         if is_done && !tables.any(|it| it.listed.contains(name)) {
             self.stop(name);
             for other in self.names() {
@@ -536,16 +541,16 @@ impl SimSlotCluster {
 
     fn in_use(&self) -> SlotsByPod {
         let mut all = SlotsByPod::new();
-        let flying = self.activators.values().flat_map(|node| &node.in_flight);
+        let flying = self.activators.values().flat_map(|activator| &activator.in_flight);
         flying.for_each(|pod| add_slots(&mut all, pod, 1));
         all
     }
 
     fn waiting(&self) -> u32 {
-        self.activators.values().map(|node| node.waiting).sum()
+        self.activators.values().map(|activator| activator.waiting).sum()
     }
 
-    /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
+    /// Brings the latest table to all activators, with those that are alive, and delivers all messages.
     fn settle_all(&mut self) {
         let names = self.names();
         let first = names[0].clone();
@@ -559,8 +564,8 @@ impl SimSlotCluster {
             while self.activators[&name].version + 1 < self.tables.len() {
                 self.advance(&name);
             }
-            let node = self.activators.get_mut(&name).expect("lives");
-            node.paused_pods.clear();
+            let activator = self.activators.get_mut(&name).expect("lives");
+            activator.paused_pods.clear();
             self.reconcile(&name);
         }
         self.names().iter().for_each(|name| self.mark_old(name));
@@ -606,9 +611,9 @@ proptest! {
     /// limit. Once all messages are delivered, no request waits while a slot is free, and all are served in the end.
     #[test]
     fn the_limit_holds_and_none_starves(
-        limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),
+        limit in 1..4u32, activators in 1..4usize, pods in 1..3usize, ops in ops(),
     ) {
-        let mut cluster = SimSlotCluster::new(limit, nodes, pods);
+        let mut cluster = SimSlotCluster::new(limit, activators, pods);
         for (at, op) in ops.into_iter().enumerate() {
             cluster.run(op.clone());
             let over = cluster.in_use().into_iter().find(|(_, slots)| *slots > limit);

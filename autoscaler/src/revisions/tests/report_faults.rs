@@ -89,6 +89,7 @@ struct LoadCaseOutcome {
     hidden_growth: Option<(usize, usize)>,
 }
 
+/// Autoscaler and the three senders that report a load case to it with faults.
 struct SimReporters<'a> {
     now: Duration,
     revisions: ScaledRevisions,

@@ -44,21 +44,21 @@ fn heartbeat_naming(seconds: u64, active: &str) -> AutoscalerHeartbeat {
 
 /// Opens a stream with a heartbeat and one decision, and returns the events of the election.
 fn open_stream(
-    all: &mut AutoscalerElection,
+    election: &mut AutoscalerElection,
     stream: u64,
     name: &str,
     heartbeat: AutoscalerHeartbeat,
     requested_scale: u32,
 ) -> Vec<ElectionEvent> {
-    let mut events = all.begin_stream(stream, name);
-    events.extend(all.handle_heartbeat(stream, heartbeat));
-    events.extend(all.handle_decision(stream, decision(1, requested_scale)));
-    events.extend(all.handle_synced(stream));
+    let mut events = election.begin_stream(stream, name);
+    events.extend(election.handle_heartbeat(stream, heartbeat));
+    events.extend(election.handle_decision(stream, decision(1, requested_scale)));
+    events.extend(election.handle_synced(stream));
     events
 }
 
-fn ticks(all: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
-    (0..count).flat_map(|_| all.tick()).collect()
+fn ticks(election: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
+    (0..count).flat_map(|_| election.tick()).collect()
 }
 
 #[test]
@@ -73,18 +73,18 @@ fn every_replica_elects_the_same_autoscaler_in_any_order() {
 
 #[test]
 fn clocks_of_hosts_do_not_influence_the_election() {
-    let mut all = AutoscalerElection::default();
+    let mut election = AutoscalerElection::default();
     let first = AutoscalerHeartbeat { since_ms: 2_000_000, ..heartbeat_naming(100, "b") };
-    open_stream(&mut all, 1, "b", first, 10);
+    open_stream(&mut election, 1, "b", first, 10);
     // With a clock an hour behind, it calls itself the oldest; it has just started, and serves no pods yet.
     let second = AutoscalerHeartbeat { since_ms: 1, ..heartbeat_after(0) };
-    let events = open_stream(&mut all, 2, "a", second, 1);
-    assert_eq!((events, all.active_name()), (Vec::new(), Some("b")));
+    let events = open_stream(&mut election, 2, "a", second, 1);
+    assert_eq!((events, election.active_name()), (Vec::new(), Some("b")));
 }
 
 #[test]
 fn an_autoscaler_stays_active_while_connected() {
-    let mut all = AutoscalerElection::default();
+    let mut election = AutoscalerElection::default();
     let all_of = |requested_scale| {
         vec![
             ElectionEvent::Begin,
@@ -92,74 +92,84 @@ fn an_autoscaler_stays_active_while_connected() {
             ElectionEvent::Synced,
         ]
     };
-    assert_eq!(open_stream(&mut all, 1, "b", heartbeat_after(5), 3), all_of(3));
-    all.handle_heartbeat(1, heartbeat_naming(5, "b"));
-    assert_eq!(open_stream(&mut all, 2, "a", heartbeat_after(5), 7), [], "another one is active");
-    assert_eq!(all.handle_decision(2, decision(1, 9)), []);
-    assert_eq!(all.handle_decision(1, decision(1, 4)), [ElectionEvent::Decide(decision(1, 4))]);
+    assert_eq!(open_stream(&mut election, 1, "b", heartbeat_after(5), 3), all_of(3));
+    election.handle_heartbeat(1, heartbeat_naming(5, "b"));
+    assert_eq!(
+        open_stream(&mut election, 2, "a", heartbeat_after(5), 7),
+        [],
+        "another one is active"
+    );
+    assert_eq!(election.handle_decision(2, decision(1, 9)), []);
+    assert_eq!(
+        election.handle_decision(1, decision(1, 4)),
+        [ElectionEvent::Decide(decision(1, 4))]
+    );
     // The change is immediate, with the decisions that were made meanwhile.
-    assert_eq!(all.end_stream(1), all_of(9));
-    assert_eq!(all.active_name(), Some("a"));
+    assert_eq!(election.end_stream(1), all_of(9));
+    assert_eq!(election.active_name(), Some("a"));
 }
 
 #[test]
 fn the_autoscaler_with_the_longest_usage_takes_over() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a", heartbeat_after(50), 1);
-    open_stream(&mut all, 2, "young", heartbeat_after(10), 2);
-    open_stream(&mut all, 3, "old", heartbeat_after(30), 3);
-    all.begin_stream(4, "not whole");
-    all.handle_heartbeat(4, heartbeat_after(1000));
-    all.end_stream(1);
-    assert_eq!(all.active_name(), Some("old"));
-    all.end_stream(3);
-    assert_eq!(all.active_name(), Some("young"));
-    assert_eq!(all.end_stream(2), [], "the last decisions stay in force");
-    assert_eq!(all.active_name(), None);
-    assert_eq!(all.handle_synced(4), [ElectionEvent::Begin, ElectionEvent::Synced]);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a", heartbeat_after(50), 1);
+    open_stream(&mut election, 2, "young", heartbeat_after(10), 2);
+    open_stream(&mut election, 3, "old", heartbeat_after(30), 3);
+    election.begin_stream(4, "not whole");
+    election.handle_heartbeat(4, heartbeat_after(1000));
+    election.end_stream(1);
+    assert_eq!(election.active_name(), Some("old"));
+    election.end_stream(3);
+    assert_eq!(election.active_name(), Some("young"));
+    assert_eq!(election.end_stream(2), [], "the last decisions stay in force");
+    assert_eq!(election.active_name(), None);
+    assert_eq!(election.handle_synced(4), [ElectionEvent::Begin, ElectionEvent::Synced]);
 }
 
 #[test]
 fn a_silent_autoscaler_is_passed_over_although_its_stream_is_open() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
-    open_stream(&mut all, 2, "b", heartbeat_naming(100, "a"), 2);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a", heartbeat_naming(500, "a"), 1);
+    open_stream(&mut election, 2, "b", heartbeat_naming(100, "a"), 2);
     for tick in 0..SILENT_TICKS {
-        assert_eq!((tick, all.active_name()), (tick, Some("a")));
-        all.handle_heartbeat(2, heartbeat_naming(100, "a"));
-        all.tick();
+        assert_eq!((tick, election.active_name()), (tick, Some("a")));
+        election.handle_heartbeat(2, heartbeat_naming(100, "a"));
+        election.tick();
     }
-    assert_eq!(all.active_name(), Some("b"), "within {} ms", SILENT_TICKS * 100);
+    assert_eq!(election.active_name(), Some("b"), "within {} ms", SILENT_TICKS * 100);
     // It is back, with a gap in its windows.
-    all.handle_heartbeat(2, heartbeat_naming(101, "b"));
-    all.handle_heartbeat(1, heartbeat_after(0));
-    assert_eq!((ticks(&mut all, 1), all.active_name()), (Vec::new(), Some("b")));
+    election.handle_heartbeat(2, heartbeat_naming(101, "b"));
+    election.handle_heartbeat(1, heartbeat_after(0));
+    assert_eq!((ticks(&mut election, 1), election.active_name()), (Vec::new(), Some("b")));
 }
 
 #[test]
 fn without_any_heartbeat_nothing_changes() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
-    open_stream(&mut all, 2, "b", heartbeat_naming(500, "a"), 2);
-    assert_eq!((ticks(&mut all, 5 * SILENT_TICKS), all.active_name()), (Vec::new(), Some("a")));
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a", heartbeat_naming(500, "a"), 1);
+    open_stream(&mut election, 2, "b", heartbeat_naming(500, "a"), 2);
+    assert_eq!(
+        (ticks(&mut election, 5 * SILENT_TICKS), election.active_name()),
+        (Vec::new(), Some("a"))
+    );
 }
 
 /// Two replicas of the controller receive the heartbeats in different order, a few ticks apart.
 #[test]
 fn the_order_of_messages_does_not_decide_between_silent_autoscalers() {
     let elected_after = |arrivals: [(u64, &str); 2]| {
-        let mut all = AutoscalerElection::default();
-        open_stream(&mut all, 3, "c", heartbeat_naming(500, "c"), 3);
-        ticks(&mut all, 100);
+        let mut election = AutoscalerElection::default();
+        open_stream(&mut election, 3, "c", heartbeat_naming(500, "c"), 3);
+        ticks(&mut election, 100);
         for (stream, name) in arrivals {
-            ticks(&mut all, 2);
-            all.handle_heartbeat(3, heartbeat_naming(500, "c"));
-            open_stream(&mut all, stream, name, heartbeat_after(5), 1);
+            ticks(&mut election, 2);
+            election.handle_heartbeat(3, heartbeat_naming(500, "c"));
+            open_stream(&mut election, stream, name, heartbeat_after(5), 1);
         }
-        ticks(&mut all, SILENT_TICKS);
-        assert_eq!(all.active_name(), Some("c"), "all are silent");
-        all.end_stream(3);
-        all.active_name().map(str::to_owned)
+        ticks(&mut election, SILENT_TICKS);
+        assert_eq!(election.active_name(), Some("c"), "all are silent");
+        election.end_stream(3);
+        election.active_name().map(str::to_owned)
     };
     assert_eq!(elected_after([(1, "a"), (2, "b")]).as_deref(), Some("a"));
     assert_eq!(elected_after([(2, "b"), (1, "a")]).as_deref(), Some("a"));
@@ -168,29 +178,29 @@ fn the_order_of_messages_does_not_decide_between_silent_autoscalers() {
 /// After the stall both have empty windows. Only the name in their heartbeats keeps the choice, since no table changes.
 #[test]
 fn the_active_autoscaler_stays_after_all_have_stalled() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a", heartbeat_naming(500, "b"), 1);
-    open_stream(&mut all, 2, "b", heartbeat_naming(500, "b"), 2);
-    ticks(&mut all, 2 * SILENT_TICKS);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a", heartbeat_naming(500, "b"), 1);
+    open_stream(&mut election, 2, "b", heartbeat_naming(500, "b"), 2);
+    ticks(&mut election, 2 * SILENT_TICKS);
     for stream in [1, 2] {
-        all.handle_heartbeat(stream, heartbeat_naming(0, "b"));
+        election.handle_heartbeat(stream, heartbeat_naming(0, "b"));
     }
-    assert_eq!(all.active_name(), Some("b"));
+    assert_eq!(election.active_name(), Some("b"));
 }
 
 #[test]
 fn an_autoscaler_that_lost_agents_is_no_longer_active() {
     let short = || AutoscalerHeartbeat { reporters: 2, ..heartbeat_naming(500, "a") };
     let after = |seconds| {
-        let mut all = AutoscalerElection::default();
-        open_stream(&mut all, 1, "a", heartbeat_naming(500, "a"), 1);
-        open_stream(&mut all, 2, "b", heartbeat_naming(seconds, "a"), 2);
+        let mut election = AutoscalerElection::default();
+        open_stream(&mut election, 1, "a", heartbeat_naming(500, "a"), 1);
+        open_stream(&mut election, 2, "b", heartbeat_naming(seconds, "a"), 2);
         let mut chosen = Vec::new();
         for _ in 0..=FEWER_REPORTERS_TICKS {
-            all.handle_heartbeat(1, short());
-            all.handle_heartbeat(2, heartbeat_naming(seconds, "a"));
-            all.tick();
-            chosen.push(all.active_name().map(str::to_owned));
+            election.handle_heartbeat(1, short());
+            election.handle_heartbeat(2, heartbeat_naming(seconds, "a"));
+            election.tick();
+            chosen.push(election.active_name().map(str::to_owned));
         }
         chosen
     };
@@ -203,56 +213,56 @@ fn an_autoscaler_that_lost_agents_is_no_longer_active() {
 /// Full windows win even if no live autoscaler calls itself active, and the other is the first by name.
 #[test]
 fn empty_windows_never_take_over_from_full_windows() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "b", heartbeat_after(500), 1);
-    open_stream(&mut all, 2, "a", heartbeat_after(0), 2);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "b", heartbeat_after(500), 1);
+    open_stream(&mut election, 2, "a", heartbeat_after(0), 2);
     for _ in 0..=FEWER_REPORTERS_TICKS {
-        all.handle_heartbeat(1, AutoscalerHeartbeat { reporters: 2, ..heartbeat_after(500) });
-        all.handle_heartbeat(2, heartbeat_after(1));
-        all.tick();
-        assert_eq!(all.active_name(), Some("b"));
+        election.handle_heartbeat(1, AutoscalerHeartbeat { reporters: 2, ..heartbeat_after(500) });
+        election.handle_heartbeat(2, heartbeat_after(1));
+        election.tick();
+        assert_eq!(election.active_name(), Some("b"));
     }
 }
 
 #[test]
 fn a_new_replica_waits_for_the_active_autoscaler() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a-new", heartbeat_naming(3, "old"), 1);
-    assert_eq!(all.active_name(), None);
-    open_stream(&mut all, 2, "old", heartbeat_naming(40, "old"), 2);
-    assert_eq!(all.active_name(), Some("old"));
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a-new", heartbeat_naming(3, "old"), 1);
+    assert_eq!(election.active_name(), None);
+    open_stream(&mut election, 2, "old", heartbeat_naming(40, "old"), 2);
+    assert_eq!(election.active_name(), Some("old"));
     // The autoscaler that is called active never comes.
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a-new", heartbeat_naming(3, "old"), 1);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a-new", heartbeat_naming(3, "old"), 1);
     for _ in 0..STARTUP_WAIT_TICKS {
-        all.handle_heartbeat(1, heartbeat_naming(3, "old"));
-        all.tick();
+        election.handle_heartbeat(1, heartbeat_naming(3, "old"));
+        election.tick();
     }
-    assert_eq!(all.active_name(), Some("a-new"));
+    assert_eq!(election.active_name(), Some("a-new"));
 }
 
 #[test]
 fn an_autoscaler_of_an_earlier_release_is_active_until_another_has_full_windows() {
-    let mut all = AutoscalerElection::default();
-    all.begin_stream(1, "z-earlier");
-    all.handle_synced(1);
-    open_stream(&mut all, 2, "a", heartbeat_after(1), 2);
-    ticks(&mut all, 1);
-    assert_eq!(all.active_name(), Some("z-earlier"));
-    all.handle_heartbeat(2, heartbeat_after(60));
-    assert_eq!(all.active_name(), Some("a"));
+    let mut election = AutoscalerElection::default();
+    election.begin_stream(1, "z-earlier");
+    election.handle_synced(1);
+    open_stream(&mut election, 2, "a", heartbeat_after(1), 2);
+    ticks(&mut election, 1);
+    assert_eq!(election.active_name(), Some("z-earlier"));
+    election.handle_heartbeat(2, heartbeat_after(60));
+    assert_eq!(election.active_name(), Some("a"));
 }
 
 #[test]
 fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
-    let mut all = AutoscalerElection::default();
-    open_stream(&mut all, 1, "a", heartbeat_after(50), 1);
-    let events = open_stream(&mut all, 2, "a", heartbeat_after(50), 2);
+    let mut election = AutoscalerElection::default();
+    open_stream(&mut election, 1, "a", heartbeat_after(50), 1);
+    let events = open_stream(&mut election, 2, "a", heartbeat_after(50), 2);
     assert_eq!(
         events,
         [ElectionEvent::Begin, ElectionEvent::Decide(decision(1, 2)), ElectionEvent::Synced]
     );
-    assert_eq!((all.end_stream(1), all.active_name()), (Vec::new(), Some("a")));
+    assert_eq!((election.end_stream(1), election.active_name()), (Vec::new(), Some("a")));
 }
 
 proptest! {
@@ -262,17 +272,20 @@ proptest! {
     fn the_decisions_in_force_are_one_autoscalers_whole_set(
         ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),
     ) {
-        let (mut all, mut in_force, mut unnamed) =
+        let (mut election, mut in_force, mut unnamed) =
             (AutoscalerElection::default(), BTreeMap::new(), None::<BTreeSet<NamespacedName>>);
         for (kind, stream, index, requested_scale) in ops {
             let events = match kind {
-                0 => all.begin_stream(stream, &format!("a{stream}")),
-                1 => all.handle_synced(stream),
-                2 => all.end_stream(stream),
-                3 => all.withdraw_decision(stream, name(index)),
-                4 => all.handle_heartbeat(stream, heartbeat_after(u64::from(requested_scale) * 30)),
-                5 => all.tick(),
-                _ => all.handle_decision(stream, decision(index, requested_scale)),
+                0 => election.begin_stream(stream, &format!("a{stream}")),
+                1 => election.handle_synced(stream),
+                2 => election.end_stream(stream),
+                3 => election.withdraw_decision(stream, name(index)),
+                4 => {
+                    let seconds = u64::from(requested_scale) * 30;
+                    election.handle_heartbeat(stream, heartbeat_after(seconds))
+                }
+                5 => election.tick(),
+                _ => election.handle_decision(stream, decision(index, requested_scale)),
             };
             for event in events {
                 match event {
@@ -287,7 +300,7 @@ proptest! {
                     },
                 }
             }
-            let counts = all.active_stream.and_then(|stream| all.candidates.get(&stream));
+            let counts = election.active_stream.and_then(|stream| election.candidates.get(&stream));
             let Some(counts) = counts.filter(|it| it.is_synced) else { continue };
             let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.requested_scale));
             prop_assert_eq!(&in_force, &decided.collect::<BTreeMap<_, _>>());

@@ -5,8 +5,8 @@ use common::wire::NamespacedName;
 use super::name_claims;
 use crate::model::{
     cluster_state::{
-        AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
-        name_registry::NameClaimant,
+        AppState, ClusterIpSource, ClusterState, PlaceholderState, PlatformKind,
+        RouteNameAllocation, name_registry::NameClaimant,
     },
     object::names::tagged_name,
 };
@@ -73,7 +73,8 @@ fn allocate_local(
 }
 
 /// Copies what the name's placeholder Service holds: its ClusterIPs, and on other replicas than the leader its port,
-/// which the leader may have changed. A port that another name still has is taken when that name has released it.
+/// which the leader may have changed. A port that another name still has is taken when that name has released it, or
+/// together with it.
 fn follow_placeholder(
     name: &NamespacedName,
     allocation: &mut RouteNameAllocation,
@@ -82,7 +83,8 @@ fn follow_placeholder(
     let service = placeholder_name(name, allocation.tag.as_deref());
     let Some(placeholder) = cluster.names.placeholders.get(&service) else { return };
     allocation.cluster_ips = ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
-    let Some(port) = placeholder.activator_port.filter(|_| !cluster.is_leader) else { return };
+    let held = held_port(placeholder, cluster).filter(|_| !cluster.is_leader);
+    let Some(port) = held else { return };
     if port == allocation.activator_port {
         return;
     }
@@ -90,9 +92,57 @@ fn follow_placeholder(
         cluster.allocated.ports.remove(&allocation.activator_port);
         allocation.activator_port = port;
         plan_unallocated_apps(cluster);
+    } else if rotate_ports(allocation.activator_port, port, cluster) {
+        allocation.activator_port = port;
     } else {
         cluster.allocated.unallocated_apps.insert(name.clone());
     }
+}
+
+/// Gives each name of a cycle the port that its placeholder holds, if each waits for the port of the next one: no port
+/// would ever be released. `own` is the port of the name that wants `wanted`, which its caller sets. Returns false
+/// without such a cycle.
+fn rotate_ports(own: u16, wanted: u16, cluster: &mut ClusterState) -> bool {
+    let mut cycle: Vec<(NamespacedName, Option<Box<str>>, u16)> = Vec::new();
+    let mut next = wanted;
+    while next != own {
+        let Some((name, tag, port)) = find_holder(next, cluster) else { return false };
+        if port == next || cycle.iter().any(|(_, _, it)| *it == port) {
+            return false;
+        }
+        cycle.push((name, tag, port));
+        next = port;
+    }
+    for (name, tag, port) in cycle {
+        let route = cluster.apps.get_mut(&name).and_then(|app| app.route.as_mut());
+        let mut allocations = route.into_iter().flat_map(|it| &mut it.allocations);
+        if let Some(allocation) = allocations.find(|it| it.tag == tag) {
+            allocation.activator_port = port;
+        }
+        cluster.names.registry.mark_claimant_changed(NameClaimant::Route(name));
+    }
+    true
+}
+
+/// Returns the name of another app that has a port, as its app and tag, with the port that its placeholder holds.
+fn find_holder(
+    port: u16,
+    cluster: &ClusterState,
+) -> Option<(NamespacedName, Option<Box<str>>, u16)> {
+    let (name, allocation) = cluster.apps.iter().find_map(|(name, app)| {
+        let allocation = app.allocations().iter().find(|it| it.activator_port == port)?;
+        Some((name, allocation))
+    })?;
+    let placeholder =
+        cluster.names.placeholders.get(&placeholder_name(name, allocation.tag.as_deref()))?;
+    Some((name.clone(), allocation.tag.clone(), held_port(placeholder, cluster)?))
+}
+
+/// Returns the port that a placeholder holds. Users of its namespace can write it too: the activators' other ports are
+/// no ports of services.
+fn held_port(placeholder: &PlaceholderState, cluster: &ClusterState) -> Option<u16> {
+    let (first, last) = cluster.settings.activator_port_range;
+    placeholder.activator_port.filter(|port| (first..=last).contains(port))
 }
 
 /// Returns the allocation that the name's placeholder Service holds. Only the leader allocates a new port, if the
@@ -104,7 +154,7 @@ fn adopt_from_service(
 ) -> Option<RouteNameAllocation> {
     let placeholder = cluster.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
     let adopted = placeholder
-        .and_then(|it| it.activator_port)
+        .and_then(|it| held_port(it, cluster))
         .filter(|port| !cluster.allocated.ports.contains(port));
     let new_port =
         || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);

@@ -182,22 +182,22 @@ fn explain_decision(decision: &ScaleDecision) -> String {
 
 /// Describes the inputs of a decision beside the averages, if its sender included them.
 fn explain_inputs(inputs: &ScaleDecisionInputs) -> String {
-    let by_load = match inputs.desired_by_load {
-        Some(pods) => format!("load asks for {pods}"),
-        None => "load is not known".to_owned(),
+    let desired_scale = match inputs.desired_by_load {
+        Some(pods) => pods.to_string(),
+        None => "unknown".to_owned(),
     };
     let max_scale =
-        if inputs.max_scale == 0 { "no limit".to_owned() } else { inputs.max_scale.to_string() };
+        if inputs.max_scale == 0 { "unlimited".to_owned() } else { inputs.max_scale.to_string() };
     let bound =
         if inputs.applied_bound.is_empty() { "none" } else { inputs.applied_bound.as_str() };
     let coverage = match inputs.coverage {
-        UsageCoverage::Complete => "all of it",
-        UsageCoverage::Partial => "a part of it",
-        UsageCoverage::Missing => "none of it",
+        UsageCoverage::Complete => "complete",
+        UsageCoverage::Partial => "partial",
+        UsageCoverage::Missing => "missing",
     };
     format!(
-        "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {max_scale}; bound that \
-         held: {bound}; load that is seen: {coverage}",
+        "; {} in flight, {} of them waiting; windows of {} s and {} s; desired scale {desired_scale}; min scale {}, max \
+         scale {max_scale}; applied bound: {bound}; usage coverage: {coverage}",
         inputs.in_flight,
         inputs.waiting,
         inputs.stable_window.as_secs(),
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decision_tells_inputs_windows_and_the_bound_that_held() {
+    fn an_explanation_has_inputs_windows_and_the_applied_bound() {
         let inputs = ScaleDecisionInputs {
             in_flight: 300,
             waiting: 140,
@@ -246,7 +246,8 @@ mod tests {
             explain_decision(&decision),
             "3 pods, through activators: max-scale; load 70.00 in the stable window, 300.00 in the panic window, in \
              panic; target 70.00 a pod; 1 ready; excess burst capacity -1; 300 in flight, 140 of them waiting; windows \
-             of 60 s and 6 s; load asks for 5; from 1 to 3; bound that held: max-scale; load that is seen: a part of it"
+             of 60 s and 6 s; desired scale 5; min scale 1, max scale 3; applied bound: max-scale; usage coverage: \
+             partial"
         );
     }
 }

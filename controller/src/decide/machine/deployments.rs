@@ -7,7 +7,7 @@ use super::{BlockingCause, ControllerStateMachine};
 use crate::{
     decide::part_keys,
     model::{
-        cluster_state::{AppRevision, AppState, ConditionReason, ParsedTemplate, UnixMillis},
+        cluster_state::{AppRevision, AppState, ConditionReason, ParsedTemplate, Uid, UnixMillis},
         knative::key,
         object::{ObjectPart, ObjectPartKey, ResourceKind, json, names},
         scale_policy::AutoscalerClass,
@@ -49,7 +49,11 @@ impl ControllerStateMachine {
         // A deleted Deployment, or one whose Revision is known, is not awaited any more.
         self.early_deployments.remove(name);
         let key = ObjectPartKey::new(ResourceKind::Deployment, ObjectPart::Object, name.clone());
-        match (part_keys::owner_revision_of(&self.cluster, &key), facts) {
+        let owner = part_keys::owner_revision_of(&self.cluster, &key).filter(|(app, revision)| {
+            // The known Revision may be an earlier one of this name, whose deletion is not observed yet.
+            facts.as_ref().is_none_or(|it| self.is_revision(app, revision, &it.revision_uid))
+        });
+        match (owner, facts) {
             (Some((owner, revision)), facts) => {
                 self.store_deployment(&owner, &revision, facts.unwrap_or_default(), now);
             }
@@ -57,6 +61,13 @@ impl ControllerStateMachine {
             (None, Some(facts)) => drop(self.early_deployments.insert(name.clone(), facts)),
             (None, None) => {}
         }
+    }
+
+    /// Returns true if the app's Revision of this name has this UID.
+    fn is_revision(&self, app: &NamespacedName, revision: &str, uid: &str) -> bool {
+        let app = self.cluster.apps.get(app);
+        let revision = app.and_then(|it| it.revision(revision));
+        revision.is_some_and(|it| Some(it.meta.uid) == Uid::parse(uid))
     }
 
     /// Applies the Deployment of a Revision if it was observed before the Revision, whose UID is `uid`.

@@ -30,7 +30,7 @@ impl ControllerStateMachine {
             let reason = format!(
                 "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
             );
-            return self.reject_manifest(name, &reason, now);
+            return self.refuse_manifest(name, &reason, now);
         }
         let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));
         if !apply_manifest_to_app(&mut app, manifest, &name) {
@@ -72,7 +72,7 @@ impl ControllerStateMachine {
         }
     }
 
-    pub(super) fn reject_manifest(&mut self, name: NamespacedName, reason: &str, now: UnixMillis) {
+    pub(super) fn refuse_manifest(&mut self, name: NamespacedName, reason: &str, now: UnixMillis) {
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
         let existing = previous.clone().filter(|app| !app.is_terminating());
         let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));

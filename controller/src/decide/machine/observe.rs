@@ -12,8 +12,8 @@ use crate::{
     decide::part_keys,
     model::{
         cluster_state::{
-            AppRevision, AppState, ClusterState, ConfigurationState, RouteState, ServiceManifest,
-            ServiceState, UnixMillis, conditions,
+            AppRevision, AppState, ClusterState, ConfigurationState, RevisionPod, RouteState,
+            ServiceManifest, ServiceState, UnixMillis, conditions,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
     },
@@ -206,15 +206,15 @@ impl ControllerStateMachine {
         self.change_app(owner, now, |app, cluster| {
             let mut observed = observe::read_revision(object);
             observed.template = cluster.template_cache.intern(&observed.template);
-            let is_new = app.revision(&observed.name).is_none();
+            let uid = observed.meta.uid;
+            let is_same = |it: &AppRevision| !it.meta.exists() || it.meta.uid == uid;
+            let is_new = app.revision(&observed.name).is_none_or(|it| !is_same(it));
             if let Some(line) = observe::read_decision_explanation(object).filter(|_| is_new) {
                 cluster.scaling.explanations.entry(name.clone()).or_insert(line);
             }
             match app.revisions.iter_mut().find(|it| it.name == observed.name) {
                 // All other fields are the controller's own, and newer in the cluster state.
-                Some(revision)
-                    if !revision.meta.exists() || revision.meta.uid == observed.meta.uid =>
-                {
+                Some(revision) if is_same(revision) => {
                     if !cluster.is_leader {
                         adopt_leader_fields(revision, &observed);
                         keep_undeleted(revision, now);
@@ -226,7 +226,9 @@ impl ControllerStateMachine {
                 }
                 // A new Revision of this name. Decisions are about names, and the old pods finish their requests.
                 Some(revision) => {
-                    revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
+                    // Pods have a watch of their own: those that are no older than the Revision are its own.
+                    let is_old = |it: &&mut RevisionPod| it.created < observed.meta.created;
+                    revision.pods.iter_mut().filter(is_old).for_each(|pod| drain_pod(pod, now));
                     // That scale was of the old Revision's Deployment.
                     cluster.scaling.external_scales.remove(name);
                     let (decision, pods) =
@@ -256,8 +258,8 @@ impl ControllerStateMachine {
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
     fn observe_pod_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
-        let uid = object.filter(|it| observe::is_hpa_class(it));
-        let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
+        let of_hpa_class = object.filter(|it| observe::is_hpa_class(it));
+        let Some(uid) = of_hpa_class.and_then(|it| it["metadata"]["uid"].as_str()) else {
             self.cluster.scaling.hpa_owner_uids.remove(&name);
             return;
         };

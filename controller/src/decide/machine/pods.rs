@@ -1,4 +1,4 @@
-//! Pure: pods and nodes of services, as the API server holds them.
+//! Pure: pods of Revisions, and nodes, as the API server holds them.
 
 use common::{local_node::PodRunPhase, wire::NamespacedName};
 use serde_json::Value;
@@ -99,17 +99,19 @@ impl ControllerStateMachine {
         let share_inputs = |node: &NodeState| node.zone_node("");
         let inputs = node.as_ref().map(share_inputs);
         let previous = self.cluster.nodes.states.get(name).map(share_inputs);
-        let are_shares_changed = is_zone_changed || previous != inputs;
+        let are_inputs_changed = is_zone_changed || previous != inputs;
         match node {
             Some(node) => drop(self.cluster.nodes.states.insert(name.to_owned(), node)),
             None => drop(self.cluster.nodes.states.remove(name)),
         }
+        // The plans below depend on the shares, and keep the hints that they once gave for as long as these fit.
+        let are_shares_changed = are_inputs_changed && self.update_zone_shares();
         self.handle_node_change(name, was_lost, now);
         if is_zone_changed {
             self.handle_zone_change(name, now);
         }
         if are_shares_changed {
-            self.update_zone_shares(now);
+            self.plan_proportional_apps(now);
         }
     }
 

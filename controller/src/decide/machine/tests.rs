@@ -1,14 +1,18 @@
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use common::{
-    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase as NodePhase},
-    wire::{ClientComponent, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
+    local_node::{ContainerRunState, LocalContainerStatus, LocalPodSpec, PodRunPhase as NodePhase},
+    wire::{
+        ClientComponent, ComponentReplica, ConnectionPath, PodObservation, RevisionActivity,
+        RouteTable, RoutingPhase, ScaleDecision,
+    },
 };
 
 use super::*;
 use crate::{
     model::{
         cluster_state::{ConditionReason, ConditionStatus, ConditionType, RoutingState},
+        object::ResourceKind,
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{self, ManifestDocument},
@@ -30,7 +34,7 @@ pub(super) struct MachineSim {
     pub(super) machine: ControllerStateMachine,
     pub(super) now: UnixMillis,
     pub(super) pods: BTreeMap<String, LocalPodSpec>,
-    pub(super) names: BTreeMap<NamespacedName, Vec<IpAddr>>,
+    pub(super) dns_names: BTreeMap<NamespacedName, Vec<IpAddr>>,
     pub(super) objects: BTreeSet<LocalObjectKey>,
 }
 
@@ -52,7 +56,7 @@ impl MachineSim {
             machine: ControllerStateMachine::new(cluster, Outbox::new()),
             now: UnixMillis(1_000_000),
             pods: BTreeMap::new(),
-            names: BTreeMap::new(),
+            dns_names: BTreeMap::new(),
             objects: BTreeSet::new(),
         }
     }
@@ -67,8 +71,8 @@ impl MachineSim {
         }
         for (name, addresses) in effects.dns_names {
             match addresses.is_empty() {
-                true => drop(self.names.remove(&name)),
-                false => drop(self.names.insert(name, addresses)),
+                true => drop(self.dns_names.remove(&name)),
+                false => drop(self.dns_names.insert(name, addresses)),
             }
         }
         self.objects = effects.changed_objects.into_iter().collect();
@@ -81,7 +85,7 @@ impl MachineSim {
                     self.step(ControllerEvent::ManifestApplied { name, manifest })
                 }
                 ManifestDocument::Refused { name, reason } => {
-                    self.step(ControllerEvent::ManifestRejected {
+                    self.step(ControllerEvent::ManifestRefused {
                         name: name.expect("a name"),
                         reason,
                     });
@@ -138,6 +142,7 @@ impl MachineSim {
         self.table().pods.values().map(|pod| pod.phase).collect()
     }
 
+    /// Returns a condition of the app, or of its newest Revision, as `status reason: message`.
     pub(super) fn condition(&self, kind: ConditionType) -> String {
         let all = &self.app().conditions;
         let status = match all.get(kind) {
@@ -243,7 +248,7 @@ fn a_sleeping_service_is_ready_has_addresses_and_no_pod() {
     let service = &table.services[&hello()];
     assert_eq!(service.targets[0].revision, NamespacedName::new("default", "hello-00001"));
     assert_eq!(service.hosts, ["hello.default.localhost"]);
-    assert_eq!(service.addresses, sim.names[&hello()]);
+    assert_eq!(service.addresses, sim.dns_names[&hello()]);
     assert!((20_000..=29_999).contains(&service.activator_port.get()));
 }
 
@@ -631,7 +636,7 @@ fn a_deleted_service_drains_and_then_is_gone() {
     sim.report_all_ready();
     let uid = sim.pod_uids()[0].clone();
     sim.step(ControllerEvent::ManifestDeleted(hello()));
-    assert_eq!((sim.table().services.len(), sim.names.len()), (0, 0));
+    assert_eq!((sim.table().services.len(), sim.dns_names.len()), (0, 0));
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
@@ -654,7 +659,7 @@ fn a_service_applied_again_while_terminating_starts_again() {
     sim.apply(HELLO);
     assert_ne!(uid(&sim), old_uid);
     assert_eq!(sim.table().services.len(), 1);
-    assert_eq!(sim.names.len(), 1);
+    assert_eq!(sim.dns_names.len(), 1);
 }
 
 #[test]
@@ -681,7 +686,7 @@ fn tags_get_names_of_their_own_that_last() {
     assert_ne!(old.activator_port, table.services[&hello()].activator_port);
     sim.apply(HELLO);
     assert_eq!(sim.table().services.len(), 1);
-    assert_eq!(sim.names.len(), 1);
+    assert_eq!(sim.dns_names.len(), 1);
 }
 
 /// The former owner drains for a while after its deletion, and the other one gets the name all the same.
@@ -691,12 +696,12 @@ fn a_name_belongs_to_its_first_claimant_until_deletion() {
     let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
     sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
     let first_name = NamespacedName::new("default", "old-hello");
-    let previous = (sim.table().services[&first_name].clone(), sim.names[&first_name].clone());
+    let previous = (sim.table().services[&first_name].clone(), sim.dns_names[&first_name].clone());
     sim.decide(1);
     sim.report_all_ready();
     sim.advance_time(1000);
     sim.apply(&HELLO.replace("{name: hello}", "{name: old-hello}"));
-    let now = (sim.table().services[&first_name].clone(), sim.names[&first_name].clone());
+    let now = (sim.table().services[&first_name].clone(), sim.dns_names[&first_name].clone());
     assert_eq!((now.0.addresses, now.1), (previous.0.addresses.clone(), previous.1.clone()));
     assert_eq!(now.0.targets, previous.0.targets);
     let other = &sim.machine.cluster.apps[&first_name];
@@ -707,7 +712,7 @@ fn a_name_belongs_to_its_first_claimant_until_deletion() {
     sim.advance_time(600_000);
     let now = sim.table().services[&first_name].clone();
     assert_eq!(now.targets[0].revision.name, "old-hello-00001");
-    assert_eq!(sim.names[&first_name], now.addresses);
+    assert_eq!(sim.dns_names[&first_name], now.addresses);
     assert!(sim.machine.cluster.apps[&first_name].conditions.is_true(ConditionType::RouteReady));
 }
 

@@ -4,10 +4,11 @@ use common::wire::{NamespacedName, NodeEntry, RouteChange, RouteKey};
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    decide::part_keys,
+    decide::{part_keys, topology_hints},
     model::{
         cluster_state::{AppState, HintMode, HintedPod, RevisionTopology, UnixMillis},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
+        zone_shares::ZoneShares,
     },
 };
 
@@ -56,27 +57,44 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Updates the shares of the zones, and plans each app whose hints depend on them.
-    pub(super) fn update_zone_shares(&mut self, now: UnixMillis) {
+    /// Updates the shares of the zones. Returns true if they have changed.
+    pub(super) fn update_zone_shares(&mut self) -> bool {
         // The initial lists have thousands of nodes, and are followed by a plan of each app.
         if self.is_loading {
-            return;
+            return false;
         }
         let shares = self.cluster.nodes.current_zone_shares();
-        if shares == self.cluster.nodes.zone_shares {
-            return;
-        }
-        self.cluster.nodes.zone_shares = shares;
-        let dependent = self.cluster.apps.iter().filter(|(_, app)| is_proportional(app));
-        let dependent: Vec<NamespacedName> = dependent.map(|(name, _)| name.clone()).collect();
-        for name in dependent {
-            self.reconcile_app(&name, now);
+        let before = std::mem::replace(&mut self.cluster.nodes.zone_shares, shares);
+        before != self.cluster.nodes.zone_shares
+    }
+
+    /// Plans each app whose hints do not fit the shares of the zones any more. Has the slices of all apps checked whose
+    /// hints are in proportion.
+    pub(super) fn plan_proportional_apps(&mut self, now: UnixMillis) {
+        let shares = &self.cluster.nodes.zone_shares;
+        let proportional = self.cluster.apps.iter().filter(|(_, app)| is_proportional(app));
+        // A cluster that grows has hundreds of such changes, and nearly all of them change no hint of a pod.
+        let proportional: Vec<(NamespacedName, bool)> =
+            proportional.map(|(name, app)| (name.clone(), needs_new_hints(app, shares))).collect();
+        for (name, needs_plan) in proportional {
+            if needs_plan {
+                self.reconcile_app(&name, now);
+            }
             // The slices of the Route's names list activators, which have hints too.
             if let Some(app) = self.cluster.apps.get(&name) {
                 self.effects.changed_keys.extend(part_keys::slice_keys(&name, app));
             }
         }
     }
+}
+
+/// Returns true if the shares of the zones may change the hints of the app's pods: there are none, or they do not fit.
+fn needs_new_hints(app: &AppState, shares: &ZoneShares) -> bool {
+    let topologies = app.revisions.iter().filter_map(|it| it.topology.as_deref());
+    topologies.filter(|it| it.mode == HintMode::Proportional).any(|it| {
+        let zones = it.pods.iter().map(|pod| &pod.hints.zone);
+        it.refusal.is_some() || !topology_hints::still_fit(zones, shares)
+    })
 }
 
 /// Returns true if hints of the app's pods or activators are in proportion to the CPU of the zones.

@@ -54,18 +54,22 @@ pub(super) fn update_route(
 ) {
     let not_owned = not_owned_reason(app, name, cluster);
     let Some(route) = &app.route else { return };
-    let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
-    let unaddressed = |it: &RouteNameAllocation| matches!(&it.cluster_ips, ClusterIpSource::ApiServer(none) if none.is_empty());
+    // The Route's own name, and one for each tag.
+    let name_count = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
+    let has_no_address = |it: &RouteNameAllocation| match &it.cluster_ips {
+        ClusterIpSource::ApiServer(addresses) => addresses.is_empty(),
+        ClusterIpSource::LocalRange(_) => false,
+    };
     let ingress = if let Some(reason) = &route.blocked_reason {
         ConditionStatus::False((**reason).clone())
     } else if let Some(reason) = not_owned {
         ConditionStatus::False(reason)
     } else if route.traffic.is_empty()
-        || route.allocations.iter().any(unaddressed)
-        || (route.allocations.len() < names && !cluster.is_leader)
+        || route.allocations.iter().any(has_no_address)
+        || (route.allocations.len() < name_count && !cluster.is_leader)
     {
         ingress_not_configured()
-    } else if route.allocations.len() < names {
+    } else if route.allocations.len() < name_count {
         let message = "No ClusterIP or activator port is left: delete a service or a tag";
         ConditionStatus::False(ConditionReason::new("NoAddressLeft", message))
     } else if route.rollout.is_some() {

@@ -62,7 +62,8 @@ fn resolve_target<'a>(
         return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
     }
     let owner = cluster.app_of_route_name(target).and_then(|it| cluster.apps.get(&it));
-    let is_there = match (&**kind, owner) {
+    // `apps` has no names of tags: a Service or Route of Knative is found by its own name only.
+    let target_exists = match (&**kind, owner) {
         (_, None) => false,
         ("services.serving.knative.dev", Some(app)) => {
             app.service.is_some() && cluster.apps.contains_key(target)
@@ -73,7 +74,7 @@ fn resolve_target<'a>(
         (_, Some(_)) => false,
     };
     match owner {
-        Some(app) if is_there && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
+        Some(app) if target_exists && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
         _ if matches!(
             &**kind,
             "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"
@@ -82,7 +83,7 @@ fn resolve_target<'a>(
             refused(format!("{kind} {:?} not found", target.name))
         }
         _ => refused(format!(
-            "{kind} {:?} is nothing that requests can be sent to: refer to a Knative Service or Route",
+            "{kind} {:?} cannot receive requests: refer to a Knative Service or Route",
             target.name
         )),
     }

@@ -41,9 +41,9 @@ pub(super) fn apply_rollout(
     let state =
         route.rollout.as_deref().cloned().unwrap_or_else(|| settled_rollout(app, name, cluster));
     let pairs = || route.traffic_spec.iter().zip(&assigned);
-    let follows = pairs().filter(|(_, it)| it.is_latest && it.percent > 0);
+    let following_latest = pairs().filter(|(_, it)| it.is_latest && it.percent > 0);
     let mut desired = Rollout::default();
-    for (target, it) in follows {
+    for (target, it) in following_latest {
         add_share(&mut desired, target_configuration(target, name), &it.revision_name, it.percent);
     }
     // A rollout waits for its first 1 % while it has a start but no duration of a step yet.
@@ -115,6 +115,7 @@ fn add_share(rollout: &mut Rollout, configuration: &str, revision: &str, percent
             existing.percent += percent;
             existing.revisions.iter_mut().take(1).for_each(|it| it.percent += percent);
         }
+        // Only a Route's own traffic rolls out, so no entry has a tag.
         None => rollout.add_settled_target("", configuration, revision, percent),
     }
 }
@@ -130,7 +131,7 @@ fn divide_traffic<'a>(
     for (target, it) in pairs {
         let configuration = target_configuration(target, name);
         let mut all = left.configurations.iter_mut();
-        let shares = all.find(|target| target.configuration_name == configuration);
+        let shares = all.find(|entry| entry.configuration_name == configuration);
         let Some(shares) = shares.filter(|_| it.is_latest && it.percent > 0) else {
             out.push(it.clone());
             continue;

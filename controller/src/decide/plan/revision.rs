@@ -292,7 +292,8 @@ fn gc_candidate<'a>(
         created: revision.meta.created,
         routing: revision.routing.state,
         last_active: revision.routing.changed_at.max(revision.meta.created),
-        // The next plan would make the newest one again, and so without end.
+        // The next plan would make the newest one again, and so without end. Others than those in reserve stay anyway,
+        // so their templates are not parsed.
         is_gc_exempt: revision.is_deleted
             || newest == Some(&*revision.name)
             || (revision.routing.state == RoutingState::Reserve && has_no_gc_annotation(revision)),

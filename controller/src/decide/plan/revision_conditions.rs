@@ -111,6 +111,7 @@ fn update_annotations_condition(revision: &mut AppRevision, context: &RevisionPl
 /// Counts the pods that are ready for readers of Kubernetes' objects, such as the Endpoints of `<revision>-private`:
 /// the kernel reports readiness earlier than the kubelet.
 fn count_kubelet_ready_pods(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> u32 {
+    // The local node has no such readers.
     if context.cluster.settings.platform == PlatformKind::Local {
         return u32::MAX;
     }

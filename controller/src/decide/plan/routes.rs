@@ -16,7 +16,7 @@ use crate::{
     model::{
         cluster_state::{
             self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
-            RouteNameAllocation, RoutingState, UnixMillis, name_registry::NameClaimant,
+            RouteNameAllocation, RoutingState, name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
         knative::key,
@@ -38,8 +38,8 @@ pub(super) fn route_subjects(
     let mut out = Vec::new();
     let is_leaving = app.cascades_deletion(cluster.settings.platform);
     let pairs = || app.revisions.iter().zip(templates);
-    // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
-    // proven itself yet is shown, since the autoscaler must start it.
+    // A Revision in reserve without pods is left out: no Route names it, and nothing of it runs. One that has not
+    // reached its initial scale is in the table, since the autoscaler must start it.
     let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_leaving;
         let has_pods = !pair.0.pods.is_empty();
@@ -55,12 +55,7 @@ pub(super) fn route_subjects(
         }));
     }
     for (revision, template) in pairs() {
-        let context = RevisionPlanContext {
-            cluster,
-            namespace: &name.namespace,
-            template,
-            now: UnixMillis::default(),
-        };
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, template);
         let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &context));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
@@ -147,12 +142,8 @@ fn service_subject(
         [(revision, _)] => find_revision(revision, app, name, templates, cluster),
         _ => None,
     };
-    let context_for = |template| RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template,
-        now: UnixMillis::default(),
-    };
+    let context_for =
+        |template| RevisionPlanContext::without_time(cluster, &name.namespace, template);
     let fails_fast = only_revision.as_ref().is_some_and(|(revision, template)| {
         revision_conditions::should_fail_fast(revision, &context_for(template))
     });
@@ -166,12 +157,14 @@ fn service_subject(
         !host.is_private
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
+    // Requests for a service without targets get 503 at once.
+    let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
     ServiceEntry {
         name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
         addresses: settings.cluster_ips(&allocation.cluster_ips),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
-        targets: if fails_fast { Vec::new() } else { shares.iter().map(target).collect() },
+        targets,
         connection_path: only_revision
             .as_ref()
             // An activator must read the header.
@@ -276,7 +269,7 @@ pub(crate) fn route_host(
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
     let host = rules.route_host(&route, tag, is_private_placeholder);
-    host.inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside")).ok()
+    host.inspect_err(|error| debug!(route = %name, why = %error, "route has no valid host")).ok()
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
@@ -292,12 +285,7 @@ pub(crate) fn is_direct_path(
     cluster: &ClusterState,
 ) -> bool {
     let template = ParsedTemplate::of_revision(revision, cluster);
-    let context = RevisionPlanContext {
-        cluster,
-        namespace: &name.namespace,
-        template: &template,
-        now: UnixMillis::default(),
-    };
+    let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split

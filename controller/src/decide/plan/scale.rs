@@ -286,7 +286,7 @@ pub(super) fn update_steady_readiness(pod: &mut RevisionPod, context: &RevisionP
 }
 
 /// Returns the moment from which a pod's readiness proves that the Revision works. It must last longer than the one
-/// before: a container that ends again and again would be called well each time otherwise.
+/// before. Otherwise each start of a container that ends again and again would count as proof.
 fn proven_at(steady: SteadyReadiness) -> Option<UnixMillis> {
     let previous_ms = if steady.previous_ms < UNSUSPICIOUS_MS { steady.previous_ms } else { 0 };
     Some(steady.since?.plus_ms(PROVEN_AFTER_MS.max(2 * previous_ms)))

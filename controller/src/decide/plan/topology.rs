@@ -8,15 +8,23 @@ use smol_str::SmolStr;
 use super::{RevisionPlanContext, scale};
 use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
-    model::cluster_state::{
-        AppRevision, AppState, ClusterState, HintMode, HintedPod, ParsedTemplate, PodStage,
-        RevisionPod, RevisionTopology, UnixMillis,
+    model::{
+        cluster_state::{
+            AppRevision, AppState, ClusterState, HintMode, HintedPod, ParsedTemplate, PodStage,
+            RevisionPod, RevisionTopology,
+        },
+        knative::key,
     },
 };
 
-/// Returns the rule by which the pods of a Revision get hints: by the annotations of its app's Route, else by its own.
+/// Returns the rule by which the pods of a Revision get hints: by the annotations of its app's Route, or by its own if
+/// the Route has none about hints.
 pub(crate) fn hint_mode(app: &AppState, template: &ParsedTemplate) -> HintMode {
-    HintMode::from_annotations(|key| app.route_annotation(key).or_else(|| template.annotation(key)))
+    // Not key by key: a topology mode of the template would count before a traffic distribution of the Route.
+    if key::HINTS.iter().any(|key| app.route_annotation(key).is_some()) {
+        return HintMode::from_annotations(|key| app.route_annotation(key));
+    }
+    HintMode::from_annotations(|key| template.annotation(key))
 }
 
 /// Updates the hints of all ready pods.
@@ -31,12 +39,7 @@ pub(super) fn update_hints(
         if revision.pods.is_empty() && revision.topology.is_none() {
             continue;
         }
-        let context = RevisionPlanContext {
-            cluster,
-            namespace: &name.namespace,
-            template,
-            now: UnixMillis::default(),
-        };
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, template);
         let topology = plan_topology(hint_mode(app, template), revision, &context);
         app.revisions[at].topology = topology.map(Box::new);
     }
@@ -72,7 +75,8 @@ fn plan_topology(
     let pods = ready.iter().zip(places).zip(assigned.unwrap_or_default());
     let mut pods: Vec<HintedPod> = pods.map(|(pod, hints)| hinted(pod, hints)).collect();
     pods.sort_by(|a, b| a.name.cmp(&b.name));
-    let before = revision.topology.as_deref().filter(|it| it.mode == mode);
+    // Without hints before there are none to keep, and the reason may be another one now.
+    let before = revision.topology.as_deref().filter(|it| it.mode == mode && it.refusal.is_none());
     if let Some(before) = before
         && mode == HintMode::Proportional
         && is_same_place(&before.pods, &pods)

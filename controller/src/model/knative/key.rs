@@ -77,6 +77,8 @@ pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 pub const TOPOLOGY_AWARE_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 /// Preference for near pods, with the values of the field `trafficDistribution` of a Service of Kubernetes.
 pub const TRAFFIC_DISTRIBUTION: &str = "rouse.dev/traffic-distribution";
+/// All annotations about hints.
+pub const HINTS: [&str; 3] = [TOPOLOGY_MODE, TOPOLOGY_AWARE_HINTS, TRAFFIC_DISTRIBUTION];
 /// Addresses and ports allocated to a Route's names, so that they survive a restart of the controller.
 pub const ALLOCATIONS: &str = "rouse.dev/allotted";
 /// Marks a Revision whose initial scale was reached once.

@@ -32,6 +32,7 @@ fn with_client_pods() -> NetworkPolicies {
     ] {
         it.set_client(name(namespace, pod), client(json!({"role": role}), ip));
     }
+    it.set_clients_known();
     it
 }
 
@@ -161,6 +162,31 @@ fn a_change_returns_the_namespaces_that_it_may_affect() {
     it.set_client(name("late", "web"), client(json!({}), "10.0.0.8"));
     assert_eq!(it.set_namespace("late", Some(&labels("bank"))), shop);
     assert_eq!(admitted_clients(&it), Some(vec![3, 8]));
+}
+
+#[test]
+fn a_policy_that_names_pods_waits_until_all_pods_are_known() {
+    let mut it = NetworkPolicies::default();
+    let (none, shop) = (BTreeSet::<SmolStr>::new(), BTreeSet::<SmolStr>::from([SHOP.into()]));
+    let from_pods = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    let (from_pods, deny) = (policy(from_pods), policy(json!({"podSelector": {}})));
+    assert_eq!(it.set_policy(name(SHOP, "p"), Some(&from_pods)), none);
+    assert!(it.needs_client_pods());
+    assert_eq!(admitted_clients(&it), None, "as before the policy");
+    assert_eq!(it.set_policy(name(SHOP, "p"), Some(&deny)), shop);
+    assert!(!it.needs_client_pods());
+    assert_eq!(admitted_clients(&it), Some(vec![]), "no pod has to be known for this");
+    assert_eq!(it.set_policy(name(SHOP, "p"), Some(&from_pods)), none);
+    assert_eq!(admitted_clients(&it), Some(vec![]), "its earlier state");
+    it.set_policy(name(SHOP, "q"), Some(&from_pods));
+    it.set_policy(name(SHOP, "q"), None);
+    let pod = client(json!({}), "10.0.0.1");
+    assert_eq!(it.set_client(name(SHOP, "web"), pod), none, "one of many");
+    assert_eq!(it.set_clients_known(), shop);
+    assert_eq!(admitted_clients(&it), Some(vec![1]));
+    assert_eq!(it.set_clients_known(), none);
+    assert_eq!(it.set_policy(name(SHOP, "p"), None), shop);
+    assert_eq!(admitted_clients(&it), None, "the other one was deleted before it was in force");
 }
 
 #[test]

@@ -120,11 +120,11 @@ enum ContainerKind {
 }
 
 /// Reads the state of a container from its status.
-fn read_container(it: &Value, kind: ContainerKind) -> LocalContainerStatus {
+fn read_container(status: &Value, kind: ContainerKind) -> LocalContainerStatus {
     let is_init = kind == ContainerKind::Init;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
-    let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
+    let (state, last) = (&status["state"], &status["lastState"]["terminated"]);
     let ended = state.get("terminated").filter(|it| !is_init || it["exitCode"] != 0);
     let state = if let Some(ended) = ended {
         ContainerRunState::Terminated {
@@ -152,9 +152,12 @@ fn read_container(it: &Value, kind: ContainerKind) -> LocalContainerStatus {
         }
     };
     LocalContainerStatus {
-        name: text(&it["name"]),
+        name: text(&status["name"]),
         state,
-        restarts: it["restartCount"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+        restarts: status["restartCount"]
+            .as_u64()
+            .and_then(|it| u32::try_from(it).ok())
+            .unwrap_or(0),
         image_digest: None,
     }
 }

@@ -12,11 +12,12 @@ use super::{
     apiserver_rules, diff,
     known_keys::{self, MetadataPlace},
     local_warnings, metadata, probe, revision_template, security,
-    settings::{AdmissionPlatform, RuleSettings, TemplateParent},
+    settings::{RuleSettings, TemplateParent},
     traffic,
     typed::parse_typed,
 };
 use crate::model::{
+    cluster_state::PlatformKind,
     knative::{RevisionSpec, TrafficTarget, user_container},
     problem::Problem,
 };
@@ -227,8 +228,8 @@ fn check_creator(
     annotations: &BTreeMap<String, String>,
     problems: &mut Vec<Problem>,
 ) {
-    let old_annotations: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
-    let old_annotations = old_annotations.annotations.unwrap_or_default();
+    let old_meta: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
+    let old_annotations = old_meta.annotations.unwrap_or_default();
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
     metadata::check_creator(
         &old_annotations,
@@ -300,9 +301,9 @@ fn collect_warnings(
         None => PodSpec::default(),
     };
     match request.settings.platform {
-        AdmissionPlatform::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
+        PlatformKind::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.
-        AdmissionPlatform::Kubernetes => {
+        PlatformKind::Kubernetes => {
             security::warn_insecure_defaults(&pod, "spec.template.spec", warnings)
         }
     }

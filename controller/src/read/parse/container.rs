@@ -6,9 +6,9 @@ use super::{
     dns_names,
     pod::{PodContainerRole, ServingPort},
     probe, security,
-    settings::{AdmissionPlatform, RuleSettings},
+    settings::RuleSettings,
 };
-use crate::model::problem::Problem;
+use crate::model::{cluster_state::PlatformKind, problem::Problem};
 
 const RESERVED_ENV: [&str; 4] = ["PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION"];
 /// Ports of Knative's sidecar and profiler. Rouse uses none of them in pods but 8022, where the agent's pod server
@@ -28,7 +28,7 @@ pub(super) fn check_container(
     check_image(container, at, settings.platform, problems);
     check_env(container, role, at, problems);
     check_env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
-    if settings.platform == AdmissionPlatform::Local {
+    if settings.platform == PlatformKind::Local {
         refuse_config_refs(container, at, problems);
     }
     check_ports(container, role, at, problems);
@@ -54,7 +54,7 @@ fn check_container_name(container: &Container, at: &str, problems: &mut Vec<Prob
 fn check_image(
     container: &Container,
     at: &str,
-    platform: AdmissionPlatform,
+    platform: PlatformKind,
     problems: &mut Vec<Problem>,
 ) {
     let at = format!("{at}.image");
@@ -126,7 +126,7 @@ fn check_ports(
         return;
     }
     for (index, port) in ports.iter().enumerate() {
-        self::check_port(port, &format!("{at}.ports[{index}]"), problems);
+        check_port(port, &format!("{at}.ports[{index}]"), problems);
     }
 }
 
@@ -150,8 +150,8 @@ fn check_port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
 }
 
 /// Checks that `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on local disk.
-fn check_image_reference(image: &str, platform: AdmissionPlatform) -> Result<(), String> {
-    if let (Some(path), AdmissionPlatform::Local) = (image.strip_prefix("oci:"), platform) {
+fn check_image_reference(image: &str, platform: PlatformKind) -> Result<(), String> {
+    if let (Some(path), PlatformKind::Local) = (image.strip_prefix("oci:"), platform) {
         return if path.is_empty() { Err("oci: needs a path".into()) } else { Ok(()) };
     }
     // Begins as go-containerregistry's message does, then names the faulty part.

@@ -50,17 +50,17 @@ pub(super) fn set_revision_spec_defaults(
     }
     // Both are read before any default is set: a default name must avoid every name that the user chose.
     let (writable, taken) = (writable_volumes(spec), container_names(spec));
-    for (list, init) in [("initContainers", true), ("containers", false)] {
+    for (list, is_init) in [("initContainers", true), ("containers", false)] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         let several = all.len() > 1;
-        let name = match init {
+        let name = match is_init {
             true => settings.defaults.init_container_name(parent),
             false => settings.defaults.container_name(parent),
         };
         name_containers(all, &name, &taken);
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
             make_mounts_read_only(container, &writable);
-            if !init {
+            if !is_init {
                 set_resource_defaults(container, settings);
                 set_port_defaults(container);
                 set_probe_defaults(container, several);

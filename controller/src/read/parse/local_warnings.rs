@@ -34,7 +34,7 @@ pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: 
         (
             "imagePullSecrets",
             pod.image_pull_secrets.is_some(),
-            "registries are asked with what docker and podman were told at login",
+            "images are pulled with the logins of docker and podman",
         ),
     ] {
         if is_set {
@@ -73,7 +73,7 @@ fn warn_container(
         warn("securityContext.seccompProfile", "no system call is filtered");
     }
     if container.termination_message_policy.as_deref() == Some("File") {
-        warn("terminationMessagePolicy", "the end of the log is told where there is no message");
+        warn("terminationMessagePolicy", "the end of the log is shown where there is no message");
     }
     let resources = container.resources.clone().unwrap_or_default();
     for name in resources.limits.iter().flat_map(|limits| limits.keys()) {

@@ -6,11 +6,9 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::Value;
 
 use super::{
-    apiserver_rules, container, dns_names, field_mask, security,
-    settings::{AdmissionPlatform, RuleSettings},
-    volume,
+    apiserver_rules, container, dns_names, field_mask, security, settings::RuleSettings, volume,
 };
-use crate::model::{config_maps::Flag, problem::Problem};
+use crate::model::{cluster_state::PlatformKind, config_maps::Flag, problem::Problem};
 
 /// Role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +104,7 @@ fn check_init_containers(
         return;
     }
     let off = settings.features.podspec_init_containers != Flag::Enabled;
-    if off || settings.platform == AdmissionPlatform::Local {
+    if off || settings.platform == PlatformKind::Local {
         let count = init.len();
         let message = format!(
             "pod spec support for init-containers is off, but found {count} init containers"

@@ -59,7 +59,7 @@ pub(super) fn warn_initial_delay(container: &Container, at: &str, warnings: &mut
     let probe = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
     if probe.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
         let field = "readinessProbe.initialDelaySeconds";
-        let message = format!("{field} has no effect: a pod is asked as soon as it listens");
+        let message = format!("{field} has no effect: a pod is probed as soon as it listens");
         warnings.push(Problem::new(format!("{at}.{field}"), message));
     }
 }

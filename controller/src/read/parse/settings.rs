@@ -3,25 +3,17 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::{
+    cluster_state::PlatformKind,
     config_maps::{Features, RevisionDefaults},
     scale_policy::ScalePolicyConfig,
 };
 
-/// Platform on which the pods will run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AdmissionPlatform {
-    /// The local node: volumes are `emptyDir`, images may be folders, and a Revision's suffix must fit after a name.
-    Local,
-    /// Kubernetes: Knative's rules, without the restrictions of the local node.
-    #[default]
-    Kubernetes,
-}
-
 /// Platform and settings that a rule may depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleSettings<'a> {
-    /// Platform on which the pods will run.
-    pub platform: AdmissionPlatform,
+    /// Platform on which the pods will run. On the local node volumes are `emptyDir`, images may be folders, and a
+    /// Revision's suffix must fit after a name.
+    pub platform: PlatformKind,
     /// Checked settings of `config-defaults`.
     pub defaults: &'a RevisionDefaults,
     /// Checked settings of `config-features`.

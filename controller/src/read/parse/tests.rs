@@ -426,7 +426,7 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let autoscaler = ScalePolicyConfig::default();
     let settings = RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,

@@ -16,9 +16,9 @@ pub(super) fn check_targets(
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, target) in targets.iter().enumerate() {
         let at = format!("{AT}[{index}]");
-        self::check_target(target, is_service, &at, problems);
+        check_target(target, is_service, &at, problems);
         if let Some(tag) = target.tag.as_deref().filter(|tag| !tag.is_empty()) {
-            self::check_tag(tag, &at, problems);
+            check_tag(tag, &at, problems);
             if let Some(first) = seen.get(tag) {
                 let message = format!("Multiple definitions for {tag:?}");
                 problems.push(Problem::new(format!("{AT}[{first}].tag, {at}.tag"), message));

@@ -6,11 +6,9 @@ use k8s_openapi::api::core::v1::{
     Container, KeyToPath, PodSpec, Volume, VolumeMount, VolumeProjection,
 };
 
-use super::{
-    dns_names, metadata,
-    settings::{AdmissionPlatform, RuleSettings},
-};
+use super::{dns_names, metadata, settings::RuleSettings};
 use crate::model::{
+    cluster_state::PlatformKind,
     config_maps::{Features, Flag},
     problem::Problem,
 };
@@ -48,7 +46,7 @@ pub(super) fn check_volumes(
             problems.push(Problem::invalid(path, name));
         }
         // Knative's kinds do not matter on the local node: it can only make empty folders.
-        if settings.platform == AdmissionPlatform::Local && volume.empty_dir.is_none() {
+        if settings.platform == PlatformKind::Local && volume.empty_dir.is_none() {
             let message = "volume support is disabled, but found another than emptyDir";
             let problem = Problem::new(&at, message);
             problems.push(problem.with_advice("the local node has only emptyDir"));
@@ -218,7 +216,7 @@ pub(super) fn check_mounts(
     pod: &PodSpec,
     container: &Container,
     at: &str,
-    platform: AdmissionPlatform,
+    platform: PlatformKind,
     problems: &mut Vec<Problem>,
 ) {
     let mut seen = BTreeSet::new();
@@ -237,13 +235,13 @@ pub(super) fn check_mounts(
 fn check_mount_path(
     mount: &VolumeMount,
     seen: &mut BTreeSet<String>,
-    platform: AdmissionPlatform,
+    platform: PlatformKind,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
     let (at, clean) = (format!("{at}.mountPath"), clean_path(&mount.mount_path));
     let reserved = RESERVED_PATHS.contains(&clean.as_str())
-        || (platform == AdmissionPlatform::Local && LOCAL_PATHS.contains(&clean.as_str()));
+        || (platform == PlatformKind::Local && LOCAL_PATHS.contains(&clean.as_str()));
     if mount.mount_path.is_empty() {
         problems.push(Problem::missing(at));
     } else if reserved {

@@ -72,6 +72,7 @@ pub(super) async fn watch_client_pods(
                 let gone: Vec<NamespacedName> = known_pods.difference(&listed).cloned().collect();
                 known_pods.retain(|it| listed.contains(it));
                 gone.into_iter().for_each(|name| report(name, None));
+                shared.step(ControllerEvent::ClientPodsListed);
                 all_known.set();
             }
             Err(error) if change == Some(OutageChange::Began) => {

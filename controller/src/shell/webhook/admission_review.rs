@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use crate::{
     model::{
+        cluster_state::PlatformKind,
         config_maps::{self, Configs, Features, RevisionDefaults},
         problem::{self, Problem},
         scale_policy::ScalePolicyConfig,
     },
     read::parse::{
-        AdmissionPlatform, RuleSettings,
+        RuleSettings,
         admission::{self, AdmissionRequest, AdmittedKind},
     },
 };
@@ -71,7 +72,7 @@ impl AdmissionSettings {
     /// Returns the platform and settings that the rules of admission depend on.
     pub fn rule_settings(&self) -> RuleSettings<'_> {
         RuleSettings {
-            platform: AdmissionPlatform::Kubernetes,
+            platform: PlatformKind::Kubernetes,
             defaults: &self.defaults,
             features: &self.features,
             autoscaler: &self.autoscaler,

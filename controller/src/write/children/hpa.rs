@@ -18,7 +18,7 @@ pub struct HpaParameters<'a> {
     /// Greatest number of pods; 0: no limit.
     pub max: u32,
     /// UID of the PodAutoscaler that owns the HorizontalPodAutoscaler.
-    pub owner: &'a str,
+    pub owner_uid: &'a str,
 }
 
 /// Builds the HorizontalPodAutoscaler, which scales the Revision instead of Rouse's autoscaler.
@@ -30,7 +30,7 @@ pub fn horizontal_pod_autoscaler(
     let owner = OwnerObject {
         resource: ResourceKind::PodAutoscaler,
         name: revision.name,
-        uid: parameters.owner,
+        uid: parameters.owner_uid,
     };
     let mut meta = meta::child_meta(revision, revision.name.into());
     meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());

@@ -96,15 +96,15 @@ pub struct PlaceholderSpec<'a> {
     /// Name of the Route.
     pub route: &'a str,
     /// UID of the Route, which owns the placeholder.
-    pub uid: &'a str,
+    pub route_uid: &'a str,
     /// Tag of the target, for the name `<tag>-<route>`; none for the Route's own name.
     pub tag: Option<&'a str>,
     /// Name of the Service that the Route came from; empty without one.
     pub service: &'a str,
     /// Labels of the Route object.
-    pub labels: BTreeMap<String, String>,
+    pub route_labels: BTreeMap<String, String>,
     /// Annotations of the Route object.
-    pub annotations: BTreeMap<String, String>,
+    pub route_annotations: BTreeMap<String, String>,
     /// The name's own port number at the activators, once it is allocated.
     pub activator_port: Option<u16>,
 }
@@ -119,7 +119,7 @@ impl PlaceholderSpec<'_> {
     /// `pkg/reconciler/route/resources/service.go`), without the label of visibility. On a placeholder that label
     /// belongs to the user, who hides one tag by it.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        let mut labels = self.labels.clone();
+        let mut labels = self.route_labels.clone();
         labels.remove(key::VISIBILITY);
         labels.insert(key::ROUTE.into(), self.route.into());
         if !self.service.is_empty() {
@@ -130,7 +130,7 @@ impl PlaceholderSpec<'_> {
 
     /// Annotations of the placeholder: the Route's, and the port of its name at the activators.
     fn annotations(&self) -> BTreeMap<String, String> {
-        let mut annotations = self.annotations.clone();
+        let mut annotations = self.route_annotations.clone();
         // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
         annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
@@ -140,7 +140,7 @@ impl PlaceholderSpec<'_> {
 
     /// The Route as the owner of its children.
     pub fn owner(&self) -> OwnerObject<'_> {
-        OwnerObject { resource: ResourceKind::Route, name: self.route, uid: self.uid }
+        OwnerObject { resource: ResourceKind::Route, name: self.route, uid: self.route_uid }
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     decide::topology_hints::HintRules,
     model::{
-        cluster_state::HintMode,
+        cluster_state::{DeploymentSettings, HintMode},
         zone_shares::{ZoneNode, ZoneShares},
     },
 };
@@ -89,11 +89,11 @@ fn pod(deployment: &Value) -> &Value {
 const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     namespace: "default",
     route: "hello",
-    uid: "t-uid",
+    route_uid: "t-uid",
     tag: None,
     service: "hello",
-    labels: BTreeMap::new(),
-    annotations: BTreeMap::new(),
+    route_labels: BTreeMap::new(),
+    route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
 };
 
@@ -383,14 +383,15 @@ fn tools_see_how_a_revision_scales() {
 #[test]
 fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_families() {
     let fixture = ChildrenFixture::plain();
-    let inputs = RevisionScaleInputs {
-        replicas: 0,
-        reachability: RevisionReachability::Reachable,
-        mode: ServerlessServiceMode::Proxy,
-        activators: 2,
-    };
-    let of_revision =
-        revision_children(&fixture.revision(), &DeploymentSettings::default(), &inputs);
+    let revision = fixture.revision();
+    let mut of_revision = vec![
+        deployment::deployment(&revision, &DeploymentSettings::default(), 0),
+        services::private_service(&revision),
+        services::public_service(&revision),
+        scaling::pod_autoscaler(&revision, RevisionReachability::Reachable),
+        scaling::serverless_service(&revision, ServerlessServiceMode::Proxy, 2),
+    ];
+    of_revision.extend(images::image_objects(&revision));
     let of_route = |names: &[&str]| {
         1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2, no_hints()).len()
     };
@@ -409,12 +410,12 @@ fn a_routes_name_gets_a_service_without_selector() {
     };
     let tagged = PlaceholderSpec {
         tag: Some("blue"),
-        labels: map(&[
+        route_labels: map(&[
             ("team", "a"),
             ("networking.knative.dev/visibility", "cluster-local"),
             ("serving.knative.dev/route", "forged"),
         ]),
-        annotations: map(&[
+        route_annotations: map(&[
             ("serving.knative.dev/creator", "somebody"),
             ("rouse.dev/activator-port", "1"),
             ("rouse.dev/applied", "0"),
@@ -540,7 +541,7 @@ fn hpa_body(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
     let fixture = ChildrenFixture { annotations, ..ChildrenFixture::plain() };
     hpa::horizontal_pod_autoscaler(
         &fixture.revision(),
-        hpa::HpaParameters { min, max, owner: "pa-uid" },
+        hpa::HpaParameters { min, max, owner_uid: "pa-uid" },
     )
     .body
 }

@@ -86,28 +86,28 @@ impl SchemaConverter {
     /// Converts the properties of an object, limited to the fields of a pod where it is one.
     fn convert_properties(
         &self,
-        it: &SchemaObject,
+        schema: &SchemaObject,
         out: &mut SchemaObject,
         within: SchemaPosition,
     ) {
-        let Some(Value::Object(all)) = it.get("properties") else { return };
+        let Some(Value::Object(all)) = schema.get("properties") else { return };
         // A RevisionSpec flattens its PodSpec, so the fields show where a pod begins.
         let is_pod = all.contains_key("containers") && all.contains_key("restartPolicy");
         let mut properties = SchemaObject::new();
-        for (name, schema) in all {
+        for (name, field_schema) in all {
             let field = match within {
                 SchemaPosition::RouseType if !is_pod => {
-                    Some(self.convert(schema, SchemaPosition::RouseType))
+                    Some(self.convert(field_schema, SchemaPosition::RouseType))
                 }
                 SchemaPosition::RouseType => match POD_MASK.rule_of(name) {
-                    Some(field) => Some(self.convert_field(schema, field)),
+                    Some(field) => Some(self.convert_field(field_schema, field)),
                     // A limit of Knative, such as `containerConcurrency`, stands among the pod's fields.
                     None => is_revision_limit(name)
-                        .then(|| self.convert(schema, SchemaPosition::RouseType)),
+                        .then(|| self.convert(field_schema, SchemaPosition::RouseType)),
                 },
-                SchemaPosition::PodSpec(None) => Some(self.convert(schema, within)),
+                SchemaPosition::PodSpec(None) => Some(self.convert(field_schema, within)),
                 SchemaPosition::PodSpec(Some(mask)) => {
-                    mask.rule_of(name).map(|field| self.convert_field(schema, field))
+                    mask.rule_of(name).map(|field| self.convert_field(field_schema, field))
                 }
             };
             properties.extend(field.map(|field| (name.clone(), field)));

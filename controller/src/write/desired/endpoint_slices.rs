@@ -2,7 +2,7 @@
 
 use common::{service_routing::TopologyHints, wire::NamespacedName};
 
-use super::{LiveRevision, with_placeholder};
+use super::{LiveRevision, is_superfluous_placeholder, with_placeholder};
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_slice_route},
@@ -84,7 +84,10 @@ fn revision_slice(
     let owner_revision = owner_revision.or_else(|| {
         find_owner_revision(cluster, ipv6_service, |it| *it.name == *ipv6_service.name)
     });
-    let Some((owner, revision)) = owner_revision else { return DesiredState::Absent };
+    let Some((owner, revision)) = owner_revision else {
+        let is_ipv6 = !ipv6_service.name.is_empty();
+        return ownerless_slice(cluster, if is_ipv6 { ipv6_service } else { &key.name });
+    };
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
@@ -99,7 +102,7 @@ fn revision_slice(
     if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
-    let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
+    let serves = live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let endpoint = |pod: &RevisionPod| pod_endpoint(cluster, &owner, revision, pod);
     let mut pods: Vec<_> = pods.filter_map(endpoint).collect();
@@ -115,6 +118,16 @@ fn revision_slice(
     slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
 }
 
+/// Returns the desired state of a slice of the Service with this name, of which neither Route nor Revision is known.
+fn ownerless_slice(cluster: &ClusterState, service: &NamespacedName) -> DesiredState {
+    let is_placeholder = cluster.names.placeholders.contains_key(service);
+    // Each kind has a watch of its own. Until the Route is observed, its name needs the slice: connects would fail.
+    if is_placeholder && !is_superfluous_placeholder(cluster, service) {
+        return DesiredState::Unmanaged;
+    }
+    DesiredState::Absent
+}
+
 /// Returns a serving pod as an endpoint of a slice.
 fn pod_endpoint(
     cluster: &ClusterState,
@@ -122,14 +135,14 @@ fn pod_endpoint(
     revision: &AppRevision,
     pod: &RevisionPod,
 ) -> Option<slices::SliceEndpoint> {
-    let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
+    let (address, other_family_ip) = plan::serving_addresses(cluster, owner, &pod.uid)?;
     let node = pod.kube_status.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
     Some(slices::SliceEndpoint {
         pod: pod.name.to_string(),
         namespace: owner.namespace.to_string(),
         zone: cluster.nodes.zones.get(&node).cloned().unwrap_or_default(),
         node,
-        addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
+        addresses: address.map(|it| it.ip()).into_iter().chain(other_family_ip).collect(),
         ready: true,
         terminating: false,
         hints: revision.topology_hints(&pod.name),

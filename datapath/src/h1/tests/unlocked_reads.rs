@@ -1,7 +1,8 @@
 //! Unlocked reads: commits after another CPU has moved on, and two CPUs at the begin of HTTP/2.
 
 use super::{
-    DESYNC, HTTP2, Http1Connection, Http1Events, Http1Fixture, STARTED, SeekResult, UnlockedRead,
+    DESYNC, HTTP2, Http1Connection, Http1Direction, Http1Events, Http1Fixture, STARTED, SeekResult,
+    UnlockedRead,
     examples::{GET, OK5},
     fill,
 };
@@ -50,6 +51,33 @@ fn what_was_read_without_the_lock_does_not_count_where_others_have_moved_on() {
         let before = wire.conn;
         assert_eq!(wire.conn.commit_request_read(&draft), 0, "{what}");
         assert_eq!(wire.conn, before, "{what}");
+    }
+}
+
+/// While another CPU stores what it has read, some fields of the copy are new and others old.
+#[test]
+fn a_copy_with_a_part_of_a_change_does_not_count() {
+    type Part = fn(&mut Http1Direction);
+    let parts: [(&str, Part, bool); 6] = [
+        ("all of it", |_| {}, true),
+        ("the length of the body", |it| it.length = 0, false),
+        ("the number that is read", |it| it.value ^= 1 << 63, false),
+        ("the kind of the request", |it| it.kind ^= 1, false),
+        ("the name that is compared", |it| it.matched ^= 1, false),
+        ("the wish to close", |it| it.close_requested ^= 1, false),
+    ];
+    for (what, change, counts) in parts {
+        let mut wire = Http1Fixture::new();
+        wire.request(b"PUT / HTTP/1.1\r\nContent-Length: 5\r\n");
+        let (before, mut copied) = (wire.conn, wire.conn.rx);
+        assert_eq!(copied.length, 5);
+        change(&mut copied);
+        let mut draft = UnlockedRead::<29>::default();
+        let len = fill(&mut draft.window, b"Host: a\r\n\r\n");
+        assert_eq!(draft.begin(&copied, copied.next, len), Some(0));
+        draft.read(len, true, true);
+        wire.conn.commit_request_read(&draft);
+        assert_eq!(wire.conn != before, counts, "{what}");
     }
 }
 

@@ -80,10 +80,10 @@ impl<'a> ReferenceReader<'a> {
             }
         }
         let first = self.read_line(UnusualForm::LineFeed)?;
-        let (kind, is_old) = self.parse_request_line(first)?;
+        let (kind, is_http10) = self.parse_request_line(first)?;
         let fields = self.read_fields()?;
-        let body = self.body_length(&fields, is_old)?;
-        let closes = if is_old { !fields.keeps || fields.closes } else { fields.closes };
+        let body = self.body_length(&fields, is_http10)?;
+        let closes = if is_http10 { !fields.keeps || fields.closes } else { fields.closes };
         Ok(ReferenceHead { end: self.at, kind, closes, says_close: fields.closes, body })
     }
 
@@ -109,9 +109,9 @@ impl<'a> ReferenceReader<'a> {
                 // §5.2: the line break of a folded line counts as a blank.
                 Some(last) if is_blank(&line[0]) => {
                     self.record_form(UnusualForm::Fold)?;
-                    let last_coding = last.to_ascii_lowercase();
-                    let says_close = last_coding.starts_with(b"connection:")
-                        && trimmed(&last_coding).ends_with(b"close");
+                    let last_line = last.to_ascii_lowercase();
+                    let says_close = last_line.starts_with(b"connection:")
+                        && trimmed(&last_line).ends_with(b"close");
                     if says_close && trimmed(line).first().is_some_and(|byte| *byte != b',') {
                         self.record_form(UnusualForm::FoldedClose)?;
                     }
@@ -148,9 +148,9 @@ impl<'a> ReferenceReader<'a> {
         if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
             self.record_form(UnusualForm::Http2Frame)?;
         }
-        let opens =
+        let becomes_tunnel =
             status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
-        if kind == ReferenceRequestKind::Head || opens || status == 204 || status == 304 {
+        if kind == ReferenceRequestKind::Head || becomes_tunnel || status == 204 || status == 304 {
             return Ok(());
         }
         if !fields.codings.is_empty() {
@@ -241,7 +241,7 @@ impl<'a> ReferenceReader<'a> {
     fn body_length(
         &mut self,
         fields: &FramingFields,
-        is_old: bool,
+        is_http10: bool,
     ) -> Result<ReferenceBody, ReferenceStop> {
         if fields.lengths.len() > 1 {
             self.record_form(UnusualForm::Lengths)?;
@@ -262,7 +262,7 @@ impl<'a> ReferenceReader<'a> {
         if fields.codings.is_empty() {
             return Ok(ReferenceBody::Sized(length.unwrap_or(0)));
         }
-        if is_old {
+        if is_http10 {
             self.record_form(UnusualForm::OldCoding)?;
         }
         if length.is_some() {

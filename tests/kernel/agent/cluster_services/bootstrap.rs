@@ -53,8 +53,17 @@ impl AgentFixture {
         self.agent = Some(command.spawn().expect("nsenter"));
     }
 
-    /// Waits until a file in the folder of the test contains the text, or until it does not.
-    fn wait_text(&self, file: &str, text: &str, is_expected: bool) {
+    /// Waits until a file in the folder of the test contains the text.
+    fn wait_text(&self, file: &str, text: &str) {
+        self.wait_content(file, text, true);
+    }
+
+    /// Waits until a file in the folder of the test does not contain the text.
+    fn wait_without_text(&self, file: &str, text: &str) {
+        self.wait_content(file, text, false);
+    }
+
+    fn wait_content(&self, file: &str, text: &str, is_expected: bool) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let content = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
@@ -72,7 +81,7 @@ impl AgentFixture {
 fn another_api_server_takes_over_when_one_goes_away() {
     let mut fixture = AgentFixture::new("takeover");
     let netns = fixture.netns();
-    let mut first = FakeWatchServer::start(&netns, true);
+    let mut first = FakeWatchServer::start(&netns);
     let mut second = first.start_replica(&netns, SECOND_ADDRESS);
     let slice = |addresses: &[&str]| as_api_server(endpoint_slice(addresses));
     set_node(&first);
@@ -97,7 +106,7 @@ fn another_api_server_takes_over_when_one_goes_away() {
 fn the_api_server_of_the_kubelet_is_asked_like_a_given_one() {
     let mut fixture = AgentFixture::new("kubelet");
     let netns = fixture.netns();
-    let mut configured = FakeWatchServer::start(&netns, true);
+    let mut configured = FakeWatchServer::start(&netns);
     let of_kubelet = configured.start_replica(&netns, SECOND_ADDRESS);
     configured.stop();
     set_node(&of_kubelet);
@@ -119,7 +128,7 @@ fn the_api_server_of_the_kubelet_is_asked_like_a_given_one() {
 fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
     let mut fixture = AgentFixture::new("learnt");
     let netns = fixture.netns();
-    let mut configured = FakeWatchServer::start(&netns, true);
+    let mut configured = FakeWatchServer::start(&netns);
     let learnt = configured.start_replica(&netns, LEARNT_ADDRESS);
     let mut api_servers = as_api_server(endpoint_slice(&["127.0.0.2"]));
     api_servers["ports"] = json!([{"name": "https", "port": 6445, "protocol": "TCP"}]);
@@ -131,7 +140,7 @@ fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
     fixture.send_to_pod("listen");
     fixture.start_agent_with_file();
     fixture.wait_outcome("connected");
-    fixture.wait_text("state/n1.json", LEARNT_ADDRESS, true);
+    fixture.wait_text("state/n1.json", LEARNT_ADDRESS);
     configured.stop();
     learnt.set(endpoint_slice(&[]));
     fixture.wait_outcome("refused");
@@ -146,7 +155,7 @@ fn learnt_api_servers_are_asked_when_the_configured_one_goes_away() {
 fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     let mut fixture = AgentFixture::new("booted");
     let netns = fixture.netns();
-    let mut server = FakeWatchServer::start(&netns, true);
+    let mut server = FakeWatchServer::start(&netns);
     set_node(&server);
     server.set(dns_service());
     server.set(dns_slice());
@@ -154,7 +163,7 @@ fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     fixture.send_to_pod("listen");
     fixture.start_agent_with_file();
     fixture.wait_outcome("connected");
-    fixture.wait_text("state/n1.json", ENDPOINT, true);
+    fixture.wait_text("state/n1.json", ENDPOINT);
     fixture.kill_agent();
     server.stop();
     // No pin is left, as after a reboot.
@@ -163,7 +172,7 @@ fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     fixture.wait_outcome("unchanged");
     // The lists are of this boot: a time without the mode may have emptied the maps.
     fixture.start_agent_with_file();
-    fixture.wait_not_ready_reason("clusterip:", true);
+    fixture.wait_not_ready_reason("clusterip:");
     fixture.wait_outcome("unchanged");
     fixture.kill_agent();
     run_shell(&unpin);
@@ -173,17 +182,17 @@ fn empty_maps_follow_the_bootstrap_file_while_the_api_server_is_away() {
     fs::write(&file, text.replace(boot.trim(), "an earlier boot")).expect("a file");
     fixture.start_agent_with_file();
     fixture.wait_outcome("connected");
-    fixture.wait_not_ready_reason("clusterip:", true);
+    fixture.wait_not_ready_reason("clusterip:");
     server.delete_silently("Service", "plain");
     server.resume(&netns);
     fixture.wait_outcome("unchanged");
-    fixture.wait_text("state/n1.json", ENDPOINT, false);
+    fixture.wait_without_text("state/n1.json", ENDPOINT);
 }
 
 #[test]
-fn a_broken_bootstrap_file_is_told_and_replaced() {
+fn a_broken_bootstrap_file_is_logged_and_replaced() {
     let mut fixture = AgentFixture::new("broken");
-    let server = FakeWatchServer::start(&fixture.netns(), true);
+    let server = FakeWatchServer::start(&fixture.netns());
     set_node(&server);
     server.set(dns_service());
     server.set(dns_slice());
@@ -193,10 +202,10 @@ fn a_broken_bootstrap_file_is_told_and_replaced() {
     fixture.start_pod();
     fixture.send_to_pod("listen");
     fixture.start_agent_with_file();
-    fixture.wait_text("log", "bootstrap file is ignored", true);
-    fixture.wait_text("log", &file.display().to_string(), true);
-    fixture.wait_text("log", "it is no bootstrap file of an agent", true);
+    fixture.wait_text("log", "bootstrap file is ignored");
+    fixture.wait_text("log", &file.display().to_string());
+    fixture.wait_text("log", "it is no bootstrap file of an agent");
     fixture.wait_outcome("connected");
-    fixture.wait_text("state/n1.json", ENDPOINT, true);
-    fixture.wait_text("state/n1.json.ignored", "{\"format\": 1}", true);
+    fixture.wait_text("state/n1.json", ENDPOINT);
+    fixture.wait_text("state/n1.json.ignored", "{\"format\": 1}");
 }

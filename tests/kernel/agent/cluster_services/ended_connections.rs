@@ -19,7 +19,7 @@ fn port_slice(port: &str, addresses: &[&str]) -> Value {
 
 #[test]
 fn connections_in_use_and_idle_ones_are_ended_once_their_endpoint_has_left() {
-    let (mut fixture, server) = start("tcp", "all", true);
+    let (mut fixture, server) = start("tcp", "all");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(service(None));
@@ -29,7 +29,7 @@ fn connections_in_use_and_idle_ones_are_ended_once_their_endpoint_has_left() {
     // A pod, and a process of the node itself, in whose namespace the agent is.
     let clients = [("connection", "p"), ("request", "p"), ("connection", "n"), ("request", "n")];
     let led = clients.map(|(role, namespace)| fixture.hold(role, namespace, &cluster_ip));
-    let mut direct = fixture.hold("request", "p", ADDRESS);
+    let mut direct = fixture.hold("request", "p", POD_ADDRESS);
     server.set(endpoint_slice(&["10.77.0.9"]));
     for mut socket in led {
         assert_eq!(socket.wait_line("ended"), ENDED);
@@ -40,7 +40,7 @@ fn connections_in_use_and_idle_ones_are_ended_once_their_endpoint_has_left() {
 
 #[test]
 fn a_connection_whose_endpoint_has_left_while_no_agent_ran_is_ended_by_the_next_one() {
-    let (mut fixture, server) = start("tcpagain", "all", true);
+    let (mut fixture, server) = start("tcpagain", "all");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(service(None));
@@ -55,7 +55,7 @@ fn a_connection_whose_endpoint_has_left_while_no_agent_ran_is_ended_by_the_next_
 
 #[test]
 fn a_connection_to_an_endpoint_that_terminates_is_left_until_no_slice_names_it() {
-    let (mut fixture, server) = start("tcpdrain", "all", true);
+    let (mut fixture, server) = start("tcpdrain", "all");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(dns_service());
@@ -78,7 +78,7 @@ fn a_connection_to_an_endpoint_that_terminates_is_left_until_no_slice_names_it()
 
 #[test]
 fn a_connection_without_another_endpoint_is_ended_once_there_is_one() {
-    let (mut fixture, server) = start("tcpalone", "all", true);
+    let (mut fixture, server) = start("tcpalone", "all");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(service(None));
@@ -95,7 +95,7 @@ fn a_connection_without_another_endpoint_is_ended_once_there_is_one() {
 /// A record in socket storage is one that user space cannot list.
 #[test]
 fn a_connection_whose_row_is_taken_is_ended_too() {
-    let (mut fixture, server) = start("tcprow", "labelled", true);
+    let (mut fixture, server) = start("tcprow", "labelled");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(service(Some("true")));

@@ -14,7 +14,7 @@ impl AgentFixture {
 
 #[test]
 fn connects_and_datagrams_of_a_meshed_pod_go_on_unchanged_also_with_the_next_agent() {
-    let (mut fixture, server) = start("meshed", "all", true);
+    let (mut fixture, server) = start("meshed", "all");
     fixture.send_to_pod("datagrams");
     set_node(&server);
     let mut labelled = dns_service();
@@ -45,7 +45,7 @@ fn connects_and_datagrams_of_a_meshed_pod_go_on_unchanged_also_with_the_next_age
 
 #[test]
 fn connects_of_a_meshed_pod_are_redirected_where_no_kube_proxy_could_serve_them() {
-    let (mut fixture, server) = start("meshonly", "all", true);
+    let (mut fixture, server) = start("meshonly", "all");
     set_node(&server);
     server.set(service(None));
     server.set(endpoint_slice(&["10.77.0.2"]));

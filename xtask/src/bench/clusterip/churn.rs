@@ -104,7 +104,7 @@ impl ChurnFigures {
         let goal = |goal| if subject == ProxySubject::Rouse { goal } else { BenchGoal::None };
         let none = BenchGoal::None;
         let row = |suffix: &str, unit, values: &[f64], goal| {
-            case_row(&format!("{CASE}{suffix}"), subject.name(), unit, values, None, goal)
+            case_row(&format!("{CASE}{suffix}"), subject.name(), unit, values, goal)
         };
         vec![
             row("", "percent", &self.cpu_percent, goal(BenchGoal::AtMost(5.0))),

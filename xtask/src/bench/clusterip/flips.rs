@@ -77,20 +77,19 @@ fn rows(services: u32, subject: ProxySubject, times: &FlipTimes) -> Vec<BenchRow
     let goal = |goal| if is_rouse { goal } else { BenchGoal::None };
     let unexplained = [times.unexplained as f64];
     let mut rows = vec![
-        case_row(&case, name, "ms", &times.from_event, None, BenchGoal::None),
+        case_row(&case, name, "ms", &times.from_event, BenchGoal::None),
         case_row(
             &format!("{case}_unexplained"),
             name,
             "changes",
             &unexplained,
-            None,
             goal(BenchGoal::AtMost(0.0)),
         ),
     ];
     if is_rouse {
         let goal = BenchGoal::P99AtMost(1.0);
         let case = format!("{case}_received");
-        rows.insert(1, case_row(&case, name, "ms", &times.from_receipt, None, goal));
+        rows.insert(1, case_row(&case, name, "ms", &times.from_receipt, goal));
     }
     rows
 }

@@ -100,7 +100,7 @@ impl StartFigures {
         ];
         let measured = figures.into_iter().filter(|(_, _, values, _)| !values.is_empty());
         let row = |(suffix, unit, values, goal): (&str, &str, &Vec<f64>, BenchGoal)| {
-            case_row(&format!("{CASE}{suffix}"), subject.name(), unit, values, None, goal)
+            case_row(&format!("{CASE}{suffix}"), subject.name(), unit, values, goal)
         };
         measured.map(row).collect()
     }

@@ -82,11 +82,11 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let mut follower = machine();
     for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
-        let (service_name, object) =
+        let ((_, object_name), object) =
             api_server.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
         let event = ControllerEvent::ObjectObserved {
             resource,
-            name: service_name.1.clone(),
+            name: object_name.clone(),
             object: Some(Box::new(object.clone())),
         };
         follower.step(api_server.now, event);
@@ -122,6 +122,28 @@ fn a_non_leader_follows_an_activator_port_that_the_leader_has_changed() {
     observe_port(&mut follower, "other", unused);
     assert_eq!(ports(&follower), [before[1], unused]);
     assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+    // Names that are deleted and made again in another order may have each other's ports.
+    observe_port(&mut follower, "hello", unused);
+    observe_port(&mut follower, "other", before[1]);
+    assert_eq!(ports(&follower), [unused, before[1]]);
+    observe_port(&mut follower, "hello", 8080);
+    assert_eq!(ports(&follower), [unused, before[1]], "a user wrote that port");
+    assert_eq!(follower.cluster.allocated.ports, BTreeSet::from([before[1], unused]));
+}
+
+/// Users of a namespace can write the annotation. The activators' other ports are not for services.
+#[test]
+fn a_port_outside_of_the_range_is_not_adopted() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let placeholder = (ResourceKind::Service, name("hello"));
+    let object = api_server.objects.get_mut(&placeholder).expect("a placeholder");
+    object["metadata"]["annotations"][key::ACTIVATOR_PORT_ANNOTATION] = json!("8080");
+    let mut replica = api_server.start_replica();
+    replica.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    let port = table(&replica).services[&name("hello")].activator_port.get();
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    assert!((first..=last).contains(&port), "{port}");
 }
 
 #[test]
@@ -313,7 +335,7 @@ fn a_service_leaves_a_configuration_that_it_does_not_own() {
 #[test]
 fn a_service_is_not_ready_before_its_children_follow_its_spec() {
     let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
-    let now = |api_server: &FakeApiServer, condition_type: &str| {
+    let desired_condition = |api_server: &FakeApiServer, condition_type: &str| {
         let key =
             ObjectPartKey::new(ResourceKind::KnativeService, ObjectPart::Status, name("hello"));
         let DesiredState::Body(status) = desired_state(api_server.machine.cluster(), &key) else {
@@ -333,7 +355,7 @@ fn a_service_is_not_ready_before_its_children_follow_its_spec() {
     ] {
         let mut api_server = FakeApiServer::new();
         api_server.apply_service("hello", "hello:v1", 0, traffic("a"));
-        assert_eq!(now(&api_server, "Ready"), r#"1 "True" null"#);
+        assert_eq!(desired_condition(&api_server, "Ready"), r#"1 "True" null"#);
         let mut service = api_server.object(ResourceKind::KnativeService, "hello").clone();
         service["metadata"]["generation"] = json!(2);
         service["spec"] = spec;
@@ -349,7 +371,7 @@ fn a_service_is_not_ready_before_its_children_follow_its_spec() {
         );
         for condition_type in [behind, "Ready"] {
             assert_eq!(
-                now(&api_server, condition_type),
+                desired_condition(&api_server, condition_type),
                 r#"2 "Unknown" "OutOfDate""#,
                 "{behind}: {condition_type}"
             );
@@ -729,19 +751,19 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     api_server.report_all_ready();
     let (old, _) = pods(&api_server).remove(0);
     // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
-    let deployment = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
-    let new_pod = NamespacedName::new(NAMESPACE, format!("{}-new", old.name));
-    let mut new = deployment.clone();
-    new["metadata"]["name"] = json!(new_pod.name.as_str());
+    let old_pod = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
+    let new_name = NamespacedName::new(NAMESPACE, format!("{}-new", old.name));
+    let mut new = old_pod.clone();
+    new["metadata"]["name"] = json!(new_name.name.as_str());
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
     new["status"]["podIP"] = json!("10.1.1.251");
-    api_server.objects.insert((ResourceKind::Pod, new_pod.clone()), new.clone());
+    api_server.objects.insert((ResourceKind::Pod, new_name.clone()), new.clone());
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
-        name: new_pod,
+        name: new_name,
         object: Some(Box::new(new)),
     });
-    let mut ended = deployment;
+    let mut ended = old_pod;
     ended["metadata"]["deletionTimestamp"] = json!(api_server.now.rfc3339());
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
@@ -833,18 +855,18 @@ fn no_object_is_created_without_its_owner() {
 #[test]
 fn a_domain_is_served_once_its_namespace_has_the_claim() {
     let mut api_server = FakeApiServer::new();
-    let at = "www.shop.test";
+    let domain = "www.shop.test";
     let domains = |api_server: &FakeApiServer, object_name: &str| {
-        let ingress = api_server.table().services[&name(object_name)]
+        let rules = api_server.table().services[&name(object_name)]
             .gateway_rules
             .clone()
             .unwrap_or_default();
-        ingress.mapped_domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
+        rules.mapped_domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
     };
     let condition = |api_server: &FakeApiServer, condition_type: &str| {
-        api_server.condition(ResourceKind::DomainMapping, at, condition_type)
+        api_server.condition(ResourceKind::DomainMapping, domain, condition_type)
     };
-    api_server.map_domain(at, "Service", "hello");
+    api_server.map_domain(domain, "Service", "hello");
     assert_eq!(
         condition(&api_server, "ReferenceResolved"),
         "False ResolveFailed: services.serving.knative.dev \"hello\" not found"
@@ -856,15 +878,15 @@ fn a_domain_is_served_once_its_namespace_has_the_claim() {
         "False DomainClaimFailed: no ClusterDomainClaim found for domain \"www.shop.test\""
     );
     assert_eq!(domains(&api_server, "hello"), [""; 0]);
-    api_server.claim_domain(at, "other-namespace");
+    api_server.claim_domain(domain, "other-namespace");
     assert!(condition(&api_server, "Ready").starts_with("False DomainAlreadyClaimed"));
     assert_eq!(domains(&api_server, "hello"), [""; 0]);
-    api_server.claim_domain(at, NAMESPACE);
+    api_server.claim_domain(domain, NAMESPACE);
     assert_eq!(
         (condition(&api_server, "Ready"), domains(&api_server, "hello")),
-        ("True : ".into(), vec![at.into()])
+        ("True : ".into(), vec![domain.into()])
     );
-    let status = &api_server.object(ResourceKind::DomainMapping, at)["status"];
+    let status = &api_server.object(ResourceKind::DomainMapping, domain)["status"];
     assert_eq!(
         (&status["url"], &status["address"]["url"]),
         (&json!("http://www.shop.test"), &json!("http://www.shop.test"))
@@ -872,18 +894,18 @@ fn a_domain_is_served_once_its_namespace_has_the_claim() {
     // The target is now the Service of a tag.
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
     api_server.apply_service("hello", "hello:v1", 0, traffic);
-    api_server.map_domain(at, "CoreService", "now-hello");
+    api_server.map_domain(domain, "CoreService", "now-hello");
     assert_eq!(
         (domains(&api_server, "hello"), domains(&api_server, "now-hello")),
-        (vec![], vec![at.into()])
+        (vec![], vec![domain.into()])
     );
     api_server.delete_as_user(ResourceKind::KnativeService, "hello");
     assert!(condition(&api_server, "Ready").starts_with("False ResolveFailed"));
-    api_server.delete_as_user(ResourceKind::DomainMapping, at);
+    api_server.delete_as_user(ResourceKind::DomainMapping, domain);
     assert!(
         api_server
             .objects
-            .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", at)))
+            .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", domain)))
     );
     let cluster = api_server.machine.cluster();
     assert!(cluster.domains.mappings.is_empty() && cluster.domains.mappings_by_target.is_empty());
@@ -895,15 +917,15 @@ fn created_domain_claims_exist_as_long_as_their_mappings() {
     api_server
         .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
-    let at = "www.shop.test";
+    let domain = "www.shop.test";
     let claim = |api_server: &FakeApiServer| {
-        let claim_key = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", at));
+        let claim_key = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", domain));
         api_server.objects.get(&claim_key).map(|it| it["spec"]["namespace"].clone())
     };
-    api_server.map_domain(at, "Service", "hello");
+    api_server.map_domain(domain, "Service", "hello");
     assert_eq!(claim(&api_server), Some(json!(NAMESPACE)));
-    assert_eq!(api_server.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
-    api_server.delete_as_user(ResourceKind::DomainMapping, at);
+    assert_eq!(api_server.condition(ResourceKind::DomainMapping, domain, "Ready"), "True : ");
+    api_server.delete_as_user(ResourceKind::DomainMapping, domain);
     assert_eq!(claim(&api_server), None);
 }
 
@@ -942,11 +964,11 @@ fn a_visibility_label_on_the_service_of_a_tag_hides_the_tag() {
     assert_eq!(hosts(&api_server, "now-hello"), ["now-hello.default.localhost"]);
     let mut object = api_server.object(ResourceKind::Service, "now-hello").clone();
     object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
-    let object_name = (ResourceKind::Service, name("now-hello"));
-    api_server.objects.insert(object_name.clone(), object.clone());
+    let object_key = (ResourceKind::Service, name("now-hello"));
+    api_server.objects.insert(object_key.clone(), object.clone());
     api_server.step(ControllerEvent::ObjectObserved {
-        resource: object_name.0,
-        name: object_name.1,
+        resource: object_key.0,
+        name: object_key.1,
         object: Some(Box::new(object)),
     });
     assert_eq!(hosts(&api_server, "now-hello"), [""; 0]);
@@ -974,7 +996,9 @@ fn a_network_policy_limits_the_admitted_sources() {
         object: it,
     };
     api_server.step(observed(Some(Box::new(policy))));
-    assert_eq!(sources(&api_server), Some(vec![]), "no known client is admitted");
+    assert_eq!(sources(&api_server), None, "the clients that it admits are not known");
+    api_server.step(ControllerEvent::ClientPodsListed);
+    assert_eq!(sources(&api_server), Some(vec![]), "there is no such client");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
@@ -1052,9 +1076,9 @@ fn plain_http_is_redirected_if_config_network_says_so() {
     let mut api_server = FakeApiServer::new();
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     api_server.set_config_map("config-network", json!({"http-protocol": "Redirected"}));
-    let ingress = api_server.table().services[&name("hello")].gateway_rules.clone();
+    let rules = api_server.table().services[&name("hello")].gateway_rules.clone();
     assert_eq!(
-        ingress,
+        rules,
         Some(Box::new(GatewayRules { redirects_to_https: true, ..GatewayRules::default() }))
     );
 }
@@ -1167,8 +1191,8 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     let keys = api_server.machine.step(now, activator(&leaving, true)).changed_keys;
     assert_eq!(named(&api_server).len(), 3, "clients without an agent still come");
     for (turn, key) in keys.into_iter().enumerate() {
-        let object_name = ["hello", "other", "hello-00001", "other-00001"];
-        let leads = object_name.iter().any(|it| targets(&api_server, it).contains(&leaving));
+        let slices = ["hello", "other", "hello-00001", "other-00001"];
+        let leads = slices.iter().any(|it| targets(&api_server, it).contains(&leaving));
         assert_eq!(named(&api_server).contains(&leaving), leads, "after {turn}");
         for event in api_server.write(&key) {
             api_server.step(event);

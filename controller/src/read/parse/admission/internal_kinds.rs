@@ -38,7 +38,7 @@ fn default_metric(class: &str) -> &'static str {
 }
 
 pub(super) fn check_domain_mapping(
-    it: &AdmissionRequest<'_>,
+    request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
     problems: &mut Vec<Problem>,
 ) {
@@ -51,7 +51,7 @@ pub(super) fn check_domain_mapping(
     if let Some(error) = qualified_name_error(name) {
         problems.push(Problem::new(at, format!("invalid name {name:?}: {error}")));
     }
-    let domain = it.settings.cluster_domain;
+    let domain = request.settings.cluster_domain;
     // Names below the cluster's domain belong to Kubernetes Services.
     if name.ends_with(&format!(".{domain}")) || name == domain {
         let message = format!(
@@ -59,15 +59,15 @@ pub(super) fn check_domain_mapping(
         );
         problems.push(Problem::new(at, message));
     }
-    if let Some(old) = it.old {
+    if let Some(old) = request.old {
         let annotations = meta.annotations.clone().unwrap_or_default();
-        check_creator(old, it.object, &annotations, problems);
+        check_creator(old, request.object, &annotations, problems);
     }
-    let Some(Value::Object(reference)) = it.object.pointer("/spec/ref") else {
+    let Some(Value::Object(reference)) = request.object.pointer("/spec/ref") else {
         problems.push(Problem::missing("spec.ref"));
         return;
     };
-    self::check_reference(reference, meta, problems);
+    check_reference(reference, meta, problems);
 }
 
 /// Returns the reason why `name` is no fully qualified domain name (apimachinery `IsFullyQualifiedDomainName`).
@@ -108,13 +108,14 @@ fn check_reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: 
 }
 
 pub(super) fn check_pod_autoscaler(
-    it: &AdmissionRequest<'_>,
+    request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
     problems: &mut Vec<Problem>,
 ) {
     metadata::check_name(meta, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
-    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+    let spec = request.object.get("spec").filter(|spec| !is_empty(spec));
+    let Some(Value::Object(spec)) = spec else {
         problems.push(Problem::missing("spec"));
         return;
     };
@@ -122,12 +123,12 @@ pub(super) fn check_pod_autoscaler(
     // A value out of bounds is reported below; here it counts as no limit.
     let bounded = u32::try_from(limit).unwrap_or(0);
     if let Err(more) =
-        it.settings.autoscaler.strict_policy(&annotations, bounded, "metadata.annotations")
+        request.settings.autoscaler.strict_policy(&annotations, bounded, "metadata.annotations")
     {
         problems.extend(more);
     }
-    let max = it.settings.defaults.container_concurrency_max_limit;
-    let min = i64::from(!it.settings.defaults.allow_container_concurrency_zero);
+    let max = request.settings.defaults.container_concurrency_max_limit;
+    let min = i64::from(!request.settings.defaults.allow_container_concurrency_zero);
     if !(min..=max).contains(&limit) {
         problems.push(Problem::out_of_bounds("spec.containerConcurrency", min, limit, max));
     }
@@ -135,12 +136,13 @@ pub(super) fn check_pod_autoscaler(
 }
 
 pub(super) fn check_serverless_service(
-    it: &AdmissionRequest<'_>,
+    request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
     problems: &mut Vec<Problem>,
 ) {
     metadata::check_name(meta, problems);
-    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+    let spec = request.object.get("spec").filter(|spec| !is_empty(spec));
+    let Some(Value::Object(spec)) = spec else {
         problems.push(Problem::missing("spec"));
         return;
     };
@@ -157,13 +159,13 @@ pub(super) fn check_serverless_service(
 
 /// Warns that kinds which the controller writes ignore the content that others write.
 pub(super) fn warn_without_effect(
-    it: &AdmissionRequest<'_>,
+    request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
     warnings: &mut Vec<Problem>,
 ) {
     let has_owner = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    let what = format!("{:?}", it.kind);
-    let message = match it.kind {
+    let what = format!("{:?}", request.kind);
+    let message = match request.kind {
         AdmittedKind::Metric => {
             format!("a {what} has no effect: the kernel counts, and nothing is scraped")
         }
@@ -171,7 +173,7 @@ pub(super) fn warn_without_effect(
             format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
         }
         // The controller's own writes pass here, too; it ignores warnings.
-        _ if it.old.is_some() => {
+        _ if request.old.is_some() => {
             format!("what is written into a {what} has no effect: it follows from its Revision")
         }
         _ => return,

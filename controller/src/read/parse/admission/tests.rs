@@ -1,13 +1,10 @@
 use std::sync::LazyLock;
 
 use super::*;
-use crate::{
-    model::{
-        config_maps::{Features, Flag, RevisionDefaults},
-        problem,
-        scale_policy::ScalePolicyConfig,
-    },
-    read::parse::AdmissionPlatform,
+use crate::model::{
+    config_maps::{Features, Flag, RevisionDefaults},
+    problem,
+    scale_policy::ScalePolicyConfig,
 };
 
 mod deployable_pods;
@@ -20,7 +17,7 @@ static AUTOSCALER: LazyLock<ScalePolicyConfig> = LazyLock::new(ScalePolicyConfig
 
 fn settings(features: &Features) -> RuleSettings<'_> {
     RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &DEFAULTS,
         features,
         autoscaler: &AUTOSCALER,

@@ -1,11 +1,14 @@
 //! Pure: fields of a pod that the API server requires.
 //!
-//! The rules in [`POD_RULES`](super::POD_RULES) refuse values that are present. These tables list the fields whose
+//! The rules in [`field_rules`](super::field_rules) refuse values that are present. These tables list the fields whose
 //! absence is refused, too. A field that admission fills in, such as the port of a probe, is in neither.
 
 use serde_json::Value;
 
-use super::{AFFINITY_TERM_PATHS, CONTAINER_LISTS, for_each_at};
+use super::{
+    field_rules::{AFFINITY_TERM_PATHS, CONTAINER_LISTS},
+    for_each_at,
+};
 use crate::model::problem::Problem;
 
 /// Required fields of a pod: path of the object, and the field that it must have.

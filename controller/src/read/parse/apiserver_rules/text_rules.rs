@@ -181,3 +181,58 @@ pub(super) fn quantity_value(value: &Value) -> Option<f64> {
     };
     number.parse::<f64>().ok().map(|it| it * scale)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rule of text, with samples that it accepts and samples that it refuses.
+    type TextRuleSamples = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
+
+    /// Samples for the rules that are functions: accepted and refused texts.
+    const TEXT_RULE_SAMPLES: &[TextRuleSamples] = &[
+        (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host", "::ffff:1.2.3.4"]),
+        (is_subdomain, &["a", "a.b-c"], &["A", "a_b", "-a", "a..b"]),
+        (is_qualified_name, &["a", "x.io/A_b"], &["/a", "a b", "-"]),
+        (is_config_key, &["a", "a.b", ".a"], &["..", "..a", "a/b", "."]),
+        (is_env_name, &["A", "a b", "1"], &["a=b", "a\n", "ä"]),
+        (is_header_name, &["X-A"], &["X A", "X_A", "a:"]),
+        (is_inner_path, &["a", "a/b", "..a"], &["/a", "../a", "a/.."]),
+        (is_file_path, &["a", "a/b", "a/..b"], &["/a", "../a", "a/..", "..a"]),
+        (is_driver_name, &["a.b", "A.b"], &["a_b", "a..b"]),
+        (is_label, &["a", "a-1"], &["A", "a.b", "-a"]),
+        (is_label_value, &["a", "A_b"], &["a/b", "a b", "-"]),
+        (is_search_domain, &["a.b", "a.b.", ".", "_a.b"], &["A", "a b", "a..b"]),
+        (
+            is_field_of_variable,
+            &["metadata.name", "status.podIPs", "metadata.labels['a/B']"],
+            &["metadata", "METADATA.NAME", "metadata.labels", "metadata.labels[a]"],
+        ),
+        (
+            is_field_of_file,
+            &["metadata.name", "metadata.labels", "metadata.annotations['A/b']"],
+            &["spec.nodeName", "status.podIP", "metadata.labels['A/b']", "metadata.labels['']"],
+        ),
+        (is_resource_of_container, &["limits.cpu", "requests.hugepages-2Mi"], &["cpu", "limits.x"]),
+        (
+            is_divisor,
+            &["1", "1m", "1000m", "1E", "1Ei", "0", "0m"],
+            &["2", "m", "1x", "-1", "1e3", "1024"],
+        ),
+        (is_positive_quantity, &["1Gi", "100"], &["0", "-1", "a"]),
+        (has_no_parent_step, &["/a", "a..b"], &["../a", "/a/.."]),
+        (is_port_name, &["http", "a-1"], &["a--b", "1", "-a", "abcdefghijklmnop"]),
+    ];
+
+    #[test]
+    fn names_and_paths_are_checked_as_in_kubernetes() {
+        for (fits, valid, invalid) in TEXT_RULE_SAMPLES {
+            for text in *valid {
+                assert!(fits(text), "{text:?}");
+            }
+            for text in *invalid {
+                assert!(!fits(text), "{text:?}");
+            }
+        }
+    }
+}

@@ -126,6 +126,43 @@ fn the_scale_of_a_deployment_comes_and_goes_with_its_revision() {
     assert_eq!(api_server.machine.early_deployments.len(), 0);
 }
 
+/// A Service that is deleted and made again has Revisions of the same names. Their watch may be behind.
+#[test]
+fn the_scale_of_a_new_deployment_waits_for_its_own_revision() {
+    let mut api_server = FakeApiServer::new();
+    apply_annotated(&mut api_server, &[("class", "sloth.example.com")]);
+    let object_name = deployment(&api_server);
+    let new_uid = "00000000-0000-4000-8000-00000000ffff";
+    let mut revision = api_server.object(ResourceKind::Revision, "hello-00001").clone();
+    revision["metadata"]["uid"] = json!(new_uid);
+    let mut new_deployment = api_server.object(ResourceKind::Deployment, &object_name.name).clone();
+    new_deployment["metadata"]["labels"][key::REVISION_UID] = json!(new_uid);
+    new_deployment["spec"]["replicas"] = json!(5);
+    let observed = |resource, name: &NamespacedName, object: Option<&Value>| {
+        let object = object.cloned().map(Box::new);
+        ControllerEvent::ObjectObserved { resource, name: name.clone(), object }
+    };
+    let revision_name = name("hello-00001");
+    for is_deletion_observed in [false, true] {
+        let mut follower = api_server.start_replica();
+        let scale = |machine: &ControllerStateMachine| {
+            machine.cluster().scaling.external_scales.get(&revision_name).copied()
+        };
+        let before = scale(&follower);
+        let event = observed(ResourceKind::Deployment, &object_name, Some(&new_deployment));
+        follower.step(api_server.now, event);
+        assert_eq!(scale(&follower), before, "the known Revision is the earlier one");
+        if is_deletion_observed {
+            let event = observed(ResourceKind::Revision, &revision_name, None);
+            follower.step(api_server.now, event);
+        }
+        let event = observed(ResourceKind::Revision, &revision_name, Some(&revision));
+        follower.step(api_server.now, event);
+        assert_eq!(scale(&follower), Some(5), "{is_deletion_observed}");
+        assert_eq!(follower.early_deployments.len(), 0);
+    }
+}
+
 #[test]
 fn a_foreign_class_is_left_to_its_owner() {
     let mut api_server = FakeApiServer::new();

@@ -144,9 +144,10 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
     }
 }
 
-/// A container that lives longer than the trial is called well once. From then on it must run twice as long as before.
+/// A container that runs for more than five seconds proves its Revision once. From then on it must run twice as long as
+/// before.
 #[test]
-fn a_container_that_ends_again_and_again_is_not_called_well_each_time() {
+fn a_container_that_ends_again_and_again_must_run_longer_each_time() {
     let mut api_server = FakeApiServer::new();
     apply_service_with_sidecar(&mut api_server, "pair");
     let ended = json!({"terminated": {"exitCode": 1, "message": "out of luck"}});

@@ -138,6 +138,7 @@ impl FakeApiServer {
         }
     }
 
+    /// Writes an object part as the writer of the leader does, and returns the observations that follow.
     pub(super) fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
         if !self.machine.cluster().is_leader {
             return Vec::new();
@@ -198,6 +199,7 @@ impl FakeApiServer {
         });
     }
 
+    /// Stores an object as a server-side apply does, and returns the observations that follow.
     pub(super) fn apply(
         &mut self,
         resource: ResourceKind,
@@ -433,8 +435,15 @@ impl FakeApiServer {
         }
     }
 
-    pub(super) fn apply_service(&mut self, name: &str, image: &str, initial: u32, traffic: Value) {
-        let mut spec = json!({"template": template(image, initial)});
+    /// Applies a Knative Service as its user. With `null` as `traffic`, all requests go to the latest Revision.
+    pub(super) fn apply_service(
+        &mut self,
+        name: &str,
+        image: &str,
+        initial_scale: u32,
+        traffic: Value,
+    ) {
+        let mut spec = json!({"template": template(image, initial_scale)});
         if traffic.is_array() {
             spec["traffic"] = traffic;
         }
@@ -552,9 +561,11 @@ pub(super) fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
     lines(one).symmetric_difference(&lines(other)).cloned().collect()
 }
 
-pub(super) fn template(image: &str, initial: u32) -> Value {
+/// Returns the template of a Revision, as admission stores it.
+pub(super) fn template(image: &str, initial_scale: u32) -> Value {
+    let initial_scale = initial_scale.to_string();
     json!({
-        "metadata": {"annotations": {"autoscaling.knative.dev/initial-scale": initial.to_string()}},
+        "metadata": {"annotations": {"autoscaling.knative.dev/initial-scale": initial_scale}},
         "spec": {
             "containers": [{"name": "user-container", "image": image, "readinessProbe": {"tcpSocket": {"port": 0}, "successThreshold": 1, "periodSeconds": 0}}],
             "containerConcurrency": 0, "timeoutSeconds": 300, "enableServiceLinks": false,

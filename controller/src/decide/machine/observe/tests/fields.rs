@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use super::*;
 use crate::{
     model::{
+        cluster_state::PlatformKind,
         config_maps::{Features, RevisionDefaults, read},
         problem::Problem,
         scale_policy::{self, ScalePolicyConfig},
     },
     read::parse::{
-        AdmissionPlatform, RuleSettings,
+        RuleSettings,
         admission::{AdmissionRequest, AdmittedKind, ValidationResult, apply_defaults, validate},
         field_mask, known_keys,
     },
@@ -155,7 +156,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
     let features: Features = read(&keys.into_iter().collect()).expect("a feature").value;
     let (defaults, autoscaler) = (RevisionDefaults::default(), ScalePolicyConfig::default());
     let settings = RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,
@@ -417,12 +418,12 @@ fn the_page_has_every_key_wherever_it_stands() {
 #[test]
 fn a_domain_says_that_its_certificate_is_not_used() {
     let mut api_server = FakeApiServer::new();
-    let at = "www.shop.test";
+    let domain = "www.shop.test";
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let spec = json!({"ref": to, "tls": {"secretName": "own"}});
-    api_server.apply_as_user(ResourceKind::DomainMapping, at, spec);
+    api_server.apply_as_user(ResourceKind::DomainMapping, domain, spec);
     assert_eq!(
-        api_server.condition(ResourceKind::DomainMapping, at, "CertificateProvisioned"),
+        api_server.condition(ResourceKind::DomainMapping, domain, "CertificateProvisioned"),
         "False CertificateNotReady: The gateway serves no TLS: Secret \"own\" is not used"
     );
 }

@@ -128,10 +128,10 @@ fn apply_shop(api_server: &mut FakeApiServer, namespace: &str) {
     apply_in_namespace(api_server, ResourceKind::KnativeService, namespace, "shop", spec);
 }
 
-fn map_domain_to_shop(api_server: &mut FakeApiServer, namespace: &str, at: &str) {
+fn map_domain_to_shop(api_server: &mut FakeApiServer, namespace: &str, domain: &str) {
     let target = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "shop"});
     let spec = json!({"ref": target});
-    apply_in_namespace(api_server, ResourceKind::DomainMapping, namespace, at, spec);
+    apply_in_namespace(api_server, ResourceKind::DomainMapping, namespace, domain, spec);
 }
 
 fn condition(
@@ -199,8 +199,8 @@ fn a_host_stays_with_the_route_that_had_it_first() {
 
 #[test]
 fn a_mapping_does_not_take_the_host_of_another_service() {
-    let at = "shop.team-a.localhost";
-    let (a, of_b) = (NamespacedName::new("team-a", "shop"), NamespacedName::new("team-b", at));
+    let domain = "shop.team-a.localhost";
+    let (a, of_b) = (NamespacedName::new("team-a", "shop"), NamespacedName::new("team-b", domain));
     let mut api_server = FakeApiServer::new();
     api_server
         .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
@@ -208,7 +208,7 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
     apply_shop(&mut api_server, "team-b");
     api_server.now = api_server.now.plus_ms(2000);
     let before = service_in_tables(&api_server, &a);
-    map_domain_to_shop(&mut api_server, "team-b", at);
+    map_domain_to_shop(&mut api_server, "team-b", domain);
     assert_eq!(
         condition(&api_server, ResourceKind::DomainMapping, &of_b, "Ready"),
         "False DomainAlreadyClaimed: The domain name is already in use by Route \"team-a/shop\""
@@ -217,12 +217,12 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
         (service_in_tables(&api_server, &a), hosts(&api_server, "team-b")),
         (before.clone(), vec!["shop.team-b.localhost".into()])
     );
-    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
+    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", domain);
     assert_eq!(service_in_tables(&api_server, &a), before, "its end changes nothing");
-    map_domain_to_shop(&mut api_server, "team-b", at);
+    map_domain_to_shop(&mut api_server, "team-b", domain);
     delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
     assert_eq!(condition(&api_server, ResourceKind::DomainMapping, &of_b, "Ready"), "True : ");
-    assert_eq!(hosts(&api_server, "team-b"), ["shop.team-b.localhost", at]);
+    assert_eq!(hosts(&api_server, "team-b"), ["shop.team-b.localhost", domain]);
     // Now the mapping is the older one.
     api_server.now = api_server.now.plus_ms(2000);
     apply_shop(&mut api_server, "team-a");
@@ -232,16 +232,16 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
          \"team-b/shop.team-a.localhost\"."
     );
     assert_eq!((hosts(&api_server, "team-a"), hosts(&api_server, "team-b").len()), (vec![], 2));
-    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", at);
+    delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-b", domain);
     assert_eq!(
         (condition(&api_server, ResourceKind::Route, &a, "Ready"), hosts(&api_server, "team-a")),
-        ("True : ".into(), vec![at.into()])
+        ("True : ".into(), vec![domain.into()])
     );
 }
 
 #[test]
 fn a_mapping_to_the_route_that_has_its_host_is_ready() {
-    let at = "shop.team-a.localhost";
+    let domain = "shop.team-a.localhost";
     let mut api_server = FakeApiServer::new();
     api_server
         .set_config_map("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
@@ -250,18 +250,18 @@ fn a_mapping_to_the_route_that_has_its_host_is_ready() {
             apply_shop(&mut api_server, "team-a");
         }
         api_server.now = api_server.now.plus_ms(2000);
-        map_domain_to_shop(&mut api_server, "team-a", at);
+        map_domain_to_shop(&mut api_server, "team-a", domain);
         api_server.now = api_server.now.plus_ms(2000);
         apply_shop(&mut api_server, "team-a");
         let ready = |resource, object_name| {
             condition(&api_server, resource, &NamespacedName::new("team-a", object_name), "Ready")
         };
         assert_eq!(
-            (ready(ResourceKind::Route, "shop"), ready(ResourceKind::DomainMapping, at)),
+            (ready(ResourceKind::Route, "shop"), ready(ResourceKind::DomainMapping, domain)),
             ("True : ".into(), "True : ".into())
         );
-        assert_eq!(hosts(&api_server, "team-a"), [at]);
+        assert_eq!(hosts(&api_server, "team-a"), [domain]);
         delete_in_namespace(&mut api_server, ResourceKind::KnativeService, "team-a", "shop");
-        delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-a", at);
+        delete_in_namespace(&mut api_server, ResourceKind::DomainMapping, "team-a", domain);
     }
 }

@@ -38,8 +38,8 @@ fn change_pod(
 
 /// Adds one pod beyond the Deployment's replicas, as the beginning of a rolling update does.
 fn add_surge_pod(api_server: &mut FakeApiServer, number: u32) -> (NamespacedName, String) {
-    let (like, _) = pods(api_server).remove(0);
-    let mut object = api_server.objects[&(ResourceKind::Pod, like)].clone();
+    let (first_pod, _) = pods(api_server).remove(0);
+    let mut object = api_server.objects[&(ResourceKind::Pod, first_pod)].clone();
     let pod_name = name(&format!("hello-00001-deployment-new-{number}"));
     let uid = format!("00000000-0000-4000-9000-{:012x}", 0xf000 + number);
     object["metadata"]["name"] = json!(pod_name.name.as_str());
@@ -291,10 +291,9 @@ fn pods_of_a_lost_node_serve_while_its_agent_reports() {
     };
     let node = |api_server: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        let pod_name = NamespacedName::new("", "n1");
         api_server.step(ControllerEvent::ObjectObserved {
             resource: ResourceKind::Node,
-            name: pod_name,
+            name: NamespacedName::new("", "n1"),
             object: Some(Box::new(object)),
         });
     };
@@ -353,14 +352,14 @@ fn a_service_with_a_refused_manifest_still_scales() {
 #[test]
 fn a_not_ready_report_is_dropped_with_its_agents_pod() {
     let mut api_server = FakeApiServer::new();
-    let node = NamespacedName::new("knative-serving", "agent-x");
+    let agent_pod = NamespacedName::new("knative-serving", "agent-x");
     let object = json!({
         "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
         "spec": {"nodeName": "n1"}, "status": {"podIP": "10.0.0.2"},
     });
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
-        name: node.clone(),
+        name: agent_pod.clone(),
         object: Some(Box::new(object)),
     });
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
@@ -381,7 +380,7 @@ fn a_not_ready_report_is_dropped_with_its_agents_pod() {
     assert_eq!(phases(&api_server), [Starting], "the agent may be back in a moment");
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Pod,
-        name: node,
+        name: agent_pod,
         object: None,
     });
     assert_eq!(phases(&api_server), [Ready]);
@@ -613,4 +612,37 @@ fn a_refused_service_keeps_its_labels_and_annotations_after_a_restart() {
     let service = api_server.machine.cluster().apps[&name("hello")].service.as_ref();
     assert!(service.is_some_and(|it| it.manifest_error.is_some()));
     assert_eq!(app(&api_server), old_app);
+}
+
+/// After an outage of their watch, a replica observes a Revision that was made again later than its pod.
+#[test]
+fn a_pod_that_is_observed_before_the_new_revision_of_its_name_serves() {
+    let api_server = service_with_pods(1);
+    let (old_pod, _) = pods(&api_server).remove(0);
+    let mut follower = api_server.start_replica();
+    follower.step(api_server.now, ControllerEvent::DecisionReceived(decision("hello-00001", 2)));
+    let later = api_server.now.plus_ms(60_000);
+    let make_again = |object: &Value, uid: &str| {
+        let mut object = object.clone();
+        object["metadata"]["uid"] = json!(uid);
+        object["metadata"]["creationTimestamp"] = json!(later.rfc3339());
+        object
+    };
+    let pod_uid = "00000000-0000-4000-9000-00000000ffff";
+    let mut pod = make_again(&api_server.objects[&(ResourceKind::Pod, old_pod)], pod_uid);
+    let pod_name = name("hello-00001-deployment-new");
+    pod["metadata"]["name"] = json!(pod_name.name.as_str());
+    pod["status"]["podIP"] = json!("10.1.2.1");
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let revision = api_server.object(ResourceKind::Revision, "hello-00001");
+    let revision = make_again(revision, "00000000-0000-4000-8000-00000000ffff");
+    for (resource, name, object) in [
+        (ResourceKind::Pod, pod_name, pod),
+        (ResourceKind::Revision, name("hello-00001"), revision),
+    ] {
+        let object = Some(Box::new(object));
+        follower.step(later, ControllerEvent::ObjectObserved { resource, name, object });
+    }
+    let phase = table(&follower).pods[pod_uid].phase;
+    assert_eq!(phase, common::wire::RoutingPhase::Ready);
 }

@@ -3,6 +3,7 @@
 use common::service_routing::TopologyHints;
 
 use super::*;
+use crate::model::zone_shares::HintRefusal;
 
 /// Returns a ready node in a zone, or in none if it is empty.
 fn node(zone: &str, cpu: &str) -> Value {
@@ -130,6 +131,47 @@ fn a_traffic_distribution_of_a_service_or_a_template_hints_at_near_pods() {
 }
 
 #[test]
+fn an_annotation_of_a_service_counts_before_all_of_its_template() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    let mut template = template("hello:v1", 1);
+    template["metadata"]["annotations"][key::TOPOLOGY_MODE] = json!("Auto");
+    let service = json!({
+        "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+        "metadata": {
+            "name": "hello", "namespace": NAMESPACE,
+            "annotations": {key::TRAFFIC_DISTRIBUTION: "PreferSameNode"},
+        },
+        "spec": {"template": template},
+    });
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), service) {
+        api_server.step(event);
+    }
+    api_server.decide("hello-00001", 2);
+    place_pods(&mut api_server, &["n1", "n2"]);
+    let nodes: Vec<String> = pod_hints(&api_server).into_iter().map(|[.., node]| node).collect();
+    assert_eq!(nodes, ["n1", "n2"], "the topology mode has no hints for nodes");
+}
+
+#[test]
+fn the_reason_for_no_hints_is_the_present_one() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("", "4"));
+    apply_annotated(&mut api_server, "/metadata", Some((key::TOPOLOGY_MODE, "Auto")));
+    api_server.decide("hello-00001", 1);
+    place_pods(&mut api_server, &["n1"]);
+    let refusal = |api_server: &FakeApiServer| {
+        let app = &api_server.machine.cluster().apps[&name("hello")];
+        app.revisions[0].topology.as_ref().and_then(|it| it.refusal)
+    };
+    assert_eq!(refusal(&api_server), Some(HintRefusal::IncompleteNode));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    assert_eq!(refusal(&api_server), Some(HintRefusal::TooFewEndpoints));
+}
+
+#[test]
 fn the_topology_mode_hints_in_proportion_and_keeps_hints_until_a_zone_is_overloaded() {
     let mut api_server = FakeApiServer::new();
     observe_node(&mut api_server, "n1", node("a", "4"));
@@ -164,6 +206,25 @@ fn the_topology_mode_hints_in_proportion_and_keeps_hints_until_a_zone_is_overloa
     assert_eq!(counts, [2, 2, 2], "a zone without pods gets some too");
 }
 
+/// Its pods are planned by the shares that follow from its new zone: by the old ones each would be for its own zone.
+#[test]
+fn a_node_that_changes_its_zone_gets_its_share_of_the_hints() {
+    let mut api_server = FakeApiServer::new();
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    observe_node(&mut api_server, "n2", node("b", "4"));
+    let auto = ("service.kubernetes.io/topology-mode", "Auto");
+    apply_annotated(&mut api_server, "/metadata", Some(auto));
+    api_server.decide("hello-00001", 12);
+    place_pods(&mut api_server, &[["n1"; 7].as_slice(), &["n2"; 5]].concat());
+    let counts = |api_server: &FakeApiServer| {
+        let hints = zone_hints(api_server);
+        ["a", "b", "c"].map(|zone| hints.iter().filter(|it| *it == zone).count())
+    };
+    assert_eq!(counts(&api_server), [6, 6, 0]);
+    observe_node(&mut api_server, "n1", node("c", "4"));
+    assert_eq!(counts(&api_server), [0, 6, 6]);
+}
+
 #[test]
 fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     let mut api_server = FakeApiServer::new();
@@ -184,6 +245,11 @@ fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     assert_eq!(slice["endpoints"][0]["zone"], "a");
     observe_node(&mut api_server, "n1", node("", "4"));
     assert_eq!(zones(&api_server), ["", ""]);
+    observe_node(&mut api_server, "n1", node("a", "4"));
+    let mut unnamed = node("", "4");
+    unnamed["metadata"]["labels"]["topology.kubernetes.io/zone"] = json!("");
+    observe_node(&mut api_server, "n1", unnamed);
+    assert_eq!(zones(&api_server), ["", ""], "agents refuse a node with an empty zone");
 }
 
 /// Without the slices it would assign the hints again: five pods for zone `a` and seven for zone `b`.

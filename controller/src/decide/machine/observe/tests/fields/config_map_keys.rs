@@ -125,7 +125,7 @@ fn verdicts_and_digest_request(maps: &ConfigMapData<'_>) -> String {
 /// Returns a defaulted object and its verdict.
 fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
     let settings = RuleSettings {
-        platform: AdmissionPlatform::Kubernetes,
+        platform: PlatformKind::Kubernetes,
         defaults: &configs.defaults,
         features: &configs.features,
         autoscaler: &configs.autoscaler,

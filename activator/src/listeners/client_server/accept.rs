@@ -1,0 +1,124 @@
+//! Shell: acceptance of client connections, as many as the bounds allow.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::ClientConnectionServer;
+use crate::{clients::connections::ClientConnection, entrypoint::Entrypoint, tcp_socket};
+
+/// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
+
+impl ClientConnectionServer {
+    /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
+    /// connected to. They are served until `close_when_idle`, then closed gracefully.
+    pub async fn run_listener(
+        self: Arc<Self>,
+        listener: TcpListener,
+        entrypoint: Option<Entrypoint>,
+        closed: CancellationToken,
+    ) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = closed.cancelled() => return self.accept_backlog(listener, entrypoint),
+            };
+            match accepted {
+                Ok((stream, peer)) => self.accept_connection(stream, entrypoint, peer),
+                Err(error) => self.on_accept_error(&error).await,
+            }
+        }
+    }
+
+    /// Accepts connections that were complete before the listener closes; the kernel would reset them.
+    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, entrypoint: Option<Entrypoint>) {
+        let Ok(listener) = listener.into_std() else { return };
+        // Only what is complete now: the listener is non-blocking and closed afterwards.
+        while let Ok((stream, peer)) = listener.accept() {
+            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            if let Ok(stream) = stream {
+                self.accept_connection(stream, entrypoint, peer);
+            }
+        }
+    }
+
+    fn accept_connection(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        entrypoint: Option<Entrypoint>,
+        peer: SocketAddr,
+    ) {
+        // With one listener for all ports, the local port names the service.
+        let service_entrypoint =
+            || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
+        let entrypoint = match stream
+            .set_nodelay(true)
+            .and_then(|()| tcp_socket::keep_alive(&stream))
+            .and_then(|()| entrypoint.map_or_else(service_entrypoint, Ok))
+        {
+            Ok(entrypoint) => entrypoint,
+            Err(error) => return debug!(client = %peer, %error, "client gone at once"),
+        };
+        let Some(client_connection) =
+            self.connections.register().filter(|it| self.may_accept(it, entrypoint, peer))
+        else {
+            return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
+        };
+        let server = Arc::clone(self);
+        self.forwarder.tasks.spawn(async move {
+            server.forwarder.metrics.client_connections.inc();
+            // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
+            // for.
+            let cut_off = client_connection.cut_off.clone();
+            tokio::select! {
+                ended = server.serve_connection(stream, entrypoint, peer, client_connection) => if let Err(error) = ended {
+                    debug!(?entrypoint, client = %peer, %error, "connection ended");
+                },
+                () = cut_off.cancelled() => debug!(?entrypoint, client = %peer, "connection cut off"),
+            }
+            server.forwarder.metrics.client_connections.dec();
+        });
+    }
+
+    /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
+    fn may_accept(
+        &self,
+        client_connection: &ClientConnection,
+        entrypoint: Entrypoint,
+        peer: SocketAddr,
+    ) -> bool {
+        let is_trusted = entrypoint == Entrypoint::External
+            && self.forwarder.edge_policy.current().is_trusted_proxy(peer.ip());
+        is_trusted || client_connection.try_assign_client(peer.ip())
+    }
+
+    /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.
+    async fn on_accept_error(&self, error: &io::Error) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+            return;
+        }
+        {
+            let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.is_none_or(|it| it.elapsed() >= ACCEPT_WARNING_INTERVAL) {
+                *last = Some(Instant::now());
+                warn!(%error, "cannot accept connections");
+            }
+        }
+        // The file table may be full of idle clients.
+        self.connections.close_idle();
+        sleep(ACCEPT_RETRY_DELAY).await;
+    }
+}

@@ -1,0 +1,107 @@
+//! Pure: input and output of the state machine.
+
+use std::net::IpAddr;
+
+use common::{
+    local_node::{LocalPodSpec, PodRunStatus},
+    wire::{ComponentReplica, NamespacedName, PodObservation, ScaleDecision, ServerComponent},
+};
+use serde_json::Value;
+
+use super::{ConfigMapEventRecord, DigestResolution};
+use crate::model::{
+    cluster_state::{AppState, ServiceManifest},
+    network_policies::PolicyClientPod,
+    object::{LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
+};
+
+/// Input of the machine: an observation, a decision, a report or a passed timer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ControllerEvent {
+    /// A user applied a manifest on the local platform.
+    ManifestApplied { name: NamespacedName, manifest: ServiceManifest },
+    /// A manifest cannot be used, for this reason.
+    ManifestRefused { name: NamespacedName, reason: String },
+    /// A manifest was deleted.
+    ManifestDeleted(NamespacedName),
+    /// An app was restored from disk.
+    AppRestored { name: NamespacedName, app: Box<AppState> },
+    /// The active autoscaler sent a scale decision.
+    DecisionReceived(ScaleDecision),
+    /// The active autoscaler has forgotten a Revision.
+    DecisionWithdrawn(NamespacedName),
+    /// An autoscaler's stream of decisions begins.
+    DecisionStreamBegin,
+    /// The autoscaler's stream has named every Revision.
+    DecisionStreamSynced,
+    /// The report of an agent or activator begins, on the stream of this number.
+    ReportStreamBegin { reporter: ComponentReplica, stream: u64 },
+    /// An agent or activator reports the state of a pod.
+    PodReported { reporter: ComponentReplica, stream: u64, observation: PodObservation },
+    /// An agent or activator no longer sees a pod.
+    PodReportWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
+    /// The reporter opens no more connections to this draining pod: a drain acknowledgement.
+    DrainAcked { reporter: ComponentReplica, stream: u64, pod_uid: String },
+    /// The reporter withdraws its drain acknowledgement of the pod.
+    DrainAckWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
+    /// The activator's stream names each service that the activator routes to some Revision.
+    RoutedServicesBegin { reporter: ComponentReplica, stream: u64 },
+    /// The activator routes requests for this service to some Revision.
+    ServiceRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
+    /// The activator no longer routes requests for this service to any Revision.
+    ServiceNoLongerRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
+    /// The reporter's stream has named every pod.
+    ReportStreamSynced { reporter: ComponentReplica, stream: u64 },
+    /// The reporter's stream of this number has ended.
+    ReportStreamEnd { reporter: ComponentReplica, stream: u64 },
+    /// The images of a Revision are resolved to digests, or cannot be resolved.
+    DigestsResolved { revision: NamespacedName, resolution: DigestResolution },
+    /// The active replica of a component: the leading controller, or the active autoscaler; `None`: none.
+    ActiveReplicaChanged { component: ServerComponent, replica: Option<String> },
+    /// The local node reports the state of a pod.
+    PodRunStatus(PodRunStatus),
+    /// An object as the API server holds it; `None`: it was deleted.
+    ObjectObserved { resource: ResourceKind, name: NamespacedName, object: Option<Box<Value>> },
+    /// A pod that NetworkPolicies may admit; `None`: it was deleted.
+    ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
+    /// All pods that NetworkPolicies may admit have been observed.
+    ClientPodsListed,
+    /// A write error of an object; `None`: its last write succeeded.
+    WriteErrorChanged { key: ObjectPartKey, error: Option<WriteError> },
+    /// Child objects of an app's object do not exist; `None`: all exist.
+    ChildrenMissing {
+        app: NamespacedName,
+        owner_resource: ResourceKind,
+        owner: NamespacedName,
+        error: Option<WriteError>,
+    },
+    /// All objects that existed at the start have been observed.
+    InitialListSynced,
+    /// True if this replica has become the leader, false if it is no longer.
+    LeadershipChanged(bool),
+    /// Time has passed, and timers may be due.
+    Tick,
+}
+
+/// Effects of a step on the local node, the disk, the writer and the event recorder.
+#[derive(Debug, Default)]
+pub struct ControllerEffects {
+    /// Pods that the local node should start.
+    pub pods_to_start: Vec<LocalPodSpec>,
+    /// UIDs of pods that the local node should stop.
+    pub pods_to_stop: Vec<String>,
+    /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
+    pub dns_names: Vec<(NamespacedName, Vec<IpAddr>)>,
+    /// Objects to write to disk or delete from it, on the local platform.
+    pub changed_objects: Vec<LocalObjectKey>,
+    /// Parts of objects that may have to be written, on Kubernetes.
+    pub changed_keys: Vec<ObjectPartKey>,
+    /// Apps whose planned objects should exist soon, so that a check is scheduled.
+    pub apps_to_check: Vec<NamespacedName>,
+    /// Events to record on ConfigMaps.
+    pub config_map_events: Vec<ConfigMapEventRecord>,
+    /// Revisions whose digests are to be resolved, or are no longer needed.
+    pub revisions_to_resolve: Vec<NamespacedName>,
+    /// Number of reports that were refused, since the pod runs on another node than the reporter.
+    pub refused_reports: u64,
+}

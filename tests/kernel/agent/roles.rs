@@ -1,0 +1,96 @@
+//! Shell: main functions of this program as an agent, as a pod, and as a client of the pod.
+
+use std::{
+    env,
+    io::{BufRead as _, ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use clap::Parser as _;
+use tokio_util::sync::CancellationToken;
+
+use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, cluster_services};
+
+pub(super) fn run_agent() {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let config = agent::config::AgentConfig::parse_from(["agent"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime
+        .block_on(agent::run(config, CancellationToken::new()))
+        .expect("it runs until it is killed");
+}
+
+/// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
+pub(super) fn run_client() {
+    let mut stream = TcpStream::connect(POD_ADDRESS).expect("the pod listens");
+    let bytes = env::var(ROLE_INPUT_VARIABLE).unwrap_or_default();
+    stream.write_all(bytes.as_bytes()).expect("an open connection");
+    println!("connected");
+    let mut bytes = [0; 1024];
+    loop {
+        match stream.read(&mut bytes).map_err(|error| error.kind()) {
+            Ok(read @ 1..) => println!("read: {}", bytes[..read].escape_ascii()),
+            result => return println!("ended: {result:?}"),
+        }
+    }
+}
+
+/// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
+/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After
+/// `datagrams`, datagrams to that port are sent back.
+pub(super) fn run_pod() {
+    let (send, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let _ = send.send(line);
+        }
+        // The test has ended.
+        std::process::exit(0);
+    });
+    let (mut listener, mut status) = (None, "200 OK");
+    let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
+    let mut pending_text = String::new();
+    loop {
+        match lines.try_recv().as_deref() {
+            Ok("listen") => {
+                let bound = TcpListener::bind("0.0.0.0:8080").expect("a free port");
+                bound.set_nonblocking(true).expect("a socket");
+                listener = Some(bound);
+            }
+            Ok("close") => listener = None,
+            Ok("datagrams") => drop(thread::spawn(cluster_services::echo_datagrams)),
+            Ok("good") => status = "200 OK",
+            Ok("keep") => keep = true,
+            Ok("drop") => connections.clear(),
+            Ok(line) if line.starts_with("say ") => {
+                pending_text = line["say ".len()..].replace("\\r\\n", "\r\n");
+            }
+            Ok("bad") => status = "503 Service Unavailable",
+            _ => {}
+        }
+        match listener.as_ref().map(TcpListener::accept) {
+            Some(Ok((stream, _))) if keep => connections.push(stream),
+            Some(Ok((stream, _))) => respond(stream, status),
+            Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
+            Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
+        }
+        // Text is written once there is a connection to write it to.
+        if !connections.is_empty() {
+            let text = std::mem::take(&mut pending_text);
+            connections.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
+        }
+    }
+}
+
+fn respond(mut stream: TcpStream, status: &str) {
+    let _ = stream.set_nonblocking(false);
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+        head.push(byte[0]);
+    }
+    let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+}
