@@ -27,8 +27,8 @@ const ROUNDS: u32 = 2;
 /// Shortest time between two rounds: lists may change many times a second. Two such times, and the agent's sweeps in
 /// between, are within the second in which sockets are to be ended.
 const ROUND_PERIOD: Duration = Duration::from_millis(400);
-/// Time after a list for which connections of TCP are not ended. An API server may answer it from a cache that is behind
-/// etcd. Endpoints that are new since then follow as changes.
+/// Time after a list for which connections of TCP are not ended. An API server may answer it from a cache that is
+/// behind etcd. Endpoints that are new since then follow as changes.
 const LIST_LAG: Duration = Duration::from_secs(5);
 
 /// Times of the rounds. They take place only after endpoints may have left.
