@@ -14,7 +14,7 @@ use std::{
 use super::rules::{AgentFacts, CanaryPath, CanaryResult};
 use crate::{
     kernel::{cgroup_search::subdirectories, sys},
-    net::sockdiag::SockDiag,
+    net::{netfilter, sockdiag::SockDiag},
     pods::namespace::{self, NetworkNamespace},
 };
 
@@ -84,7 +84,7 @@ fn connect_from_pod(namespace: &Path, address: SocketAddr) -> CanaryResult {
     })
 }
 
-/// Returns the paths of the network namespaces of a few pods, without the node's own.
+/// Returns the paths of the network namespaces of a few pods, without the node's own and meshed ones.
 fn pod_namespaces(pods_cgroup: &Path) -> Vec<PathBuf> {
     let Ok(own) = namespace::inode(Path::new("/proc/self/ns/net")) else { return Vec::new() };
     let mut found = BTreeMap::new();
@@ -100,6 +100,8 @@ fn collect_namespaces(cgroup: &Path, own: u64, found: &mut BTreeMap<u64, PathBuf
         let path = PathBuf::from(format!("/proc/{process}/ns/net"));
         if let Ok(inode) = namespace::inode(&path)
             && inode != own
+            && !found.contains_key(&inode)
+            && !is_meshed(&path)
         {
             found.insert(inode, path);
         }
@@ -110,6 +112,13 @@ fn collect_namespaces(cgroup: &Path, own: u64, found: &mut BTreeMap<u64, PathBuf
         }
         collect_namespaces(&child, own, found);
     }
+}
+
+/// Returns true if rules of a namespace redirect connections: no connect from there shows what Rouse's programs do.
+fn is_meshed(path: &Path) -> bool {
+    let Ok(namespace) = NetworkNamespace::open(path) else { return false };
+    let look = || Ok(netfilter::has_redirection());
+    namespace.run_inside("look for redirections", look).unwrap_or(false)
 }
 
 #[cfg(test)]
