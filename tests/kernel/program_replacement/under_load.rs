@@ -61,7 +61,8 @@ impl ReplacementLoad {
         let step = format!("flood {address} {CONNECTS_PER_STEP}");
         while !self.is_over.load(Relaxed) {
             let reply = process.expect_step(&step);
-            let mut connects = self.connects.lock().expect("no client panics while it has the lock");
+            let mut connects =
+                self.connects.lock().expect("no client panics while it has the lock");
             for (name, count) in reply.split(' ').filter_map(|it| it.split_once('=')) {
                 let count: u64 = count.parse().expect("a number");
                 *connects.entry((address, name.to_owned())).or_default() += count;

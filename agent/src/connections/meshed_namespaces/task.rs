@@ -109,7 +109,7 @@ impl MeshedNamespaceTask {
         if let Err(error) = written
             && !was_failing
         {
-            warn!(error = %error_chain(&error), "connects of some meshed namespaces are redirected");
+            warn!(error = %error_chain(&error), "some meshed namespaces are not left alone");
         }
     }
 }
