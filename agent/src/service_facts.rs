@@ -166,22 +166,21 @@ impl TraceFacts {
     /// Sets the clients to which the result does not apply: kernel threads, if they are left alone, and this number of
     /// meshed namespaces. If all connects go on unchanged, there are none.
     pub fn set_exceptions(&mut self, are_kernel_threads_left: bool, meshed_namespaces: u64) {
-        let kernel_threads =
-            "those of kernel threads, as for mounts, go on unchanged where the kernel has BTF";
-        let meshed = format!(
-            "those of network namespaces that redirect connections, as for a mesh, go on \
-             unchanged; the node has {meshed_namespaces}, and a trace does not tell if the client \
-             is in one"
-        );
         self.exceptions.clear();
         if self.outcome == TraceOutcome::Unchanged {
             return;
         }
         if are_kernel_threads_left {
+            let kernel_threads =
+                "those of kernel threads, as for mounts, go on unchanged where the kernel has BTF";
             self.exceptions.push(kernel_threads.to_owned());
         }
         if meshed_namespaces > 0 {
-            self.exceptions.push(meshed);
+            self.exceptions.push(format!(
+                "those of network namespaces that redirect connections, as for a mesh, go on \
+                 unchanged; the node has {meshed_namespaces}, and a trace does not tell if the \
+                 client is in one"
+            ));
         }
     }
 }
