@@ -16,8 +16,11 @@ const HELLO: &str = include_str!("../../examples/hello.yaml");
 const HOUR_S: i64 = 3_600;
 const DAY_S: i64 = 24 * HOUR_S;
 
+/// Manifest of a service with this name. Its pods end after 20 s at the latest: one that is told to stop while its
+/// process starts may have no handler of the signal yet.
 fn named_manifest(name: &str) -> String {
-    HELLO.replace("name: hello", &format!("name: {name}"))
+    let timed = HELLO.replace("      containers:", "      timeoutSeconds: 20\n      containers:");
+    timed.replace("name: hello", &format!("name: {name}"))
 }
 
 fn load_plan(node: &RouseNode, name: &str, clients: usize) -> LoadPlan {

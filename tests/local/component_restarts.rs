@@ -285,14 +285,14 @@ fn a_gateway_port_that_is_taken_removes_nothing_of_a_killed_node() {
     let node = MultiProcessNode::new("port");
     node.start(&["node"]);
     node.kill("node");
-    let namespaces = node.namespaces();
+    let namespaces = node.namespaces().inodes();
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound").to_string();
     let output = node.run_rouse(&["up", "--gateway", &address]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && message.contains("--gateway"), "{message}");
     assert!(!namespaces.is_empty());
-    assert_eq!(node.namespaces(), namespaces);
+    assert_eq!(node.namespaces().inodes(), namespaces);
     assert!(!node.pinned_maps().is_empty());
 }
 
@@ -328,7 +328,7 @@ fn a_node_that_lost_any_component_is_taken_down_without_a_trace() {
 fn take_down(node: &MultiProcessNode) {
     node.leave_client_cgroup();
     let (namespaces, maps) = (node.namespaces(), node.pinned_maps());
-    assert!(namespaces.len() >= 3 && !maps.is_empty(), "{namespaces:?} {maps:?}");
+    assert!(namespaces.inodes().len() >= 3 && !maps.is_empty(), "{namespaces:?} {maps:?}");
     assert!(!find_remains(&node.layout, &namespaces, &maps).is_empty());
     let _bystander = MountNamespaceProcess::new();
     let result = node.run_rouse(&["down"]);

@@ -223,10 +223,25 @@ impl MultiProcessNode {
         .collect()
     }
 
-    /// Inodes of the network namespaces of this node.
-    pub fn namespaces(&self) -> BTreeSet<u64> {
+    /// The network namespaces of this node.
+    pub fn namespaces(&self) -> OpenNamespaces {
         let entries = fs::read_dir(self.layout.namespaces()).into_iter().flatten().flatten();
-        entries.filter_map(|entry| Some(fs::metadata(entry.path()).ok()?.ino())).collect()
+        let open = |entry: fs::DirEntry| {
+            let file = File::open(entry.path()).ok()?;
+            Some((file.metadata().ok()?.ino(), file))
+        };
+        OpenNamespaces(entries.filter_map(open).collect())
+    }
+}
+
+/// Network namespaces by inode. They are open: the kernel gives the inode of one that is gone to the next.
+#[derive(Debug)]
+pub struct OpenNamespaces(BTreeMap<u64, File>);
+
+impl OpenNamespaces {
+    /// Inodes of the namespaces.
+    pub fn inodes(&self) -> BTreeSet<u64> {
+        self.0.keys().copied().collect()
     }
 }
 
@@ -252,13 +267,13 @@ impl Drop for MultiProcessNode {
 /// Leftovers of a node: its named objects, and processes and maps that still use its namespaces and map ids.
 pub fn find_remains(
     layout: &NodeLayout,
-    namespaces: &BTreeSet<u64>,
+    namespaces: &OpenNamespaces,
     maps: &BTreeSet<u32>,
 ) -> Vec<String> {
     let mut remains = find_leftovers(layout.name());
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let inode = fs::metadata(entry.path().join("ns/net")).map(|meta| meta.ino());
-        if inode.is_ok_and(|inode| namespaces.contains(&inode)) {
+        if inode.is_ok_and(|inode| namespaces.0.contains_key(&inode)) {
             remains.push(format!("{} in a namespace of the node", entry.path().display()));
         }
     }

@@ -15,6 +15,7 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
+    sync::mpsc::Receiver,
     time::Instant,
 };
 
@@ -126,9 +127,13 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
-    let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
+    let (mut running_lanes, mut rows) = (Vec::<TierLane>::new(), Vec::new());
     for &tier in &lanes {
-        match start_lane(tier, args, &builder) {
+        // Three of these tiers at once use so much processor time that waits of tests end without what they wait for.
+        let is_after_kernel = tier == TestTier::Local;
+        let mut lanes_before = running_lanes.iter_mut().filter(|_| is_after_kernel);
+        let before = lanes_before.find_map(|lane| lane.take_end_of(TestTier::Kernel));
+        match start_lane(tier, before, args, &builder) {
             Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
@@ -152,8 +157,8 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     print_results(&rows)
 }
 
-/// Returns the tiers that run in processes of their own, all at once and beside the others: their tests run one after
-/// the other and often wait, so that one of these tiers alone would leave a processor idle.
+/// Returns the tiers that run in processes of their own, beside the others: their tests run one after the other and
+/// often wait, so that one of these tiers alone would leave a processor idle.
 fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
@@ -174,11 +179,18 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 
 /// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
-fn start_lane(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
+///
+/// The tier starts once `before` is disconnected.
+fn start_lane(
+    tier: TestTier,
+    before: Option<Receiver<()>>,
+    args: &TestArgs,
+    builder: &TestBuilder,
+) -> Result<TierLane> {
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(tier, args, &builder.workspace, &built)
+    TierLane::start(tier, before, args, &builder.workspace, &built)
 }
 
 /// Lowers the priority of this process and its children. The lanes take longest, so they must not wait.

@@ -47,7 +47,7 @@ const PARALLEL_TESTS: [&str; 16] = [
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
 /// Number of [`PARALLEL_TESTS`] that run at a time. They often wait for pods and time windows.
-const PARALLELISM: u8 = 4;
+const PARALLELISM: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::mpsc::{self, Receiver},
     thread::{self, JoinHandle},
     time::Instant,
 };
@@ -18,6 +19,8 @@ use crate::workspace::CargoWorkspace;
 pub(super) struct TierLane {
     tier: TestTier,
     thread: JoinHandle<FinishedTier>,
+    /// Disconnected once the tier's process has ended; `None` once it was taken.
+    ended: Option<Receiver<()>>,
 }
 
 /// A tier whose process has ended.
@@ -31,9 +34,11 @@ struct FinishedTier {
 }
 
 impl TierLane {
-    /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`.
+    /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`, once
+    /// `before` is disconnected.
     pub(super) fn start(
         tier: TestTier,
+        before: Option<Receiver<()>>,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
@@ -54,12 +59,21 @@ impl TierLane {
         }
         let log = workspace.target.join(format!("{}-tier.log", tier.name()));
         println!("{} runs beside the others: see {}", tier.name(), log.display());
+        let (is_running, ended) = mpsc::channel::<()>();
         let run = move || {
+            let _disconnected = before.map(|before| before.recv());
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
+            drop(is_running);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok(Self { tier, thread: thread::spawn(run) })
+        Ok(Self { tier, thread: thread::spawn(run), ended: Some(ended) })
+    }
+
+    /// Takes the receiver that is disconnected once the tier of this lane has ended; `None` if it was taken, or if this
+    /// is the lane of another tier.
+    pub(super) fn take_end_of(&mut self, tier: TestTier) -> Option<Receiver<()>> {
+        if self.tier == tier { self.ended.take() } else { None }
     }
 
     /// Waits for the end of the tier, prints its output, and returns its row of the table.
@@ -141,7 +155,8 @@ mod tests {
     #[test]
     fn a_lane_that_fails_is_a_row_and_does_not_end_the_others() {
         let tier = TestTier::Kernel;
-        let row = TierLane { tier, thread: thread::spawn(|| panic!("on purpose")) }.finish();
+        let row =
+            TierLane { tier, thread: thread::spawn(|| panic!("on purpose")), ended: None }.finish();
         assert_eq!(row.tier, tier);
         assert!(matches!(row.outcome, TierOutcome::CannotRun(_)), "{row:?}");
     }
