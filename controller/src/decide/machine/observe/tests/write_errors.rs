@@ -138,6 +138,45 @@ fn a_revision_created_late_is_no_longer_missing() {
     assert_eq!(revision_message(&late_machine), None);
 }
 
+/// A slice is made for each family in which an activator has an address, and a Route waits for no other.
+#[test]
+fn a_route_requires_the_slices_of_its_activators_families() {
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["10.1.0.9"], &["hello"]),
+        (&["fd00:1::9"], &["hello.v6"]),
+        (&["fd00:1::9", "10.1.0.9"], &["hello", "hello.v6"]),
+    ];
+    for (addresses, expected) in cases {
+        let mut api_server = FakeApiServer::new();
+        let activator_name = NamespacedName::new("knative-serving", "activator-1");
+        let at = (ResourceKind::Pod, activator_name.clone());
+        let pod = api_server.objects.get_mut(&at).expect("an activator");
+        pod["status"]["podIP"] = json!(addresses[0]);
+        pod["status"]["podIPs"] = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let object = Some(Box::new(pod.clone()));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: activator_name,
+            object,
+        });
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+        let all = crate::write::desired::required_children(
+            api_server.machine.cluster(),
+            &name("hello"),
+        );
+        let of_route = all.into_iter().filter(|it| it.owner.0 == ResourceKind::Route);
+        let keys = of_route.flat_map(|it| it.keys);
+        let slices = keys.filter(|it| it.resource == ResourceKind::EndpointSlice);
+        let required: Vec<NamespacedName> = slices.map(|it| it.name).collect();
+        let expected: Vec<NamespacedName> = expected.iter().map(|it| name(it)).collect();
+        assert_eq!(required, expected, "{addresses:?}");
+        for slice in required {
+            let at = (ResourceKind::EndpointSlice, slice);
+            assert!(api_server.objects.contains_key(&at), "{addresses:?}: {at:?}");
+        }
+    }
+}
+
 /// Only the leader knows its write errors: replicas that judged by them would send different RouteTables.
 #[test]
 fn a_write_error_makes_no_revision_unreachable() {
