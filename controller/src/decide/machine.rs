@@ -279,8 +279,7 @@ impl ControllerStateMachine {
         self.reconcile_app(&app, now);
         // The plan above still needed the last status, to see that the pod ended.
         if is_removed {
-            self.cluster.pods.statuses.remove(&uid);
-            self.forget_reports(&uid);
+            self.forget_ended_pod(&uid);
         }
     }
 

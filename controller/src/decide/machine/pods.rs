@@ -81,8 +81,7 @@ impl ControllerStateMachine {
                 revision.pods.retain(|pod| pod.uid != uid);
             }
         });
-        self.cluster.pods.statuses.remove(&*uid);
-        self.forget_reports(&uid);
+        self.forget_ended_pod(&uid);
         self.pod_index.apps.remove(&*uid);
     }
 

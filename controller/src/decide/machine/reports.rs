@@ -284,8 +284,9 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Forgets all reports of a pod that has ended.
-    pub(super) fn forget_reports(&mut self, uid: &str) {
+    /// Forgets the status and all reports of a pod that has ended.
+    pub(super) fn forget_ended_pod(&mut self, uid: &str) {
+        self.cluster.pods.statuses.remove(uid);
         self.cluster.pods.reports.remove(uid);
         self.cluster.pods.reporters.forget_pod(uid);
         let reporters = &self.cluster.pods.reporters;
