@@ -45,7 +45,7 @@ mod timers;
 mod write_keys;
 mod zones;
 
-use blocking_causes::{BlockedObject, BlockingCause};
+use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use events::{ControllerEffects, ControllerEvent};
@@ -88,7 +88,7 @@ pub struct ControllerStateMachine {
     pending_decisions: BTreeMap<NamespacedName, CurrentDecision>,
     /// Revisions that the current stream of decisions has not named yet.
     unconfirmed_decisions: Option<BTreeSet<NamespacedName>>,
-    /// Reasons for which Revisions and Routes cannot become as desired.
+    /// Reasons for which parts of apps cannot become as desired.
     blocking_causes: BTreeMap<BlockedObject, BTreeMap<BlockingCause, ConditionReason>>,
     /// Deployments that were observed before their Revision, by name.
     early_deployments: BTreeMap<NamespacedName, DeploymentFacts>,

@@ -63,7 +63,9 @@ pub fn read_service(
         cluster_domain: "cluster.local",
     };
     match parse::observed_service(object, settings) {
-        Ok((_, manifest)) => ServiceState { meta, manifest, manifest_error: None, is_terminating },
+        Ok((_, manifest)) => {
+            ServiceState { meta, manifest, is_terminating, ..ServiceState::default() }
+        }
         Err(problems) => {
             // After a restart the manifest in force is not known. Nothing is written by it while this one is refused,
             // but the Route's hosts and protocol follow from labels and annotations.
@@ -80,6 +82,7 @@ pub fn read_service(
                 manifest,
                 manifest_error: Some(problem::problems_line(&problems).into()),
                 is_terminating,
+                ..ServiceState::default()
             }
         }
     }

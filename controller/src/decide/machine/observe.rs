@@ -4,7 +4,7 @@ use common::wire::NamespacedName;
 use serde_json::Value;
 
 use super::{
-    ControllerStateMachine, ObjectsToStore, allocate,
+    BlockedPart, ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
     pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
@@ -114,8 +114,11 @@ impl ControllerStateMachine {
                     &conditions::SERVICE_CONDITIONS,
                 );
             }
+            // The writer reports a write error only once, so the present ones are kept.
+            let write_errors = app.service.take().map(|it| it.write_errors).unwrap_or_default();
             app.service = observed.map(|service| ServiceState {
                 manifest: with_interned_template(service.manifest, cluster),
+                write_errors,
                 ..service
             });
         });
@@ -197,7 +200,8 @@ impl ControllerStateMachine {
         let Some(object) = object else {
             // Before the change below, which may drop the Revision with its decision.
             self.keep_decision(name);
-            self.blocking_causes.remove(&(owner.clone(), Some(name.name.as_str().into())));
+            let part = BlockedPart::Revision(name.name.as_str().into());
+            self.blocking_causes.remove(&(owner.clone(), part));
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));
             return;
         };
