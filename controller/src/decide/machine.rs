@@ -84,6 +84,8 @@ pub struct ControllerStateMachine {
     is_loading: bool,
     /// Pods that each reporter has named, by reporter.
     pods_by_reporter: BTreeMap<String, reports::ReporterPods>,
+    /// Largest number of a stream of reports whose reporter has no record in `pods_by_reporter` any more.
+    newest_forgotten_stream: u64,
     /// Scale decisions on Revisions that are not observed yet.
     pending_decisions: BTreeMap<NamespacedName, CurrentDecision>,
     /// Revisions that the current stream of decisions has not named yet.
@@ -119,6 +121,7 @@ impl ControllerStateMachine {
             pod_index: PodIndex::default(),
             is_loading: false,
             pods_by_reporter: BTreeMap::new(),
+            newest_forgotten_stream: 0,
             pending_decisions: BTreeMap::new(),
             unconfirmed_decisions: None,
             blocking_causes: BTreeMap::new(),

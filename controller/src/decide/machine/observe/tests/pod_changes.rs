@@ -488,6 +488,30 @@ fn a_report_stream_that_begins_after_a_newer_one_has_no_effect() {
     assert!(pods.reports[&uid].ready);
 }
 
+/// Each stream has a task of its own, so the last messages of an older one may follow the end of the newest.
+#[test]
+fn a_late_report_has_no_effect_after_the_newest_stream_has_ended() {
+    let mut api_server = service_with_pods(1);
+    let reporter =
+        || ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: reporter(), stream };
+    let is_recorded =
+        |api_server: &FakeApiServer| api_server.machine.pods_by_reporter.contains_key("Agent/n2");
+    api_server.step(begin(1));
+    api_server.step(begin(2));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 2 });
+    assert!(!is_recorded(&api_server));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: reporter(),
+        stream: 1,
+        observation: PodObservation { uid: "not-observed".into(), ..ready_observation() },
+    });
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 1 });
+    assert!(!is_recorded(&api_server));
+    api_server.step(begin(3));
+    assert!(is_recorded(&api_server));
+}
+
 #[test]
 fn nothing_is_left_of_an_agent_whose_node_was_removed() {
     let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: agent(), stream };
