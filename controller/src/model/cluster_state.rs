@@ -140,6 +140,8 @@ pub enum ActivatorReadiness {
 pub struct ObservedNodes {
     /// State of each node, by name.
     pub states: BTreeMap<String, NodeState>,
+    /// Names of deleted nodes that were lost. Each counts as lost while pods of it exist.
+    pub deleted: BTreeSet<String>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
     /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may
