@@ -72,7 +72,7 @@ impl ClientConnectionServer {
             Ok(entrypoint) => entrypoint,
             Err(error) => return debug!(client = %peer, %error, "client gone at once"),
         };
-        // Read once for the whole connection: after a change of the policy it would count with two clients, or with none.
+        // Read once for the whole connection: a change of the policy would count it with two clients, or with none.
         let edge = self.forwarder.edge_policy.current();
         let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
         let Some(client_connection) = self.connections.register().filter(is_allowed) else {
