@@ -9,7 +9,7 @@ use super::{
     pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
 use crate::{
-    decide::part_keys,
+    decide::{part_keys, plan},
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, RevisionPod, RouteState,
@@ -210,6 +210,8 @@ impl ControllerStateMachine {
         self.change_app(owner, now, |app, cluster| {
             let mut observed = observe::read_revision(object);
             observed.template = cluster.template_cache.intern(&observed.template);
+            observed.scaling.is_deadline_reported =
+                plan::reported_deadline_reason(&observed).is_some();
             let uid = observed.meta.uid;
             let is_same = |it: &AppRevision| !it.meta.exists() || it.meta.uid == uid;
             let is_new = app.revision(&observed.name).is_none_or(|it| !is_same(it));
@@ -224,6 +226,7 @@ impl ControllerStateMachine {
                         keep_undeleted(revision, now);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
+                    revision.scaling.is_deadline_reported = observed.scaling.is_deadline_reported;
                     revision.creator = observed.creator;
                     (revision.is_terminating, revision.is_orphan) =
                         (observed.is_terminating, observed.is_orphan);
