@@ -86,8 +86,8 @@ pub type PodTable = BTreeMap<String, PodTableEntry>;
 
 /// Marks the ready pods that hints prefer for requests of the activator on `node`. It marks none if hints do not count.
 ///
-/// `activator_zones` are the zones of all activators. Where hints for zones count, a pod for a zone without an activator
-/// is marked too: otherwise no activator would prefer it, and it would get hardly any request.
+/// `activator_zones` are the zones of all activators. Where hints for zones count, a pod for a zone without an
+/// activator is marked too: otherwise no activator would prefer it, and it would get hardly any request.
 pub fn mark_preferred(
     pods: &mut PodTable,
     node: &NodeTopology,

@@ -23,8 +23,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         response_start: None,
         between_frames: None,
     };
-    let owner_names =
-        RevisionOwnerNames { service: "hello".into(), configuration: "hello".into() };
+    let owner_names = RevisionOwnerNames { service: "hello".into(), configuration: "hello".into() };
     revision.set_route_settings(Some(RevisionRouteSettings {
         concurrency_limit: 1,
         protocol: AppProtocol::Http1,

@@ -74,7 +74,8 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Sets or clears a cause for which a part of an app cannot become as desired. Returns the first cause that is left.
+    /// Sets or clears a cause for which a part of an app cannot become as desired. Returns the first cause that is
+    /// left.
     ///
     /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
     pub(super) fn set_blocking_cause(
@@ -128,8 +129,8 @@ impl ControllerStateMachine {
         });
     }
 
-    /// Drops the causes of an app's Revisions and Service that no longer exist, and of the Route, too, once the app does
-    /// not exist (`None`).
+    /// Drops the causes of an app's Revisions and Service that no longer exist, and of the Route, too, once the app
+    /// does not exist (`None`).
     ///
     /// No later event would clear them, and a new Revision of the same name would get them.
     pub(super) fn drop_stale_blocking_causes(

@@ -156,8 +156,8 @@ fn has_timed_out(revision: &AppRevision) -> bool {
     revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
 }
 
-/// Returns true if a Revision misses its initial scale for a reason that every replica can observe. `unavailable` is the
-/// reason by this controller's clock.
+/// Returns true if a Revision misses its initial scale for a reason that every replica can observe. `unavailable` is
+/// the reason by this controller's clock.
 fn is_observed_unavailable(
     revision: &AppRevision,
     unavailable: Option<&ConditionReason>,
