@@ -82,6 +82,28 @@ fn pods_of_a_deleted_service_finish_their_requests_although_a_manifest_is_refuse
     assert_eq!(revision_names(&sim), ["hello-00002"]);
 }
 
+/// Pods of two templates under one name could not be told apart.
+#[test]
+fn a_chosen_revision_name_is_free_once_the_pods_of_the_deleted_service_have_ended() {
+    let named = HELLO.replace("      annotations:", "      name: hello-v1\n      annotations:");
+    let changed = named.replace("hello:v1", "hello:v2");
+    let mut sim = MachineSim::new();
+    sim.apply(&named);
+    sim.step(ControllerEvent::DecisionReceived(decision("hello-v1", 1)));
+    sim.report_all_ready();
+    let uid = sim.pod_uids().remove(0);
+    sim.step(ControllerEvent::ManifestDeleted(hello()));
+    sim.apply(&changed);
+    let ready = sim.condition(ConditionType::ServiceReady);
+    assert!(ready.contains("give another name"), "{ready}");
+    assert_eq!((sim.pod_uids(), sim.phases()), (vec![uid.clone()], vec![RoutingPhase::Draining]));
+    sim.report_pod(&uid, |it| it.drained = true);
+    sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
+    sim.apply(&changed);
+    assert_eq!(revision_names(&sim), ["hello-v1"]);
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
+}
+
 /// Names that were cut show no app, so an index has them.
 #[test]
 fn a_refused_manifest_leaves_no_name_of_the_deleted_service_behind() {
