@@ -114,13 +114,8 @@ mod tests {
         let pod = |(uid, zone): &(&str, &str)| {
             let hints = TopologyHints { zone: (*zone).into(), ..TopologyHints::default() };
             let name = (*uid).into();
-            let pod = PodTableEntry {
-                address: None,
-                is_ready: true,
-                name,
-                hints,
-                is_preferred: false,
-            };
+            let pod =
+                PodTableEntry { address: None, is_ready: true, name, hints, is_preferred: false };
             ((*uid).to_owned(), pod)
         };
         let mut table: PodTable = pods.iter().map(pod).collect();

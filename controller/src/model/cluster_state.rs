@@ -39,7 +39,8 @@ mod values;
 pub use activator_slices::ActivatorSlices;
 pub use app::{
     AppState, AssignedTraffic, ClusterIpSource, ConfigurationState, ObjectOwner, PlaceholderState,
-    RouteNameAllocation, RouteState, ServiceManifest, ServiceState, ServiceWriteErrors, TrafficSpec,
+    RouteNameAllocation, RouteState, ServiceManifest, ServiceState, ServiceWriteErrors,
+    TrafficSpec,
 };
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{DomainClaimState, DomainMappingState};

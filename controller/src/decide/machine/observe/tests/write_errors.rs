@@ -142,10 +142,9 @@ fn a_revision_created_late_is_no_longer_missing() {
 fn the_service_reports_write_errors_of_its_configuration_and_route() {
     let mut api_server = FakeApiServer::new();
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
-    for (resource, condition) in [
-        (ResourceKind::Configuration, "ConfigurationsReady"),
-        (ResourceKind::Route, "RoutesReady"),
-    ] {
+    for (resource, condition) in
+        [(ResourceKind::Configuration, "ConfigurationsReady"), (ResourceKind::Route, "RoutesReady")]
+    {
         let status = |api_server: &FakeApiServer| {
             api_server.condition(ResourceKind::KnativeService, "hello", condition)
         };
@@ -206,10 +205,8 @@ fn a_route_requires_the_slices_of_its_activators_families() {
             object,
         });
         api_server.apply_service("hello", "hello:v1", 0, Value::Null);
-        let all = crate::write::desired::required_children(
-            api_server.machine.cluster(),
-            &name("hello"),
-        );
+        let all =
+            crate::write::desired::required_children(api_server.machine.cluster(), &name("hello"));
         let of_route = all.into_iter().filter(|it| it.owner.0 == ResourceKind::Route);
         let keys = of_route.flat_map(|it| it.keys);
         let slices = keys.filter(|it| it.resource == ResourceKind::EndpointSlice);
