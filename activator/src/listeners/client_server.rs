@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use common::once_signal::OnceSignal;
+use common::{once_signal::OnceSignal, wire::EdgeSettings};
 use http::{Request, header};
 use hyper::{
     body::Incoming,
@@ -100,15 +100,17 @@ impl ClientConnectionServer {
         &self.connections
     }
 
+    /// Serves a connection; `edge` is the policy at its accept.
     async fn serve_connection(
         &self,
         mut stream: TcpStream,
         entrypoint: Entrypoint,
         peer: SocketAddr,
         client_connection: Arc<ClientConnection>,
+        edge: &EdgeSettings,
     ) -> Result<(), hyper::Error> {
         let Some((client, proxied_client)) =
-            self.identify_client(&mut stream, entrypoint, peer).await
+            self.identify_client(&mut stream, entrypoint, peer, edge).await
         else {
             return Ok(());
         };
@@ -149,8 +151,8 @@ impl ClientConnectionServer {
         stream: &mut TcpStream,
         entrypoint: Entrypoint,
         peer: SocketAddr,
+        edge: &EdgeSettings,
     ) -> Option<(SocketAddr, ProxiedClient)> {
-        let edge = self.forwarder.edge_policy.current();
         if entrypoint != Entrypoint::External
             || !edge.requires_proxy_protocol
             || !edge.is_trusted_proxy(peer.ip())

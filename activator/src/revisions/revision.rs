@@ -185,13 +185,14 @@ impl ActivatorRevision {
 
     /// Fails all waiting requests, because the RouteTable has not contained the Revision for some time.
     pub fn fail_waiters(self: &Arc<Self>) {
-        let mut state = self.lock_state();
-        let is_back = state.route_settings.is_some();
-        let active = state.active.as_mut().filter(|_| !is_back);
-        let waiters = active.map(|active| active.wait_queue.drain_waiters()).unwrap_or_default();
-        let dispatched = self.reconcile_slots(&mut state);
-        debug_assert!(dispatched.is_empty(), "none waits");
-        drop(state);
+        // If the Revision is back meanwhile, its requests wait on, and the update of its slots may dispatch some.
+        let mut waiters = Vec::new();
+        self.update_and_dispatch(|state| {
+            let is_back = state.route_settings.is_some();
+            let active = state.active.as_mut().filter(|_| !is_back);
+            waiters = active.map(|it| it.wait_queue.drain_waiters()).unwrap_or_default();
+            Vec::new()
+        });
         if !waiters.is_empty() {
             info!(revision = %self.name, waiting = waiters.len(), "waiting requests refused: their Revision is gone");
         }
@@ -464,3 +465,6 @@ impl QueueUsageSource for ActivatorRevision {
         self.totals()
     }
 }
+
+#[cfg(test)]
+mod tests;

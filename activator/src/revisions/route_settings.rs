@@ -1,6 +1,11 @@
 //! Pure: a Revision in the RouteTable: its settings and its pods.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     service_routing::{NodeTopology, SelectionRule, TopologyHints},
@@ -79,12 +84,61 @@ pub struct PodTableEntry {
 /// Pods of one Revision in the RouteTable, by uid.
 pub type PodTable = BTreeMap<String, PodTableEntry>;
 
-/// Marks the ready pods that hints prefer for clients on `node`. It marks none if hints do not count.
-pub fn mark_preferred(pods: &mut PodTable, node: &NodeTopology) {
+/// Marks the ready pods that hints prefer for requests of the activator on `node`. It marks none if hints do not count.
+///
+/// `activator_zones` are the zones of all activators. Where hints for zones count, a pod for a zone without an
+/// activator is marked too: otherwise no activator would prefer it, and it would get hardly any request.
+pub fn mark_preferred(
+    pods: &mut PodTable,
+    node: &NodeTopology,
+    activator_zones: &BTreeSet<SmolStr>,
+) {
     let ready = pods.values().filter(|pod| pod.is_ready);
     let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), node);
     let by_hints = rule != SelectionRule::Ready;
+    let is_for_all = |hints: &TopologyHints| {
+        rule == SelectionRule::SameZone && !activator_zones.contains(&hints.zone)
+    };
     for pod in pods.values_mut() {
-        pod.is_preferred = by_hints && pod.is_ready && rule.selects(&pod.hints, node);
+        let is_candidate = rule.selects(&pod.hints, node) || is_for_all(&pod.hints);
+        pod.is_preferred = by_hints && pod.is_ready && is_candidate;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the uids of the preferred ones of these pods, which are pairs of uid and hint for a zone.
+    fn preferred(pods: &[(&str, &str)], zone: &str, activator_zones: &[&str]) -> Vec<String> {
+        let pod = |(uid, zone): &(&str, &str)| {
+            let hints = TopologyHints { zone: (*zone).into(), ..TopologyHints::default() };
+            let name = (*uid).into();
+            let pod =
+                PodTableEntry { address: None, is_ready: true, name, hints, is_preferred: false };
+            ((*uid).to_owned(), pod)
+        };
+        let mut table: PodTable = pods.iter().map(pod).collect();
+        let node = NodeTopology { name: "n1".into(), zone: zone.into() };
+        let zones = activator_zones.iter().map(|it| SmolStr::from(*it)).collect();
+        mark_preferred(&mut table, &node, &zones);
+        table.into_iter().filter(|(_, pod)| pod.is_preferred).map(|(uid, _)| uid).collect()
+    }
+
+    #[test]
+    fn every_pod_is_preferred_by_some_activator() {
+        let pods = [("one", "a"), ("two", "b"), ("three", "c")];
+        assert_eq!(preferred(&pods, "a", &["a", "b", "c"]), ["one"]);
+        assert_eq!(preferred(&pods, "a", &["a", "b"]), ["one", "three"]);
+        assert_eq!(preferred(&pods, "b", &["a", "b"]), ["three", "two"]);
+        assert_eq!(preferred(&pods, "a", &["a"]), ["one", "three", "two"]);
+    }
+
+    #[test]
+    fn without_hints_that_count_no_pod_is_preferred() {
+        let partial = [("one", "a"), ("two", "")];
+        assert_eq!(preferred(&partial, "a", &["a"]), [""; 0]);
+        let elsewhere = [("one", "b"), ("two", "c")];
+        assert_eq!(preferred(&elsewhere, "a", &["a", "b"]), [""; 0]);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
-    wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey},
+    wire::{ConnectionPath, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
 
@@ -180,6 +180,7 @@ impl RouteIndex {
         let mut changes = batch.changes;
         let peers = self.revision_context.peers.view();
         let mut touched = index.update_own_place(&changes, &peers.own_name);
+        let zones_before = index.activator_zones();
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_snapshot {
             let removed = index.keys_missing_in(&changes);
@@ -208,12 +209,9 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
-                    let before = index.activator_addresses.insert(name, addresses.clone());
-                    activators_changed |= before != Some(addresses);
-                }
+                RouteChange::Activator(it) => activators_changed |= index.set_activator(it),
                 RouteChange::Removed(RouteKey::Activator(name)) => {
-                    activators_changed |= index.activator_addresses.remove(&name).is_some();
+                    activators_changed |= index.remove_activator(&name);
                 }
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
@@ -223,6 +221,7 @@ impl RouteIndex {
                 | RouteChange::Synced => {}
             }
         }
+        touched.extend(index.revisions_of_new_zones(&zones_before));
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
         activators_changed = activators_changed && self.update_peers(&index);
@@ -268,10 +267,10 @@ impl RouteIndex {
             .get(name)
             .filter(|_| !index.missing_since.contains_key(name))
             .cloned();
-        let own_place = index.own_place.clone();
+        let (own_place, activator_zones) = (index.own_place.clone(), index.activator_zones());
         drop(index);
         let mut pods = pods.unwrap_or_default();
-        mark_preferred(&mut pods, &own_place);
+        mark_preferred(&mut pods, &own_place, &activator_zones);
         revision.set_pods(&pods);
     }
 

@@ -107,6 +107,12 @@ impl Peers {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Replaces the view of the other activators.
+    #[cfg(test)]
+    pub(crate) fn replace_view(&self, view: PeerView) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+
     /// Applies the activators of the RouteTable, with their addresses. Returns true if the view has changed.
     pub fn set_listed(&self, all: impl IntoIterator<Item = (ActivatorName, Vec<IpAddr>)>) -> bool {
         // Without a port there are no streams: the activator stays alone in its view.

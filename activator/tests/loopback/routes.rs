@@ -123,9 +123,10 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
         let address = SocketAddr::from(([10, 0, 0, number], 80));
         RouteChange::Pod(PodEntry { hints, ..pod(uid, address, RoutingPhase::Ready) }.into())
     };
-    let in_zone = |zone: &str| {
+    let own_name = routes.peers().view().own_name.to_string();
+    let listed = |name: &str, zone: &str| {
         RouteChange::Activator(ActivatorEntry {
-            name: routes.peers().view().own_name.to_string(),
+            name: name.to_owned(),
             node: "n1".into(),
             zone: zone.into(),
             addresses: Vec::new(),
@@ -140,9 +141,14 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
         }
         uids
     };
-    routes.apply(update(vec![in_zone("a"), hinted("one", "a", 1), hinted("two", "b", 2)]));
+    routes.apply(update(vec![listed(&own_name, "a"), listed("other", "b")]));
+    routes.apply(update(vec![hinted("one", "a", 1), hinted("two", "b", 2)]));
     assert_eq!(chosen().await, ["one".to_owned()].into());
-    routes.apply(update(vec![in_zone("b")]));
+    routes.apply(update(vec![listed(&own_name, "b"), listed("other", "a")]));
+    assert_eq!(chosen().await, ["two".to_owned()].into());
+    routes.apply(update(vec![RouteChange::Removed(RouteKey::Activator("other".into()))]));
+    assert_eq!(chosen().await.len(), 2, "no activator is left in the zone of the other pod");
+    routes.apply(update(vec![listed("other", "a")]));
     assert_eq!(chosen().await, ["two".to_owned()].into());
     routes.apply(update(vec![hinted("one", "", 1)]));
     assert_eq!(chosen().await.len(), 2, "hints count only if each ready pod has one");

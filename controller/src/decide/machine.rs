@@ -45,7 +45,7 @@ mod timers;
 mod write_keys;
 mod zones;
 
-use blocking_causes::{BlockedObject, BlockingCause};
+use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use events::{ControllerEffects, ControllerEvent};
@@ -84,11 +84,13 @@ pub struct ControllerStateMachine {
     is_loading: bool,
     /// Pods that each reporter has named, by reporter.
     pods_by_reporter: BTreeMap<String, reports::ReporterPods>,
+    /// Largest number of a stream of reports whose reporter has no record in `pods_by_reporter` any more.
+    newest_forgotten_stream: u64,
     /// Scale decisions on Revisions that are not observed yet.
     pending_decisions: BTreeMap<NamespacedName, CurrentDecision>,
     /// Revisions that the current stream of decisions has not named yet.
     unconfirmed_decisions: Option<BTreeSet<NamespacedName>>,
-    /// Reasons for which Revisions and Routes cannot become as desired.
+    /// Reasons for which parts of apps cannot become as desired.
     blocking_causes: BTreeMap<BlockedObject, BTreeMap<BlockingCause, ConditionReason>>,
     /// Deployments that were observed before their Revision, by name.
     early_deployments: BTreeMap<NamespacedName, DeploymentFacts>,
@@ -119,6 +121,7 @@ impl ControllerStateMachine {
             pod_index: PodIndex::default(),
             is_loading: false,
             pods_by_reporter: BTreeMap::new(),
+            newest_forgotten_stream: 0,
             pending_decisions: BTreeMap::new(),
             unconfirmed_decisions: None,
             blocking_causes: BTreeMap::new(),
@@ -279,8 +282,7 @@ impl ControllerStateMachine {
         self.reconcile_app(&app, now);
         // The plan above still needed the last status, to see that the pod ended.
         if is_removed {
-            self.cluster.pods.statuses.remove(&uid);
-            self.forget_reports(&uid);
+            self.forget_ended_pod(&uid);
         }
     }
 

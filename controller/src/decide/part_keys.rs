@@ -75,7 +75,22 @@ pub(crate) fn has_child_named(
         ResourceKind::EndpointSlice => {
             revision_name == name || names::slice_name(revision_name, names::V6_SUFFIX) == name
         }
-        _ => revision_name == name,
+        ResourceKind::Revision
+        | ResourceKind::PodAutoscaler
+        | ResourceKind::ServerlessService
+        | ResourceKind::HorizontalPodAutoscaler
+        | ResourceKind::Metric => revision_name == name,
+        // No child objects: such an object may have a Revision's name and belong to another app.
+        ResourceKind::KnativeService
+        | ResourceKind::Configuration
+        | ResourceKind::Route
+        | ResourceKind::DomainMapping
+        | ResourceKind::ClusterDomainClaim
+        | ResourceKind::Pod
+        | ResourceKind::Node
+        | ResourceKind::ConfigMap
+        | ResourceKind::Namespace
+        | ResourceKind::NetworkPolicy => false,
     }
 }
 

@@ -24,7 +24,7 @@ mod scale;
 mod topology;
 mod traffic;
 
-pub(crate) use revision_conditions::CONTAINER_MISSING;
+pub(crate) use revision_conditions::{CONTAINER_MISSING, reported_deadline_reason};
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
 pub(crate) use topology::hint_mode;
 

@@ -39,7 +39,8 @@ mod values;
 pub use activator_slices::ActivatorSlices;
 pub use app::{
     AppState, AssignedTraffic, ClusterIpSource, ConfigurationState, ObjectOwner, PlaceholderState,
-    RouteNameAllocation, RouteState, ServiceManifest, ServiceState, TrafficSpec,
+    RouteNameAllocation, RouteState, ServiceManifest, ServiceState, ServiceWriteErrors,
+    TrafficSpec,
 };
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
@@ -140,6 +141,8 @@ pub enum ActivatorReadiness {
 pub struct ObservedNodes {
     /// State of each node, by name.
     pub states: BTreeMap<String, NodeState>,
+    /// Names of deleted nodes that were lost. Each counts as lost while pods of it exist.
+    pub deleted: BTreeSet<String>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
     /// Time of each node's last rejection of a pod, by node name. Pods and nodes have a watch each, so a rejection may

@@ -63,7 +63,9 @@ pub fn read_service(
         cluster_domain: "cluster.local",
     };
     match parse::observed_service(object, settings) {
-        Ok((_, manifest)) => ServiceState { meta, manifest, manifest_error: None, is_terminating },
+        Ok((_, manifest)) => {
+            ServiceState { meta, manifest, is_terminating, ..ServiceState::default() }
+        }
         Err(problems) => {
             // After a restart the manifest in force is not known. Nothing is written by it while this one is refused,
             // but the Route's hosts and protocol follow from labels and annotations.
@@ -80,6 +82,7 @@ pub fn read_service(
                 manifest,
                 manifest_error: Some(problem::problems_line(&problems).into()),
                 is_terminating,
+                ..ServiceState::default()
             }
         }
     }
@@ -302,8 +305,8 @@ pub fn slice_target_names(object: &Value) -> Vec<&str> {
     array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
-/// Returns the pods that an EndpointSlice lists, with their hints for zones, sorted by name. `None` if any of them has
-/// no such hint.
+/// Returns the pods of its own namespace that an EndpointSlice lists, with their hints for zones, sorted by name.
+/// `None` if any of them has no such hint. The other endpoints are activators.
 pub fn slice_hints(object: &Value) -> Option<Vec<HintedPod>> {
     let pod = |endpoint: &Value| {
         let zone = endpoint["hints"]["forZones"][0]["name"].as_str()?;
@@ -313,8 +316,10 @@ pub fn slice_hints(object: &Value) -> Option<Vec<HintedPod>> {
             hints: TopologyHints { zone: zone.into(), node: SmolStr::default() },
         })
     };
-    let mut pods: Vec<HintedPod> =
-        array_items(&object["endpoints"]).map(pod).collect::<Option<_>>()?;
+    let namespace = &object["metadata"]["namespace"];
+    let is_own = |endpoint: &&Value| endpoint["targetRef"]["namespace"] == *namespace;
+    let own_pods = array_items(&object["endpoints"]).filter(is_own);
+    let mut pods: Vec<HintedPod> = own_pods.map(pod).collect::<Option<_>>()?;
     pods.sort_by(|a, b| a.name.cmp(&b.name));
     Some(pods)
 }

@@ -3,7 +3,7 @@
 //! A Service with one Revision and one container costs fifteen objects: Service, Configuration, Route, Revision,
 //! Deployment and its ReplicaSet, PodAutoscaler, ServerlessService, Image, and three Kubernetes Services with an
 //! EndpointSlice each. The Services are `<revision>-private`, whose slice Kubernetes makes, and `<revision>` and
-//! `<route>` with slices of Rouse. It is sixteen where addresses have two families and the route needs a second slice.
+//! `<route>` with slices of Rouse. Where addresses have two families it is seventeen, since both need a second slice.
 //! There is no Metric: only Knative's own autoscaler, which scrapes by it, reads one.
 
 use std::collections::BTreeMap;

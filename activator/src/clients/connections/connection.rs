@@ -120,8 +120,13 @@ impl ClientConnection {
         }
     }
 
-    /// Assigns the connection to a client. Returns false if the client has too many connections.
+    /// Assigns the connection to a client. Returns false if the client has too many connections. Without effect if it
+    /// has a client already.
     pub fn try_assign_client(&self, client: IpAddr) -> bool {
+        // Only one count ends with the connection.
+        if self.client_usage.get().is_some() {
+            return true;
+        }
         let (client_usage, connections_before) =
             self.connections.add_to_client(ClientNetwork::from_address(client));
         let has_room = connections_before < self.connections.budget.max_client_connections;

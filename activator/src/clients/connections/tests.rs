@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{sync::Barrier, thread};
+use std::{net::IpAddr, sync::Barrier, thread};
 
 use prometheus_client::registry::Registry;
 
@@ -41,4 +41,20 @@ fn a_full_table_takes_a_connection_in_place_of_an_idle_one_only() {
     let _request = second.start_request();
     assert!(table.register().is_none());
     assert!(!second.cut_off.is_cancelled());
+}
+
+#[test]
+fn a_connection_counts_with_one_client_until_it_ends() {
+    let table = create_table(4);
+    let connection = table.register().unwrap();
+    let clients = ["192.0.2.1", "192.0.2.2"].map(|it| it.parse::<IpAddr>().unwrap());
+    assert!(clients.into_iter().all(|client| connection.try_assign_client(client)));
+    let counted = || -> Vec<usize> {
+        let table = table.lock_table();
+        let usages = table.clients.values().filter_map(Weak::upgrade);
+        usages.map(|it| it.connections.load(Ordering::Relaxed)).collect()
+    };
+    assert_eq!(counted(), [1]);
+    drop(connection);
+    assert_eq!((counted(), table.lock_table().clients.len()), (vec![], 0));
 }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use common::wire::EdgeSettings;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, sleep},
@@ -71,9 +72,10 @@ impl ClientConnectionServer {
             Ok(entrypoint) => entrypoint,
             Err(error) => return debug!(client = %peer, %error, "client gone at once"),
         };
-        let Some(client_connection) =
-            self.connections.register().filter(|it| self.may_accept(it, entrypoint, peer))
-        else {
+        // Read once for the whole connection: a change of the policy would count it with two clients, or with none.
+        let edge = self.forwarder.edge_policy.current();
+        let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
+        let Some(client_connection) = self.connections.register().filter(is_allowed) else {
             return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
         };
         let server = Arc::clone(self);
@@ -82,26 +84,16 @@ impl ClientConnectionServer {
             // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
             // for.
             let cut_off = client_connection.cut_off.clone();
+            let served =
+                server.serve_connection(stream, entrypoint, peer, client_connection, &edge);
             tokio::select! {
-                ended = server.serve_connection(stream, entrypoint, peer, client_connection) => if let Err(error) = ended {
+                ended = served => if let Err(error) = ended {
                     debug!(?entrypoint, client = %peer, %error, "connection ended");
                 },
                 () = cut_off.cancelled() => debug!(?entrypoint, client = %peer, "connection cut off"),
             }
             server.forwarder.metrics.client_connections.dec();
         });
-    }
-
-    /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
-    fn may_accept(
-        &self,
-        client_connection: &ClientConnection,
-        entrypoint: Entrypoint,
-        peer: SocketAddr,
-    ) -> bool {
-        let is_trusted = entrypoint == Entrypoint::External
-            && self.forwarder.edge_policy.current().is_trusted_proxy(peer.ip());
-        is_trusted || client_connection.try_assign_client(peer.ip())
     }
 
     /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.
@@ -121,4 +113,15 @@ impl ClientConnectionServer {
         self.connections.close_idle();
         sleep(ACCEPT_RETRY_DELAY).await;
     }
+}
+
+/// Returns true if the peer may have one connection more. A trusted proxy may have any number.
+fn may_accept(
+    client_connection: &ClientConnection,
+    entrypoint: Entrypoint,
+    peer: SocketAddr,
+    edge: &EdgeSettings,
+) -> bool {
+    let is_trusted = entrypoint == Entrypoint::External && edge.is_trusted_proxy(peer.ip());
+    is_trusted || client_connection.try_assign_client(peer.ip())
 }

@@ -13,6 +13,7 @@ use common::{
     service_routing::NodeTopology,
     wire::{self, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
+use smol_str::SmolStr;
 
 use crate::{
     revisions::{
@@ -43,6 +44,8 @@ pub(super) struct RouteIndexState {
     pub(super) revision_by_pod: HashMap<String, NamespacedName>,
     /// Addresses of the activators, by name.
     pub(super) activator_addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Zones of the activators, by name; empty for one whose zone is not known.
+    activator_zones_by_name: BTreeMap<String, SmolStr>,
     /// Node and zone of this activator, once the table has listed it.
     pub(super) own_place: NodeTopology,
 }
@@ -189,6 +192,36 @@ impl RouteIndexState {
             return BTreeSet::new();
         }
         self.own_place = place;
+        self.pods_by_revision.keys().cloned().collect()
+    }
+
+    /// Adds or replaces an activator. Returns true if its addresses have changed.
+    pub(super) fn set_activator(&mut self, entry: wire::ActivatorEntry) -> bool {
+        let wire::ActivatorEntry { name, zone, addresses, .. } = entry;
+        self.activator_zones_by_name.insert(name.clone(), zone.into());
+        let before = self.activator_addresses.insert(name, addresses.clone());
+        before != Some(addresses)
+    }
+
+    /// Removes an activator. Returns true if it was known.
+    pub(super) fn remove_activator(&mut self, name: &str) -> bool {
+        self.activator_zones_by_name.remove(name);
+        self.activator_addresses.remove(name).is_some()
+    }
+
+    /// Zones in which activators are.
+    pub(super) fn activator_zones(&self) -> BTreeSet<SmolStr> {
+        self.activator_zones_by_name.values().cloned().collect()
+    }
+
+    /// Returns the Revisions whose hints may prefer other pods, if activators were in the zones `before`.
+    pub(super) fn revisions_of_new_zones(
+        &self,
+        before: &BTreeSet<SmolStr>,
+    ) -> BTreeSet<NamespacedName> {
+        if self.activator_zones() == *before {
+            return BTreeSet::new();
+        }
         self.pods_by_revision.keys().cloned().collect()
     }
 

@@ -117,12 +117,13 @@ impl ControllerStateMachine {
         for uid in had.difference(&has) {
             self.effects.pods_to_stop.push(uid.to_string());
         }
-        // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
+        // A stopped pod stays known until the plan drops it: once the node has reported its end, or after a long time
+        // without such a report.
         let kept_uids: BTreeSet<&str> =
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
         for (_, pod) in previous.pods().filter(|(_, pod)| !kept_uids.contains(&*pod.uid)) {
             self.pod_index.apps.remove(&*pod.uid);
-            self.forget_reports(&pod.uid);
+            self.forget_ended_pod(&pod.uid);
             self.effects.changed_objects.push(LocalObjectKey::pod(&name.namespace, &pod.name));
         }
     }

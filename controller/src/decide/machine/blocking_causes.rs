@@ -1,4 +1,4 @@
-//! Pure: causes for which a Revision or Route cannot become as desired, and the one that its condition reports.
+//! Pure: causes for which a part of an app cannot become as desired, and the one that its condition reports.
 
 use common::wire::NamespacedName;
 
@@ -11,10 +11,23 @@ use crate::{
     },
 };
 
-/// Name of an app, with the name of its Revision, or `None` for its Route.
-pub(super) type BlockedObject = (NamespacedName, Option<Box<str>>);
+/// Name of an app, with the blocked part of it.
+pub(super) type BlockedObject = (NamespacedName, BlockedPart);
 
-/// Cause for which a Revision or Route cannot become as desired. Each cause is set and cleared on its own.
+/// Part of an app that a cause can block. A condition of the app reports the cause.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BlockedPart {
+    /// The Service's Configuration, as an object.
+    ConfigurationObject,
+    /// The Service's Route, as an object.
+    RouteObject,
+    /// Child objects of the Route.
+    RouteChildren,
+    /// The Revision of this name, or child objects of it.
+    Revision(Box<str>),
+}
+
+/// Cause for which a part of an app cannot become as desired. Each cause is set and cleared on its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlockingCause {
     /// Write error of this object.
@@ -39,21 +52,21 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
-        let blocked: Vec<Option<Box<str>>> = match (resource, self.cluster.apps.get(&app)) {
+        let blocked: Vec<BlockedPart> = match (resource, self.cluster.apps.get(&app)) {
             (_, None) => Vec::new(),
-            (ResourceKind::Route, _) => vec![None],
+            (ResourceKind::Route, _) => vec![BlockedPart::RouteChildren],
             // A Configuration without its newest Revision is like one whose newest Revision fails. The end of the
             // error is for all Revisions, since those that were missing exist by now.
             (ResourceKind::Configuration, Some(app_state)) => {
                 let is_affected = |it: &&AppRevision| reason.is_none() || !it.meta.exists();
                 let revisions = app_state.revisions.iter().filter(is_affected);
-                revisions.map(|it| Some(it.name.clone())).collect()
+                revisions.map(|it| BlockedPart::Revision(it.name.clone())).collect()
             }
-            _ => vec![Some(name.name.as_str().into())],
+            _ => vec![BlockedPart::Revision(name.name.as_str().into())],
         };
-        for revision in blocked {
+        for part in blocked {
             self.update_blocked_reason(
-                (app.clone(), revision),
+                (app.clone(), part),
                 BlockingCause::ChildrenMissing(resource),
                 reason.clone(),
                 now,
@@ -61,7 +74,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Sets or clears a cause for which a Revision or Route cannot become as desired. Returns the first cause that is
+    /// Sets or clears a cause for which a part of an app cannot become as desired. Returns the first cause that is
     /// left.
     ///
     /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
@@ -97,18 +110,27 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let first = self.set_blocking_cause(&blocked_object, cause, reason);
-        let (owner, revision) = blocked_object;
-        self.change_app(owner, now, |app, _| match revision {
-            None => app.route.iter_mut().for_each(|it| it.blocked_reason.clone_from(&first)),
-            Some(name) => {
+        let (owner, part) = blocked_object;
+        self.change_app(owner, now, |app, _| match part {
+            BlockedPart::ConfigurationObject => {
+                let services = app.service.iter_mut();
+                services.for_each(|it| it.write_errors.configuration.clone_from(&first));
+            }
+            BlockedPart::RouteObject => {
+                app.service.iter_mut().for_each(|it| it.write_errors.route.clone_from(&first));
+            }
+            BlockedPart::RouteChildren => {
+                app.route.iter_mut().for_each(|it| it.blocked_reason.clone_from(&first));
+            }
+            BlockedPart::Revision(name) => {
                 let revisions = app.revisions.iter_mut().filter(|it| it.name == name);
                 revisions.for_each(|it| it.blocked_reason.clone_from(&first));
             }
         });
     }
 
-    /// Drops the causes of an app's Revisions that no longer exist, and of the Route, too, once the app does not exist
-    /// (`None`).
+    /// Drops the causes of an app's Revisions and Service that no longer exist, and of the Route, too, once the app
+    /// does not exist (`None`).
     ///
     /// No later event would clear them, and a new Revision of the same name would get them.
     pub(super) fn drop_stale_blocking_causes(
@@ -116,14 +138,19 @@ impl ControllerStateMachine {
         name: &NamespacedName,
         app: Option<&AppState>,
     ) {
-        let exists = |revision: &str| app.is_some_and(|app| app.revision(revision).is_some());
-        let first: BlockedObject = (name.clone(), None);
+        let exists = |part: &BlockedPart| match part {
+            BlockedPart::ConfigurationObject | BlockedPart::RouteObject => {
+                app.is_some_and(|app| app.service.is_some())
+            }
+            BlockedPart::RouteChildren => app.is_some(),
+            BlockedPart::Revision(name) => app.is_some_and(|app| app.revision(name).is_some()),
+        };
+        // The first of all parts, by their order.
+        let first: BlockedObject = (name.clone(), BlockedPart::ConfigurationObject);
         let of_app = self.blocking_causes.range(first..).map(|(blocked_object, _)| blocked_object);
         let stale: Vec<BlockedObject> = of_app
             .take_while(|(owner, _)| owner == name)
-            .filter(|(_, revision)| {
-                revision.as_deref().map_or_else(|| app.is_none(), |it| !exists(it))
-            })
+            .filter(|(_, part)| !exists(part))
             .cloned()
             .collect();
         for blocked_object in stale {
@@ -131,7 +158,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Handles a write error, or its end: the Revision or Route that the object belongs to gets the condition.
+    /// Handles a write error, or its end: the Service, Revision or Route that the object belongs to gets the condition.
     pub(super) fn handle_write_error(
         &mut self,
         key: &ObjectPartKey,
@@ -139,16 +166,27 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
-        let blocked_object = match part_keys::owner_route_of(&self.cluster, key) {
-            Some(owner) => (owner, None),
-            None => {
-                let Some((owner, it)) = part_keys::owner_revision_of(&self.cluster, key) else {
-                    return;
-                };
-                (owner, Some(it))
-            }
-        };
+        let Some(blocked_object) = self.blocked_object_of(key) else { return };
         let cause = BlockingCause::WriteError(key.clone());
         self.update_blocked_reason(blocked_object, cause, reason, now);
+    }
+
+    /// Returns the part of an app that a write error of this object blocks; `None`: no condition reports the error.
+    fn blocked_object_of(&self, key: &ObjectPartKey) -> Option<BlockedObject> {
+        let own_part = match key.resource {
+            ResourceKind::Configuration => Some(BlockedPart::ConfigurationObject),
+            ResourceKind::Route => Some(BlockedPart::RouteObject),
+            _ => None,
+        };
+        if let Some(part) = own_part {
+            // An object that a user made is the user's own; only its status is written.
+            let app = self.cluster.apps.get(&key.name).filter(|app| app.service.is_some());
+            return app.map(|_| (key.name.clone(), part));
+        }
+        if let Some(owner) = part_keys::owner_route_of(&self.cluster, key) {
+            return Some((owner, BlockedPart::RouteChildren));
+        }
+        let (owner, revision) = part_keys::owner_revision_of(&self.cluster, key)?;
+        Some((owner, BlockedPart::Revision(revision)))
     }
 }

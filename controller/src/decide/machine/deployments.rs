@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 use serde_json::Value;
 
-use super::{BlockingCause, ControllerStateMachine};
+use super::{BlockedPart, BlockingCause, ControllerStateMachine};
 use crate::{
     decide::part_keys,
     model::{
@@ -98,7 +98,7 @@ impl ControllerStateMachine {
     ) {
         let DeploymentFacts { replicas, failure, .. } = facts;
         let has_replica_failure = failure.is_some();
-        let blocked_object = (owner.clone(), Some(revision_name.into()));
+        let blocked_object = (owner.clone(), BlockedPart::Revision(revision_name.into()));
         let blocked_reason =
             self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, failure);
         let key = NamespacedName::new(owner.namespace.clone(), revision_name);

@@ -6,12 +6,9 @@ use common::wire::NamespacedName;
 use tracing::info;
 
 use super::{ControllerStateMachine, ObjectsToStore, allocate};
-use crate::{
-    decide::plan,
-    model::cluster_state::{
-        AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
-        Uid, UnixMillis,
-    },
+use crate::model::cluster_state::{
+    AppRevision, AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest,
+    ServiceState, Uid, UnixMillis,
 };
 
 impl ControllerStateMachine {
@@ -23,31 +20,49 @@ impl ControllerStateMachine {
     ) {
         manifest.template = self.cluster.template_cache.intern(&manifest.template);
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
-        // An app that is being deleted is replaced by a new one, with UIDs of its own.
-        let existing = previous.clone().filter(|app| !app.is_terminating());
-        if let Some(revision) = existing.as_ref().and_then(|app| find_name_conflict(app, &manifest))
+        if let Some(revision) = previous.as_ref().and_then(|app| find_name_conflict(app, &manifest))
         {
             let reason = format!(
                 "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
             );
             return self.refuse_manifest(name, &reason, now);
         }
-        let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));
+        let mut app = self.app_to_change(previous.as_ref(), &name, now);
         if !apply_manifest_to_app(&mut app, manifest, &name) {
             return;
         }
         allocate::allocate(&mut app, &name, &mut self.cluster);
-        if let Some(terminating) = previous.as_ref().filter(|app| app.is_terminating()) {
-            // The autoscaler still counts the Revision of this name, and sends a decision only if it changes.
-            plan::revision::ensure_latest_revision(&mut app, &name, &self.cluster, now);
-            for revision in &mut app.revisions {
-                revision.scaling.decision =
-                    terminating.revision(&revision.name).and_then(|it| it.scaling.decision);
-            }
+        self.replace_app(&name, previous.as_ref(), app, now);
+    }
+
+    /// Returns the app that a manifest changes. An app that is being deleted is replaced by a new one, with UIDs of its
+    /// own. Its Revisions stay in the new app as deleted ones, so that their pods finish their requests.
+    fn app_to_change(
+        &mut self,
+        previous: Option<&AppState>,
+        name: &NamespacedName,
+        now: UnixMillis,
+    ) -> AppState {
+        if let Some(present) = previous.filter(|app| !app.is_terminating()) {
+            return present.clone();
         }
-        self.update_owner_exceptions(&name, previous.as_ref(), Some(&app));
+        let mut app = self.new_app(name, now);
+        app.revisions = previous.map(|leaving| leaving.revisions.clone()).unwrap_or_default();
+        app.revisions.iter_mut().for_each(|revision| revision.is_deleted = true);
+        app
+    }
+
+    /// Puts an app in the place of `previous`, and plans it.
+    fn replace_app(
+        &mut self,
+        name: &NamespacedName,
+        previous: Option<&AppState>,
+        app: AppState,
+        now: UnixMillis,
+    ) {
+        self.update_owner_exceptions(name, previous, Some(&app));
         self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
+        self.reconcile_changed_app(name, previous, ObjectsToStore::All, now);
     }
 
     fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
@@ -74,14 +89,12 @@ impl ControllerStateMachine {
 
     pub(super) fn refuse_manifest(&mut self, name: NamespacedName, reason: &str, now: UnixMillis) {
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
-        let existing = previous.clone().filter(|app| !app.is_terminating());
-        let mut app = existing.unwrap_or_else(|| self.new_app(&name, now));
+        let mut app = self.app_to_change(previous.as_ref(), &name, now);
         info!(service = %name, why = reason, "manifest refused");
         if let Some(service) = &mut app.service {
             service.manifest_error = Some(reason.into());
         }
-        self.cluster.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_changed_app(&name, previous.as_ref(), ObjectsToStore::All, now);
+        self.replace_app(&name, previous.as_ref(), app, now);
     }
 
     pub(super) fn delete_app(&mut self, name: &NamespacedName, now: UnixMillis) {
@@ -100,10 +113,12 @@ impl ControllerStateMachine {
     }
 }
 
-/// Returns the Revision with the name that the manifest sets, if it has another template.
+/// Returns the Revision with the name that the manifest sets, if it has another template. A deleted Revision has its
+/// name until its pods have finished their requests.
 fn find_name_conflict(app: &AppState, manifest: &ServiceManifest) -> Option<Box<str>> {
     let named = app.revision(manifest.revision_name.as_ref()?)?;
-    (named.template != manifest.template).then(|| named.name.clone())
+    let has_name = !app.is_terminating() || !named.pods.is_empty();
+    (has_name && named.template != manifest.template).then(|| named.name.clone())
 }
 
 /// Applies a manifest to an app; each changed object gets a new generation. Returns true if anything changed.
@@ -123,7 +138,11 @@ fn apply_manifest_to_app(
     if service.manifest == manifest && service.manifest_error.is_none() {
         return false;
     }
-    configuration.meta.generation += u32::from(is_template_changed);
+    if is_template_changed {
+        let present = configuration.meta.generation;
+        configuration.meta.generation =
+            next_generation(present, &app.revisions, &manifest.template);
+    }
     route.meta.generation += u32::from(is_traffic_changed);
     service.meta.generation += u32::from(is_template_changed || is_traffic_changed);
     info!(
@@ -139,4 +158,17 @@ fn apply_manifest_to_app(
     service.manifest = manifest;
     service.manifest_error = None;
     true
+}
+
+/// Returns the generation of a Configuration with a new template. `present` is its generation so far; 0: it has had no
+/// template yet.
+///
+/// The name of a Revision follows from its generation. A new service counts on from the Revisions of the deleted one
+/// whose pods still drain, because their template may be another. Pods of an equal template serve again.
+fn next_generation(present: u32, revisions: &[AppRevision], template: &str) -> u32 {
+    let newest = revisions.iter().max_by_key(|it| it.meta.generation);
+    match newest {
+        Some(newest) if present == 0 && *newest.template == *template => newest.meta.generation,
+        _ => present.max(newest.map_or(0, |it| it.meta.generation)) + 1,
+    }
 }

@@ -4,12 +4,12 @@ use common::wire::NamespacedName;
 use serde_json::Value;
 
 use super::{
-    ControllerStateMachine, ObjectsToStore, allocate,
+    BlockedPart, ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
     pods::{adopt_drain_annotation, drain_pod, store_pod},
 };
 use crate::{
-    decide::part_keys,
+    decide::{part_keys, plan},
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, RevisionPod, RouteState,
@@ -114,8 +114,11 @@ impl ControllerStateMachine {
                     &conditions::SERVICE_CONDITIONS,
                 );
             }
+            // The writer reports a write error only once, so the present ones are kept.
+            let write_errors = app.service.take().map(|it| it.write_errors).unwrap_or_default();
             app.service = observed.map(|service| ServiceState {
                 manifest: with_interned_template(service.manifest, cluster),
+                write_errors,
                 ..service
             });
         });
@@ -197,7 +200,8 @@ impl ControllerStateMachine {
         let Some(object) = object else {
             // Before the change below, which may drop the Revision with its decision.
             self.keep_decision(name);
-            self.blocking_causes.remove(&(owner.clone(), Some(name.name.as_str().into())));
+            let part = BlockedPart::Revision(name.name.as_str().into());
+            self.blocking_causes.remove(&(owner.clone(), part));
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));
             return;
         };
@@ -206,6 +210,8 @@ impl ControllerStateMachine {
         self.change_app(owner, now, |app, cluster| {
             let mut observed = observe::read_revision(object);
             observed.template = cluster.template_cache.intern(&observed.template);
+            observed.scaling.is_deadline_reported =
+                plan::reported_deadline_reason(&observed).is_some();
             let uid = observed.meta.uid;
             let is_same = |it: &AppRevision| !it.meta.exists() || it.meta.uid == uid;
             let is_new = app.revision(&observed.name).is_none_or(|it| !is_same(it));
@@ -220,6 +226,7 @@ impl ControllerStateMachine {
                         keep_undeleted(revision, now);
                     }
                     (revision.meta, revision.template) = (observed.meta, observed.template);
+                    revision.scaling.is_deadline_reported = observed.scaling.is_deadline_reported;
                     revision.creator = observed.creator;
                     (revision.is_terminating, revision.is_orphan) =
                         (observed.is_terminating, observed.is_orphan);

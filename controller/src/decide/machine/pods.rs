@@ -1,5 +1,7 @@
 //! Pure: pods of Revisions, and nodes, as the API server holds them.
 
+use std::collections::BTreeMap;
+
 use common::{local_node::PodRunPhase, wire::NamespacedName};
 use serde_json::Value;
 
@@ -81,9 +83,9 @@ impl ControllerStateMachine {
                 revision.pods.retain(|pod| pod.uid != uid);
             }
         });
-        self.cluster.pods.statuses.remove(&*uid);
-        self.forget_reports(&uid);
+        self.forget_ended_pod(&uid);
         self.pod_index.apps.remove(&*uid);
+        self.forget_deleted_nodes();
     }
 
     /// Handles a node. While a node is lost, all of its pods count as not ready, before each is reported as such.
@@ -93,9 +95,14 @@ impl ControllerStateMachine {
         let node = match object {
             Some(object) => Some(NodeState::from_object(object)),
             // The deletion of a lost node does not make its pods ready again, so the node stays known as lost.
-            None if was_lost && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
+            None if was_lost && self.has_pods_on_node(name) => Some(NodeState::default()),
             None => None,
         };
+        if object.is_none() && node.is_some() {
+            self.cluster.nodes.deleted.insert(name.to_owned());
+        } else {
+            self.cluster.nodes.deleted.remove(name);
+        }
         let share_inputs = |node: &NodeState| node.zone_node("");
         let inputs = node.as_ref().map(share_inputs);
         let previous = self.cluster.nodes.states.get(name).map(share_inputs);
@@ -143,12 +150,37 @@ impl ControllerStateMachine {
 
     /// Returns the apps that have pods on a node.
     fn apps_on_node(&self, node: &str) -> Vec<NamespacedName> {
-        let is_on =
-            |pod: &RevisionPod| pod.kube_status.as_ref().is_some_and(|it| *it.node == *node);
         let apps = self.cluster.apps.iter();
-        let affected = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
+        let affected = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on_node(pod, node)));
         affected.map(|(name, _)| name.clone()).collect()
     }
+
+    /// Returns true if a pod of a Revision or an activator is on a node.
+    fn has_pods_on_node(&self, node: &str) -> bool {
+        let mut activators = self.cluster.activators.pods.values();
+        let mut apps = self.cluster.apps.values();
+        let mut early_pods = self.pod_index.without_revision.values().flat_map(BTreeMap::values);
+        activators.any(|(activator, _)| activator.node == node)
+            || apps.any(|app| app.pods().any(|(_, pod)| is_on_node(pod, node)))
+            || early_pods.any(|pod| is_on_node(pod, node))
+    }
+
+    /// Forgets the deleted nodes of which no pod is left. No plan depends on them any more.
+    pub(super) fn forget_deleted_nodes(&mut self) {
+        // Nearly always there is none, and then no pod is searched.
+        let deleted = self.cluster.nodes.deleted.iter();
+        let empty: Vec<String> =
+            deleted.filter(|node| !self.has_pods_on_node(node)).cloned().collect();
+        for node in empty {
+            self.cluster.nodes.deleted.remove(&node);
+            self.cluster.nodes.states.remove(&node);
+        }
+    }
+}
+
+/// Returns true if Kubernetes has bound the pod to this node.
+fn is_on_node(pod: &RevisionPod, node: &str) -> bool {
+    pod.kube_status.as_ref().is_some_and(|it| *it.node == *node)
 }
 
 /// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.

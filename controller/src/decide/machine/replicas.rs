@@ -183,6 +183,7 @@ impl ControllerStateMachine {
         self.cluster.activators.pods.remove(name);
         self.update_activator_route(name);
         self.request_slice_checks();
+        self.forget_deleted_nodes();
     }
 
     /// Has the slices of every name checked. The writer writes only those whose choice changed, at a limited rate.

@@ -1,6 +1,6 @@
 //! Pure: reports of agents and activators: states of pods, drain acknowledgements, and services that activators route.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use common::wire::{ClientComponent, ComponentReplica, NamespacedName, PodObservation};
 use tracing::warn;
@@ -69,12 +69,20 @@ impl ReporterPods {
 }
 
 /// Returns the record of a reporter; `None`: the stream is not its newest one, so this message is late.
+///
+/// An open stream has a record, and streams of all reporters are numbered in one sequence. So without a record, a
+/// number up to `newest_forgotten_stream` shows that the stream, or a newer one of the reporter, has ended.
 fn record_of_stream<'a>(
     pods_by_reporter: &'a mut BTreeMap<String, ReporterPods>,
+    newest_forgotten_stream: u64,
     reporter: &ComponentReplica,
     stream: u64,
 ) -> Option<&'a mut ReporterPods> {
-    let record = pods_by_reporter.entry(reporter_id(reporter)).or_default();
+    let record = match pods_by_reporter.entry(reporter_id(reporter)) {
+        Entry::Occupied(record) => record.into_mut(),
+        Entry::Vacant(_) if stream <= newest_forgotten_stream => return None,
+        Entry::Vacant(vacant) => vacant.insert(ReporterPods::default()),
+    };
     (record.stream <= stream).then_some(record)
 }
 
@@ -105,9 +113,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         self.cluster.pods.reporters.handle_synced(&reporter_id(reporter), stream);
-        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
-            return;
-        };
+        let forgotten = self.newest_forgotten_stream;
+        let record = record_of_stream(&mut self.pods_by_reporter, forgotten, reporter, stream);
+        let Some(record) = record else { return };
         let Some(mut unconfirmed_pods) = record.unconfirmed_pods.take() else { return };
         unconfirmed_pods.iter().for_each(|uid| drop(record.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
@@ -162,6 +170,7 @@ impl ControllerStateMachine {
         // The end of any other pod may never be observed.
         record.retain_pods(|uid| self.pod_index.apps.contains_key(uid));
         if record.is_empty() {
+            self.newest_forgotten_stream = self.newest_forgotten_stream.max(record.stream);
             self.pods_by_reporter.remove(reporter_id);
         }
     }
@@ -239,9 +248,9 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
-        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
-            return;
-        };
+        let forgotten = self.newest_forgotten_stream;
+        let record = record_of_stream(&mut self.pods_by_reporter, forgotten, reporter, stream);
+        let Some(record) = record else { return };
         record.node.clone_from(&reporter.node);
         record.pods.insert(observation.uid.clone());
         if let Some(unconfirmed_pods) = &mut record.unconfirmed_pods {
@@ -284,16 +293,22 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Forgets all reports of a pod that has ended.
-    pub(super) fn forget_reports(&mut self, uid: &str) {
+    /// Forgets the status and all reports of a pod that has ended.
+    pub(super) fn forget_ended_pod(&mut self, uid: &str) {
+        self.cluster.pods.statuses.remove(uid);
         self.cluster.pods.reports.remove(uid);
         self.cluster.pods.reporters.forget_pod(uid);
-        let reporters = &self.cluster.pods.reporters;
+        let (reporters, forgotten) =
+            (&self.cluster.pods.reporters, &mut self.newest_forgotten_stream);
         self.pods_by_reporter.retain(|reporter, record| {
             record.forget_pod(uid);
-            !record.is_empty()
+            let is_kept = !record.is_empty()
                 || reporters.is_reporting(reporter)
-                || reporters.is_expected(reporter)
+                || reporters.is_expected(reporter);
+            if !is_kept {
+                *forgotten = record.stream.max(*forgotten);
+            }
+            is_kept
         });
     }
 
@@ -330,9 +345,9 @@ impl ControllerStateMachine {
         if let PodPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }
-        let Some(record) = record_of_stream(&mut self.pods_by_reporter, reporter, stream) else {
-            return;
-        };
+        let forgotten = self.newest_forgotten_stream;
+        let record = record_of_stream(&mut self.pods_by_reporter, forgotten, reporter, stream);
+        let Some(record) = record else { return };
         record.pods.remove(uid);
         record.unplaced_reports.remove(uid);
         self.remove_pod_report(uid, now);

@@ -18,6 +18,8 @@ use crate::{
     read::parse::{self, ManifestDocument},
 };
 
+mod local_pods;
+
 pub(super) const HELLO: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service

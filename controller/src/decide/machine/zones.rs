@@ -1,5 +1,7 @@
 //! Pure: zones of nodes in the RouteTable, and the services whose hints depend on the CPU of the zones.
 
+use std::collections::BTreeMap;
+
 use common::wire::{NamespacedName, NodeEntry, RouteChange, RouteKey};
 
 use super::{ControllerStateMachine, RouteFingerprint};
@@ -39,8 +41,9 @@ impl ControllerStateMachine {
         Some(NodeEntry { name: node.to_owned(), zone: zone.as_str().into() })
     }
 
-    /// Restores the hints of a Revision's pods from the slice of its own Service. The first plan keeps them if they are
-    /// in proportion and still fit: so a replica that starts gives the hints that the leader gives.
+    /// Restores the hints of a Revision's pods from a slice of its own Service: there is one for each IP family, and a
+    /// pod may be in one of them only. The first plan keeps them if they are in proportion and still fit. So a replica
+    /// that starts gives the hints that the leader gives.
     pub(super) fn restore_hints(&mut self, slice: &NamespacedName, pods: Vec<HintedPod>) {
         if pods.is_empty() {
             return;
@@ -53,6 +56,9 @@ impl ControllerStateMachine {
         let mut revisions = app.into_iter().flat_map(|it| &mut it.revisions);
         if let Some(revision) = revisions.find(|it| it.name == revision) {
             let mode = HintMode::Proportional;
+            let before = revision.topology.take().into_iter().flat_map(|it| it.pods);
+            let all = before.chain(pods).map(|pod| (pod.name.clone(), pod));
+            let pods = all.collect::<BTreeMap<_, _>>().into_values().collect();
             revision.topology = Some(Box::new(RevisionTopology { mode, pods, refusal: None }));
         }
     }

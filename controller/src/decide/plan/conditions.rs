@@ -144,6 +144,8 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
         let is_foreign = matches!(owner, Some(ObjectOwner::Unowned | ObjectOwner::Other));
         is_foreign.then(|| ConditionStatus::False(ConditionReason::new("NotOwned", message)))
     };
+    let write_error =
+        |reason: Option<&ConditionReason>| reason.map(|it| ConditionStatus::False(it.clone()));
     let refused = service.manifest_error.as_deref();
     let refused = refused.map(|reason| {
         ConditionStatus::False(ConditionReason::new("InvalidManifest", reason.to_owned()))
@@ -152,12 +154,14 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
     let configuration =
         not_owned_status("Configuration", app.configuration.as_ref().map(|it| it.owner))
             .or(refused)
+            .or_else(|| write_error(service.write_errors.configuration.as_deref()))
             .or_else(|| {
                 is_configuration_behind(app, service, name)
                     .then(|| out_of_date_status("Configuration"))
             })
             .unwrap_or_else(|| app.conditions.get(ConditionType::ConfigurationReady));
     let route = not_owned_status("Route", app.route.as_ref().map(|it| it.owner))
+        .or_else(|| write_error(service.write_errors.route.as_deref()))
         .or_else(|| is_route_behind(app, service, name).then(|| out_of_date_status("Route")))
         .unwrap_or_else(|| app.conditions.get(ConditionType::RouteReady));
     let route = match route {

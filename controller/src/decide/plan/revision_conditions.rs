@@ -71,9 +71,10 @@ pub(super) fn update_revision(
     }
     let slow = (ready == 0).then(|| slow_start_reason(revision, context, timer)).flatten();
     let unavailable = unavailable_reason(revision, slow.as_ref(), context, timer);
+    let is_unavailable = is_observed_unavailable(revision, unavailable.as_ref(), context);
     let scaling = &mut revision.scaling;
     let is_refused = scaling.has_replica_failure && !scaling.initial_scale_reached;
-    scaling.is_failing = revision.failure.is_some() || is_refused || unavailable.is_some();
+    scaling.is_failing = revision.failure.is_some() || is_refused || is_unavailable;
     let resources = resources_status(revision, unavailable);
     let healthy = health_status(revision, slow, context);
     let conditions = &mut revision.conditions;
@@ -127,7 +128,8 @@ fn deploying_status() -> ConditionStatus {
     ConditionStatus::Unknown(Some(ConditionReason::new("Deploying", "")))
 }
 
-/// Returns the reason why a Revision misses its initial scale, as far as every replica can observe it.
+/// Returns the reason why a Revision misses its initial scale, without the errors of writes. The deadline is by this
+/// controller's clock.
 fn unavailable_reason(
     revision: &AppRevision,
     slow: Option<&ConditionReason>,
@@ -146,12 +148,36 @@ fn unavailable_reason(
         timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), context.now);
     // A restarted controller does not begin the wait again.
     let was_late = reported_deadline_reason(revision).is_some();
-    let has_timed_out =
-        revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut);
-    (is_overdue || was_late || has_timed_out).then(|| deadline_exceeded_reason(revision, slow))
+    (is_overdue || was_late || has_timed_out(revision))
+        .then(|| deadline_exceeded_reason(revision, slow))
 }
 
-/// Returns the status of `ResourcesAvailable`; `unavailable` is the reason that every replica can observe.
+fn has_timed_out(revision: &AppRevision) -> bool {
+    revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
+}
+
+/// Returns true if a Revision misses its initial scale for a reason that every replica can observe. `unavailable` is
+/// the reason by this controller's clock.
+fn is_observed_unavailable(
+    revision: &AppRevision,
+    unavailable: Option<&ConditionReason>,
+    context: &RevisionPlanContext<'_>,
+) -> bool {
+    match context.cluster.settings.platform {
+        // A local node has one controller.
+        PlatformKind::Local => unavailable.is_some(),
+        // Each replica plans the Revision first at a time of its own. The leader's clock decides, and every replica,
+        // the leader too, reads the result from the status.
+        PlatformKind::Kubernetes => {
+            !revision.scaling.initial_scale_reached
+                && (revision.scaling.is_deadline_reported
+                    || has_timed_out(revision)
+                    || unschedulable_reason(revision, context).is_some())
+        }
+    }
+}
+
+/// Returns the status of `ResourcesAvailable`; `unavailable` is the reason of [`unavailable_reason`].
 fn resources_status(
     revision: &AppRevision,
     unavailable: Option<ConditionReason>,
@@ -175,7 +201,7 @@ fn unschedulable_reason(
 }
 
 /// Returns the reason of the present condition, if it is an exceeded deadline.
-fn reported_deadline_reason(revision: &AppRevision) -> Option<ConditionReason> {
+pub(crate) fn reported_deadline_reason(revision: &AppRevision) -> Option<ConditionReason> {
     match revision.conditions.get(ConditionType::RevisionResources) {
         ConditionStatus::False(reason) if reason.reason == DEADLINE_EXCEEDED => Some(reason),
         ConditionStatus::False(_) | ConditionStatus::Unknown(_) | ConditionStatus::True(_) => None,

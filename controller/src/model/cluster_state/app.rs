@@ -159,9 +159,20 @@ pub struct ServiceState {
     pub manifest: ServiceManifest,
     /// The broken rules of the newest manifest, in one line; `None` while the newest manifest is in force.
     pub manifest_error: Option<Box<str>>,
+    /// Write errors of the Service's child objects.
+    pub write_errors: ServiceWriteErrors,
     /// True once the Service is being deleted. On the local node users no longer see it, and it ends when its pods have
     /// drained.
     pub is_terminating: bool,
+}
+
+/// Reasons why objects that a Service makes cannot be written. Only the leader knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceWriteErrors {
+    /// Write error of the Configuration; `None` if there is none.
+    pub configuration: Option<Box<ConditionReason>>,
+    /// Write error of the Route; `None` if there is none.
+    pub route: Option<Box<ConditionReason>>,
 }
 
 /// Owner of a Configuration or Route: the controller in its owner references.

@@ -70,6 +70,8 @@ pub struct RevisionScaling {
     pub has_replica_failure: bool,
     /// True if the latest plan found a failure of the Revision that every replica can observe.
     pub is_failing: bool,
+    /// True if the Revision object's status reports an exceeded progress deadline.
+    pub is_deadline_reported: bool,
     /// Earliest moment for another pod, after the last one vanished at once.
     pub retry_at: UnixMillis,
 }

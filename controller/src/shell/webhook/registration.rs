@@ -5,7 +5,7 @@
 //! objects.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -221,7 +221,10 @@ async fn call_self(
         .with_root_certificates(roots)
         .with_no_client_auth();
     let name = format!("{}.{}.svc", address.service, address.namespace);
-    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, address.port))).await?;
+    // The listener may be open for one IP family only.
+    let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+    let own_addresses = loopback.map(|ip| SocketAddr::new(ip, address.port));
+    let stream = TcpStream::connect(&own_addresses[..]).await?;
     let connector = TlsConnector::from(Arc::new(config));
     let stream = connector.connect(ServerName::try_from(name.clone())?, stream).await?;
     let (mut sender, connection) =

@@ -1,4 +1,7 @@
-use std::time::SystemTime;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::SystemTime,
+};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -75,7 +78,11 @@ struct WebhookServerFixture {
 }
 
 async fn start_server() -> WebhookServerFixture {
-    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    start_server_at(Ipv4Addr::LOCALHOST.into()).await
+}
+
+async fn start_server_at(ip: IpAddr) -> WebhookServerFixture {
+    let listener = listen((ip, 0).into()).await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
     let settings: WebhookSettingsSource = Arc::new(|| Arc::new(AdmissionSettings::default()));
@@ -106,6 +113,17 @@ async fn reviews_are_answered_over_tls_and_the_certificate_can_be_replaced() {
     assert!(error.to_string().contains("does not respond"), "{error}");
     server.certificates.set(&other).expect("usable");
     check_self_call(&server.address, &other).await.expect("answered");
+    server.stop.cancel();
+    server.server_task.await.expect("no panic").expect("served");
+}
+
+/// Where pods have IPv6 addresses only, the webhook may listen at one of them alone.
+#[tokio::test]
+async fn a_replica_calls_itself_by_the_family_that_it_listens_on() {
+    let server = start_server_at(Ipv6Addr::LOCALHOST.into()).await;
+    let bundle = make_bundle(None, SystemTime::now());
+    server.certificates.set(&bundle).expect("usable");
+    check_self_call(&server.address, &bundle).await.expect("answered");
     server.stop.cancel();
     server.server_task.await.expect("no panic").expect("served");
 }

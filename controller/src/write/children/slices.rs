@@ -18,7 +18,7 @@ use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
     model::object::{
         ResourceKind,
-        names::{V6_SUFFIX, child_name, slice_name},
+        names::{V6_SUFFIX, slice_name},
     },
 };
 
@@ -70,81 +70,80 @@ pub fn route_name_slices(
     let target = format!("{}/{}", of.namespace, of.name());
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
-    // A slice has one address type, so each family has a slice of its own.
-    let families = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
     let slice = |(family, suffix): (IpFamily, &str)| {
         let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
         let chosen = choose_activators(&target, usable, count);
         let hints = activator_hints(&chosen, rules);
-        let chosen = chosen.into_iter().zip(&hints);
-        let endpoints: Vec<Endpoint> =
-            chosen.filter_map(|(activator, hints)| to_endpoint(activator, hints, family)).collect();
-        (!endpoints.is_empty()).then(|| {
-            let mut labels = of.labels();
-            labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
-            labels.insert(SERVICE_NAME_LABEL.into(), of.name());
-            let meta = ObjectMeta {
-                name: Some(slice_name(&of.name(), suffix)),
-                namespace: Some(of.namespace.into()),
-                labels: Some(labels),
-                owner_references: Some(vec![of.owner().to_owner_reference()]),
-                ..ObjectMeta::default()
-            };
-            let port = EndpointPort {
-                name: Some("http".into()),
-                port: Some(port.into()),
-                protocol: Some("TCP".into()),
-                ..EndpointPort::default()
-            };
-            let rest = json!({
-                "addressType": family.name(), "endpoints": endpoints, "ports": [port]
-            });
-            ChildObject::new(ResourceKind::EndpointSlice, meta, rest)
-        })
+        let meta = ObjectMeta {
+            name: Some(slice_name(&of.name(), suffix)),
+            namespace: Some(of.namespace.into()),
+            labels: Some(of.labels()),
+            owner_references: Some(vec![of.owner().to_owner_reference()]),
+            ..ObjectMeta::default()
+        };
+        let port = EndpointPort {
+            name: Some("http".into()),
+            port: Some(port.into()),
+            protocol: Some("TCP".into()),
+            ..EndpointPort::default()
+        };
+        slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &port)
     };
-    families.into_iter().filter_map(slice).collect()
+    FAMILIES.into_iter().filter_map(slice).collect()
 }
 
-/// Builds the slice of a Revision's own Service: all of its ready pods, or without any `count` of the activators. One
-/// family is enough, since the Service has one address.
-pub fn revision_slice(
+/// Builds the slices of a Revision's own Service, one for each family in which a pod or activator has an address.
+///
+/// In each family the slice lists all `pods` that serve in it, or without any `count` of the activators: kube-proxy
+/// reads only the slices of the families in which the Service has a ClusterIP, and the cluster chooses these.
+pub fn revision_slices(
     revision: &RevisionView<'_>,
     pods: &[SliceEndpoint],
     port: u16,
     activators: &[SliceEndpoint],
     count: usize,
     rules: HintRules<'_>,
+) -> Vec<ChildObject> {
+    let target = format!("{}/{}", revision.namespace, revision.name);
+    let slice = |(family, suffix): (IpFamily, &str)| {
+        let serving: Vec<&SliceEndpoint> = pods.iter().filter(|it| family.is_of(it)).collect();
+        let (backends, hints, port) = if serving.is_empty() {
+            let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
+            let chosen = choose_activators(&target, usable, count);
+            let hints = activator_hints(&chosen, rules);
+            // Activators know a Revision only by the request's host, so they are addressed at the common port.
+            (chosen, hints, INTERNAL_PORT)
+        } else {
+            let hints = serving.iter().map(|it| it.hints.clone()).collect();
+            (serving, hints, port)
+        };
+        let port = EndpointPort {
+            name: Some(if revision.is_h2c() { "http2" } else { "http" }.into()),
+            app_protocol: revision.is_h2c().then(|| "kubernetes.io/h2c".into()),
+            port: Some(port.into()),
+            protocol: Some("TCP".into()),
+        };
+        let meta = meta::child_meta(revision, slice_name(revision.name, suffix));
+        let endpoints = to_endpoints(&backends, &hints, family);
+        slice_object(meta, revision.name, family, endpoints, &port)
+    };
+    FAMILIES.into_iter().filter_map(slice).collect()
+}
+
+/// Builds a slice of the Service with this name; `None` without endpoints. `meta` lacks the labels of a slice.
+fn slice_object(
+    mut meta: ObjectMeta,
+    service: &str,
+    family: IpFamily,
+    endpoints: Vec<Endpoint>,
+    port: &EndpointPort,
 ) -> Option<ChildObject> {
-    // Activators know a Revision only by the request's host, so they are addressed at the common port.
-    let (mut backends, port) = match pods {
-        [] => (usable_activators(activators.iter()), INTERNAL_PORT),
-        pods => (pods.iter().collect(), port),
-    };
-    let families = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
-    let (family, suffix) =
-        families.into_iter().find(|(family, _)| backends.iter().any(|it| family.is_of(it)))?;
-    backends.retain(|it| family.is_of(it));
-    if pods.is_empty() {
-        let target = format!("{}/{}", revision.namespace, revision.name);
-        backends = choose_activators(&target, backends, count);
+    if endpoints.is_empty() {
+        return None;
     }
-    let hints = match pods {
-        [] => activator_hints(&backends, rules),
-        _ => backends.iter().map(|it| it.hints.clone()).collect(),
-    };
-    let backends = backends.into_iter().zip(&hints);
-    let endpoints: Vec<Endpoint> =
-        backends.filter_map(|(it, hints)| to_endpoint(it, hints, family)).collect();
-    let mut meta = meta::child_meta(revision, child_name(revision.name, suffix));
     let labels = meta.labels.get_or_insert_default();
     labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
-    labels.insert(SERVICE_NAME_LABEL.into(), revision.name.into());
-    let port = EndpointPort {
-        name: Some(if revision.is_h2c() { "http2" } else { "http" }.into()),
-        app_protocol: revision.is_h2c().then(|| "kubernetes.io/h2c".into()),
-        port: Some(port.into()),
-        protocol: Some("TCP".into()),
-    };
+    labels.insert(SERVICE_NAME_LABEL.into(), service.into());
     let rest = json!({"addressType": family.name(), "endpoints": endpoints, "ports": [port]});
     Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
@@ -187,6 +186,9 @@ fn activator_hints(chosen: &[&SliceEndpoint], rules: HintRules<'_>) -> Vec<Topol
     assigned.unwrap_or_else(|| vec![TopologyHints::default(); chosen.len()])
 }
 
+/// Families with the suffix of their slice's name. A slice has one address type, so each family has a slice of its own.
+const FAMILIES: [(IpFamily, &str); 2] = [(IpFamily::V4, ""), (IpFamily::V6, V6_SUFFIX)];
+
 /// Address family of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IpFamily {
@@ -211,6 +213,16 @@ impl IpFamily {
             Self::V6 => "IPv6",
         }
     }
+}
+
+/// Returns the endpoints of a slice of this family, each with its hints.
+fn to_endpoints(
+    backends: &[&SliceEndpoint],
+    hints: &[TopologyHints],
+    family: IpFamily,
+) -> Vec<Endpoint> {
+    let pairs = backends.iter().zip(hints);
+    pairs.filter_map(|(it, hints)| to_endpoint(it, hints, family)).collect()
 }
 
 fn to_endpoint(

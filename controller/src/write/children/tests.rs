@@ -381,7 +381,7 @@ fn tools_see_how_a_revision_scales() {
 }
 
 #[test]
-fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_families() {
+fn a_service_with_one_revision_costs_fifteen_objects_or_seventeen_with_two_families() {
     let fixture = ChildrenFixture::plain();
     let revision = fixture.revision();
     let mut of_revision = vec![
@@ -395,12 +395,16 @@ fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_familie
     let of_route = |names: &[&str]| {
         1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2, no_hints()).len()
     };
-    // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
-    // Revision's own Service.
-    let (knative, kubernetes, own_slice) = (4, 2, 1);
-    let all =
-        |names: &[&str]| knative + kubernetes + own_slice + of_revision.len() + of_route(names);
-    assert_eq!((all(&["10.0.0.1"]), all(&["10.0.0.1", "fd00::1"])), (15, 16));
+    let own_slices = |names: &[&str]| {
+        let activators = [activator(1, names)];
+        slices::revision_slices(&revision, &[], 8080, &activators, 2, no_hints()).len()
+    };
+    // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice.
+    let (knative, kubernetes) = (4, 2);
+    let all = |names: &[&str]| {
+        knative + kubernetes + of_revision.len() + own_slices(names) + of_route(names)
+    };
+    assert_eq!((all(&["10.0.0.1"]), all(&["10.0.0.1", "fd00::1"])), (15, 17));
 }
 
 #[test]
@@ -510,9 +514,41 @@ fn each_family_has_activators_if_any_activator_has_it() {
         assert_eq!((addresses(four).len(), addresses(six)), (2, vec!["fd00::5"]), "{name}");
     }
     let fixture = ChildrenFixture::plain();
-    let slice = slices::revision_slice(&fixture.revision(), &[], 8080, &all[3..], 1, no_hints());
-    let both = slice.expect("a slice");
-    assert_eq!(addresses(&both), ["10.0.0.4"], "IPv4 if any activator has it");
+    let revision = fixture.revision();
+    let slices = slices::revision_slices(&revision, &[], 8080, &all[3..], 1, no_hints());
+    let [four, six] = slices.as_slice() else { panic!("{slices:?}") };
+    assert_eq!((addresses(four), addresses(six)), (vec!["10.0.0.4"], vec!["fd00::5"]));
+}
+
+/// The cluster chooses the family of a Revision's own Service. kube-proxy ignores the slices of other families.
+#[test]
+fn the_service_of_a_revision_has_endpoints_in_every_family() {
+    let fixture = ChildrenFixture::plain();
+    let activators = [activator(1, &["10.0.0.1", "fd00::1"])];
+    let pod = |number: u8, addresses: &[&str]| SliceEndpoint {
+        pod: format!("pod-{number}"),
+        namespace: "default".into(),
+        ..activator(number, addresses)
+    };
+    let listed = |pods: &[SliceEndpoint]| -> Vec<String> {
+        let revision = fixture.revision();
+        let all = slices::revision_slices(&revision, pods, 8080, &activators, 2, no_hints());
+        let line = |it: &ChildObject| {
+            let (family, port) = (&it.body["addressType"], &it.body["ports"][0]["port"]);
+            let label = &it.body["metadata"]["labels"]["kubernetes.io/service-name"];
+            assert_eq!(label, "hello-00001");
+            let family = family.as_str().unwrap_or_default();
+            format!("{} {family} {} {port}", it.name, addresses(it).join(","))
+        };
+        all.iter().map(line).collect()
+    };
+    let both = [pod(2, &["10.1.0.2", "fd01::2"]), pod(3, &["fd01::3"])];
+    let expected = ["hello-00001 IPv4 10.1.0.2 8080", "hello-00001.v6 IPv6 fd01::2,fd01::3 8080"];
+    assert_eq!(listed(&both), expected);
+    // Pods that listen on 0.0.0.0 only are reached through activators in the other family.
+    let only_four = [pod(2, &["10.1.0.2"])];
+    let expected = ["hello-00001 IPv4 10.1.0.2 8080", "hello-00001.v6 IPv6 fd00::1 8012"];
+    assert_eq!(listed(&only_four), expected);
 }
 
 #[test]

@@ -112,9 +112,9 @@ fn revision_slice(
     let mode = plan::hint_mode(live.app, &template);
     let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
     let (port, count) = (template.port.get(), ACTIVATORS_PER_SLICE);
-    let slice =
-        live.with_view(|it| slices::revision_slice(it, &pods, port, activators, count, rules));
-    let slice = slice.filter(|it| it.name == key.name.name);
+    let all =
+        live.with_view(|it| slices::revision_slices(it, &pods, port, activators, count, rules));
+    let slice = all.into_iter().find(|it| it.name == key.name.name);
     slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
 }
 

@@ -1,13 +1,15 @@
 //! Pure: objects that must exist by now. A missing one would go unnoticed otherwise: no write of it fails, and all that
 //! depends on it waits forever.
 
+use std::net::IpAddr;
+
 use common::wire::NamespacedName;
 
 use crate::{
     decide::part_keys::{container_names, revision_keys, route_name_keys},
     model::{
         cluster_state::{ActivatorReadiness, AppRevision, AppState, ClusterState, Uid},
-        object::{ObjectPart, ObjectPartKey, ResourceKind},
+        object::{ObjectPart, ObjectPartKey, ResourceKind, names::V6_SUFFIX},
     },
 };
 
@@ -68,15 +70,17 @@ fn required_by_route(
     app: &AppState,
 ) -> Option<RequiredChildren> {
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
-    let is_ready = |pod: &String| {
-        cluster.activator_readiness(pod).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
-    };
-    let has_activator = cluster.activators.pods.keys().any(is_ready);
+    let activators = cluster.activators.pods.keys();
+    let activators = activators.filter_map(|pod| cluster.activator_readiness(pod));
+    let ready = activators.filter(|(_, readiness)| *readiness == ActivatorReadiness::Ready);
+    let addresses: Vec<IpAddr> =
+        ready.flat_map(|(activator, _)| activator.addresses.iter().copied()).collect();
     let mut keys = route_name_keys(name, app);
     keys.retain(|key| match key.resource {
-        // There is one slice for each IP family of the activators; the IPv4 one stands for both.
+        // There is one slice for each IP family in which an activator has an address: maybe IPv6 only.
         ResourceKind::EndpointSlice => {
-            has_activator && !key.name.name.ends_with(crate::model::object::names::V6_SUFFIX)
+            let is_ipv6_slice = key.name.name.ends_with(V6_SUFFIX);
+            addresses.iter().any(|it| it.is_ipv6() == is_ipv6_slice)
         }
         _ => true,
     });

@@ -684,6 +684,25 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
     }
 }
 
+/// Replicas plan a Revision for the first time at different moments, so no clock but the leader's may decide.
+#[test]
+fn an_overdue_revision_is_unreachable_on_every_replica_at_once() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 1, Value::Null);
+    api_server.now = api_server.now.plus_ms(500_000);
+    api_server.other_replica = Some(api_server.start_replica());
+    let reachable = |it: &FakeApiServer| it.table().revisions[&name("hello-00001")].reachable;
+    assert!(reachable(&api_server));
+    api_server.now = api_server.now.plus_ms(100_000);
+    // Each step compares the tables of both replicas.
+    api_server.step(ControllerEvent::Tick);
+    assert!(!reachable(&api_server));
+    let started_now = api_server.start_replica();
+    assert_eq!(differences(&table(&started_now), &api_server.table()), [""; 0]);
+    api_server.report_all_ready();
+    assert!(reachable(&api_server));
+}
+
 #[test]
 fn a_pod_that_a_user_deletes_drains_until_it_is_gone() {
     let mut api_server = FakeApiServer::new();

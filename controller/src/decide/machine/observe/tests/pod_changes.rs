@@ -316,6 +316,32 @@ fn pods_of_a_lost_node_serve_while_its_agent_reports() {
 }
 
 #[test]
+fn a_deleted_node_that_was_lost_is_forgotten_with_its_last_pod() {
+    let mut api_server = service_with_pods(1);
+    let (pod, _) = pods(&api_server).remove(0);
+    let node = |object: Option<Value>| ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Node,
+        name: NamespacedName::new("", "n1"),
+        object: object.map(Box::new),
+    };
+    let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    api_server.step(node(Some(not_ready)));
+    api_server.step(node(None));
+    let known_nodes = |it: &FakeApiServer| it.machine.cluster().nodes.states.len();
+    let serves = |it: &FakeApiServer| (phases(it), it.table().activators.len());
+    assert_eq!((known_nodes(&api_server), serves(&api_server)), (1, (vec![Starting], 0)));
+    let delete_pod = |api_server: &mut FakeApiServer, name: &NamespacedName| {
+        let events = api_server.delete(ResourceKind::Pod, name);
+        events.into_iter().for_each(|event| api_server.step(event));
+    };
+    delete_pod(&mut api_server, &pod);
+    assert_eq!((known_nodes(&api_server), serves(&api_server)), (1, (vec![], 0)));
+    delete_pod(&mut api_server, &NamespacedName::new("knative-serving", "activator-1"));
+    let nodes = &api_server.machine.cluster().nodes;
+    assert_eq!((nodes.states.len(), nodes.deleted.len()), (0, 0));
+}
+
+#[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
     let mut api_server = service_with_pods(1);
     let pod_name = NamespacedName::new("knative-serving", "activator-1");
@@ -486,6 +512,30 @@ fn a_report_stream_that_begins_after_a_newer_one_has_no_effect() {
     let pods = &api_server.machine.cluster().pods;
     assert_eq!(pods.reporters.len(), 1, "stream 2 is open");
     assert!(pods.reports[&uid].ready);
+}
+
+/// Each stream has a task of its own, so the last messages of an older one may follow the end of the newest.
+#[test]
+fn a_late_report_has_no_effect_after_the_newest_stream_has_ended() {
+    let mut api_server = service_with_pods(1);
+    let reporter =
+        || ComponentReplica { role: ClientComponent::Agent, name: "n2".into(), node: "n2".into() };
+    let begin = |stream| ControllerEvent::ReportStreamBegin { reporter: reporter(), stream };
+    let is_recorded =
+        |api_server: &FakeApiServer| api_server.machine.pods_by_reporter.contains_key("Agent/n2");
+    api_server.step(begin(1));
+    api_server.step(begin(2));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 2 });
+    assert!(!is_recorded(&api_server));
+    api_server.step(ControllerEvent::PodReported {
+        reporter: reporter(),
+        stream: 1,
+        observation: PodObservation { uid: "not-observed".into(), ..ready_observation() },
+    });
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: reporter(), stream: 1 });
+    assert!(!is_recorded(&api_server));
+    api_server.step(begin(3));
+    assert!(is_recorded(&api_server));
 }
 
 #[test]

@@ -252,6 +252,19 @@ fn a_zone_that_a_node_gets_later_reaches_its_pods_and_activators() {
     assert_eq!(zones(&api_server), ["", ""], "agents refuse a node with an empty zone");
 }
 
+#[test]
+fn the_activators_in_a_slice_are_no_pods_with_hints() {
+    let endpoint = |namespace: &str, pod: &str| {
+        let hints = json!({"forZones": [{"name": "a"}]});
+        json!({"targetRef": {"namespace": namespace, "name": pod}, "zone": "a", "hints": hints})
+    };
+    let endpoints = [endpoint(NAMESPACE, "pod"), endpoint("knative-serving", "activator-1")];
+    let slice = json!({"metadata": {"namespace": NAMESPACE}, "endpoints": endpoints});
+    let pods = crate::read::observe::slice_hints(&slice).expect("hints");
+    let names: Vec<&str> = pods.iter().map(|it| &*it.name).collect();
+    assert_eq!(names, ["pod"]);
+}
+
 /// Without the slices it would assign the hints again: five pods for zone `a` and seven for zone `b`.
 #[test]
 fn a_replica_that_starts_gives_the_hints_that_the_leader_has_kept() {
@@ -271,7 +284,18 @@ fn a_replica_that_starts_gives_the_hints_that_the_leader_has_kept() {
         api_server.objects.insert((ResourceKind::Node, name), node);
     }
     assert_eq!(hints_of(&api_server.start_replica()), kept);
-    // Only the slice tells it.
+    // Pods with an address of one family are in one slice each.
+    let (four, six) = (name("hello-00001"), name("hello-00001.v6"));
+    let slice = api_server.object(ResourceKind::EndpointSlice, "hello-00001").clone();
+    let endpoints = slice["endpoints"].as_array().expect("a list").clone();
+    let (first, second) = endpoints.split_at(5);
+    for (slice_name, endpoints) in [(four, first), (six, second)] {
+        let mut part = slice.clone();
+        part["endpoints"] = json!(endpoints);
+        api_server.objects.insert((ResourceKind::EndpointSlice, slice_name), part);
+    }
+    assert_eq!(hints_of(&api_server.start_replica()), kept);
+    // Only the slices tell it.
     let slices = |(resource, _): &(ResourceKind, NamespacedName), _: &mut Value| {
         *resource != ResourceKind::EndpointSlice
     };

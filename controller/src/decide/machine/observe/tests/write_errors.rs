@@ -1,4 +1,4 @@
-//! Write errors of a Revision's or Route's child objects: one of several is shown, and each is cleared on its own.
+//! Write errors of an app's objects: one of several is shown, and each is cleared on its own.
 
 use super::*;
 use crate::model::object::WriteError;
@@ -136,6 +136,88 @@ fn a_revision_created_late_is_no_longer_missing() {
     );
     late_machine.step(api_server.now, children_missing(None));
     assert_eq!(revision_message(&late_machine), None);
+}
+
+#[test]
+fn the_service_reports_write_errors_of_its_configuration_and_route() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    for (resource, condition) in
+        [(ResourceKind::Configuration, "ConfigurationsReady"), (ResourceKind::Route, "RoutesReady")]
+    {
+        let status = |api_server: &FakeApiServer| {
+            api_server.condition(ResourceKind::KnativeService, "hello", condition)
+        };
+        assert_eq!(status(&api_server), "True : ");
+        let key = ObjectPartKey::new(resource, ObjectPart::Object, name("hello"));
+        let error = write_error("quota");
+        api_server.step(ControllerEvent::WriteErrorChanged { key: key.clone(), error });
+        assert_eq!(status(&api_server), "False Invalid: quota");
+        let object = api_server.object(ResourceKind::KnativeService, "hello").clone();
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::KnativeService,
+            name: name("hello"),
+            object: Some(Box::new(object)),
+        });
+        assert_eq!(status(&api_server), "False Invalid: quota", "the writer reports it once");
+        api_server.step(ControllerEvent::WriteErrorChanged { key, error: None });
+        assert_eq!(status(&api_server), "True : ");
+    }
+    assert_eq!(api_server.machine.blocking_causes.len(), 0);
+}
+
+#[test]
+fn an_object_that_is_named_like_a_revision_does_not_block_it() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    for resource in [
+        ResourceKind::KnativeService,
+        ResourceKind::Configuration,
+        ResourceKind::Route,
+        ResourceKind::DomainMapping,
+    ] {
+        let key = ObjectPartKey::new(resource, ObjectPart::Status, name(REVISION));
+        let error = write_error("other");
+        api_server.step(ControllerEvent::WriteErrorChanged { key, error });
+        assert_eq!(revision_message(&api_server.machine), None, "{resource}");
+    }
+}
+
+/// A slice is made for each family in which an activator has an address, and a Route waits for no other.
+#[test]
+fn a_route_requires_the_slices_of_its_activators_families() {
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["10.1.0.9"], &["hello"]),
+        (&["fd00:1::9"], &["hello.v6"]),
+        (&["fd00:1::9", "10.1.0.9"], &["hello", "hello.v6"]),
+    ];
+    for (addresses, expected) in cases {
+        let mut api_server = FakeApiServer::new();
+        let activator_name = NamespacedName::new("knative-serving", "activator-1");
+        let at = (ResourceKind::Pod, activator_name.clone());
+        let pod = api_server.objects.get_mut(&at).expect("an activator");
+        pod["status"]["podIP"] = json!(addresses[0]);
+        pod["status"]["podIPs"] = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let object = Some(Box::new(pod.clone()));
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Pod,
+            name: activator_name,
+            object,
+        });
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+        let all =
+            crate::write::desired::required_children(api_server.machine.cluster(), &name("hello"));
+        let of_route = all.into_iter().filter(|it| it.owner.0 == ResourceKind::Route);
+        let keys = of_route.flat_map(|it| it.keys);
+        let slices = keys.filter(|it| it.resource == ResourceKind::EndpointSlice);
+        let required: Vec<NamespacedName> = slices.map(|it| it.name).collect();
+        let expected: Vec<NamespacedName> = expected.iter().map(|it| name(it)).collect();
+        assert_eq!(required, expected, "{addresses:?}");
+        for slice in required {
+            let at = (ResourceKind::EndpointSlice, slice);
+            assert!(api_server.objects.contains_key(&at), "{addresses:?}: {at:?}");
+        }
+    }
 }
 
 /// Only the leader knows its write errors: replicas that judged by them would send different RouteTables.

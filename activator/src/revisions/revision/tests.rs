@@ -1,0 +1,69 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{num::NonZeroU16, pin::pin};
+
+use common::{service_routing::TopologyHints, wire::AppProtocol};
+use futures::FutureExt as _;
+use prometheus_client::registry::Registry;
+
+use super::*;
+use crate::{
+    config::ActivatorConfig,
+    metrics::ActivatorMetrics,
+    revisions::route_settings::{PodTableEntry, RequestTimeouts, RevisionOwnerNames},
+    slots::peer_view::PeerView,
+};
+
+/// Returns a Revision in the table with one ready pod, which takes one request at a time.
+fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
+    let name = NamespacedName::new("default", "hello-00001");
+    let revision = Arc::new(ActivatorRevision::new(name, Arc::clone(context)));
+    let timeouts = RequestTimeouts {
+        total: Duration::from_secs(60),
+        response_start: None,
+        between_frames: None,
+    };
+    let owner_names = RevisionOwnerNames { service: "hello".into(), configuration: "hello".into() };
+    revision.set_route_settings(Some(RevisionRouteSettings {
+        concurrency_limit: 1,
+        protocol: AppProtocol::Http1,
+        timeouts,
+        allowed_sources: None,
+        owner_names,
+    }));
+    let pod = PodTableEntry {
+        address: Some(([127, 0, 0, 1], 9).into()),
+        is_ready: true,
+        name: "pod".into(),
+        hints: TopologyHints::default(),
+        is_preferred: false,
+    };
+    revision.set_pods(&PodTable::from([("uid".to_owned(), pod)]));
+    revision
+}
+
+#[tokio::test]
+async fn a_request_that_is_dispatched_while_overdue_ones_fail_gets_its_permit() {
+    let context = Arc::new(RevisionContext {
+        peers: Arc::new(Peers::new("a", NonZeroU16::new(9000), Vec::new())),
+        queue_bounds: ActivatorConfig::defaults().budget(1024).wait_queue,
+        pod_settings: PodConnectionSettings {
+            listen_backlog: 128,
+            max_idle: Duration::from_secs(1),
+            metrics: ActivatorMetrics::register(&mut Registry::default()),
+        },
+        usage_reporter: Arc::default(),
+        next_pod_id: AtomicU64::new(0),
+    });
+    let revision = limited_revision(&context);
+    let mut entry = revision.queue_entry(0);
+    let mut permit = pin!(entry.acquire_permit());
+    assert!(permit.as_mut().now_or_never().is_none(), "a new activator grants no slots yet");
+    // The Revision was missing in the table and is back, and it has not noticed yet that slots may be granted.
+    context.peers.replace_view(PeerView { own_name: "a".into(), ..PeerView::default() });
+    revision.fail_waiters();
+    let permit = permit.now_or_never().expect("the only slot").unwrap();
+    assert_eq!(revision.queue_metrics().at_pods, 1);
+    drop(permit);
+    assert_eq!(revision.queue_metrics().at_pods, 0);
+}
