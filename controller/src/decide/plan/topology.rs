@@ -22,7 +22,7 @@ use crate::{
 pub(crate) fn hint_mode(app: &AppState, template: &ParsedTemplate) -> HintMode {
     // Not key by key: a topology mode of the template would count before a traffic distribution of the Route.
     if key::HINTS.iter().any(|key| app.route_annotation(key).is_some()) {
-        return HintMode::from_annotations(|key| app.route_annotation(key));
+        return app.route_hint_mode();
     }
     HintMode::from_annotations(|key| template.annotation(key))
 }
