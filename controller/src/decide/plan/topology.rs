@@ -89,6 +89,6 @@ fn plan_topology(
 
 /// Returns true if both lists have the same pods in the same zones.
 fn is_same_place(before: &[HintedPod], now: &[HintedPod]) -> bool {
-    let place = |it: &HintedPod| (it.name.clone(), it.zone.clone());
-    before.iter().map(place).eq(now.iter().map(place))
+    let is_same = |(a, b): (&HintedPod, &HintedPod)| a.name == b.name && a.zone == b.zone;
+    before.len() == now.len() && before.iter().zip(now).all(is_same)
 }
