@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{RevisionRouteSettings, mark_preferred},
+        route_settings::RevisionRouteSettings,
     },
     routes::{
         index_entries::HostIndexEntry,
@@ -270,9 +270,7 @@ impl RouteIndex {
             .cloned();
         let own_place = index.own_place.clone();
         drop(index);
-        let mut pods = pods.unwrap_or_default();
-        mark_preferred(&mut pods, &own_place);
-        revision.set_pods(&pods);
+        revision.set_pods(&pods.unwrap_or_default(), &own_place);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {

@@ -201,7 +201,6 @@ impl RouteIndexState {
             is_ready,
             name: entry.name.into(),
             hints: entry.hints,
-            is_preferred: false,
         };
         self.pods_by_revision
             .entry(entry.revision.clone())
