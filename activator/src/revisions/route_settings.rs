@@ -72,19 +72,14 @@ pub struct PodTableEntry {
     pub name: SmolStr,
     /// Clients that should use the pod.
     pub hints: TopologyHints,
-    /// True if hints prefer the pod for requests of this activator, see [`mark_preferred`].
-    pub is_preferred: bool,
 }
 
 /// Pods of one Revision in the RouteTable, by uid.
 pub type PodTable = BTreeMap<String, PodTableEntry>;
 
-/// Marks the ready pods that hints prefer for clients on `node`. It marks none if hints do not count.
-pub fn mark_preferred(pods: &mut PodTable, node: &NodeTopology) {
+/// Returns the rule by which hints prefer some ready pods for clients on `node`; `None` if hints do not count.
+pub fn preference_rule(pods: &PodTable, node: &NodeTopology) -> Option<SelectionRule> {
     let ready = pods.values().filter(|pod| pod.is_ready);
     let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), node);
-    let by_hints = rule != SelectionRule::Ready;
-    for pod in pods.values_mut() {
-        pod.is_preferred = by_hints && pod.is_ready && rule.selects(&pod.hints, node);
-    }
+    (rule != SelectionRule::Ready).then_some(rule)
 }

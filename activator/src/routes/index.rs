@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{RevisionRouteSettings, mark_preferred},
+        route_settings::RevisionRouteSettings,
     },
     routes::{
         index_entries::HostIndexEntry,
@@ -175,11 +175,11 @@ impl RouteIndex {
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
+        let mut touched = BTreeSet::new();
         let (mut ports_changed, mut activators_changed) = (false, false);
+        let peers = self.revision_context.peers.view();
         let mut index = self.write();
         let mut changes = batch.changes;
-        let peers = self.revision_context.peers.view();
-        let mut touched = index.update_own_place(&changes, &peers.own_name);
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_snapshot {
             let removed = index.keys_missing_in(&changes);
@@ -208,7 +208,9 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
+                RouteChange::Activator(entry) => {
+                    touched.extend(index.update_own_place(&entry, &peers.own_name));
+                    let wire::ActivatorEntry { name, addresses, .. } = entry;
                     let before = index.activator_addresses.insert(name, addresses.clone());
                     activators_changed |= before != Some(addresses);
                 }
@@ -270,9 +272,7 @@ impl RouteIndex {
             .cloned();
         let own_place = index.own_place.clone();
         drop(index);
-        let mut pods = pods.unwrap_or_default();
-        mark_preferred(&mut pods, &own_place);
-        revision.set_pods(&pods);
+        revision.set_pods(&pods.unwrap_or_default(), &own_place);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {

@@ -13,7 +13,7 @@ use activator::{
 };
 use common::{
     link::RouteBatch,
-    service_routing::TopologyHints,
+    service_routing::{NodeTopology, TopologyHints},
     wire::{
         ActivatorEntry, NamespacedName, PodEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
     },
@@ -159,13 +159,13 @@ async fn a_request_that_waits_again_displaces_no_other() {
         is_ready: true,
         name: "p".into(),
         hints: TopologyHints::default(),
-        is_preferred: false,
     };
+    let node = NodeTopology::default();
     let pods = PodTable::from([("p".to_owned(), entry)]);
-    served.set_pods(&pods);
+    served.set_pods(&pods, &node);
     let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
     served.on_dial_failed(first.acquire_permit().await.unwrap());
-    served.set_pods(&PodTable::new());
+    served.set_pods(&PodTable::new(), &node);
     let waiting = async {
         let (one, two) = tokio::join!(second.acquire_permit(), first.acquire_permit());
         (one.is_ok(), two.is_ok())
@@ -174,7 +174,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
         while served.waiting_count() < 2 {
             tokio::task::yield_now().await;
         }
-        served.set_pods(&pods);
+        served.set_pods(&pods, &node);
     };
     let (both, ()) = tokio::join!(waiting, comes);
     assert_eq!(both, (true, true));

@@ -8,7 +8,10 @@ use std::{
     time::Instant,
 };
 
-use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotsByPod};
+use common::{
+    service_routing::NodeTopology,
+    wire::{AppProtocol, NamespacedName, RequestTotals, SlotsByPod},
+};
 use smol_str::SmolStr;
 use tokio::sync::oneshot;
 
@@ -20,7 +23,7 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
-        route_settings::{PodTable, RevisionRouteSettings},
+        route_settings::{PodTable, RevisionRouteSettings, preference_rule},
         wait_queue::{DispatchedRequest, WaitQueue},
     },
     slots::revision_slots::RevisionSlots,
@@ -145,11 +148,12 @@ impl ActiveRevisionState {
         counts
     }
 
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer.
-    /// Returns the keys of the ready ones, sorted.
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer
+    /// for clients on `node`. Returns the keys of the ready ones, sorted.
     pub(super) fn update_pods(
         &mut self,
         table: &PodTable,
+        node: &NodeTopology,
         protocol: AppProtocol,
         context: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
@@ -157,6 +161,7 @@ impl ActiveRevisionState {
         // key.
         let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
+        let preference = preference_rule(table, node);
         let (mut ready, mut preferred) = (Vec::new(), Vec::new());
         for (uid, it) in table {
             let Some(address) = it.address else { continue };
@@ -172,9 +177,9 @@ impl ActiveRevisionState {
             pod.set_ready(it.is_ready);
             if it.is_ready {
                 ready.push(pod.key);
-            }
-            if it.is_preferred {
-                preferred.push(pod.key);
+                if preference.is_some_and(|rule| rule.selects(&it.hints, node)) {
+                    preferred.push(pod.key);
+                }
             }
             self.pods.insert(pod.key, pod);
         }
