@@ -330,15 +330,7 @@ fn choose_rule(
 }
 
 /// Chooses the rule for the ready endpoints of a port with `internalTrafficPolicy: Cluster`.
-///
-/// Hints count only if each ready endpoint has one and one of them names this node or its zone. Otherwise some clients
-/// would have no endpoint, or some endpoints no client.
 fn topology_rule(endpoints: &EndpointsByAddress<'_>, node: &NodeTopology) -> SelectionRule {
-    if HintState::of_nodes(endpoints, node) == HintState::Here {
-        SelectionRule::SameNode
-    } else if HintState::of_zones(endpoints, node) == HintState::Here {
-        SelectionRule::SameZone
-    } else {
-        SelectionRule::Ready
-    }
+    let zones = || HintState::of_zones(endpoints, node);
+    SelectionRule::of_hint_states(HintState::of_nodes(endpoints, node), zones)
 }

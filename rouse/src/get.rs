@@ -89,14 +89,9 @@ fn check_selector(selector: &str) -> Result<(), CommandError> {
     let is_word = |word: &str| {
         word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))
     };
-    let is_known = |it: &str| {
-        let operators = ["!=", "==", "="];
-        match operators.iter().find_map(|operator| it.split_once(operator)) {
-            Some((key, value)) => {
-                !key.trim().is_empty() && is_word(key.trim()) && is_word(value.trim())
-            }
-            None => is_word(it.strip_prefix('!').unwrap_or(it).trim()),
-        }
+    let is_known = |it: &str| match split_requirement(it) {
+        Some((key, _, value)) => !key.is_empty() && is_word(key) && is_word(value),
+        None => is_word(it.strip_prefix('!').unwrap_or(it).trim()),
     };
     if selector.split(',').all(|requirement| is_known(requirement.trim())) {
         return Ok(());
@@ -108,21 +103,25 @@ fn check_selector(selector: &str) -> Result<(), CommandError> {
 
 /// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
 fn matches_selector(object: &Value, selector: &str) -> bool {
-    let label = |key: &str| object["metadata"]["labels"][key.trim()].as_str();
-    selector.split(',').map(str::trim).filter(|requirement| !requirement.is_empty()).all(
-        |requirement| {
-            // Tested before `=`, which `!=` and `==` contain too.
-            if let Some((key, value)) = requirement.split_once("!=") {
-                label(key) != Some(value.trim())
-            } else if let Some((key, value)) = requirement.split_once('=') {
-                label(key) == Some(value.trim_start_matches('=').trim())
-            } else if let Some(key) = requirement.strip_prefix('!') {
-                label(key).is_none()
-            } else {
-                label(requirement).is_some()
-            }
+    let label = |key: &str| object["metadata"]["labels"][key].as_str();
+    let is_met = |requirement: &str| match split_requirement(requirement) {
+        Some((key, "!=", value)) => label(key) != Some(value),
+        Some((key, _, value)) => label(key) == Some(value),
+        None => match requirement.strip_prefix('!') {
+            Some(key) => label(key.trim()).is_none(),
+            None => label(requirement).is_some(),
         },
-    )
+    };
+    selector.split(',').map(str::trim).filter(|it| !it.is_empty()).all(is_met)
+}
+
+/// Splits a requirement of a selector into key, operator and value; `None` without an operator.
+fn split_requirement(requirement: &str) -> Option<(&str, &str, &str)> {
+    // `=` is the last one, because the others contain it.
+    ["!=", "==", "="].into_iter().find_map(|operator| {
+        let (key, value) = requirement.split_once(operator)?;
+        Some((key.trim(), operator, value.trim()))
+    })
 }
 
 fn format_objects(

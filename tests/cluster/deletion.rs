@@ -126,7 +126,7 @@ fn delete_all(rouse: &RouseCluster, namespace: &str, kind: &str) {
 }
 
 /// Values of the metadata field `key` of all objects of a kind; `None` without a response.
-fn metadata_values(
+pub(super) fn metadata_values(
     rouse: &RouseCluster,
     namespace: &str,
     kind: &str,
@@ -243,22 +243,29 @@ pub(super) fn wait_old_revision_deleted(rouse: &RouseCluster, namespace: &str) {
     });
 }
 
-/// Removes the tag, the only reference to the first revisions, and waits until they are in reserve or gone.
+/// Removes the tag, the only reference to the first revisions.
 pub(super) fn remove_old_tag(rouse: &RouseCluster, namespace: &str) {
     rouse.apply_until_ready(
         namespace,
         &manifests(&second_container(), |_| LATEST_TRAFFIC.to_owned()),
     );
+}
+
+/// Waits until `is_unreferenced` returns a value for each of the first revisions.
+pub(super) fn wait_old_revisions(
+    rouse: &RouseCluster,
+    is_unreferenced: impl Fn(&str) -> Option<()>,
+) {
     for name in NAMES.map(old_revision) {
-        rouse.cluster.wait(&format!("{name} to be in reserve or gone"), || {
-            if !metadata_values(rouse, namespace, "revisions", "name")?.contains(&name) {
-                return Some(());
-            }
-            let revision = rouse.cluster.get(&["revision", "--namespace", namespace, &name]);
-            let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
-            (state == "reserve").then_some(())
-        });
+        rouse.cluster.wait(&format!("{name} to be unreferenced"), || is_unreferenced(&name));
     }
+}
+
+/// Returns a value if the revision is in reserve.
+pub(super) fn find_in_reserve(rouse: &RouseCluster, namespace: &str, name: &str) -> Option<()> {
+    let revision = rouse.cluster.get(&["revision", "--namespace", namespace, name]);
+    let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
+    (state == "reserve").then_some(())
 }
 
 /// Opens requests at the first of two revisions, which is reachable only by the tag `old`.
@@ -279,6 +286,7 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
     let namespace = &namespace.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
     remove_old_tag(&rouse, namespace);
+    wait_old_revisions(&rouse, |name| find_in_reserve(&rouse, namespace, name));
     NAMES.iter().for_each(|name| wait_not_found(&rouse, namespace, &format!("old-{name}")));
     finish_all(&rouse, in_flight);
 }

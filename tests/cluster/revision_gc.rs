@@ -3,7 +3,8 @@
 use tests::installed_cluster::{RouseCluster, set_config_map};
 
 use super::deletion::{
-    finish_all, open_at_old_revision, remove_old_tag, wait_old_revision_deleted,
+    find_in_reserve, finish_all, metadata_values, open_at_old_revision, remove_old_tag,
+    wait_old_revision_deleted, wait_old_revisions,
 };
 
 /// Setting that no unreferenced revision is retained, in force until drop.
@@ -34,8 +35,13 @@ fn requests_end_before_their_revision_is_collected() {
     let namespace = &namespace.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
     let _immediate_gc = ImmediateGcSetting::new(&rouse);
-    // The revisions may be collected at once: their pods drain, and serve the requests to the end.
     remove_old_tag(&rouse, namespace);
+    // The revisions may be collected at once: their pods drain, and serve the requests to the end.
+    wait_old_revisions(&rouse, |name| {
+        let names = metadata_values(&rouse, namespace, "revisions", "name")?;
+        let is_present = names.iter().any(|it| it == name);
+        if is_present { find_in_reserve(&rouse, namespace, name) } else { Some(()) }
+    });
     finish_all(&rouse, in_flight);
     wait_old_revision_deleted(&rouse, namespace);
 }

@@ -68,8 +68,7 @@ fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
             (most >= 4).then_some(())
         });
     });
-    // Two of each client: how many more there are depends on the speed of the machine.
-    assert_none_lost(&requests, 40);
+    assert_none_lost(&requests, 100);
     let pods: BTreeSet<&str> = requests.iter().map(|request| request.pod.as_str()).collect();
     assert!(pods.len() >= 4, "20 at once, 5 a pod: {pods:?}");
     assert!(most <= 5, "max-scale is 5, and there were {most}");
@@ -81,7 +80,7 @@ fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
             (running.count() == 1).then_some(())
         });
     });
-    assert_none_lost(&requests, 4);
+    assert_none_lost(&requests, 50);
     rouse.wait_asleep(namespace, "story");
 }
 

@@ -79,6 +79,19 @@ pub(crate) struct BenchArgs {
     cluster: String,
 }
 
+impl BenchArgs {
+    /// Returns the program to measure, which is built if the options name none.
+    fn rouse_program(&self, workspace: &CargoWorkspace) -> Result<PathBuf> {
+        let build = || build::build_rouse(workspace, BuildProfile::Release);
+        self.rouse.clone().map_or_else(build, Ok)
+    }
+
+    /// Returns the program that sends requests, which is built if the options name none.
+    fn client_program(&self, workspace: &CargoWorkspace) -> Result<PathBuf> {
+        self.client.clone().map_or_else(|| build::build_client(workspace), Ok)
+    }
+}
+
 /// Name of a bench and the function that measures its rows.
 type NamedBench = (&'static str, BenchRunner);
 
@@ -241,17 +254,13 @@ fn build_node_context(
     folder: &Path,
 ) -> Result<NodeBenchContext> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Bench], args.yes)?;
-    let rouse = match &args.rouse {
-        Some(rouse) => rouse.clone(),
-        None => build::build_rouse(workspace, BuildProfile::Release)?,
-    };
     // The node starts pods from these OCI layouts: there is no registry to pull from.
     let images = workspace.target.join("images");
     image::write_layouts(workspace, &["hello"], &images)?;
     let client = build::build_client(workspace)?;
     let hello = image::program_path(workspace, "hello");
     Ok(NodeBenchContext {
-        rouse,
+        rouse: args.rouse_program(workspace)?,
         images,
         client,
         hello,
@@ -280,7 +289,7 @@ fn build_cluster_context(
     Ok(ClusterBenchContext {
         prepared,
         name: args.cluster.clone(),
-        client: args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?,
+        client: args.client_program(workspace)?,
         folder: folder.to_owned(),
         rounds: args.rounds,
     })
@@ -295,14 +304,9 @@ fn build_clusterip_context(
     let purposes =
         [SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster, SetupPurpose::Bench];
     setup::prepare(&purposes, args.yes)?;
-    let rouse = match &args.rouse {
-        Some(rouse) => rouse.clone(),
-        None => build::build_rouse(workspace, BuildProfile::Release)?,
-    };
-    let client = args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?;
     Ok(ClusterIpBenchContext {
-        rouse,
-        client,
+        rouse: args.rouse_program(workspace)?,
+        client: args.client_program(workspace)?,
         kube_proxy: cluster::kube_proxy()?,
         folder: folder.to_owned(),
         rounds: args.rounds,

@@ -127,14 +127,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
-    let (mut running_lanes, mut rows) = (Vec::<TierLane>::new(), Vec::new());
+    let (mut running_lanes, mut rows, mut kernel_ended) = (Vec::new(), Vec::new(), None);
     for &tier in &lanes {
         // Three of these tiers at once use so much processor time that waits of tests end without what they wait for.
-        let is_after_kernel = tier == TestTier::Local;
-        let mut lanes_before = running_lanes.iter_mut().filter(|_| is_after_kernel);
-        let before = lanes_before.find_map(|lane| lane.take_end_of(TestTier::Kernel));
+        let before = kernel_ended.take_if(|_| tier == TestTier::Local);
         match start_lane(tier, before, args, &builder) {
-            Ok(lane) => running_lanes.push(lane),
+            Ok((lane, ended)) => {
+                running_lanes.push(lane);
+                if tier == TestTier::Kernel {
+                    kernel_ended = Some(ended);
+                }
+            }
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
@@ -186,7 +189,7 @@ fn start_lane(
     before: Option<Receiver<()>>,
     args: &TestArgs,
     builder: &TestBuilder,
-) -> Result<TierLane> {
+) -> Result<(TierLane, Receiver<()>)> {
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;

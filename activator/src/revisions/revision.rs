@@ -21,7 +21,7 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
-        route_settings::{PodTable, RevisionRouteSettings},
+        route_settings::{ActivatorTopology, PodTable, RevisionRouteSettings},
         usage_reporter::{QueueUsageReporter, QueueUsageSource},
         wait_queue::{DispatchedRequest, PauseNumber},
     },
@@ -151,8 +151,9 @@ impl ActivatorRevision {
         pods.iter().for_each(|pod| pod.prune_idle());
     }
 
-    /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
-    pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
+    /// Applies the pods of the RouteTable, for an activator at its place in `topology`. Requests that wait are dispatched to newly ready
+    /// pods at once.
+    pub fn set_pods(self: &Arc<Self>, pods: &PodTable, topology: &ActivatorTopology) {
         let mut state = self.lock_state();
         // Most Revisions are asleep: one without pods and state must not allocate anything on each change of the table.
         if pods.is_empty() && state.active.is_none() && state.slots.is_none() {
@@ -163,7 +164,7 @@ impl ActivatorRevision {
             state.ensure_slots(&self.name, &self.context);
         }
         let active = state.ensure_active(self.context.queue_bounds);
-        let ready = active.update_pods(pods, protocol, &self.context);
+        let ready = active.update_pods(pods, topology, protocol, &self.context);
         let since = active.ready_since.unwrap_or_else(Instant::now);
         active.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());

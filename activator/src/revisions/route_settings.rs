@@ -77,31 +77,43 @@ pub struct PodTableEntry {
     pub name: SmolStr,
     /// Clients that should use the pod.
     pub hints: TopologyHints,
-    /// True if hints prefer the pod for requests of this activator, see [`mark_preferred`].
-    pub is_preferred: bool,
 }
 
 /// Pods of one Revision in the RouteTable, by uid.
 pub type PodTable = BTreeMap<String, PodTableEntry>;
 
-/// Marks the ready pods that hints prefer for requests of the activator on `node`. It marks none if hints do not count.
-///
-/// `activator_zones` are the zones of all activators. Where hints for zones count, a pod for a zone without an
-/// activator is marked too: otherwise no activator would prefer it, and it would get hardly any request.
-pub fn mark_preferred(
-    pods: &mut PodTable,
-    node: &NodeTopology,
-    activator_zones: &BTreeSet<SmolStr>,
-) {
-    let ready = pods.values().filter(|pod| pod.is_ready);
-    let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), node);
-    let by_hints = rule != SelectionRule::Ready;
-    let is_for_all = |hints: &TopologyHints| {
-        rule == SelectionRule::SameZone && !activator_zones.contains(&hints.zone)
-    };
-    for pod in pods.values_mut() {
-        let is_candidate = rule.selects(&pod.hints, node) || is_for_all(&pod.hints);
-        pod.is_preferred = by_hints && pod.is_ready && is_candidate;
+/// Places of the activators in the cluster, by which hints of pods count.
+#[derive(Clone, Debug, Default)]
+pub struct ActivatorTopology {
+    /// Node and zone of this activator.
+    pub own_place: NodeTopology,
+    /// Zones of all activators.
+    pub zones: BTreeSet<SmolStr>,
+}
+
+/// Preference of an activator for some ready pods of a Revision, by their hints.
+#[derive(Debug)]
+pub struct PodPreference<'a> {
+    rule: SelectionRule,
+    topology: &'a ActivatorTopology,
+}
+
+impl<'a> PodPreference<'a> {
+    /// Derives the preference from the hints of all ready pods; `None` if hints do not count.
+    pub fn new(pods: &PodTable, topology: &'a ActivatorTopology) -> Option<Self> {
+        let ready = pods.values().filter(|pod| pod.is_ready);
+        let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), &topology.own_place);
+        (rule != SelectionRule::Ready).then_some(Self { rule, topology })
+    }
+
+    /// Returns true if the activator prefers a ready pod with these hints.
+    ///
+    /// Where hints for zones count, each activator prefers a pod for a zone without an activator too: otherwise none
+    /// would, and the pod would get hardly any request.
+    pub fn selects(&self, hints: &TopologyHints) -> bool {
+        let is_for_all =
+            self.rule == SelectionRule::SameZone && !self.topology.zones.contains(&hints.zone);
+        is_for_all || self.rule.selects(hints, &self.topology.own_place)
     }
 }
 
@@ -113,16 +125,18 @@ mod tests {
     fn preferred(pods: &[(&str, &str)], zone: &str, activator_zones: &[&str]) -> Vec<String> {
         let pod = |(uid, zone): &(&str, &str)| {
             let hints = TopologyHints { zone: (*zone).into(), ..TopologyHints::default() };
-            let name = (*uid).into();
-            let pod =
-                PodTableEntry { address: None, is_ready: true, name, hints, is_preferred: false };
+            let pod = PodTableEntry { address: None, is_ready: true, name: (*uid).into(), hints };
             ((*uid).to_owned(), pod)
         };
-        let mut table: PodTable = pods.iter().map(pod).collect();
-        let node = NodeTopology { name: "n1".into(), zone: zone.into() };
-        let zones = activator_zones.iter().map(|it| SmolStr::from(*it)).collect();
-        mark_preferred(&mut table, &node, &zones);
-        table.into_iter().filter(|(_, pod)| pod.is_preferred).map(|(uid, _)| uid).collect()
+        let table: PodTable = pods.iter().map(pod).collect();
+        let topology = ActivatorTopology {
+            own_place: NodeTopology { name: "n1".into(), zone: zone.into() },
+            zones: activator_zones.iter().map(|it| SmolStr::from(*it)).collect(),
+        };
+        let preference = PodPreference::new(&table, &topology);
+        let is_preferred =
+            |pod: &PodTableEntry| preference.as_ref().is_some_and(|it| it.selects(&pod.hints));
+        table.iter().filter(|(_, pod)| is_preferred(pod)).map(|(uid, _)| uid.clone()).collect()
     }
 
     #[test]

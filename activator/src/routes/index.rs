@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{RevisionRouteSettings, mark_preferred},
+        route_settings::RevisionRouteSettings,
     },
     routes::{
         index_entries::HostIndexEntry,
@@ -175,11 +175,11 @@ impl RouteIndex {
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
+        let mut touched = BTreeSet::new();
         let (mut ports_changed, mut activators_changed) = (false, false);
+        let peers = self.revision_context.peers.view();
         let mut index = self.write();
         let mut changes = batch.changes;
-        let peers = self.revision_context.peers.view();
-        let mut touched = index.update_own_place(&changes, &peers.own_name);
         let zones_before = index.activator_zones();
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_snapshot {
@@ -209,7 +209,10 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(it) => activators_changed |= index.set_activator(it),
+                RouteChange::Activator(entry) => {
+                    touched.extend(index.update_own_place(&entry, &peers.own_name));
+                    activators_changed |= index.set_activator(entry);
+                }
                 RouteChange::Removed(RouteKey::Activator(name)) => {
                     activators_changed |= index.remove_activator(&name);
                 }
@@ -267,11 +270,9 @@ impl RouteIndex {
             .get(name)
             .filter(|_| !index.missing_since.contains_key(name))
             .cloned();
-        let (own_place, activator_zones) = (index.own_place.clone(), index.activator_zones());
+        let topology = index.activator_topology();
         drop(index);
-        let mut pods = pods.unwrap_or_default();
-        mark_preferred(&mut pods, &own_place, &activator_zones);
-        revision.set_pods(&pods);
+        revision.set_pods(&pods.unwrap_or_default(), &topology);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {

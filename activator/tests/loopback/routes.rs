@@ -9,7 +9,7 @@ use std::{
 
 use activator::{
     request_error::ProxyRequestError,
-    revisions::route_settings::{PodTable, PodTableEntry},
+    revisions::route_settings::{ActivatorTopology, PodTable, PodTableEntry},
 };
 use common::{
     link::RouteBatch,
@@ -165,13 +165,13 @@ async fn a_request_that_waits_again_displaces_no_other() {
         is_ready: true,
         name: "p".into(),
         hints: TopologyHints::default(),
-        is_preferred: false,
     };
+    let topology = ActivatorTopology::default();
     let pods = PodTable::from([("p".to_owned(), entry)]);
-    served.set_pods(&pods);
+    served.set_pods(&pods, &topology);
     let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
     served.on_dial_failed(first.acquire_permit().await.unwrap());
-    served.set_pods(&PodTable::new());
+    served.set_pods(&PodTable::new(), &topology);
     let waiting = async {
         let (one, two) = tokio::join!(second.acquire_permit(), first.acquire_permit());
         (one.is_ok(), two.is_ok())
@@ -180,7 +180,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
         while served.waiting_count() < 2 {
             tokio::task::yield_now().await;
         }
-        served.set_pods(&pods);
+        served.set_pods(&pods, &topology);
     };
     let (both, ()) = tokio::join!(waiting, comes);
     assert_eq!(both, (true, true));

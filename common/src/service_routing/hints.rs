@@ -23,10 +23,18 @@ impl SelectionRule {
         node: &NodeTopology,
     ) -> Self {
         let nodes = hints.clone().map(|it| as_names(&it.node));
-        let zones = hints.map(|it| as_names(&it.zone));
-        if HintState::of_ready(nodes, &node.name) == HintState::Here {
+        let zones = || HintState::of_ready(hints.map(|it| as_names(&it.zone)), &node.zone);
+        Self::of_hint_states(HintState::of_ready(nodes, &node.name), zones)
+    }
+
+    /// Returns the rule by the states of the two kinds of hints of the ready endpoints.
+    ///
+    /// Hints count only if each ready endpoint has one and one of them names this node or its zone. Otherwise some
+    /// clients would have no endpoint, or some endpoints no client.
+    pub(super) fn of_hint_states(nodes: HintState, zones: impl FnOnce() -> HintState) -> Self {
+        if nodes == HintState::Here {
             Self::SameNode
-        } else if HintState::of_ready(zones, &node.zone) == HintState::Here {
+        } else if zones() == HintState::Here {
             Self::SameZone
         } else {
             Self::Ready

@@ -1,7 +1,7 @@
 //! Shell: growth of requests in flight is reported at once, not with the next periodic report, and the last totals of a
 //! pod before its removal.
 
-use super::{shared_agent::SharedAgentFixture, *};
+use super::*;
 
 /// Metric of the events that an agent has read from the kernel.
 const EVENTS: &str = "rouse_agent_events_total";
@@ -36,8 +36,10 @@ fn wait_armed(fixture: &AgentFixture) -> bool {
 #[test]
 fn growth_beyond_the_last_report_is_reported_by_events() {
     const REQUESTS: u64 = 50;
-    let mut fixture = SharedAgentFixture::new();
+    // An agent of its own: its number of events is the number of this pod's.
+    let mut fixture = AgentFixture::new("growth");
     fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
     fixture.start_pod();
     fixture.send_to_pod("keep");
     fixture.send_to_pod("listen");

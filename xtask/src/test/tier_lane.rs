@@ -19,8 +19,6 @@ use crate::workspace::CargoWorkspace;
 pub(super) struct TierLane {
     tier: TestTier,
     thread: JoinHandle<FinishedTier>,
-    /// Disconnected once the tier's process has ended; `None` once it was taken.
-    ended: Option<Receiver<()>>,
 }
 
 /// A tier whose process has ended.
@@ -35,14 +33,14 @@ struct FinishedTier {
 
 impl TierLane {
     /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`, once
-    /// `before` is disconnected.
+    /// `before` is disconnected. Returns also a receiver that is disconnected once the tier's process has ended.
     pub(super) fn start(
         tier: TestTier,
         before: Option<Receiver<()>>,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
-    ) -> Result<Self> {
+    ) -> Result<(Self, Receiver<()>)> {
         let list = workspace.target.join(format!("{}-programs.json", tier.name()));
         fs::write(&list, serde_json::to_vec(built)?)
             .with_context(|| format!("cannot write {}", list.display()))?;
@@ -67,13 +65,7 @@ impl TierLane {
             drop(is_running);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok(Self { tier, thread: thread::spawn(run), ended: Some(ended) })
-    }
-
-    /// Takes the receiver that is disconnected once the tier of this lane has ended; `None` if it was taken, or if this
-    /// is the lane of another tier.
-    pub(super) fn take_end_of(&mut self, tier: TestTier) -> Option<Receiver<()>> {
-        if self.tier == tier { self.ended.take() } else { None }
+        Ok((Self { tier, thread: thread::spawn(run) }, ended))
     }
 
     /// Waits for the end of the tier, prints its output, and returns its row of the table.
@@ -155,8 +147,7 @@ mod tests {
     #[test]
     fn a_lane_that_fails_is_a_row_and_does_not_end_the_others() {
         let tier = TestTier::Kernel;
-        let row =
-            TierLane { tier, thread: thread::spawn(|| panic!("on purpose")), ended: None }.finish();
+        let row = TierLane { tier, thread: thread::spawn(|| panic!("on purpose")) }.finish();
         assert_eq!(row.tier, tier);
         assert!(matches!(row.outcome, TierOutcome::CannotRun(_)), "{row:?}");
     }

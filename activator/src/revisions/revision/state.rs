@@ -20,7 +20,7 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
-        route_settings::{PodTable, RevisionRouteSettings},
+        route_settings::{ActivatorTopology, PodPreference, PodTable, RevisionRouteSettings},
         wait_queue::{DispatchedRequest, WaitQueue},
     },
     slots::revision_slots::RevisionSlots,
@@ -145,11 +145,13 @@ impl ActiveRevisionState {
         counts
     }
 
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer.
-    /// Returns the keys of the ready ones, sorted.
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer
+    /// for
+    /// an activator at its place. Returns the keys of the ready ones, sorted.
     pub(super) fn update_pods(
         &mut self,
         table: &PodTable,
+        topology: &ActivatorTopology,
         protocol: AppProtocol,
         context: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
@@ -157,6 +159,7 @@ impl ActiveRevisionState {
         // key.
         let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
+        let preference = PodPreference::new(table, topology);
         let (mut ready, mut preferred) = (Vec::new(), Vec::new());
         for (uid, it) in table {
             let Some(address) = it.address else { continue };
@@ -172,9 +175,9 @@ impl ActiveRevisionState {
             pod.set_ready(it.is_ready);
             if it.is_ready {
                 ready.push(pod.key);
-            }
-            if it.is_preferred {
-                preferred.push(pod.key);
+                if preference.as_ref().is_some_and(|preference| preference.selects(&it.hints)) {
+                    preferred.push(pod.key);
+                }
             }
             self.pods.insert(pod.key, pod);
         }

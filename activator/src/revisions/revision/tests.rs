@@ -36,9 +36,8 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         is_ready: true,
         name: "pod".into(),
         hints: TopologyHints::default(),
-        is_preferred: false,
     };
-    revision.set_pods(&PodTable::from([("uid".to_owned(), pod)]));
+    revision.set_pods(&PodTable::from([("uid".to_owned(), pod)]), &ActivatorTopology::default());
     revision
 }
 

@@ -11,14 +11,14 @@ use std::{
 use common::{
     link::RouteChanges,
     service_routing::NodeTopology,
-    wire::{self, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+    wire::{self, NamespacedName, RouteKey, RoutingPhase},
 };
 use smol_str::SmolStr;
 
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings},
+        route_settings::{ActivatorTopology, PodTable, PodTableEntry, RevisionRouteSettings},
     },
     routes::{
         index_entries::{HostIndexEntry, NameIndexEntry},
@@ -178,18 +178,17 @@ impl RouteIndexState {
         unreferenced
     }
 
-    /// Updates node and zone of the activator with the name `own_name`. Returns the Revisions whose hints may prefer
+    /// Updates node and zone of this activator if the entry has its name. Returns the Revisions whose hints may prefer
     /// other pods now.
     pub(super) fn update_own_place(
         &mut self,
-        changes: &RouteChanges,
+        entry: &wire::ActivatorEntry,
         own_name: &str,
-    ) -> BTreeSet<NamespacedName> {
-        let own = changes.get(&RouteKey::Activator(own_name.to_owned()));
-        let Some(RouteChange::Activator(own)) = own else { return BTreeSet::new() };
-        let place = NodeTopology { name: own.node.as_str().into(), zone: own.zone.as_str().into() };
-        if self.own_place == place {
-            return BTreeSet::new();
+    ) -> Vec<NamespacedName> {
+        let (name, zone) = (entry.node.as_str().into(), entry.zone.as_str().into());
+        let place = NodeTopology { name, zone };
+        if entry.name != own_name || self.own_place == place {
+            return Vec::new();
         }
         self.own_place = place;
         self.pods_by_revision.keys().cloned().collect()
@@ -214,6 +213,11 @@ impl RouteIndexState {
         self.activator_zones_by_name.values().cloned().collect()
     }
 
+    /// Places of this activator and of the others.
+    pub(super) fn activator_topology(&self) -> ActivatorTopology {
+        ActivatorTopology { own_place: self.own_place.clone(), zones: self.activator_zones() }
+    }
+
     /// Returns the Revisions whose hints may prefer other pods, if activators were in the zones `before`.
     pub(super) fn revisions_of_new_zones(
         &self,
@@ -234,7 +238,6 @@ impl RouteIndexState {
             is_ready,
             name: entry.name.into(),
             hints: entry.hints,
-            is_preferred: false,
         };
         self.pods_by_revision
             .entry(entry.revision.clone())

@@ -233,15 +233,9 @@ impl ControllerStateMachine {
                 }
                 // A new Revision of this name. Decisions are about names, and the old pods finish their requests.
                 Some(revision) => {
-                    // Pods have a watch of their own: those that are no older than the Revision are its own.
-                    let is_old = |it: &&mut RevisionPod| it.created < observed.meta.created;
-                    revision.pods.iter_mut().filter(is_old).for_each(|pod| drain_pod(pod, now));
+                    replace_revision(revision, observed, now);
                     // That scale was of the old Revision's Deployment.
                     cluster.scaling.external_scales.remove(name);
-                    let (decision, pods) =
-                        (revision.scaling.decision, std::mem::take(&mut revision.pods));
-                    *revision = AppRevision { pods, ..observed };
-                    revision.scaling.decision = decision;
                 }
                 None => app.revisions.push(observed),
             }
@@ -318,6 +312,16 @@ fn with_interned_template(
 ) -> ServiceManifest {
     manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
+}
+
+/// Replaces a deleted Revision with a new one of its name.
+fn replace_revision(revision: &mut AppRevision, observed: AppRevision, now: UnixMillis) {
+    // Pods have a watch of their own: those that are no older than the Revision are its own.
+    let is_old = |it: &&mut RevisionPod| it.created < observed.meta.created;
+    revision.pods.iter_mut().filter(is_old).for_each(|pod| drain_pod(pod, now));
+    let (decision, pods) = (revision.scaling.decision, std::mem::take(&mut revision.pods));
+    *revision = AppRevision { pods, ..observed };
+    revision.scaling.decision = decision;
 }
 
 /// Marks a Revision as deleted. It stays until its pods have ended, since they finish their requests.

@@ -142,7 +142,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Updates the activators of a node that became or is no longer lost.
+    /// Updates the activators of a node that became or is no longer lost, or whose zone has changed.
     pub(super) fn update_node_activators(&mut self, node: &str) {
         let all = self.cluster.activators.pods.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
@@ -156,14 +156,13 @@ impl ControllerStateMachine {
     pub(super) fn update_activator_zones(&mut self, node: &str) {
         let zone = self.cluster.nodes.zones.get(node).cloned().unwrap_or_default();
         let activators = self.cluster.activators.pods.values_mut().map(|(it, _)| it);
-        let mut names = Vec::new();
+        let mut is_changed = false;
         for activator in activators.filter(|it| it.node == node && it.zone != zone) {
             activator.zone.clone_from(&zone);
-            names.push(activator.name.clone());
+            is_changed = true;
         }
-        names.iter().for_each(|name| self.update_activator_route(name));
-        if !names.is_empty() {
-            self.request_slice_checks();
+        if is_changed {
+            self.update_node_activators(node);
         }
     }
 

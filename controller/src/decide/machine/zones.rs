@@ -109,5 +109,5 @@ fn is_proportional(app: &AppState) -> bool {
         app.revisions.iter().any(|it| it.topology.as_ref().is_some_and(|it| it.mode == mode))
     };
     let mode = HintMode::Proportional;
-    HintMode::from_annotations(|key| app.route_annotation(key)) == mode || of_pods(mode)
+    app.route_hint_mode() == mode || of_pods(mode)
 }

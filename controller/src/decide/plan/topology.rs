@@ -22,7 +22,7 @@ use crate::{
 pub(crate) fn hint_mode(app: &AppState, template: &ParsedTemplate) -> HintMode {
     // Not key by key: a topology mode of the template would count before a traffic distribution of the Route.
     if key::HINTS.iter().any(|key| app.route_annotation(key).is_some()) {
-        return HintMode::from_annotations(|key| app.route_annotation(key));
+        return app.route_hint_mode();
     }
     HintMode::from_annotations(|key| template.annotation(key))
 }
@@ -89,6 +89,6 @@ fn plan_topology(
 
 /// Returns true if both lists have the same pods in the same zones.
 fn is_same_place(before: &[HintedPod], now: &[HintedPod]) -> bool {
-    let place = |it: &HintedPod| (it.name.clone(), it.zone.clone());
-    before.iter().map(place).eq(now.iter().map(place))
+    let is_same = |(a, b): (&HintedPod, &HintedPod)| a.name == b.name && a.zone == b.zone;
+    before.len() == now.len() && before.iter().zip(now).all(is_same)
 }

@@ -6,6 +6,7 @@ use super::{
     AppRevision, RevisionPod,
     conditions::{ConditionReason, ConditionSet},
     settings::PlatformKind,
+    topology::HintMode,
     values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis},
 };
 use crate::model::rollout::Rollout;
@@ -84,6 +85,11 @@ impl AppState {
     /// Returns an annotation of the Route, or of the Service that owns it.
     pub fn route_annotation(&self, key: &str) -> Option<&str> {
         self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
+    }
+
+    /// Returns the rule for hints by the annotations of the Route, or of the Service that owns it.
+    pub fn route_hint_mode(&self) -> HintMode {
+        HintMode::from_annotations(|key| self.route_annotation(key))
     }
 
     /// Returns all labels of the Route, or of the Service that owns it.

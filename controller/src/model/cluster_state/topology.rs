@@ -27,10 +27,15 @@ impl HintMode {
         if matches!(mode, Some("Auto" | "auto")) {
             return Self::Proportional;
         }
-        match get(key::TRAFFIC_DISTRIBUTION) {
-            Some("PreferClose" | "PreferSameZone") => Self::SameZone,
-            Some("PreferSameNode") => Self::SameNode,
-            Some(_) | None => Self::Off,
+        get(key::TRAFFIC_DISTRIBUTION).and_then(Self::from_traffic_distribution).unwrap_or_default()
+    }
+
+    /// Reads the mode from a traffic distribution; `None`: the value is not known.
+    pub fn from_traffic_distribution(value: &str) -> Option<Self> {
+        match value {
+            "PreferClose" | "PreferSameZone" => Some(Self::SameZone),
+            "PreferSameNode" => Some(Self::SameNode),
+            _ => None,
         }
     }
 }

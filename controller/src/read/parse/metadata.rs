@@ -9,7 +9,10 @@ use k8s_openapi::{
 use serde_json::json;
 
 use super::{dns_names, settings::TemplateParent};
-use crate::model::{go_values::parse_duration, knative::key, problem::Problem, scale_policy};
+use crate::model::{
+    cluster_state::HintMode, go_values::parse_duration, knative::key, problem::Problem,
+    scale_policy,
+};
 
 type AnnotationMap = BTreeMap<String, String>;
 
@@ -171,8 +174,8 @@ fn check_path(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
 
 /// Checks Rouse's own annotation for near pods. Its values are those of the field of a Service of Kubernetes.
 fn check_traffic_distribution(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
-    let known = |it: &str| matches!(it, "PreferClose" | "PreferSameZone" | "PreferSameNode");
-    if let Some(value) = all.get(key::TRAFFIC_DISTRIBUTION).filter(|it| !known(it)) {
+    let is_unknown = |it: &&String| HintMode::from_traffic_distribution(it).is_none();
+    if let Some(value) = all.get(key::TRAFFIC_DISTRIBUTION).filter(is_unknown) {
         let problem = Problem::invalid(format!("{at}.{}", key::TRAFFIC_DISTRIBUTION), value);
         problems.push(problem.with_details("use PreferSameZone, PreferSameNode or PreferClose"));
     }

@@ -195,18 +195,9 @@ mod tests {
         let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
         let pieces = encode_batch(&batch, ClientComponent::Agent, None, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
-        let mut items = 0;
-        for piece in pieces.iter() {
-            let mut rest = piece.clone();
-            while !rest.is_empty() {
-                assert_eq!(rest.get_u8(), 0);
-                let length = rest.get_u32() as usize;
-                let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
-                assert_eq!(item.version, 7);
-                items += 1;
-            }
-        }
-        assert_eq!(items, 10_001, "and the one that ends the batch");
+        let items = decode(pieces.iter().cloned());
+        assert!(items.iter().all(|it| it.version == 7));
+        assert_eq!(items.len(), 10_001, "and the one that ends the batch");
     }
 
     /// Returns the decoded items of encoded ones.
@@ -214,7 +205,7 @@ mod tests {
         let mut items = Vec::new();
         for mut rest in encoded {
             while !rest.is_empty() {
-                rest.advance(1);
+                assert_eq!(rest.get_u8(), 0);
                 let length = rest.get_u32() as usize;
                 let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
                 items.push(RouteItem::try_from(item).expect("a valid item"));

@@ -35,9 +35,7 @@ pub(super) fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
     let Some((owner, allocation)) = route else {
         return revision_slice(cluster, key, &ipv6_service, &activators);
     };
-    let mode = cluster.apps.get(&owner).map_or(HintMode::Off, |app| {
-        HintMode::from_annotations(|annotation| app.route_annotation(annotation))
-    });
+    let mode = cluster.apps.get(&owner).map_or(HintMode::Off, |app| app.route_hint_mode());
     let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
     let all = with_placeholder(cluster, &owner, allocation, |spec| {
         slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE, rules)
