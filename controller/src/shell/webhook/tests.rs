@@ -117,7 +117,7 @@ async fn reviews_are_answered_over_tls_and_the_certificate_can_be_replaced() {
     server.server_task.await.expect("no panic").expect("served");
 }
 
-/// Where pods have IPv6 addresses only, the webhook may listen at one of them alone.
+/// The webhook may listen at an IPv6 address alone, where pods have no other.
 #[tokio::test]
 async fn a_replica_calls_itself_by_the_family_that_it_listens_on() {
     let server = start_server_at(Ipv6Addr::LOCALHOST.into()).await;

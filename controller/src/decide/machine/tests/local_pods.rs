@@ -108,10 +108,11 @@ fn a_chosen_revision_name_is_free_once_the_pods_of_the_deleted_service_have_ende
 #[test]
 fn a_refused_manifest_leaves_no_name_of_the_deleted_service_behind() {
     let mut sim = MachineSim::new();
-    let long_name = "a".repeat(62);
+    // The longest name of a local service: names of its Revision's children are cut.
+    let long_name = "a".repeat(57);
     let manifest = HELLO.replace("{name: hello}", &format!("{{name: {long_name}}}"));
-    let manifest = manifest.replace("\"0\"", "\"1\"");
     sim.apply(&manifest);
+    sim.step(ControllerEvent::DecisionReceived(decision(&format!("{long_name}-00001"), 1)));
     sim.report_all_ready();
     let uid = sim.pod_uids().remove(0);
     let full_name = NamespacedName::new("default", long_name);
