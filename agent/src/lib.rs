@@ -40,7 +40,7 @@ mod usage;
 
 pub use capabilities::CAPABILITIES;
 
-use std::{io, sync::Arc};
+use std::{io, pin::pin, sync::Arc};
 
 use common::{
     admin as pages,
@@ -320,8 +320,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let admin_pages = admin::pages(registry, not_ready.clone(), health.clone());
     let extra_pages = facts_pages.merge(node_check::page::router(&config, &not_ready));
-    let pages = pages::serve(config.admin, admin_pages, extra_pages, shutdown.clone());
-    let mut pages = std::pin::pin!(pages);
+    let mut pages = pin!(pages::serve(config.admin, admin_pages, extra_pages, shutdown.clone()));
     let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
         started = program_supervisor::start(&config, &not_ready) => started?,
         ended = &mut pages => return ended.map_err(AgentError::Admin),

@@ -312,9 +312,8 @@ fn count_outcomes(
 ) -> io::Result<String> {
     let mut counts = BTreeMap::new();
     for _ in 0..count.parse().map_err(io::Error::other)? {
-        let name = connect(parse_address(address)?).unwrap_or_else(|error| {
-            format!("err{}", error.raw_os_error().unwrap_or_default())
-        });
+        let name = connect(parse_address(address)?)
+            .unwrap_or_else(|error| format!("err{}", error.raw_os_error().unwrap_or_default()));
         *counts.entry(name).or_default() += 1;
     }
     Ok(format_counts(&counts))

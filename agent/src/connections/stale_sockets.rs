@@ -186,9 +186,8 @@ mod tests {
 
     #[test]
     fn a_udp_socket_is_stale_once_its_endpoint_has_left_and_others_are_there() {
-        let is_stale = |present: &[u8]| {
-            rounds(None, present).is_stale(&socket(abi::IPPROTO_UDP, 1), pod(1))
-        };
+        let is_stale =
+            |present: &[u8]| rounds(None, present).is_stale(&socket(abi::IPPROTO_UDP, 1), pod(1));
         assert!(!is_stale(&[1, 2]));
         assert!(is_stale(&[2]));
         assert!(!is_stale(&[]), "no other would be given");

@@ -18,8 +18,7 @@ pub(crate) struct LedSocket {
 impl LedSocket {
     /// Returns the socket of a record of TCP; `None` if it was led to a pod or activator of Rouse.
     pub(crate) fn of_record(record: &ConnectRecord) -> Option<Self> {
-        let frontend =
-            frontend(record.original_address, record.original_port_be, abi::IPPROTO_TCP);
+        let frontend = frontend(record.original_address, record.original_port_be, abi::IPPROTO_TCP);
         let endpoint = endpoint(record.backend_address, record.backend_port_be);
         let netns_cookie = record.netns_cookie;
         (netns_cookie != 0).then_some(Self { frontend, endpoint, netns_cookie })
@@ -27,8 +26,7 @@ impl LedSocket {
 
     /// Returns the socket of an entry of UDP; `None` if no connect of it was redirected.
     pub(crate) fn of_udp_socket(socket: &UdpSocket) -> Option<Self> {
-        let frontend =
-            frontend(socket.original_address, socket.original_port_be, abi::IPPROTO_UDP);
+        let frontend = frontend(socket.original_address, socket.original_port_be, abi::IPPROTO_UDP);
         let endpoint = endpoint(socket.backend_address, socket.backend_port_be);
         let netns_cookie = socket.netns_cookie;
         (netns_cookie != 0).then_some(Self { frontend, endpoint, netns_cookie })

@@ -332,7 +332,9 @@ fn check_pod_canaries(address: SocketAddr, agent: &AgentFacts) -> CheckLine {
         Err(_) => 2,
     };
     match agent.pod_canaries.iter().min_by_key(rank) {
-        None => CheckLine::fine(subject, "the node has no pod with a network of its own and no mesh"),
+        None => {
+            CheckLine::fine(subject, "the node has no pod with a network of its own and no mesh")
+        }
         Some(best) => check_canary(subject, address, best, agent),
     }
 }

@@ -332,8 +332,7 @@ fn add_agent_state(pod: &mut Value) {
 
 /// Adds the kubelet's kubeconfig to a pod with one container. A node without the file cannot start the pod.
 fn add_kubelet_kubeconfig(pod: &mut Value, path: &Path) {
-    let volume =
-        json!({"name": "kubelet-kubeconfig", "hostPath": {"path": path, "type": "File"}});
+    let volume = json!({"name": "kubelet-kubeconfig", "hostPath": {"path": path, "type": "File"}});
     let mount = json!({
         "name": "kubelet-kubeconfig", "mountPath": KUBELET_KUBECONFIG_PATH, "readOnly": true,
     });

@@ -107,7 +107,8 @@ fn end_in_namespace(
     let tcp = tcp.and_then(|listed| end_listed(&diag, listed, is_stale_tcp, &mut ended.tcp));
     // Also after a failure with TCP: the endpoints were taken, so no later namespace has them.
     let udp = if of_udp.is_empty() { Ok(Vec::new()) } else { diag.connected_udp_sockets() };
-    tcp.and(udp.and_then(|listed| end_listed(&diag, listed, is_stale_udp, &mut ended.udp)))
+    let udp = udp.and_then(|listed| end_listed(&diag, listed, is_stale_udp, &mut ended.udp));
+    tcp.and(udp)
 }
 
 /// Takes the endpoints that have left and that sockets of a namespace and protocol have. Without a cookie, which the

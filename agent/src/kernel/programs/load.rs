@@ -142,10 +142,7 @@ fn client_socket_shapes(sizes: MapSizes, cpus: u32) -> [(&'static str, MapShape)
         (maps::BOUND_CONNECTS, [LRU_HASH, bound_key, bound_connect, bound_connects]),
         (maps::BOUND_SOCKETS, [LRU_HASH, 8, bound_key, bound_connects]),
         (maps::UDP_FLOWS, [LRU_HASH, udp_flow_key, 4, udp_flows]),
-        (
-            maps::UDP_REPLIES,
-            [LRU_HASH, udp_flow_key, bytes_of::<abi::UdpReplySource>(), udp_flows],
-        ),
+        (maps::UDP_REPLIES, [LRU_HASH, udp_flow_key, bytes_of::<abi::UdpReplySource>(), udp_flows]),
         (maps::UDP_SOCKETS, [HASH, 8, bytes_of::<abi::UdpSocket>(), abi::UDP_SOCKETS_MAX]),
         (maps::MESHED_NETNS, [HASH, 8, 4, abi::MESHED_NETNS_MAX]),
     ]

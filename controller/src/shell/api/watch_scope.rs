@@ -248,11 +248,11 @@ mod tests {
         let placeholder = PlaceholderSpec {
             namespace: "default",
             route: "hello",
-            uid: "t-uid",
+            route_uid: "t-uid",
             tag: None,
             service: "hello",
-            labels: BTreeMap::new(),
-            annotations: BTreeMap::new(),
+            route_labels: BTreeMap::new(),
+            route_annotations: BTreeMap::new(),
             activator_port: Some(20_007),
         };
         let made = placeholder_service(&placeholder).body;
