@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +11,7 @@ use datapath::abi::maps;
 use tracing::{info, warn};
 
 use super::{CONNECT_PROGRAMS, EbpfProgramsError, path_error};
-use crate::kernel::maps as tables;
+use crate::kernel::{maps as tables, sys};
 use crate::paths::AgentPaths;
 
 /// Programs that serve a client's socket for as long as it is open.
@@ -132,8 +133,19 @@ fn names_in(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
+/// Detaches the program of a link and removes the link's pin. Afterwards the kernel begins no more run of the program;
+/// after the removal of the pin alone it does so for a moment.
 pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), EbpfProgramsError> {
-    remove_pin(&pins.join("links").join(name))
+    let pin = pins.join("links").join(name);
+    if let Ok(link) = sys::open_pin(&pin) {
+        match sys::link_detach(link.as_fd()) {
+            // Links of this kind end with their pin only.
+            Err(source) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(source) => return Err(path_error("detach link", &pin, source)),
+            Ok(()) => {}
+        }
+    }
+    remove_pin(&pin)
 }
 
 pub(super) fn remove_pin(pin: &Path) -> Result<(), EbpfProgramsError> {
