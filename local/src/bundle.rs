@@ -158,7 +158,8 @@ pub fn build_spec(
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
-/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
+/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight. As in the kubelet, a limit of
+/// 0 is none.
 pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let parse = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
@@ -170,9 +171,11 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
     };
     let cpu_shares = parse(&resources.requests, "cpu", quantity::parse_milli)?
         .map(|milli| milli.saturating_mul(1024) / 1000);
+    let memory = parse(&resources.limits, "memory", quantity::parse_units)?;
+    let cpu_milli = parse(&resources.limits, "cpu", quantity::parse_milli)?;
     Ok(ContainerLimits {
-        memory: parse(&resources.limits, "memory", quantity::parse_units)?,
-        cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,
+        memory: memory.filter(|&bytes| bytes > 0),
+        cpu_milli: cpu_milli.filter(|&milli| milli > 0),
         cpu_shares,
     })
 }

@@ -198,6 +198,8 @@ fn limits_are_read_from_resources() {
     let expected =
         ContainerLimits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
     assert_eq!(limits, expected);
+    let zero = json!({ "name": "web", "resources": { "limits": { "cpu": "0", "memory": "0Mi" } } });
+    assert_eq!(parse_limits(&container(zero)), Ok(ContainerLimits::default()));
 }
 
 #[test]
