@@ -63,6 +63,10 @@ pub(crate) fn find_objects(
                 let reason = "a resource cannot be retrieved by name across all namespaces";
                 return Err(CommandError::Usage(reason.to_owned()));
             }
+            Some(_) if !args.selector.is_empty() => {
+                let reason = "name cannot be provided when a selector is specified";
+                return Err(CommandError::Usage(reason.to_owned()));
+            }
             Some(name) => {
                 objects.push((target.kind, get_object(store, target.kind, namespace, name)?))
             }
@@ -345,6 +349,19 @@ mod tests {
         {
             let error = check_selector(selector).unwrap_err().to_string();
             assert!(error.contains("unable to parse"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_refused_beside_what_selects_many() {
+        let (temp, store) = NodeStoreFixture::new("get-name");
+        temp.put_object(LocalObjectKind::Service, &service("default", "a"));
+        for (line, reason) in [
+            ("get ksvc a -A", "across all namespaces"),
+            ("get ksvc a -l team=b", "when a selector is specified"),
+        ] {
+            let error = run(&store, line).unwrap_err().to_string();
+            assert!(error.ends_with(reason), "{error}");
         }
     }
 
