@@ -97,6 +97,7 @@ impl LocalKubelet {
             inbox,
             outbox: CoalescingQueue::new(),
             due_ticks: DueQueue::new(),
+            // Pods may be gone since the earlier node process pruned logs.
             has_removed_pods: true,
         };
         for saved in saved {
