@@ -63,7 +63,7 @@ impl PodAddressPool {
         let rising = (self.next..=LAST_HOST).chain(FIRST_HOST..self.next);
         let host = rising.into_iter().find(|host| !self.allocated.contains(host))?;
         self.allocated.insert(host);
-        // Lower than before if all addresses up to the last are taken. The next one would otherwise be the lowest again.
+        // Also lower than before, if all addresses up to the last are taken: else the lowest would be the next again.
         self.next = if host >= LAST_HOST { FIRST_HOST } else { host + 1 };
         Some(PodAddress(host))
     }

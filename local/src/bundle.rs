@@ -158,8 +158,8 @@ pub fn build_spec(
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
-/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight. As in the kubelet, a limit of
-/// 0 is none.
+/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight. A limit of 0 is none, as in
+/// the kubelet.
 pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let parse = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {

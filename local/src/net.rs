@@ -105,8 +105,8 @@ fn create_namespace(own_namespace: BorrowedFd<'_>) -> Result<OwnedFd, NetError> 
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
         .map_err(namespace_error("make", ""))?;
-    // As containerd does it: a process without privileges may serve on port 80. Only after `unshare`, or the setting would
-    // be that of the machine or of the node.
+    // As containerd does it: a process without privileges may serve on port 80. If `unshare` failed, this would set it
+    // for the machine or the node.
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     let namespace = current_namespace();
     // Also after an error: this thread must not stay in a namespace of its own.
