@@ -177,7 +177,8 @@ impl<'a> ConnectTrace<'a> {
             );
         }
         match self.service {
-            Some(number) if self.unfit_text().is_some() || self.is_wanted(number) => {
+            // Only then the room matters: another port of a service that does not fit is no frontend either way.
+            Some(number) if self.is_wanted(number) => {
                 self.unfit_text().unwrap_or_else(|| "the frontend is not in force yet".to_owned())
             }
             Some(ServiceNumber::Routed(number)) => {
