@@ -75,9 +75,10 @@ pub struct MapCapacityError {
     pub size: usize,
     /// Number of entries that are needed at once.
     pub wanted: usize,
-    /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
+    /// Number of entries that the service can have at once. Of `SLOTS`, it is the longest free extent, or all entries
+    /// that the service's share of the map leaves.
     pub free: usize,
-    /// Number of entries in quarantine; of `SLOTS`, in all extents together.
+    /// Number of further entries that it can have once all quarantines are over; of `SLOTS`, in all extents together.
     pub quarantined: usize,
 }
 

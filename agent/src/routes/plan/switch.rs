@@ -186,9 +186,10 @@ impl RoutePlanner {
             entries += update.next.backends.len();
             roomy += update.roomy_capacity() as usize;
         }
-        let available = self.list_entry_pool.available(MapShare::of(source));
+        let share = MapShare::of(source);
+        let available = self.list_entry_pool.available(share);
         if source == ServiceSource::Service && entries > available {
-            return Err(self.list_entry_pool.shortage(entries, available));
+            return Err(self.list_entry_pool.share_error(entries, share));
         }
         // Best fit can fail by fragmentation even if the sum is free, so all extents are taken before any list is
         // switched.

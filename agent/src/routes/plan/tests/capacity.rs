@@ -1,6 +1,9 @@
 //! Pure: plans for maps that are too small: refused services, quarantine, and the services that wait for a frontend.
 
-use super::*;
+use super::{
+    cluster::{first_lists, set_slice, set_tcp_service},
+    *,
+};
 
 /// Returns ready pods of one Revision, one for each number.
 fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
@@ -162,6 +165,39 @@ fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_
     fixture.now += QUARANTINE_WAIT_NS;
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
+}
+
+/// Of ten free entries and twenty in quarantine, a quarter of the map is left to services of the RouteTable.
+#[test]
+fn an_error_counts_only_what_the_share_of_the_service_gets_after_the_quarantine() {
+    let mut ids = KernelIdPool::new(0, 100);
+    (0..90).for_each(|id| ids.reserve(id));
+    (0..20).for_each(|id| ids.quarantine(id, 0));
+    let mut entries = ExtentPool::new(100);
+    entries.reserve(0, 90);
+    entries.quarantine(0, 20, 0);
+    for (share, expected) in [(MapShare::All, (10, 20)), (MapShare::ThreeQuarters, (0, 5))] {
+        let of_ids = ids.check_free(abi::maps::BACKENDS, 11, share).expect_err("too many");
+        assert_eq!((of_ids.free, of_ids.quarantined), expected, "{share:?}");
+        let of_entries = entries.share_error(11, share);
+        assert_eq!((of_entries.free, of_entries.quarantined), expected, "{share:?}");
+    }
+}
+
+/// A wait for a quarantine that frees too little would keep endpoints in force that have left.
+#[test]
+fn a_service_of_the_cluster_does_not_wait_for_what_its_share_does_not_leave() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
+    // After the quarantine three ids are free, of which two are left to services of the RouteTable.
+    let mut ids = KernelIdPool::new(1, 8);
+    (1..8).for_each(|id| ids.reserve(id));
+    (1..4).for_each(|id| ids.quarantine(id, fixture.now));
+    fixture.planner.backends.pool = ids;
+    let plan = fixture.observe(vec![set_slice(1, &[6, 7])]);
+    assert_eq!(plan.newly_refused.len(), 1);
+    let found = fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
+    assert_eq!(found, (RoutingMode::Pass, vec![], 0), "kube-proxy serves it");
 }
 
 #[test]
