@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use common::{
-    service_routing::{PortExplanation, PortTarget},
+    service_routing::{PortExplanation, PortTarget, SelectionRule},
     wire::NamespacedName,
 };
 use datapath::{abi::FrontendKey, load_balancing::RoutingMode};
@@ -112,7 +112,7 @@ impl<'a> ConnectTrace<'a> {
             None if list.owner.is_none() => {
                 ("an earlier agent has written the list, and its service is not known yet", false)
             }
-            None => ("the ready pods of the Revision", false),
+            None => (self.pods_text(), false),
         };
         let how = match list.state.mode {
             RoutingMode::PickRandom => format!("a random one of {count}: {rule}"),
@@ -130,6 +130,23 @@ impl<'a> ConnectTrace<'a> {
             false => "",
         };
         format!("{how}{affinity}{change}")
+    }
+
+    /// Returns the rule by which the pods of a Revision are selected, as a phrase.
+    fn pods_text(&self) -> &'static str {
+        let rule = match self.service {
+            Some(ServiceNumber::Routed(number)) => self.planner.table.pod_rule(number, &self.key),
+            Some(ServiceNumber::Cluster(_)) | None => None,
+        };
+        match rule {
+            Some(SelectionRule::SameNode) => {
+                "the ready pods of the Revision with a hint for this node"
+            }
+            Some(SelectionRule::SameZone) => {
+                "the ready pods of the Revision with a hint for this node's zone"
+            }
+            Some(_) | None => "the ready pods of the Revision",
+        }
     }
 
     fn activator_reason(&self) -> String {
