@@ -522,7 +522,7 @@ impl RoutePlanner {
         updates: &mut Vec<BackendListUpdate>,
     ) {
         // Order is without meaning in most lists, and `next` is sorted already; numbers are compared by what they stand
-        // for.
+        // for. The eBPF programs read no info of the activators' lists.
         let is_in_force = self.lists.get(&target).is_some_and(|list| {
             let mut current: Vec<&BackendTarget> =
                 list.backends.iter().filter_map(|&id| self.backends.get(id)).collect();
@@ -660,7 +660,7 @@ impl RoutePlanner {
             return;
         }
         for &id in &list.backends {
-            self.backends.move_list(id, (before, source), ops);
+            self.backends.change_source(id, (before, source), ops);
         }
     }
 }

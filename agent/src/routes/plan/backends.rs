@@ -117,7 +117,7 @@ impl UsedBackends {
     }
 
     /// Counts a list of this backend for another source: the list has a new owner, and is otherwise the same.
-    pub(super) fn move_list(
+    pub(super) fn change_source(
         &mut self,
         id: u32,
         (from, to): (ServiceSource, ServiceSource),

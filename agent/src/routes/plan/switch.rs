@@ -106,10 +106,10 @@ impl RoutePlanner {
     ) -> Result<(), MapCapacityError> {
         self.check_room(updates, MapShare::of(source))?;
         let edits = self.list_edits(updates, source);
-        let is_preferred = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
+        let preferred_edit = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
             edit.filter(|edit| self.prefers_edit(update, edit))
         };
-        let preferred: Vec<_> = updates.iter().zip(edits).map(is_preferred).collect();
+        let preferred: Vec<_> = updates.iter().zip(edits).map(preferred_edit).collect();
         let places = match self.place_lists(updates, preferred, source) {
             Ok(places) => places,
             // A full map must not stop a change that fits in place.

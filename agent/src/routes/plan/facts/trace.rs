@@ -211,12 +211,12 @@ impl<'a> ConnectTrace<'a> {
             Some(ServiceNumber::Cluster(number)) => {
                 self.planner.table.cluster.unserved_reason(number, self.target)
             }
-            None => self.stranger_reason(),
+            None => self.unknown_address_reason(),
         }
     }
 
     /// Returns the reason for an address that no known service has.
-    fn stranger_reason(&self) -> String {
+    fn unknown_address_reason(&self) -> String {
         let cluster = &self.planner.table.cluster;
         let ip = self.target.to.ip();
         if !cluster.is_enabled() {
