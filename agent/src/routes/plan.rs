@@ -604,7 +604,7 @@ impl RoutePlanner {
         // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
         plan.newly_outranked = self.newly_outranked(&draft);
-        self.commit_draft(draft, unfit, &mut ops);
+        self.commit_draft(draft, unfit);
         ops.finish(&mut plan);
         Ok(plan)
     }
@@ -628,7 +628,6 @@ impl RoutePlanner {
         &mut self,
         draft: MapPlanDraft,
         unfit: BTreeMap<ServiceNumber, UnfitService>,
-        ops: &mut OrderedMapOps,
     ) {
         for (key, service_number) in draft.frontend_owners {
             self.ownerless_frontends.remove(&key);
@@ -636,7 +635,6 @@ impl RoutePlanner {
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
                 list.owner = Some(service_number);
                 self.frontend_claims.remove(&(key, service_number));
-                self.set_list_source(key, service_number.source(), ops);
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
@@ -644,23 +642,6 @@ impl RoutePlanner {
         self.unfit_services = unfit;
         for key in &draft.unwanted_frontends {
             self.ownerless_frontends.remove(key);
-        }
-    }
-
-    /// Counts the backends of a list for the source of its new owner, if the list itself stays as it is.
-    fn set_list_source(
-        &mut self,
-        key: FrontendKey,
-        source: ServiceSource,
-        ops: &mut OrderedMapOps,
-    ) {
-        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        let before = std::mem::replace(&mut list.source, source);
-        if before == source {
-            return;
-        }
-        for &id in &list.backends {
-            self.backends.change_source(id, (before, source), ops);
         }
     }
 }

@@ -167,6 +167,53 @@ fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_
     assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
 }
 
+/// Returns a pool without a free entry, of which entries 2 to 5 are in quarantine.
+fn pool_in_quarantine(now_ns: u64) -> ExtentPool {
+    let mut pool = ExtentPool::new(8);
+    pool.reserve(0, 8);
+    pool.quarantine(2, 4, now_ns);
+    pool
+}
+
+/// Until then the list names the endpoints of the Service of the cluster, of whose requests nothing is known.
+#[test]
+fn pods_are_added_when_a_service_that_waited_has_its_list_at_an_address_of_the_cluster() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
+    fixture.planner.list_entry_pool = pool_in_quarantine(fixture.now);
+    let mut routed = service(1, ConnectionPath::Direct);
+    routed.addresses.truncate(1);
+    fixture.set_table(&table(&[routed], &pods(1, 7..=8), &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.is_partial, plan.added_pods), (true, BTreeSet::new()));
+    fixture.now += abi::QUARANTINE_NS;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    let at = |number: u8| SocketAddr::from(([10, 244, 0, number], 8080));
+    assert_eq!(plan.added_pods, [7, 8].map(at).into());
+    assert_eq!((plan.is_partial, plan.removed_pods), (false, BTreeSet::new()));
+}
+
+/// Idle connections to a pod are closed only if a plan names it as removed.
+#[test]
+fn pods_are_removed_when_a_service_of_the_cluster_that_waited_has_its_list_at_their_address() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut routed = service(1, ConnectionPath::Direct);
+    routed.addresses.truncate(1);
+    fixture.set_table(&table(&[routed], &pods(1, 7..=7), &[]));
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5, 6])]));
+    fixture.planner.list_entry_pool = pool_in_quarantine(fixture.now);
+    fixture.set_table(&table(&[], &[], &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.newly_refused, plan.removed_pods), (vec![], BTreeSet::new()));
+    let list = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
+    assert_eq!(list(&fixture), [target(7)], "it waits");
+    fixture.now += abi::QUARANTINE_NS;
+    fixture.planner.retry_unfit();
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(list(&fixture), [target(5), target(6)]);
+    assert_eq!(plan.removed_pods, [SocketAddr::from(([10, 244, 0, 7], 8080))].into());
+}
+
 /// Of ten free entries and twenty in quarantine, a quarter of the map is left to services of the RouteTable.
 #[test]
 fn an_error_counts_only_what_the_share_of_the_service_gets_after_the_quarantine() {
