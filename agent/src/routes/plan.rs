@@ -123,6 +123,8 @@ struct UnfitService {
     since_ns: u64,
     /// True if it was refused: waiting does not help.
     is_refused: bool,
+    /// True if it waits, and a list that it is to replace is of the RouteTable. Pods in that list may be draining.
+    keeps_routed_list: bool,
     /// Reason of the newest attempt.
     error: MapCapacityError,
 }
@@ -561,15 +563,17 @@ impl RoutePlanner {
             let service = unfit.entry(service_number).or_insert(UnfitService {
                 since_ns: now_ns,
                 is_refused: false,
+                keeps_routed_list: false,
                 error,
             });
             service.error = error;
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
-            let share = MapShare::of(source);
-            let lengths = self.moved_lengths(&updates, source);
-            if is_recent && self.fits_after_quarantine(&error, &lengths, share) {
-                // A Service of the cluster that waits holds up no report about the RouteTable.
-                plan.is_partial |= source == ServiceSource::Route;
+            let is_waiting = is_recent && self.fits_after_quarantine(&error, &updates, source);
+            service.keeps_routed_list = is_waiting && self.are_any_routed(&updates);
+            if is_waiting {
+                // A Service of the cluster that waits holds up reports about the RouteTable only while it keeps such a
+                // list.
+                plan.is_partial |= source == ServiceSource::Route || service.keeps_routed_list;
                 continue;
             }
             let was_refused = std::mem::replace(&mut service.is_refused, true);
@@ -609,16 +613,22 @@ impl RoutePlanner {
         Ok(plan)
     }
 
-    /// Returns true if a change that fails with `error` fits once every quarantine is over. `lengths` are those of its
-    /// lists that need a new extent.
+    /// Returns true if any list that these updates are to replace is of the RouteTable.
+    fn are_any_routed(&self, updates: &[BackendListUpdate]) -> bool {
+        let lists = updates.iter().filter_map(|update| self.lists.get(&update.target));
+        lists.map(|list| list.source).any(|source| source == ServiceSource::Route)
+    }
+
+    /// Returns true if these updates, which fail with `error`, fit once every quarantine is over.
     fn fits_after_quarantine(
         &self,
         error: &MapCapacityError,
-        lengths: &[u32],
-        share: MapShare,
+        updates: &[BackendListUpdate],
+        source: ServiceSource,
     ) -> bool {
         if error.map == abi::maps::SLOTS {
-            return self.list_entry_pool.fits_after_quarantine(lengths, share);
+            let lengths = self.moved_lengths(updates, source);
+            return self.list_entry_pool.fits_after_quarantine(&lengths, MapShare::of(source));
         }
         error.wanted <= error.free + error.quarantined
     }
@@ -638,7 +648,11 @@ impl RoutePlanner {
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
-        self.due_services = unfit.keys().copied().filter(|it| it.is_routed()).collect();
+        // These are tried with each plan, so that no plan is whole while such a service waits.
+        let is_due = |(number, service): &(&ServiceNumber, &UnfitService)| {
+            number.is_routed() || service.keeps_routed_list
+        };
+        self.due_services = unfit.iter().filter(is_due).map(|(number, _)| *number).collect();
         self.unfit_services = unfit;
         for key in &draft.unwanted_frontends {
             self.ownerless_frontends.remove(key);

@@ -205,6 +205,8 @@ fn pods_are_removed_when_a_service_of_the_cluster_that_waited_has_its_list_at_th
     fixture.set_table(&table(&[], &[], &[]));
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!((plan.newly_refused, plan.removed_pods), (vec![], BTreeSet::new()));
+    assert!(plan.is_partial, "the pod may be draining, and connects go there");
+    assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial, "and so is each plan until then");
     let list = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
     assert_eq!(list(&fixture), [target(7)], "it waits");
     fixture.now += abi::QUARANTINE_NS;
@@ -212,6 +214,7 @@ fn pods_are_removed_when_a_service_of_the_cluster_that_waited_has_its_list_at_th
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!(list(&fixture), [target(5), target(6)]);
     assert_eq!(plan.removed_pods, [SocketAddr::from(([10, 244, 0, 7], 8080))].into());
+    assert!(!plan.is_partial);
 }
 
 /// Of ten free entries and twenty in quarantine, a quarter of the map is left to services of the RouteTable.
