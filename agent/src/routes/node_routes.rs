@@ -92,8 +92,8 @@ impl NodeRoutes {
         self.planner.take_programmed()
     }
 
-    /// Returns true if a change waits for its write, or a write failed. What does not fit does not count, not even if it
-    /// stops a whole plan: a restart would not help.
+    /// Returns true if a change waits for its write, or a write failed. What does not fit does not count, not even if
+    /// it stops a whole plan: a restart would not help.
     pub(crate) fn has_unwritten_changes(&self) -> bool {
         self.is_dirty || self.maps_inconsistent
     }

@@ -634,11 +634,7 @@ impl RoutePlanner {
     }
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
-    fn commit_draft(
-        &mut self,
-        draft: MapPlanDraft,
-        unfit: BTreeMap<ServiceNumber, UnfitService>,
-    ) {
+    fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<ServiceNumber, UnfitService>) {
         for (key, service_number) in draft.frontend_owners {
             self.ownerless_frontends.remove(&key);
             // A frontend without a list did not fit.

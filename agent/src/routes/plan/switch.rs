@@ -30,8 +30,8 @@ pub(super) struct BackendList {
     pub(super) service_id: u32,
     /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
     pub(super) owner: Option<ServiceNumber>,
-    /// Source of the service that the backends are of. Only those of the RouteTable are pods of Revisions. An owner that
-    /// waits for room may be of the other source.
+    /// Source of the service that the backends are of. Only those of the RouteTable are pods of Revisions. An owner
+    /// that waits for room may be of the other source.
     pub(super) source: ServiceSource,
     pub(super) state: SvcState,
     pub(super) info: SvcInfo,
