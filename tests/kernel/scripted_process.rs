@@ -5,6 +5,7 @@
 //! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
 //! | `prefork ADDRESS NAME N` | as `listen`, with N children that share one listener | `ok ADDRESS` |
+//! | `rebind ADDRESS` | binds the listener that was opened last once more | `ok` |
 //! | `close` | closes the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
 //! | `peer` | reads the peer address of the socket that connected last | `ok PEER` |
@@ -170,7 +171,9 @@ struct ScriptedSockets {
 impl ScriptedSockets {
     fn run(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["listen" | "ports" | "prefork" | "close", ..] => self.run_server_step(words),
+            ["listen" | "ports" | "prefork" | "rebind" | "close", ..] => {
+                self.run_server_step(words)
+            }
             _ => self.run_client_step(words),
         }
     }
@@ -194,6 +197,12 @@ impl ScriptedSockets {
                 for port in from..from + count {
                     open_listener(&format!("0.0.0.0:{port}"), &[])?;
                 }
+                Ok(String::new())
+            }
+            ["rebind", address] => {
+                let listener = self.listeners.last().ok_or(io::ErrorKind::NotFound)?;
+                let address = SockaddrStorage::from(parse_address(address)?);
+                bind(listener.as_raw_fd(), &address)?;
                 Ok(String::new())
             }
             ["close"] => {
