@@ -36,14 +36,12 @@ use crate::{
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
     kernel::{
-        cgroup_search::subdirectories,
-        cgroups::{is_runtime_monitor, pod_uid},
-        maps::connection_storage::ConnectionStorage,
-        netns_cookies::NetnsCookies,
-        sys,
+        cgroup_search::subdirectories, cgroups::pod_uid,
+        maps::connection_storage::ConnectionStorage, netns_cookies::NetnsCookies, sys,
     },
     pods::{
         pod_server::{PodServers, prestop::PreStopHooks},
+        processes::{namespace_path, processes},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
     },
 };
@@ -449,7 +447,7 @@ impl PodFinder {
         let read = |pid: u32, file: &str| {
             fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
         };
-        processes(self.pod_directories.get(uid)?).into_iter().find_map(|pid| {
+        processes(self.pod_directories.get(uid)?).ok()?.into_iter().find_map(|pid| {
             let command = read(pid, "cmdline");
             incompatible::detect_sandbox(read(pid, "comm").trim_end(), command.split('\0').next()?)
         })
@@ -481,12 +479,19 @@ impl PodFinder {
             }
         }
         let Some(dir) = self.pod_directories.get(uid) else { return Err(missing) };
-        for pid in processes(dir) {
-            let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+        let pids = processes(dir).map_err(|error| {
+            debug!(uid, %error, "cannot read the pod's processes");
+            MissingNamespace::NotReady
+        })?;
+        for pid in pids {
+            let path = namespace_path(pid);
             match namespace::inode(&path) {
                 Ok(inode) if !self.foreign_inodes.contains(&inode) => {
-                    return NetworkNamespace::open(path)
-                        .map_err(|_gone| MissingNamespace::NotReady);
+                    match NetworkNamespace::open(path) {
+                        Ok(namespace) => return Ok(namespace),
+                        // The process has just ended. Another one may still be there.
+                        Err(_gone) => missing = MissingNamespace::NotReady,
+                    }
                 }
                 Ok(_) if !matches!(missing, MissingNamespace::NotReady) => {
                     missing = MissingNamespace::HostNamespace
@@ -531,20 +536,6 @@ impl PodFinder {
         // A failed send means that the agent is stopping.
         let _ = self.events.send(event).await;
     }
-}
-
-/// Returns every process in the cgroup `dir` and below.
-pub(crate) fn processes(dir: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // Processes of another pid namespace are listed as 0.
-    let direct = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
-    let mut pids: Vec<u32> = direct.collect();
-    for child in subdirectories(dir) {
-        if !child.file_name().is_some_and(is_runtime_monitor) {
-            pids.extend(processes(&child));
-        }
-    }
-    pids
 }
 
 #[cfg(test)]

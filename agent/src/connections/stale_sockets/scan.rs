@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io, iter,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use datapath::abi;
+use tracing::warn;
 
 use super::EndpointRounds;
 use crate::{
@@ -18,7 +19,10 @@ use crate::{
         sys,
     },
     net::sockdiag::{DiagConnection, SockDiag},
-    pods::namespace::{NamespaceError, NetworkNamespace},
+    pods::{
+        namespace::{NamespaceError, NetworkNamespace},
+        processes::open_namespace_of,
+    },
 };
 
 /// Network namespace of the agent, in which programs of the node itself may run.
@@ -66,12 +70,17 @@ pub(super) fn end_stale_sockets(
     if left.is_empty() {
         return Ok(round);
     }
-    for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
+    let clients = client_namespaces(clients).unwrap_or_else(|error| {
+        warn!(%error, "cannot list the processes of clients");
+        Vec::new()
+    });
+    // Without a namespace its processes have just ended.
+    let of_clients = clients.iter().filter_map(|pids| open_namespace_of(pids));
+    let own = iter::once_with(|| NetworkNamespace::open(OWN_NAMESPACE).ok());
+    for namespace in of_clients.chain(own.flatten()) {
         if left.is_empty() {
             break;
         }
-        // Without a namespace its process has just ended.
-        let Ok(namespace) = NetworkNamespace::open(path) else { continue };
         let ended = &mut round.ended;
         let end = || end_in_namespace(&mut left, records, endpoints, ended);
         if let Err(error) = namespace.run_inside("end sockets", end) {
