@@ -517,8 +517,12 @@ impl PodFinder {
 
     async fn inspect(&mut self, uid: String, cookie: u64) {
         let result = match self.open_namespace(&uid) {
-            // A pod without a process has no listener.
-            Err(_) => Ok(Some(NamespaceSockets::default())),
+            // A pod without a process in its namespace has no listener.
+            Err(MissingNamespace::NoProcess | MissingNamespace::HostNamespace) => {
+                Ok(Some(NamespaceSockets::default()))
+            }
+            // Nothing is known of its listeners now. The tracker asks for another inspection.
+            Err(MissingNamespace::NotReady) => return,
             Ok(namespace) => namespace.inspect_sockets(cookie, &self.config.cookies),
         };
         match result {
@@ -556,8 +560,12 @@ mod tests {
         fs::remove_dir_all(root).expect("removed");
     }
 
+    fn root(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()))
+    }
+
     fn finder(name: &str) -> (PathBuf, Sender<FinderCommand>, Receiver<PodTrackerEvent>) {
-        let root = std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()));
+        let root = root(name);
         fs::create_dir_all(&root).expect("a folder");
         let (send, events) = mpsc::channel(8);
         let in_force = crate::paths::AgentPaths {
@@ -584,6 +592,27 @@ mod tests {
         let event = events.recv().await.expect("an event");
         assert!(
             matches!(event, PodTrackerEvent::Inspected(uid, sockets, _) if uid == "a" && sockets.listeners.is_empty())
+        );
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_processes_cannot_be_inspected_is_not_reported_as_without_listeners() {
+        let root = root("unknown");
+        for pod in ["poda", "podb", "podc"] {
+            fs::create_dir_all(root.join(pod)).expect("a folder");
+        }
+        // A process that has just ended, and a file that cannot be read.
+        fs::write(root.join("poda/cgroup.procs"), u32::MAX.to_string()).expect("a file");
+        fs::create_dir(root.join("podb/cgroup.procs")).expect("a folder");
+        let (root, commands, mut events) = finder("unknown");
+        for uid in ["a", "b", "c"] {
+            commands.send(FinderCommand::Inspect(uid.into(), 7)).await.expect("it runs");
+        }
+        let event = events.recv().await.expect("an event");
+        assert!(
+            matches!(&event, PodTrackerEvent::Inspected(uid, ..) if uid == "c"),
+            "only this one is known to have no process: {event:?}"
         );
         fs::remove_dir_all(root).expect("removed");
     }
