@@ -14,6 +14,7 @@
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
 //! | `disconnect` | disconnects the socket that connected last, keeps it | `ok` |
+//! | `reconnect ADDRESS` | connects the disconnected socket, keeps it | `ok NAME PEER` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
@@ -250,6 +251,12 @@ impl ScriptedSockets {
             ["disconnect"] => {
                 sys::disconnect(self.last_connection()?)?;
                 Ok(String::new())
+            }
+            ["reconnect", address] => {
+                let stream = self.connections.pop().ok_or(io::ErrorKind::NotConnected)?;
+                let address = SockaddrStorage::from(parse_address(address)?);
+                connect(stream.as_raw_fd(), &address)?;
+                self.store_connection(stream)
             }
             ["retry", refused, good] => {
                 let stream = connect_after_refusal(parse_address(refused)?, parse_address(good)?)?;
