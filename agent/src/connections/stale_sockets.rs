@@ -38,7 +38,7 @@ struct RoundSchedule {
     next_round: Instant,
     /// Time before which no connection of TCP is ended.
     connections_from: Instant,
-    /// True if a round is to follow then.
+    /// True if a round is still to follow at that time, whatever `rounds_left` is.
     are_connections_due: bool,
 }
 

@@ -63,7 +63,8 @@ impl StaleSocketTask {
         self.schedule.request(now, source);
     }
 
-    /// Returns true if a round is still to come.
+    /// Returns true if one of the rounds that follow a change at once is still to come. The round of connections after
+    /// a list comes seconds later, and is not meant.
     pub(crate) fn has_rounds_left(&self) -> bool {
         self.schedule.rounds_left > 0
     }
