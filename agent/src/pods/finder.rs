@@ -242,9 +242,36 @@ impl PodFinder {
             self.pod_directories.insert(uid.clone(), dir);
             return vec![uid];
         }
+        if self.may_hold_pods(&dir) { self.watch_tree(&dir) } else { Vec::new() }
+    }
+
+    /// Returns true if a directory that is no pod's own may hold those of pods.
+    fn may_hold_pods(&self, dir: &Path) -> bool {
         let depth =
             dir.components().count().saturating_sub(self.config.cgroups.components().count());
-        if depth < POD_DIRECTORY_DEPTH { self.watch_tree(&dir) } else { Vec::new() }
+        depth < POD_DIRECTORY_DEPTH
+    }
+
+    /// Adds the directory of a pod, if it exists and inotify has not reported it: no watch may have been free for the
+    /// directory above.
+    fn add_unreported_directory(&mut self, uid: &str) {
+        if self.pod_directories.contains_key(uid) {
+            return;
+        }
+        if let Some(dir) = self.find_directory(&self.config.cgroups, uid) {
+            debug!(uid, dir = %dir.display(), "directory of a pod was not reported");
+            self.pod_directories.insert(uid.to_owned(), dir);
+        }
+    }
+
+    /// Returns the directory of a pod below `dir`.
+    fn find_directory(&self, dir: &Path, uid: &str) -> Option<PathBuf> {
+        let find_in = |child: PathBuf| match child.file_name().and_then(pod_uid) {
+            Some(found) => (found == uid).then_some(child),
+            None if self.may_hold_pods(&child) => self.find_directory(&child, uid),
+            None => None,
+        };
+        subdirectories(dir).into_iter().find_map(find_in)
     }
 
     async fn handle_command(&mut self, command: FinderCommand) {
@@ -390,6 +417,9 @@ impl PodFinder {
 
     /// Searches for a pod's namespace; `waited` is true if a planned wait came before.
     async fn search_after(&mut self, uid: &str, waited: bool) {
+        if waited {
+            self.add_unreported_directory(uid);
+        }
         // Watched before the search: a process that comes after the search is reported by inotify.
         self.watch_processes(uid);
         let namespace = self.open_namespace(uid);
@@ -614,6 +644,23 @@ mod tests {
             matches!(&event, PodTrackerEvent::Inspected(uid, ..) if uid == "c"),
             "only this one is known to have no process: {event:?}"
         );
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_directory_inotify_does_not_report_is_found_all_the_same() {
+        let (root, commands, mut events) = finder("unreported");
+        let aside = root.with_extension("aside");
+        fs::create_dir_all(&aside).expect("a folder");
+        fs::write(aside.join("cgroup.procs"), std::process::id().to_string()).expect("a file");
+        // After its result, the finder has listed the root.
+        commands.send(FinderCommand::Inspect("a".into(), 7)).await.expect("it runs");
+        events.recv().await.expect("an event");
+        // A move is no creation, and the finder watches creations only.
+        fs::rename(aside, root.join("poda")).expect("moved");
+        commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
+        let event = events.recv().await.expect("an event");
+        assert!(matches!(event, PodTrackerEvent::NamespaceMissing(uid, _) if uid == "a"));
         fs::remove_dir_all(root).expect("removed");
     }
 }
