@@ -107,21 +107,35 @@ pub fn start(
     events: Sender<PodTrackerEvent>,
 ) -> io::Result<Sender<FinderCommand>> {
     let (send, receive) = mpsc::channel(COMMANDS_MAX);
+    // Not on the thread: its end would leave an agent that looks healthy and finds no pod.
+    let flags = InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC;
+    let inotify = Inotify::init(flags).map_err(inotify_error)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("agent-find".into()).spawn(move || {
-        if let Err(error) = runtime.block_on(run(config, events, receive)) {
+        if let Err(error) = runtime.block_on(run(config, inotify, events, receive)) {
             warn!(%error, "cannot look for pods");
         }
     })?;
     Ok(send)
 }
 
+/// Converts the error of a new inotify instance, and names the setting that bounds their number.
+fn inotify_error(error: nix::Error) -> io::Error {
+    match error {
+        nix::Error::EMFILE => io::Error::other(format!(
+            "no inotify instance is free: raise fs.inotify.max_user_instances on the node ({error})"
+        )),
+        error => error.into(),
+    }
+}
+
 async fn run(
     config: FinderConfig,
+    inotify: Inotify,
     events: Sender<PodTrackerEvent>,
     mut commands: Receiver<FinderCommand>,
 ) -> io::Result<()> {
-    let mut finder = PodFinder::new(config, events)?;
+    let mut finder = PodFinder::new(config, inotify, events)?;
     // Inotify cannot watch a root that does not exist, so the root is looked up by a timer.
     let mut root_timer = interval(SLOW_SEARCH_WAIT);
     root_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -183,11 +197,14 @@ struct PodFinder {
 }
 
 impl PodFinder {
-    fn new(config: FinderConfig, events: Sender<PodTrackerEvent>) -> io::Result<Self> {
+    fn new(
+        config: FinderConfig,
+        inotify: Inotify,
+        events: Sender<PodTrackerEvent>,
+    ) -> io::Result<Self> {
         let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net"));
         // In a container the agent's namespace may differ from that of process 1; a pod has neither.
         let init_inode = namespace::inode(Path::new("/proc/1/ns/net"));
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let mut finder = Self {
             config: config.clone(),
             foreign_inodes: [own_inode, init_inode].into_iter().flatten().collect(),
@@ -575,6 +592,14 @@ impl PodFinder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_a_node_without_a_free_inotify_instance_names_the_setting() {
+        let error = inotify_error(nix::Error::EMFILE).to_string();
+        assert!(error.contains("raise fs.inotify.max_user_instances"), "{error}");
+        let other = inotify_error(nix::Error::ENOMEM);
+        assert_eq!(other.raw_os_error(), Some(libc::ENOMEM));
+    }
 
     /// Plain files stand in for the cgroup of a pod, whose only process is this one.
     #[tokio::test]
