@@ -57,6 +57,11 @@ impl RoundSchedule {
         }
     }
 
+    /// Requests one round, as the latest one has failed.
+    fn request_retry(&mut self) {
+        self.rounds_left = self.rounds_left.max(1);
+    }
+
     /// Returns true if it is time for a round.
     fn is_due(&self, now: Instant) -> bool {
         let may_end_connections = self.are_connections_due && now >= self.connections_from;
@@ -235,6 +240,18 @@ mod tests {
         assert_eq!(schedule(&[(0, List), (300, Watch)]), both);
         let late = [(0, false), (400, false), (4_900, false), (5_300, true)];
         assert_eq!(schedule(&[(0, List), (4_900, Watch)]), late);
+    }
+
+    #[test]
+    fn a_failed_round_is_repeated_after_its_period_and_may_end_connections() {
+        let start = Instant::now();
+        let mut schedule = RoundSchedule::new(start);
+        schedule.request_retry();
+        schedule.begin(start);
+        schedule.request_retry();
+        assert!(!schedule.is_due(start + ROUND_PERIOD / 2));
+        assert!(schedule.is_due(start + ROUND_PERIOD) && schedule.begin(start + ROUND_PERIOD));
+        assert!(!schedule.is_due(start + ROUND_PERIOD * 2), "once");
     }
 
     #[test]

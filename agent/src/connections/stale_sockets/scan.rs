@@ -37,6 +37,15 @@ pub(super) struct StaleSocketRound {
     pub(super) failed_namespaces: usize,
     /// Error of the first of these namespaces.
     pub(super) first_error: Option<NamespaceError>,
+    /// True if the processes of clients could not be listed, so that only the agent's own namespace was entered.
+    is_list_missing: bool,
+}
+
+impl StaleSocketRound {
+    /// Returns true if stale sockets may be left because of an error.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_list_missing || self.first_error.is_some()
+    }
 }
 
 /// Numbers of sockets that were ended.
@@ -72,6 +81,7 @@ pub(super) fn end_stale_sockets(
     }
     let clients = client_namespaces(clients).unwrap_or_else(|error| {
         warn!(%error, "cannot list the processes of clients");
+        round.is_list_missing = true;
         Vec::new()
     });
     // Without a namespace its processes have just ended.
