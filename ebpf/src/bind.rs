@@ -45,10 +45,13 @@ pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
-/// Writes pod and namespace into the socket's storage, which accepted connections inherit.
+/// Writes pod and namespace into the socket's storage, which accepted connections inherit. `None` if the socket is none
+/// of TCP, or has a port.
 #[inline(always)]
 fn record_binder(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
-    if !ctx.is_tcp() {
+    // The kernel refuses the bind of a socket with a port, but only after this program. The flags of an open listener
+    // or connection must stay, as its close counts by them.
+    if !ctx.is_tcp() || ctx.local_port() != 0 {
         return None;
     }
     let conn = CONNS.get_or_zero(ctx.socket())?;

@@ -17,12 +17,13 @@ use crate::paths::AgentPaths;
 /// Programs that serve a client's socket for as long as it is open.
 pub(super) const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
     ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
-/// Maps that show if such sockets are open, and to which endpoints they were led.
-const CLIENT_SOCKET_MAPS: [&str; 5] =
+/// Maps that a retired version keeps while such sockets are open. They show that, and to which endpoints the sockets
+/// were led.
+const RETIRED_VERSION_MAPS: [&str; 5] =
     [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW_COPIES, maps::CONTROL, maps::UDP_SOCKETS];
 
-/// Maps that the programs of client sockets use. A retired version keeps some of them only.
-const CLIENT_RECORD_MAPS: [&str; 10] = [
+/// All maps that these programs use. If any of them is not pinned, the version was retired.
+const CLIENT_PROGRAM_MAPS: [&str; 10] = [
     maps::CLAIMS,
     maps::CLIENTS,
     maps::OVERFLOW,
@@ -65,7 +66,7 @@ fn version_of(name: &str) -> Option<u32> {
 /// Moves pins aside that were retired and have open client sockets, so that their programs keep the maps of these
 /// sockets, and new programs get maps of their own. Pins that are complete, or of which nothing is left, stay.
 pub(super) fn set_aside_outlived(pins: &Path) -> Result<(), EbpfProgramsError> {
-    let has_all_maps = CLIENT_RECORD_MAPS.iter().all(|name| pins.join(name).exists());
+    let has_all_maps = CLIENT_PROGRAM_MAPS.iter().all(|name| pins.join(name).exists());
     if has_all_maps || !has_any_link(pins, &CLIENT_SOCKET_PROGRAMS) {
         return Ok(());
     }
@@ -116,7 +117,7 @@ pub(super) fn retire(pins: &Path) -> Result<bool, EbpfProgramsError> {
         .filter(|it| !CLIENT_SOCKET_PROGRAMS.contains(&it.as_str()))
         .try_for_each(|it| remove_link(pins, it))?;
     let is_spare =
-        |name: &&String| name.as_str() != "links" && !CLIENT_SOCKET_MAPS.contains(&name.as_str());
+        |name: &&String| name.as_str() != "links" && !RETIRED_VERSION_MAPS.contains(&name.as_str());
     for name in names_in(pins).iter().filter(is_spare) {
         remove_pin(&pins.join(name))?;
     }
@@ -197,12 +198,12 @@ mod tests {
         }
         fs::create_dir_all(pins.join("links")).expect("writable");
         touch(pins.join("links/release"));
-        CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+        CLIENT_PROGRAM_MAPS.iter().for_each(|name| touch(pins.join(name)));
         set_aside_outlived(&pins).expect("complete");
         assert!(pins.join("links/release").exists());
         // An agent that ended while it retired these pins may have removed any one of the maps.
         for (number, name) in (3..).zip([maps::UDP_SOCKETS, maps::UDP_REPLIES, maps::CLIENTS]) {
-            CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+            CLIENT_PROGRAM_MAPS.iter().for_each(|name| touch(pins.join(name)));
             fs::remove_file(pins.join(name)).expect("it is there");
             set_aside_outlived(&pins).expect("renamed");
             assert!(folder.join(format!("v6-outlived-{number}/links/release")).exists(), "{name}");
