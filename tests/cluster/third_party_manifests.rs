@@ -188,11 +188,12 @@ fn ready_endpoints(rouse: &RouseCluster, namespace: &str, service: &str) -> BTre
     addresses.filter_map(|it| it.as_str().map(str::to_owned)).collect()
 }
 
-/// Addresses of the pods in `namespace` with this label.
+/// Addresses of the pods in `namespace` with this label, of both families.
 fn pod_addresses(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet<String> {
     let list = rouse.cluster.get(&["pods", "--namespace", namespace, "--selector", label]);
     let pods = list["items"].as_array().cloned().unwrap_or_default();
-    pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
+    let all = pods.iter().flat_map(|it| it["status"]["podIPs"].as_array().into_iter().flatten());
+    all.filter_map(|it| it["ip"].as_str().map(str::to_owned)).collect()
 }
 
 /// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that respond.
