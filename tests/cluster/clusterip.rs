@@ -54,10 +54,10 @@ fn peer_script(address: &str) -> String {
 }
 
 /// Cluster with `rouse install --clusterip MODE`; without it again on drop.
-struct ServingCluster<'a>(&'a RouseCluster);
+pub(crate) struct ServingCluster<'a>(&'a RouseCluster);
 
 impl<'a> ServingCluster<'a> {
-    fn install(rouse: &'a RouseCluster, mode: &str) -> Self {
+    pub(crate) fn install(rouse: &'a RouseCluster, mode: &str) -> Self {
         let cluster = Self(rouse);
         rouse.install_with(&["--clusterip", mode]);
         cluster

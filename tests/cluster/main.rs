@@ -15,6 +15,7 @@ mod install;
 mod installation_rounds;
 mod ip_families;
 mod kn;
+mod kube_proxy_comparison;
 mod mixed_load;
 mod network_paths;
 mod network_policies;
