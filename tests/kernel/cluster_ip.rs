@@ -21,11 +21,10 @@ use common::{
 use datapath::abi::{self, AffinityKey, AffinityValue};
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture},
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, refusal_errno},
     scripted_process::{ScriptedProcess, parse_counts},
 };
 
-const ECONNREFUSED: i32 = 111;
 /// Result of a connect to a ClusterIP that goes on unchanged, by the fixture's route.
 const EHOSTUNREACH: i32 = 113;
 /// ClusterIP of the Service.
@@ -168,7 +167,7 @@ fn without_endpoints_a_connect_is_refused() {
     let mut fixture = ClusterIpFixture::new(1, None);
     fixture.set_endpoints(&[]);
     let mut client = fixture.clients[0].start_process();
-    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(ECONNREFUSED));
+    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(refusal_errno()));
     fixture.set_endpoints(&[0]);
     let name = format!("pod{}", fixture.pods[0].number);
     let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
@@ -266,7 +265,7 @@ fn a_socket_that_takes_ipv6_only_reaches_endpoints_of_ipv6_and_is_refused_withou
     let mut client = fixture.clients[0].start_process();
     let step = "only6 [fd96::9]:80";
     let reached = Ok("six [fd96::9]:80".to_owned());
-    for (address, result) in [(four, Err(ECONNREFUSED)), (six, reached)] {
+    for (address, result) in [(four, Err(refusal_errno())), (six, reached)] {
         let slice = observed_slice(name.clone(), [address.parse().expect("an address")]);
         let slice_name = NamespacedName::new("default", "six-1");
         fixture.kernel.observe_cluster(vec![ClusterChange::Slice(slice_name, Some(slice))]);

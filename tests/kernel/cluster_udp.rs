@@ -26,7 +26,7 @@ use common::{
 use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
 
 use crate::{
-    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in},
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in, refusal_errno},
     program_replacement::load_next_abi,
     scripted_process::{ScriptedProcess, parse_counts},
     udp_process,
@@ -34,7 +34,6 @@ use crate::{
 
 const EAGAIN: i32 = 11;
 const ENOTCONN: i32 = 107;
-const ECONNREFUSED: i32 = 111;
 /// Port of the Services, for both protocols.
 const PORT: u16 = 53;
 /// Address of the name `web.test` for programs that resolve it.
@@ -303,12 +302,12 @@ fn without_endpoints_connects_and_datagrams_are_refused() {
     let mut client = fixture.start_client();
     client.expect_step("open6");
     for address in ["[fd96::9]:53", "[::ffff:10.96.0.9]:53"] {
-        assert_eq!(client.run_step(&format!("ask {address}")), Err(ECONNREFUSED), "{address}");
-        assert_eq!(client.run_step(&format!("connect {address}")), Err(ECONNREFUSED));
+        assert_eq!(client.run_step(&format!("ask {address}")), Err(refusal_errno()), "{address}");
+        assert_eq!(client.run_step(&format!("connect {address}")), Err(refusal_errno()));
     }
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(ECONNREFUSED));
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     fixture.set_endpoints(9, &[0]);
     assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
 }
@@ -388,13 +387,13 @@ fn tcp_and_udp_of_one_port_have_endpoints_of_their_own() {
     let mut server = fixture.pods[1].start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} tcp"));
     let mut stream_client = fixture.client.start_process();
-    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     fixture.set_port_endpoints(9, "dns-tcp", TransportProtocol::Tcp, &[1]);
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
     let mut client = fixture.start_client();
     assert_eq!(client.expect_step("connected 10.96.0.9:53 20"), "pod0=20");
     fixture.set_endpoints(9, &[]);
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
 }
 
