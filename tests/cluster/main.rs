@@ -28,4 +28,5 @@ mod service_lifecycle;
 mod sidecars;
 mod third_party_manifests;
 mod upgrade;
+mod without_kube_proxy;
 mod xtask_cluster;
