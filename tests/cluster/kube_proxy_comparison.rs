@@ -247,7 +247,7 @@ fn last_objects(batch: u64, newest: SocketAddr) -> [Value; 2] {
 /// Compares a batch of Services, with two contents of its EndpointSlices. Returns the treatments on all nodes.
 fn compare_batch(rouse: &RouseCluster, namespace: &str, batch: u64) -> Vec<ComparedTreatment> {
     let mut random = RandomObjects::of_batch(batch);
-    let new_service = |number| random.service(&format!("b{batch}s{number}"));
+    let new_service = |number: u8| random.service(&format!("b{batch}s{number}"));
     let services: Vec<Value> = (0..BATCH).map(new_service).collect();
     let mut treatments = Vec::new();
     for (round, action) in (1u8..).zip(["create", "replace"]) {

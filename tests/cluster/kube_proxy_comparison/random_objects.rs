@@ -86,7 +86,8 @@ impl RandomObjects {
                 }
                 let address = match family {
                     "IPv4" => format!("10.77.{number}.{}", index * 10 + last),
-                    _ => format!("fd00:77::{number:x}:{last:x}"),
+                    // Without a 0, whose address would not be in its shortest form.
+                    _ => format!("fd00:77::{:x}:{last:x}", number + 1),
                 };
                 let mut endpoint = self.endpoint(&address, are_all_unready);
                 if are_zones_hinted && !self.one_in(30) {

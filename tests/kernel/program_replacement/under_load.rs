@@ -146,8 +146,8 @@ fn cluster_lists(pod: &NetnsFixture) -> Vec<ClusterChange> {
     changes
 }
 
-/// Replaces the agent by one with these paths, which takes over as an agent of their version does. `pod` is the endpoint
-/// of the Service of the cluster.
+/// Replaces the agent by one with these paths, which takes over as an agent of their version does. `pod` is the
+/// endpoint of the Service of the cluster.
 fn replace_agent(fixture: &mut KernelFixture, paths: &AgentPaths, pod: &NetnsFixture) {
     // What the earlier agent leaves is pinned.
     drop(fixture.programs.take());
