@@ -197,8 +197,8 @@ fn parse_address(field: &'static str, text: &str) -> Result<IpAddr, ServiceDecod
     })
 }
 
-/// Parses the address of an endpoint. One of the other family would lead clients to an address that their sockets cannot
-/// connect to, and kube-proxy ignores it too.
+/// Parses the address of an endpoint. An address of the other family is an error, as kube-proxy ignores it: sockets of
+/// the slice's own family cannot connect to it.
 fn parse_endpoint_address(
     text: &str,
     family: AddressFamily,
