@@ -7,7 +7,7 @@ use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::test_cluster::HELLO_IMAGE;
 
 /// Returns a Deployment and its Service, with these labels on the Service.
-fn plain_service(labels: &str, replicas: u8) -> String {
+pub(crate) fn plain_service(labels: &str, replicas: u8) -> String {
     format!(
         "apiVersion: apps/v1
 kind: Deployment

@@ -1,15 +1,23 @@
 //! A cluster without kube-proxy, where agents alone serve ClusterIPs, also after all has stopped and started.
 
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use tests::client_pod::ClientPod;
 use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
-use tests::load_process::assert_none_lost;
+use tests::load_process::{LoadRequest, assert_none_lost};
 use tests::test_cluster::TestCluster;
 
+use crate::clusterip::plain_service;
 use crate::xtask_cluster::DedicatedCluster;
 
 const NODES: [&str; 2] = ["node1", "node2"];
+/// Arguments that start the cluster of a test.
+const UP_ARGS: [&str; 6] = ["--nodes", "2", "--image", "hello", "--image", "rouse"];
+/// Arguments of an installation that serves all ClusterIPs. The last one is to be followed by the API server's URL.
+const INSTALL_ARGS: [&str; 8] =
+    ["install", "--apply", "--wait", "--gateway", "hostport", "--clusterip", "all", "--apiserver"];
 /// Processes of the control plane that write to the API server.
 const CONTROLLERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 /// Script that removes kube-proxy's rules from a node.
@@ -94,13 +102,11 @@ fn check_dns_and_wake(rouse: &RouseCluster, namespace: &str, node: &str) {
 #[test]
 #[ignore = "takes minutes: --long"]
 fn after_everything_has_stopped_and_started_dns_and_a_wake_work_without_kube_proxy() {
-    let up_args = ["--nodes", "2", "--image", "hello", "--image", "rouse"];
-    let dedicated = DedicatedCluster::start_with("restart", &up_args);
+    let dedicated = DedicatedCluster::start_with("restart", &UP_ARGS);
     let cluster = TestCluster::by_name(&dedicated.name);
     let server = api_server(&cluster);
-    let install = ["install", "--apply", "--wait", "--gateway", "hostport"];
-    let served = ["--clusterip", "all", "--without-kube-proxy", "--apiserver", server.as_str()];
-    let rouse = RouseCluster::on_own_cluster(cluster, &[&install[..], &served].concat());
+    let install = [&INSTALL_ARGS[..], &[server.as_str(), "--without-kube-proxy"]].concat();
+    let rouse = RouseCluster::on_own_cluster(cluster, &install);
     end_kube_proxy(&rouse.cluster);
     let namespace = rouse.namespace("everything");
     let name = namespace.name.as_str();
@@ -110,4 +116,65 @@ fn after_everything_has_stopped_and_started_dns_and_a_wake_work_without_kube_pro
     rouse.wait_asleep(name, "asleep");
     restart_everything(&rouse.cluster);
     check_dns_and_wake(&rouse, name, "node2");
+}
+
+/// Starts kube-proxy on each node, and waits until it has written its rules.
+fn start_kube_proxy(cluster: &TestCluster) {
+    for node in NODES {
+        cluster.fault("start", &format!("{node}/kube-proxy")).expect("it starts");
+        cluster.wait("kube-proxy's rules", || {
+            cluster.on_node(node, &["iptables-save"]).ok()?.contains("KUBE-SVC-").then_some(())
+        });
+    }
+}
+
+/// End of the load when it is dropped, also by a panic, so that its thread ends.
+struct EndOfMigration<'a>(&'a AtomicBool);
+
+impl Drop for EndOfMigration<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends requests, each over a connection of its own, until the migration is over. They are slow, so that connections
+/// which have ended leave enough ports.
+fn send_until(client: &ClientPod, address: &str, is_over: &AtomicBool) -> Vec<LoadRequest> {
+    let args = ["--stages", "2x3s", "--path", "/?sleep=50", "--fresh-pct", "100"];
+    let mut requests = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        requests.extend(client.start_load(address, "plain", &args).finish());
+    }
+    requests
+}
+
+/// The steps are those of docs/clusterip.md.
+#[test]
+#[ignore = "takes minutes: --long"]
+fn no_connect_fails_on_the_way_from_kube_proxy_and_back() {
+    let dedicated = DedicatedCluster::start_with("migration", &UP_ARGS);
+    let cluster = TestCluster::by_name(&dedicated.name);
+    let server = api_server(&cluster);
+    let beside = [&INSTALL_ARGS[..], &[server.as_str()]].concat();
+    let without = [&beside[..], &["--without-kube-proxy"]].concat();
+    let rouse = RouseCluster::on_own_cluster(cluster, &beside);
+    let namespace = rouse.namespace("migration");
+    let name = namespace.name.as_str();
+    rouse.apply(name, &plain_service("", 2)).expect("it is valid");
+    let client = ClientPod::new(&rouse.cluster, name, "node1");
+    let url = rouse.service_url(name, "plain");
+    rouse.cluster.wait("an endpoint", || client.can_connect(&url).then_some(()));
+    let address = rouse.service_address(name, "plain");
+    let is_over = AtomicBool::new(false);
+    let requests = thread::scope(|scope| {
+        let load = scope.spawn(|| send_until(&client, &address, &is_over));
+        let end = EndOfMigration(&is_over);
+        rouse.run_rouse(&without);
+        end_kube_proxy(&rouse.cluster);
+        start_kube_proxy(&rouse.cluster);
+        rouse.run_rouse(&beside);
+        drop(end);
+        load.join().expect("the load ends by itself")
+    });
+    assert_none_lost(&requests, 100);
 }
