@@ -7,7 +7,7 @@ use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::test_cluster::HELLO_IMAGE;
 
 /// Returns a Deployment and its Service, with these labels on the Service.
-fn plain_service(labels: &str, replicas: u8) -> String {
+pub(crate) fn plain_service(labels: &str, replicas: u8) -> String {
     format!(
         "apiVersion: apps/v1
 kind: Deployment
@@ -54,10 +54,10 @@ fn peer_script(address: &str) -> String {
 }
 
 /// Cluster with `rouse install --clusterip MODE`; without it again on drop.
-struct ServingCluster<'a>(&'a RouseCluster);
+pub(crate) struct ServingCluster<'a>(&'a RouseCluster);
 
 impl<'a> ServingCluster<'a> {
-    fn install(rouse: &'a RouseCluster, mode: &str) -> Self {
+    pub(crate) fn install(rouse: &'a RouseCluster, mode: &str) -> Self {
         let cluster = Self(rouse);
         rouse.install_with(&["--clusterip", mode]);
         cluster

@@ -21,11 +21,10 @@ use common::{
 use datapath::abi::{self, AffinityKey, AffinityValue};
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture},
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, refusal_errno},
     scripted_process::{ScriptedProcess, parse_counts},
 };
 
-const ECONNREFUSED: i32 = 111;
 /// Result of a connect to a ClusterIP that goes on unchanged, by the fixture's route.
 const EHOSTUNREACH: i32 = 113;
 /// ClusterIP of the Service.
@@ -120,7 +119,7 @@ pub(crate) fn observed_service(
     ObservedService { service, label: None, is_dns: false }
 }
 
-/// Returns an EndpointSlice of a Service with ready endpoints at these addresses.
+/// Returns an EndpointSlice of a Service with ready endpoints at these addresses, which are of one family.
 pub(crate) fn observed_slice(
     service: NamespacedName,
     addresses: impl IntoIterator<Item = IpAddr>,
@@ -140,11 +139,9 @@ pub(crate) fn observed_slice(
         protocol: TransportProtocol::Tcp,
         port: NonZeroU16::new(SERVING_PORT).expect("not 0"),
     };
-    let slice = ServiceSlice {
-        family: AddressFamily::V4,
-        ports: [port].into(),
-        endpoints: addresses.into_iter().map(endpoint).collect(),
-    };
+    let endpoints: Box<[ServiceEndpoint]> = addresses.into_iter().map(endpoint).collect();
+    let family = endpoints.first().map_or(AddressFamily::V4, |it| AddressFamily::of(it.address));
+    let slice = ServiceSlice { family, ports: [port].into(), endpoints };
     ObservedSlice { service, slice, triggered_ms: None }
 }
 
@@ -170,7 +167,7 @@ fn without_endpoints_a_connect_is_refused() {
     let mut fixture = ClusterIpFixture::new(1, None);
     fixture.set_endpoints(&[]);
     let mut client = fixture.clients[0].start_process();
-    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(ECONNREFUSED));
+    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(refusal_errno()));
     fixture.set_endpoints(&[0]);
     let name = format!("pod{}", fixture.pods[0].number);
     let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
@@ -253,6 +250,27 @@ fn connects_of_a_meshed_namespace_go_on_unchanged() {
     meshed.remove(&fixture.clients[0].cookie).expect("it is there");
     assert_eq!(fixture.connect(0, 5), led);
     control.set(abi::CONTROL_MESHED_NETNS, 0, 0).expect("inside the array");
+}
+
+/// Such a socket cannot connect to an IPv4 endpoint, not even by its mapped address.
+#[test]
+fn a_socket_that_takes_ipv6_only_reaches_endpoints_of_ipv6_and_is_refused_without() {
+    let mut fixture = ClusterIpFixture::new(1, None);
+    let (four, six) = (fixture.pods[0].ipv4(), fixture.pods[0].ipv6());
+    let mut server = fixture.pods[0].start_process();
+    server.expect_step(&format!("listen [{six}]:{SERVING_PORT} six"));
+    let name = NamespacedName::new("default", "six");
+    let service = ClusterChange::Service(name.clone(), Some(observed_service("fd96::9", None)));
+    fixture.kernel.observe_cluster(vec![service]);
+    let mut client = fixture.clients[0].start_process();
+    let step = "only6 [fd96::9]:80";
+    let reached = Ok("six [fd96::9]:80".to_owned());
+    for (address, result) in [(four, Err(refusal_errno())), (six, reached)] {
+        let slice = observed_slice(name.clone(), [address.parse().expect("an address")]);
+        let slice_name = NamespacedName::new("default", "six-1");
+        fixture.kernel.observe_cluster(vec![ClusterChange::Slice(slice_name, Some(slice))]);
+        assert_eq!(client.run_step(step), result, "{address}");
+    }
 }
 
 /// The kernel cannot tell apart two connections with the same addresses and ports.

@@ -26,7 +26,7 @@ use common::{
 use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
 
 use crate::{
-    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in},
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in, refusal_errno},
     program_replacement::load_next_abi,
     scripted_process::{ScriptedProcess, parse_counts},
     udp_process,
@@ -34,9 +34,10 @@ use crate::{
 
 const EAGAIN: i32 = 11;
 const ENOTCONN: i32 = 107;
-const ECONNREFUSED: i32 = 111;
 /// Port of the Services, for both protocols.
 const PORT: u16 = 53;
+/// Address of the name `web.test` for programs that resolve it.
+pub(crate) const RESOLVED_ADDRESS: &str = "203.0.113.7";
 
 /// Pods that answer datagrams, and Services with some of them as endpoints.
 struct ClusterUdpFixture {
@@ -301,12 +302,12 @@ fn without_endpoints_connects_and_datagrams_are_refused() {
     let mut client = fixture.start_client();
     client.expect_step("open6");
     for address in ["[fd96::9]:53", "[::ffff:10.96.0.9]:53"] {
-        assert_eq!(client.run_step(&format!("ask {address}")), Err(ECONNREFUSED), "{address}");
-        assert_eq!(client.run_step(&format!("connect {address}")), Err(ECONNREFUSED));
+        assert_eq!(client.run_step(&format!("ask {address}")), Err(refusal_errno()), "{address}");
+        assert_eq!(client.run_step(&format!("connect {address}")), Err(refusal_errno()));
     }
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(ECONNREFUSED));
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     fixture.set_endpoints(9, &[0]);
     assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
 }
@@ -386,13 +387,13 @@ fn tcp_and_udp_of_one_port_have_endpoints_of_their_own() {
     let mut server = fixture.pods[1].start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} tcp"));
     let mut stream_client = fixture.client.start_process();
-    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     fixture.set_port_endpoints(9, "dns-tcp", TransportProtocol::Tcp, &[1]);
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
     let mut client = fixture.start_client();
     assert_eq!(client.expect_step("connected 10.96.0.9:53 20"), "pod0=20");
     fixture.set_endpoints(9, &[]);
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
 }
 
@@ -482,20 +483,21 @@ fn a_socket_that_finds_no_room_is_left_to_kube_proxy() {
     assert_eq!(fixture.sockets(), 1);
 }
 
-/// glibc's resolver connects its socket, and drops answers whose source is not the server that it asked.
-#[test]
-fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
+/// Runs a program in the client's cgroup and network. Its only name server is a ClusterIP, which knows `web.test`.
+/// Returns what the program prints.
+pub(crate) fn resolve_by(program: &[&str]) -> String {
     let mut fixture = ClusterUdpFixture::new(2);
     fixture.add_service(9, &[]);
     let mut server = udp_process::start_in(&fixture.pods[0]);
-    server.expect_step(&format!("resolve {}:5353 203.0.113.7", fixture.pods[0].ipv4()));
+    let listener = format!("{}:5353", fixture.pods[0].ipv4());
+    server.expect_step(&format!("resolve {listener} {RESOLVED_ADDRESS}"));
     // The server's own port: the pods' other one answers with names of pods.
     let slice_port = ServiceSlicePort {
         name: "dns".into(),
         protocol: TransportProtocol::Udp,
         port: NonZeroU16::new(5353).expect("not 0"),
     };
-    let address: SocketAddr = format!("{}:5353", fixture.pods[0].ipv4()).parse().expect("one");
+    let address: SocketAddr = listener.parse().expect("an address");
     let endpoint = ServiceEndpoint {
         address: address.ip(),
         is_ready: true,
@@ -522,16 +524,30 @@ fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
     };
     let resolver = file("resolv.conf", "nameserver 10.96.0.9\noptions attempts:1 timeout:3\n");
     let sources = file("nsswitch.conf", "hosts: dns\n");
-    // A mount namespace of its own shows this process other files under the names that the library knows.
+    // A mount namespace of its own shows this process other files under the names that resolvers know.
     let script = "mount --bind \"$1\" /etc/resolv.conf || exit 1
                   [ ! -e /etc/nsswitch.conf ] || mount --bind \"$2\" /etc/nsswitch.conf
-                  exec getent ahostsv4 web.test";
+                  shift 2 && exec \"$@\"";
     let mut command = command_in(&fixture.client.cgroup, &fixture.client.netns);
     command.args(["unshare", "--mount", "sh", "-c", script, "sh"]).arg(resolver).arg(sources);
-    let output = command.output().expect("it starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.starts_with("203.0.113.7"), "{text} {errors}");
+    let output = command.args(program).output().expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// glibc's resolver connects its socket, and drops answers whose source is not the server that it asked.
+#[test]
+fn the_c_librarys_resolver_gets_answers_from_a_cluster_ip() {
+    let output = resolve_by(&["getent", "ahostsv4", "web.test"]);
+    assert!(output.starts_with(RESOLVED_ADDRESS), "{output}");
+}
+
+/// Node resolves names by c-ares, whose way of asking depends on its version.
+#[test]
+fn c_ares_gets_answers_from_a_cluster_ip() {
+    let script = "require('node:dns').promises.resolve4('web.test').then(it => console.log(it[0]))";
+    let output = resolve_by(&["node", "-e", script]);
+    assert!(output.starts_with(RESOLVED_ADDRESS), "{output}");
 }
 
 /// The programs of the next version follow tables of their own, which are empty here.

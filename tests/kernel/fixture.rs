@@ -20,6 +20,7 @@ use std::{
 use agent::{
     config::ClusterIpMode,
     kernel::{
+        features::VerifierFeatures,
         locked_close::LockedCloser,
         map_op::KernelPodIds,
         maps::KernelMaps,
@@ -485,6 +486,13 @@ pub(crate) fn in_netns<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> 
         scope.spawn(run).join()
     });
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Returns the errno of a connect or datagram that the programs refuse. Before Linux 5.18 they cannot choose it.
+pub(crate) fn refusal_errno() -> i32 {
+    const EPERM: i32 = 1;
+    const ECONNREFUSED: i32 = 111;
+    if VerifierFeatures::detect().set_retval { ECONNREFUSED } else { EPERM }
 }
 
 fn netns_cookie(netns: &str, cookies: &NetnsCookies) -> u64 {

@@ -4,6 +4,7 @@ mod agent;
 mod cluster_ip;
 mod cluster_udp;
 mod connect_records;
+mod endpoint_churn;
 mod fixture;
 mod large_service;
 mod listening_sockets;

@@ -17,11 +17,12 @@ use datapath::{
 };
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, pod_uid},
+    fixture::{
+        KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, pod_uid, refusal_errno,
+    },
     scripted_process::{ScriptedProcess, parse_counts},
 };
 
-const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
 #[test]
@@ -80,8 +81,8 @@ fn a_service_of_mode_refuse_is_refused() {
         fixture.maps.apply(&[MapOp::State { service_id, state }]).unwrap();
     }
     let mut client = client.start_process();
-    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(ECONNREFUSED));
-    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(ECONNREFUSED));
+    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(refusal_errno()));
 }
 
 #[test]

@@ -400,7 +400,7 @@ fn serve_greetings(listener: TcpListener, name: String) {
 }
 
 /// Reads the name that the server sends as its greeting.
-fn read_greeting(stream: &mut TcpStream) -> io::Result<String> {
+pub(crate) fn read_greeting(stream: &mut TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut name = Vec::new();
     let mut byte = [0];

@@ -18,7 +18,11 @@ mod results_table;
 mod server_counts;
 mod server_fixture;
 
-use self::{client_commands::ClientCase, server_fixture::ServerFixture};
+use self::{
+    client_commands::ClientCase,
+    server_fixture::{ServerFixture, built_program},
+};
+use crate::cluster_udp::{RESOLVED_ADDRESS, resolve_by};
 
 /// Ports behind a proxy: of the application, and of the gRPC server.
 const BACKEND_PORTS: [u16; 2] = [9080, 9081];
@@ -266,6 +270,13 @@ fn counts_agree_with_jetty_over_http2() {
     fixture.upgraded(8);
     fixture.java_upgraded(8);
     fixture.finish();
+}
+
+/// Go asks by a resolver of its own, without the C library.
+#[test]
+fn go_gets_answers_to_names_from_a_cluster_ip() {
+    let output = resolve_by(&[&built_program("servers"), "resolve", "web.test"]);
+    assert!(output.starts_with(RESOLVED_ADDRESS), "{output}");
 }
 
 /// Cases by protocol. A server can process `width` requests at once.

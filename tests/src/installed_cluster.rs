@@ -51,6 +51,12 @@ impl RouseCluster {
         cluster.clone().unwrap_or_else(|error| panic!("no cluster with Rouse on it: {error}"))
     }
 
+    /// Installs Rouse on a cluster of one test, by `rouse ARGS`. It has no clients.
+    pub fn on_own_cluster(cluster: TestCluster, args: &[&str]) -> Self {
+        run_rouse(&cluster, args).unwrap_or_else(|error| panic!("{args:?}: {error}"));
+        Self { cluster, clients: Vec::new(), node_address: String::new() }
+    }
+
     fn start() -> Result<Self, String> {
         let (xtask, name) =
             (PathBuf::from(required_variable("ROUSE_XTASK")), required_variable("ROUSE_CLUSTER"));

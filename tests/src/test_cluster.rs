@@ -130,7 +130,7 @@ impl TestCluster {
         self.xtask(&args)
     }
 
-    /// Injects a fault: `action` is stop, resume, slow, kill, start, cut or join; `part` is etcd, kube-apiserver,
+    /// Injects a fault: `action` is stop, resume, slow, kill, start, boot, cut or join; `part` is etcd, kube-apiserver,
     /// node1, node1/kubelet, … Refused for a cluster that xtask did not make.
     pub fn fault(&self, action: &str, part: &str) -> Result<(), String> {
         self.xtask(&["fault", action, part]).map(drop)

@@ -15,7 +15,7 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "App.java",
     "go/go.mod",
     "go/go.sum",
@@ -23,6 +23,7 @@ const FILES: [&str; 8] = [
     "go/http.go",
     "go/grpc.go",
     "go/requests.go",
+    "go/resolver.go",
     "go/websockets.go",
 ];
 /// Package of a third-party client, pinned by the same Go module.

@@ -20,6 +20,8 @@ const INBOX_CAPACITY: usize = 64;
 const REPORTER: &str = "rouse-agent";
 /// Longest note in characters: the API server refuses more than 1 kB.
 const NOTE_CHARS_MAX: usize = 1_000;
+/// Longest name of a reporting instance in characters. The name of a node may be longer: it has up to 253.
+const INSTANCE_CHARS_MAX: usize = 128;
 
 /// Events on Services of the cluster: what the loop records, a task writes.
 #[derive(Debug, Default)]
@@ -79,8 +81,7 @@ impl ServiceEvents {
 }
 
 async fn write_events(client: Client, node: String, mut events: Receiver<ServiceEvent>) {
-    let reporter = Reporter { controller: REPORTER.into(), instance: Some(node) };
-    let recorder = Recorder::new(client.clone(), reporter);
+    let recorder = Recorder::new(client.clone(), reporter(&node));
     while let Some(event) = events.recv().await {
         // Events are for information only: a lost one is not worth another attempt.
         if let Err(error) = write_event(&client, &recorder, &event).await {
@@ -88,6 +89,12 @@ async fn write_events(client: Client, node: String, mut events: Receiver<Service
             debug!(%service, reason = event.reason.name(), error, "event not written");
         }
     }
+}
+
+/// Returns the source of the Events of a node.
+fn reporter(node: &str) -> Reporter {
+    let instance = node.chars().take(INSTANCE_CHARS_MAX).collect();
+    Reporter { controller: REPORTER.into(), instance: Some(instance) }
 }
 
 /// Writes one Event, if the Service still exists.
@@ -116,4 +123,18 @@ async fn write_event(
         secondary: None,
     };
     recorder.publish(&event, &about).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The API server would refuse each Event of such a node.
+    #[test]
+    fn the_name_of_a_node_is_cut_to_what_an_event_may_name() {
+        let instance = |node: &str| reporter(node).instance.expect("it has one");
+        assert_eq!(instance("n1"), "n1");
+        let longest = "n".repeat(253);
+        assert_eq!(instance(&longest), longest[..INSTANCE_CHARS_MAX]);
+    }
 }

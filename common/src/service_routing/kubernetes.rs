@@ -97,7 +97,7 @@ impl ServiceSlice {
         }
         let ports = slice.ports.iter().flatten().filter_map(|it| decode_slice_port(it).transpose());
         let endpoints = slice.endpoints.iter().flatten();
-        let endpoints = endpoints.filter_map(|it| decode_endpoint(it).transpose());
+        let endpoints = endpoints.filter_map(|it| decode_endpoint(it, family).transpose());
         Some(Self {
             family,
             ports: keep_valid(ports, errors),
@@ -140,8 +140,11 @@ fn decode_slice_port(port: &EndpointPort) -> Result<Option<ServiceSlicePort>, Se
     }))
 }
 
-/// Decodes an endpoint; `None` if it has no address.
-fn decode_endpoint(endpoint: &Endpoint) -> Result<Option<ServiceEndpoint>, ServiceDecodeError> {
+/// Decodes an endpoint of a slice of this family; `None` if it has no address.
+fn decode_endpoint(
+    endpoint: &Endpoint,
+    family: AddressFamily,
+) -> Result<Option<ServiceEndpoint>, ServiceDecodeError> {
     let Some(address) = endpoint.addresses.first() else { return Ok(None) };
     let conditions = endpoint.conditions.as_ref();
     // What is not stated counts as ready and serving, as in kube-proxy.
@@ -150,7 +153,7 @@ fn decode_endpoint(endpoint: &Endpoint) -> Result<Option<ServiceEndpoint>, Servi
     let zones = hints.and_then(|it| it.for_zones.as_deref()).unwrap_or_default();
     let nodes = hints.and_then(|it| it.for_nodes.as_deref()).unwrap_or_default();
     Ok(Some(ServiceEndpoint {
-        address: parse_address("endpoints[].addresses[0]", address)?,
+        address: parse_endpoint_address(address, family)?,
         is_ready: condition(conditions.and_then(|it| it.ready), true),
         is_serving: condition(conditions.and_then(|it| it.serving), true),
         is_terminating: condition(conditions.and_then(|it| it.terminating), false),
@@ -192,6 +195,24 @@ fn parse_address(field: &'static str, text: &str) -> Result<IpAddr, ServiceDecod
         value: text.to_owned(),
         expected: "an IP address",
     })
+}
+
+/// Parses the address of an endpoint. An address of the other family is an error, as kube-proxy ignores it: sockets of
+/// the slice's own family cannot connect to it.
+fn parse_endpoint_address(
+    text: &str,
+    family: AddressFamily,
+) -> Result<IpAddr, ServiceDecodeError> {
+    let field = "endpoints[].addresses[0]";
+    let address = parse_address(field, text)?;
+    let expected = match family {
+        AddressFamily::V4 => "an IPv4 address, as addressType says",
+        AddressFamily::V6 => "an IPv6 address, as addressType says",
+    };
+    match AddressFamily::of(address) == family {
+        true => Ok(address),
+        false => Err(ServiceDecodeError { field, value: text.to_owned(), expected }),
+    }
 }
 
 /// Parses an IPv4 address whose decimal numbers have leading zeros. Objects from before Kubernetes 1.36 may have them.

@@ -12,18 +12,29 @@ use std::{
     thread,
 };
 
-use agent::kernel::sys;
+use agent::{
+    config::ClusterIpMode,
+    kernel::sys,
+    routes::plan::{ClusterChange, ClusterResource},
+};
+use common::wire::NamespacedName;
 
 use super::*;
-use crate::fixture::NetnsFixture;
+use crate::{
+    cluster_ip::{observed_service, observed_slice},
+    fixture::NetnsFixture,
+};
 
 /// Number of connects in one step of a client.
 const CONNECTS_PER_STEP: u64 = 50;
+/// ClusterIP of a Service of the cluster. All other addresses are those of Rouse's services.
+const CLUSTER_IP: &str = "10.96.0.3";
 /// Addresses that the clients connect to, each with the names of the pods behind it.
-const TARGETS: [(&str, &[&str]); 3] = [
+const TARGETS: [(&str, &[&str]); 4] = [
     ("10.96.0.1:80", &["one", "two"]),
     ("[fd96::1]:80", &["one", "two"]),
     ("10.96.0.2:80", &["three"]),
+    ("10.96.0.3:80", &["three"]),
 ];
 /// Hooks in the clients' cgroup that must never be without a program, each with the kernel's attach type
 /// (`enum bpf_attach_type`).
@@ -123,13 +134,29 @@ impl Drop for EndOfLoad<'_> {
     }
 }
 
-/// Replaces the agent by one with these paths, which takes over as an agent of their version does.
-fn replace_agent(fixture: &mut KernelFixture, paths: &AgentPaths) {
+/// Returns what an agent observes of the cluster: one Service, with this pod as its endpoint.
+fn cluster_lists(pod: &NetnsFixture) -> Vec<ClusterChange> {
+    let name = NamespacedName::new("default", "plain");
+    let slice = observed_slice(name.clone(), [pod.ipv4().parse().expect("an address")]);
+    let slice_name = NamespacedName::new("default", "plain-1");
+    let mut changes = ClusterResource::ALL.map(ClusterChange::ListBegun).to_vec();
+    changes.push(ClusterChange::Service(name, Some(observed_service(CLUSTER_IP, None))));
+    changes.push(ClusterChange::Slice(slice_name, Some(slice)));
+    changes.extend(ClusterResource::ALL.map(ClusterChange::ListCompleted));
+    changes
+}
+
+/// Replaces the agent by one with these paths, which takes over as an agent of their version does. `pod` is the
+/// endpoint of the Service of the cluster.
+fn replace_agent(fixture: &mut KernelFixture, paths: &AgentPaths, pod: &NetnsFixture) {
     // What the earlier agent leaves is pinned.
     drop(fixture.programs.take());
     let mut programs = EbpfPrograms::load(paths.clone()).expect("the kernel takes them");
     fixture.continue_with_maps(KernelMaps::open(&paths.pins()).expect("they are pinned"));
+    fixture.serve_cluster_services(ClusterIpMode::All);
+    // The RouteTable comes first: until the lists are complete, the Service stays as it is in the maps.
     fixture.apply_table();
+    fixture.observe_cluster(cluster_lists(pod));
     programs.take_over().expect("the tables are filled");
     programs.verify_by_self_test(&mut fixture.maps).expect("they are in force");
     programs.retire_previous().expect("nothing is counted there");
@@ -149,7 +176,8 @@ fn agents_restart_and_change_their_abi_and_back_under_load_without_a_failed_or_m
         fixture.add_service(service, ConnectionPath::Direct);
         fixture.add_ready_pod(pod, service);
     }
-    fixture.apply_table();
+    fixture.serve_cluster_services(ClusterIpMode::All);
+    fixture.observe_cluster(cluster_lists(&pods[2]));
     let mut holder = fixture.add_client().start_process();
     holder.expect_step("connect 10.96.0.2:80");
     let own = fixture.paths().clone();
@@ -169,7 +197,7 @@ fn agents_restart_and_change_their_abi_and_back_under_load_without_a_failed_or_m
         results.wait_for_progress();
         // Restart, upgrade, restart, rollback, restart, and once more.
         for paths in [&own, &next, &next, &own, &own, &next, &own] {
-            replace_agent(&mut fixture, paths);
+            replace_agent(&mut fixture, paths, &pods[2]);
             results.wait_for_progress();
             // This socket is older than all of them.
             assert_eq!(holder.expect_step("peer"), "10.96.0.2:80");

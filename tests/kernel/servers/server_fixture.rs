@@ -282,7 +282,7 @@ pub(super) fn poll_until(mut is_done: impl FnMut() -> bool) -> bool {
 }
 
 /// Path of a program that `cargo xtask servers` has built.
-fn built_program(name: &str) -> String {
+pub(super) fn built_program(name: &str) -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a directory in target/");
     let folder =
         std::env::var_os("ROUSE_SERVERS").map_or_else(|| target.join("servers"), PathBuf::from);

@@ -15,7 +15,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	if len(os.Args) < 2 {
-		log.Fatal("usage: servers http | h2c | grpc | requests URL LAST COUNT | websockets URL COUNT")
+		log.Fatal("usage: servers http | h2c | grpc | requests URL LAST COUNT | websockets URL COUNT | resolve NAME")
 	}
 	var err error
 	switch os.Args[1] {
@@ -32,6 +32,8 @@ func main() {
 		if count, err = strconv.Atoi(os.Args[3]); err == nil {
 			err = holdWebSockets(os.Args[2], count)
 		}
+	case "resolve":
+		err = resolve(os.Args[2])
 	default:
 		err = fmt.Errorf("unknown role %q", os.Args[1])
 	}

@@ -27,6 +27,8 @@ pub(crate) enum FaultAction {
     Kill,
     /// Start a process or node again after `kill`
     Start,
+    /// Start a node again after `kill`, without kube-proxy
+    Boot,
     /// Disconnect a node from all others
     Cut,
     /// Connect a node again after `cut`
@@ -51,8 +53,12 @@ pub(crate) fn run(
             cgroups::kill_processes(&node_cgroup(paths, node))
         }
         (FaultAction::Start, ClusterProcess::Node(node)) => {
-            with_existing_cluster(paths, |starter| start_node(starter, node))
+            with_existing_cluster(paths, |starter| start_node(starter, node, true))
         }
+        (FaultAction::Boot, ClusterProcess::Node(node)) => {
+            with_existing_cluster(paths, |starter| start_node(starter, node, false))
+        }
+        (FaultAction::Boot, _) => bail!("only a node can boot; {process} is none"),
         (FaultAction::Cut, ClusterProcess::Node(node)) => {
             network::set_disconnected(paths, node, true)
         }
@@ -106,10 +112,11 @@ pub(crate) fn set_frozen(paths: &ClusterPaths, node: u8, is_frozen: bool) -> Res
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Starts the processes of the node that do not run.
-fn start_node(starter: &ClusterStarter<'_>, node: u8) -> Result<()> {
+/// Starts the processes of the node that do not run, with or without kube-proxy.
+fn start_node(starter: &ClusterStarter<'_>, node: u8, has_proxy: bool) -> Result<()> {
     for process in ClusterProcess::node_processes(node) {
-        if process::pid_of(starter.paths, process).is_none() {
+        let is_left_out = !has_proxy && process == ClusterProcess::Proxy(node);
+        if !is_left_out && process::pid_of(starter.paths, process).is_none() {
             starter.start(process)?;
         }
         // A new namespace has no routes yet, and the kubelet needs the API server from its start.

@@ -111,6 +111,29 @@ fn a_bad_address_is_ignored_alone_and_named() {
     assert!(errors[0].contains("10.0.0.300"), "{errors:?}");
 }
 
+/// The API server refuses such slices, and a proxy must not depend on that.
+#[test]
+fn an_address_of_another_family_than_its_slice_is_ignored_alone_and_named() {
+    let addresses = ["10.0.0.1", "fd00::1", "::ffff:10.0.0.2"];
+    let endpoints: Vec<_> = addresses.iter().map(|it| json!({"addresses": [it]})).collect();
+    let read = |family: &str| {
+        let (slice, errors) = read_slice(&json!({"addressType": family, "endpoints": endpoints}));
+        let endpoints = slice.expect("routed").endpoints;
+        (endpoints.iter().map(|it| it.address.to_string()).collect::<Vec<_>>(), errors)
+    };
+    let error = |address: &str, family: &str| {
+        format!(
+            "endpoints[].addresses[0] is {address:?} and is ignored: it must be an {family} \
+             address, as addressType says"
+        )
+    };
+    // A mapped address is one of IPv4.
+    let four = ["10.0.0.1", "10.0.0.2"].map(str::to_owned).to_vec();
+    assert_eq!(read("IPv4"), (four, vec![error("fd00::1", "IPv4")]));
+    let errors = ["10.0.0.1", "::ffff:10.0.0.2"].map(|it| error(it, "IPv6")).to_vec();
+    assert_eq!(read("IPv6"), (vec!["fd00::1".to_owned()], errors));
+}
+
 #[test]
 fn an_endpoint_is_ready_and_serving_unless_it_states_otherwise() {
     let endpoints = json!([

@@ -1,5 +1,6 @@
 //! Pure: plans of the cluster's Services, beside those of the RouteTable.
 
+mod bad_input;
 mod bootstrap;
 mod endpoints;
 
