@@ -37,11 +37,11 @@ use crate::{
     health::ProxyHealth,
     kernel::{
         map_op::BackendTarget,
-        maps::{KernelEventRing, KernelMapError, KernelMaps},
+        maps::{KernelEventRing, KernelMapError, KernelMaps, client_sockets::ClientSocketRecords},
         takeover_stage::ProgramTakeoverStage,
     },
     metrics::{AgentMetrics, NotReadyReasons},
-    net::remote_prober::{RemotePodProber, RemoteProbeResult},
+    net::remote_prober::RemotePodProber,
     pods::{
         finder::FinderCommand, finder_queue::FinderQueue, pod_server::prestop::PreStopHooks,
         probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
@@ -58,6 +58,7 @@ use crate::{
 mod facts;
 mod housekeeping;
 mod pod_actions;
+mod remote_pods;
 mod route_updates;
 mod sweeps;
 
@@ -126,6 +127,8 @@ pub(crate) struct Agent {
     routes: NodeRoutes,
     /// Reachability of the pods of other nodes.
     remote_pods: RemotePodProber,
+    /// Records of this node's client sockets, which tell the services that have clients here.
+    client_sockets: ClientSocketRecords,
     /// Stale connections of this node's clients.
     stale_connections: StaleConnectionTask,
     /// Sockets of this node whose endpoints have left.
@@ -166,12 +169,13 @@ impl Agent {
         let (pod_events_tx, pod_events_rx) = mpsc::channel(POD_EVENTS_MAX);
         info!(pods = pods.len(), "maps read back");
         let metrics = &handles.metrics;
+        let client_sockets = handles.maps.client_sockets()?;
         let now = Instant::now();
         Ok(Self {
             node,
             stale_sockets: StaleSocketTask::new(
                 closer.cgroup().to_owned(),
-                handles.maps.client_sockets()?,
+                client_sockets.clone(),
                 metrics.clone(),
             ),
             stale_connections: StaleConnectionTask::new(closer, metrics.clone()),
@@ -184,6 +188,7 @@ impl Agent {
             registry: PodRegistry::resume(slots_by_cookie),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
+            client_sockets,
             housekeeping: HousekeepingTimes::new(now, &handles.maps),
             pod_events_tx,
             pod_events_rx,
@@ -246,7 +251,7 @@ impl Agent {
                 () = sleep_until(wake.into()) => {
                     self.handle_event(PodTrackerEvent::Tick);
                     self.handles.usage.rearm_growth_events(&self.handles.maps);
-                    self.remote_pods.start_due_probes();
+                    self.probe_remote_pods();
                     if sweep <= Instant::now() {
                         self.sweep();
                         self.record_progress(cluster.has_waiting(), false);
@@ -318,11 +323,6 @@ impl Agent {
             self.update_exclusion(&uid);
             self.next_sweep = Instant::now();
         }
-    }
-
-    fn handle_remote_probe_result(&mut self, result: &RemoteProbeResult) {
-        self.remote_pods.record_result(result);
-        self.update_exclusion(&result.0.uid);
     }
 
     /// Excludes a pod from routing while it may not get new connects yet, or any more.

@@ -31,9 +31,8 @@ struct OutboxState<K, V> {
     order: BTreeMap<u64, Arc<K>>,
     /// Versions of the removals whose marks are still kept, each with the last state that precedes the removal.
     removals: BTreeMap<u64, Option<Box<V>>>,
-    /// Version that each stream has reached, by the id of its cursor.
-    cursors: BTreeMap<u64, u64>,
-    next_cursor: u64,
+    /// Number of streams by the version that they have reached. Thousands of streams have a few versions.
+    positions: BTreeMap<u64, usize>,
 }
 
 /// Next message of a stream: all changes since its cursor's version.
@@ -49,7 +48,6 @@ pub struct OutboxBatch<K, V> {
 /// Position of one stream in an [`Outbox`].
 pub struct OutboxCursor<K: Eq + Hash + Clone, V: Clone> {
     outbox: Outbox<K, V>,
-    id: u64,
     delivered_version: u64,
     has_started: bool,
     changed: watch::Receiver<u64>,
@@ -102,8 +100,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
             states: HashMap::new(),
             order: BTreeMap::new(),
             removals: BTreeMap::new(),
-            cursors: BTreeMap::new(),
-            next_cursor: 0,
+            positions: BTreeMap::new(),
         };
         let (version, _) = watch::channel(version);
         Self { shared: Arc::new(OutboxShared { inner: Mutex::new(inner), version }) }
@@ -114,6 +111,12 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
         self.lock().version
     }
 
+    /// Returns the version that every stream has reached; without any stream that of the latest change.
+    pub fn delivered_version(&self) -> u64 {
+        let inner = self.lock();
+        inner.first_position().unwrap_or(inner.version)
+    }
+
     /// Returns the subject's latest state, if it has one.
     pub fn get(&self, key: &K) -> Option<V> {
         self.lock().states.get(key).and_then(|(_, value)| value.as_deref().cloned())
@@ -122,10 +125,10 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     /// Returns a cursor for a new stream, which begins with every state.
     pub fn subscribe(&self) -> OutboxCursor<K, V> {
         let mut inner = self.lock();
-        let id = inner.add_cursor(0);
+        inner.add_position(0);
         let changed = self.shared.version.subscribe();
         drop(inner);
-        OutboxCursor { outbox: self.clone(), id, delivered_version: 0, has_started: false, changed }
+        OutboxCursor { outbox: self.clone(), delivered_version: 0, has_started: false, changed }
     }
 
     fn lock(&self) -> MutexGuard<'_, OutboxState<K, V>> {
@@ -173,17 +176,33 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
     }
 
     /// Adds a stream that has received everything up to this version.
-    fn add_cursor(&mut self, at: u64) -> u64 {
-        let id = self.next_cursor;
-        self.next_cursor += 1;
-        self.cursors.insert(id, at);
-        id
+    fn add_position(&mut self, at: u64) {
+        *self.positions.entry(at).or_default() += 1;
+    }
+
+    /// Removes a stream that [`add_position`](Self::add_position) has added at this version.
+    fn remove_position(&mut self, at: u64) {
+        let count = self.positions.get_mut(&at).expect("each stream is counted at its version");
+        *count -= 1;
+        if *count == 0 {
+            self.positions.remove(&at);
+        }
+    }
+
+    fn move_position(&mut self, from: u64, to: u64) {
+        self.remove_position(from);
+        self.add_position(to);
+    }
+
+    /// Returns the version that every stream has reached; `None` without any stream.
+    fn first_position(&self) -> Option<u64> {
+        self.positions.keys().next().copied()
     }
 
     /// Drops the marks of removals that every stream has received.
     fn drop_delivered_removals(&mut self) {
         // Without any stream the marks are useless, since a new stream begins with the states.
-        let delivered = self.cursors.values().copied().min().unwrap_or(u64::MAX);
+        let delivered = self.first_position().unwrap_or(u64::MAX);
         while let Some(at) = self.removals.keys().next().copied().filter(|at| *at <= delivered) {
             self.removals.remove(&at);
             if let Some(key) = self.order.remove(&at) {
@@ -217,16 +236,30 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
     pub fn fork(&self) -> Self {
         let mut inner = self.outbox.lock();
         // Registered at the same version, so that marks of removals stay until this cursor has passed them too.
-        let id = inner.add_cursor(self.delivered_version);
+        inner.add_position(self.delivered_version);
         drop(inner);
         let (outbox, changed) = (self.outbox.clone(), self.changed.clone());
         Self {
             outbox,
-            id,
             delivered_version: self.delivered_version,
             has_started: self.has_started,
             changed,
         }
+    }
+
+    /// Counts all changes up to `version` as sent: the stream has received them from a batch of another cursor, or does
+    /// not need them. A version before that of this cursor changes nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the outbox has not reached `version`: the stream would miss changes.
+    pub fn advance_to(&mut self, version: u64) {
+        let mut inner = self.outbox.lock();
+        assert!(version <= inner.version, "version {version} is after {}", inner.version);
+        let version = version.max(self.delivered_version);
+        inner.move_position(self.delivered_version, version);
+        (self.delivered_version, self.has_started) = (version, true);
+        inner.drop_delivered_removals();
     }
 
     /// Returns the changes to send now, without waiting.
@@ -252,8 +285,9 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
             }
             changes.push((K::clone(key), value));
         }
-        (self.delivered_version, self.has_started) = (inner.version, true);
-        inner.cursors.insert(self.id, self.delivered_version);
+        let version = inner.version;
+        inner.move_position(self.delivered_version, version);
+        (self.delivered_version, self.has_started) = (version, true);
         if has_removals {
             inner.drop_delivered_removals();
         }
@@ -264,7 +298,7 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
 impl<K: Eq + Hash + Clone, V: Clone> Drop for OutboxCursor<K, V> {
     fn drop(&mut self) {
         let mut inner = self.outbox.lock();
-        inner.cursors.remove(&self.id);
+        inner.remove_position(self.delivered_version);
         inner.drop_delivered_removals();
     }
 }
@@ -381,6 +415,59 @@ mod tests {
         outbox.remove_with_last("a", 5);
         outbox.set("a", 6);
         assert_eq!(all(&mut early), [("a", Some(6))], "the subject has returned");
+    }
+
+    #[test]
+    fn a_stream_that_advances_by_another_ones_batch_receives_only_what_came_after_it() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let (mut one, mut two) = (outbox.subscribe(), outbox.subscribe());
+        assert_eq!((all(&mut one), all(&mut two)), (vec![("a", Some(1))], vec![("a", Some(1))]));
+        outbox.set("b", 2);
+        outbox.remove(&"a");
+        let batch = one.try_next().expect("two changes");
+        outbox.set("c", 3);
+        assert_eq!(outbox.delivered_version(), two.version());
+        two.advance_to(batch.version);
+        assert_eq!((two.version(), outbox.delivered_version()), (batch.version, batch.version));
+        assert_eq!(outbox.lock().states.len(), 2, "the removal needs no mark any more");
+        two.advance_to(1);
+        assert_eq!(two.version(), batch.version, "a version that it has passed changes nothing");
+        assert_eq!(all(&mut two), [("c", Some(3))]);
+        assert_eq!(outbox.delivered_version(), batch.version, "the first stream is behind");
+        drop((one, two));
+        assert_eq!(outbox.delivered_version(), outbox.version());
+    }
+
+    #[test]
+    fn a_stream_that_begins_by_an_advance_receives_removals() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let mut cursor = outbox.subscribe();
+        cursor.advance_to(outbox.version());
+        assert_eq!(cursor.try_next(), None);
+        outbox.remove(&"a");
+        assert_eq!(all(&mut cursor), [("a", None)]);
+    }
+
+    #[test]
+    fn marks_of_removals_stay_while_one_of_several_streams_at_a_version_needs_them() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let mut one = outbox.subscribe();
+        all(&mut one);
+        let (two, mut three) = (one.fork(), one.fork());
+        outbox.remove(&"a");
+        drop((one, two));
+        assert_eq!(outbox.lock().states.len(), 1);
+        assert_eq!(all(&mut three), [("a", None)]);
+        assert_eq!(outbox.lock().states.len(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "version 9 is after 1")]
+    fn a_stream_never_advances_beyond_the_outbox() {
+        Outbox::<&str, u8>::new().subscribe().advance_to(9);
     }
 
     thread_local! {

@@ -9,6 +9,7 @@ mod connect;
 mod control_plane;
 mod count;
 mod ebpf_run_time;
+mod fanout;
 mod footprint;
 mod grow;
 mod idle;
@@ -51,7 +52,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, resync, count, clusterip
+    /// cluster-burst, footprint, scale-in, resync, fanout, count, clusterip
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -117,7 +118,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 13] = [
+const BENCHES: [NamedBench; 14] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),
@@ -129,6 +130,7 @@ const BENCHES: [NamedBench; 13] = [
     ("footprint", BenchRunner::Cluster(footprint::run)),
     ("scale-in", BenchRunner::Cluster(scale_in::run)),
     ("resync", BenchRunner::Standalone(resync::run)),
+    ("fanout", BenchRunner::Standalone(fanout::run)),
     ("count", BenchRunner::Kernel(count::run)),
     ("clusterip", BenchRunner::Proxies(clusterip::run)),
 ];

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use common::{
     link::{PodReportKey, RouteBatch, error_chain},
-    wire::{NamespacedName, PodEntry, PodReportItem, RouteChange, RouteKey},
+    wire::{NamespacedName, PodReportItem, RouteChange, RouteKey},
 };
 use tracing::{debug, error, info, warn};
 
@@ -99,13 +99,7 @@ impl Agent {
         // The planner has the whole batch before any event is handled: events read the table.
         events.into_iter().for_each(|event| self.handle_event(event));
         self.routes.finish_batch(Instant::now(), batch.version);
-    }
-
-    /// Handles a pod of another node.
-    fn handle_remote_pod(&mut self, pod: &PodEntry) {
-        let probe = self.remote_pods.update_pod(pod);
-        self.update_exclusion(&pod.uid);
-        probe.into_iter().for_each(|it| self.remote_pods.start_probe(it));
+        self.probe_remote_pods();
     }
 
     /// Writes the difference between the maps and the known sources, and reports the version in force.

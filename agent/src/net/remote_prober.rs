@@ -52,9 +52,9 @@ impl RemotePodProber {
         }
     }
 
-    /// Adds or updates a pod of another node. Returns the probe to [start](Self::start_probe), if any.
-    pub(crate) fn update_pod(&mut self, pod: &PodEntry) -> Option<ReachabilityProbe> {
-        self.pods.update_pod(Instant::now(), pod)
+    /// Adds or updates a pod of another node. Check then if [some pods](Self::pods_to_check) have clients.
+    pub(crate) fn update_pod(&mut self, pod: &PodEntry) {
+        self.pods.update_pod(Instant::now(), pod);
     }
 
     /// Removes a pod that the table does not name any more.
@@ -72,7 +72,25 @@ impl RemotePodProber {
         self.pods.is_unreached(uid)
     }
 
-    /// Returns the time of the next call of [`start_due_probes`](Self::start_due_probes).
+    /// Returns the uids of all pods for which no client of this node is known, if a check for clients is due.
+    pub(crate) fn pods_to_check(&self) -> Vec<String> {
+        self.pods.pods_to_check(Instant::now())
+    }
+
+    /// Records if clients of this node have connected to services of a pod, and starts its first probe if they have.
+    pub(crate) fn record_check(&mut self, uid: &str, has_clients: bool) {
+        let probe = self.pods.record_check(Instant::now(), uid, has_clients);
+        probe.into_iter().for_each(|it| self.start_probe(it));
+    }
+
+    /// Ends a check for clients that began at this time.
+    pub(crate) fn finish_check(&mut self, begun: Instant) {
+        let now = Instant::now();
+        self.pods.finish_check(now, now.duration_since(begun));
+    }
+
+    /// Returns the time at which [`start_due_probes`](Self::start_due_probes) or [`pods_to_check`](Self::pods_to_check)
+    /// has something next.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.pods.next_wake()
     }
@@ -83,7 +101,7 @@ impl RemotePodProber {
     }
 
     /// Probes a pod by a connect. The result arrives in [`next_result`](Self::next_result).
-    pub(crate) fn start_probe(&self, probe: ReachabilityProbe) {
+    fn start_probe(&self, probe: ReachabilityProbe) {
         let (results, semaphore) = (self.results_tx.clone(), Arc::clone(&self.semaphore));
         tokio::spawn(async move {
             let permit = semaphore.acquire().await;
@@ -134,10 +152,12 @@ mod tests {
         let closed = SocketAddr::from(([127, 99, 99, 99], 1));
         let mut prober = RemotePodProber::new(BTreeSet::new());
         for (uid, at) in [("open", open), ("closed", closed)] {
-            let probe = prober.update_pod(&pod(uid, at)).expect("a probe at once");
+            prober.update_pod(&pod(uid, at));
             assert!(prober.is_unreached(uid));
-            prober.start_probe(probe);
         }
+        let uids = prober.pods_to_check();
+        assert_eq!(uids, ["closed", "open"]);
+        uids.iter().for_each(|uid| prober.record_check(uid, true));
         for _ in 0..2 {
             let result = prober.next_result().await.expect("a result");
             assert_eq!(result.1, result.0.uid == "open");

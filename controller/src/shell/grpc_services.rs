@@ -1,9 +1,12 @@
 //! Shell: the controller's gRPC services: it streams routes to agents, activators and autoscalers, and receives
 //! PodReports and ScaleDecisions.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use common::{
@@ -18,7 +21,7 @@ use common::{
         },
     },
 };
-use tokio::time::MissedTickBehavior;
+use tokio::{task::JoinSet, time::MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
@@ -28,11 +31,20 @@ use crate::{
         active_autoscaler::{self, AutoscalerElection},
         machine::ControllerEvent,
     },
-    shell::{identity::CertificateIssuer, runtime::ControllerRuntime},
+    shell::{
+        identity::CertificateIssuer,
+        runtime::{ControllerRuntime, route_broadcast::RouteBroadcast},
+    },
 };
 
 pub mod route_stream;
 mod subscribers;
+
+/// Longest delay of route updates to agents and autoscalers, compared with activators.
+///
+/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
+/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
+const ROUTE_UPDATE_DELAY: Duration = Duration::from_millis(1);
 
 /// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.
 pub async fn serve(
@@ -50,7 +62,10 @@ pub async fn serve_with_issuer(
     issuer: Option<&Arc<CertificateIssuer>>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
+    let broadcast = |delay| Arc::new(RouteBroadcast::new(Arc::clone(&shared), delay));
     let grpc = ControllerGrpc {
+        activator_routes: broadcast(Duration::ZERO),
+        delayed_routes: broadcast(ROUTE_UPDATE_DELAY),
         shared,
         next_stream_id: Arc::new(AtomicU64::new(1)),
         election: Arc::default(),
@@ -69,6 +84,8 @@ pub async fn serve_with_issuer(
         served = link::serve_with_tls(endpoint, router, admission.as_ref(), shutdown) => served,
         // `detect_lost_autoscalers` returns at shutdown. The streams end later, so this branch must not complete.
         () = async { grpc.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
+        // Never completes: the streams need the batches until they have ended.
+        () = grpc.run_broadcasts() => Ok(()),
     }
 }
 
@@ -76,6 +93,10 @@ pub async fn serve_with_issuer(
 #[derive(Clone, Debug)]
 struct ControllerGrpc {
     shared: Arc<ControllerRuntime>,
+    /// Changes of the RouteTable for activators.
+    activator_routes: Arc<RouteBroadcast>,
+    /// Changes of the RouteTable for agents and autoscalers, up to [`ROUTE_UPDATE_DELAY`] later.
+    delayed_routes: Arc<RouteBroadcast>,
     next_stream_id: Arc<AtomicU64>,
     election: Arc<Mutex<AutoscalerElection>>,
     shutdown: CancellationToken,
@@ -114,6 +135,18 @@ impl ControllerGrpc {
                 replica: election.active_name().map(str::to_owned),
             });
         }
+    }
+
+    /// Makes the batches of routes that the streams send, until this future is dropped.
+    async fn run_broadcasts(&self) {
+        // Tasks of their own: the activators' one must not wait while the other wakes a thousand streams.
+        let mut tasks = JoinSet::new();
+        for broadcast in [&self.activator_routes, &self.delayed_routes] {
+            let broadcast = Arc::clone(broadcast);
+            tasks.spawn(async move { broadcast.run().await });
+        }
+        // They end by a panic only. It must end the server too, whose streams would get no more changes.
+        tasks.join_all().await;
     }
 
     /// Detects autoscalers whose heartbeats have stopped, until shutdown.

@@ -41,6 +41,8 @@ use crate::{
     write::desired::{self, RequiredChildren},
 };
 
+mod batch_log;
+pub mod route_broadcast;
 pub mod route_subscription;
 
 use route_subscription::RouteTableSnapshot;

@@ -154,6 +154,11 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_recreated() {
 fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let mut fixture = AgentFixture::new("reach");
     fixture.add_direct_service();
+    // No process listens there, but connects to the service are led to it.
+    let activator = fixtures::activator("activator", vec![[10, 77, 0, 2].into()]);
+    let key = RouteKey::Activator(activator.name.clone());
+    fixture.routes.set(key, RouteChange::Activator(activator));
+    let ready_since = Instant::now();
     fixture.set_pod_on_node("n2", RoutingPhase::Ready);
     fixture.start_agent();
     fixture.start_pod();
@@ -162,13 +167,22 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
         let Ok(table) = KernelMaps::open(&pins).and_then(|maps| maps.read_routes()) else {
             return None;
         };
-        Some(table.backends.len()).filter(|_| !table.frontends.is_empty())
+        let pods = table.backends.values().filter(|it| it.port_be != 0);
+        Some(pods.count()).filter(|_| !table.frontends.is_empty())
     };
     while backend_count().is_none() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(backend_count(), Some(0), "this node knows no listener there");
     fixture.send_to_pod("listen");
+    thread::sleep(Duration::from_millis(300));
+    // After 10 s the pod would be used without a probe.
+    if ready_since.elapsed() < Duration::from_secs(5) {
+        assert_eq!(backend_count(), Some(0), "no client of this node needs the pod");
+    }
+    let mut client = fixture.pod_command("connect");
+    let connected = client.env(ROLE_INPUT_VARIABLE, "10.96.0.7").stdin(Stdio::null()).output();
+    connected.expect("a client");
     while backend_count() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }

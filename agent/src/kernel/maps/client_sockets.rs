@@ -3,7 +3,7 @@
 
 use std::{
     array,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -14,7 +14,7 @@ use std::{
 
 use aya::maps::{HashMap, MapData, MapError};
 use common::link::error_chain;
-use datapath::abi::{self, CONNECT_RECORD_WORDS, ConnectRecord, UdpSocket, maps};
+use datapath::abi::{self, CONNECT_RECORD_WORDS, ConnectRecord, FrontendKey, UdpSocket, maps};
 use tracing::warn;
 
 use super::{KernelMapError, capacity, map_words, open_hash_map, read_error, row};
@@ -81,6 +81,26 @@ impl ClientSocketRecords {
             }
         }
         Ok(())
+    }
+
+    /// Returns those of the frontends `wanted` that the rows of TCP sockets name. A row keeps the record of its last
+    /// socket after that has closed, until another socket takes the row.
+    ///
+    /// Sockets without a row, of which `CONTROL` has the number, are missing. So is a record that changes meanwhile.
+    pub(crate) fn connected_frontends(
+        &self,
+        wanted: &HashSet<FrontendKey>,
+    ) -> HashSet<FrontendKey> {
+        let frontend = |index| {
+            let ConnectRecord { original_address, original_port_be, .. } = self.own.row(index);
+            FrontendKey {
+                address: original_address,
+                port_be: original_port_be,
+                protocol: abi::IPPROTO_TCP,
+                reserved: 0,
+            }
+        };
+        (0..self.own.row_count).map(frontend).filter(|it| wanted.contains(it)).collect()
     }
 
     /// Returns the record of a TCP socket, if its connect was led to an endpoint. It does not change while the socket

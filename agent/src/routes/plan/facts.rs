@@ -62,6 +62,13 @@ const LIST_MODES: [FrontendMode; 4] =
     [FrontendMode::Pods, FrontendMode::Activators, FrontendMode::Refuse, FrontendMode::Pass];
 
 impl RoutePlanner {
+    /// Returns the numbers of the backends that are activators.
+    pub(crate) fn activator_backends(&self) -> impl Iterator<Item = u32> {
+        let keys = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6].map(BackendListKey::Activators);
+        let lists = keys.into_iter().filter_map(|key| self.lists.get(&key));
+        lists.flat_map(|list| list.backends.iter().copied())
+    }
+
     /// Returns state and mode of the agent, on which all services depend.
     pub fn node_facts(&self) -> NodeFacts {
         let mut facts = self.table.cluster.node_facts();

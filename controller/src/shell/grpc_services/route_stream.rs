@@ -1,8 +1,7 @@
 //! Shell: the gRPC service of RouteTable streams, which sends batches that are encoded and framed already.
 //!
-//! The service that tonic generates encodes each item for each stream. After a restart, a hundred agents that return
-//! would have the whole table encoded a hundred times, and polled item by item. Here all streams of a role share one
-//! encoded snapshot. Each stream encodes its later batches itself, because streams may have missed different changes.
+//! The service that tonic generates encodes each item for each stream. A change for a thousand agents would be encoded
+//! a thousand times, and polled item by item. Here all streams of a role share the bytes of each batch.
 
 use std::{convert::Infallible, sync::Arc, task};
 
@@ -23,9 +22,7 @@ use tonic::{
     server::NamedService,
 };
 
-use crate::{
-    decide::machine::RouteMessageBatch, shell::runtime::route_subscription::EncodedPieces,
-};
+use crate::{decide::machine::RouteMessageBatch, shell::runtime::route_broadcast::EncodedPieces};
 
 /// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -35,24 +32,19 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 /// Length-Prefixed-Message).
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Encodes a batch for `role`: of each change, what `limit_to_role` leaves of it for the role. Of nodes only `node` is
-/// in it.
+/// Encodes a batch for all streams of `role`: of each change, what `limit_to_role` leaves of it for the role. No node
+/// is in it: a subscriber gets that of its own node only, by [`encode_change`].
 ///
 /// Where `limit_to_role` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless
 /// it knew the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
     role: ClientComponent,
-    node: Option<&str>,
     limit_to_role: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
-    let concerns_subscriber = |key: &RouteKey| match key {
-        // Without this each of thousands of agents would get thousands of nodes.
-        RouteKey::Node(name) => Some(name.as_str()) == node,
-        _ => true,
-    };
-    let changes = batch.changes.iter().filter(|(key, _)| concerns_subscriber(key));
+    // Otherwise each of thousands of agents would get thousands of nodes.
+    let changes = batch.changes.iter().filter(|(key, _)| !matches!(key, RouteKey::Node(_)));
     let changes = changes.map(|(key, change)| {
         let limited = change.clone().and_then(|change| limit_to_role(change, role));
         limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
@@ -70,14 +62,11 @@ pub fn encode_batch(
     pieces.into()
 }
 
-/// Encodes the state of one node, without the end of a batch; `None` if the batch does not have it.
-pub fn encode_node(batch: &RouteMessageBatch, node: &str) -> Option<Bytes> {
-    let is_own = |change: &&(RouteKey, Option<RouteChange>)| matches!(&change.0, RouteKey::Node(name) if name == node);
-    let (_, change) = batch.changes.iter().find(is_own)?;
-    let item = RouteItem { version: batch.version, change: change.clone()? };
+/// Encodes one change of a batch of this version, without the end of the batch.
+pub fn encode_change(version: u64, change: RouteChange) -> Bytes {
     let mut encoded = BytesMut::new();
-    append_framed(&raw::RouteItem::from(item), &mut encoded);
-    Some(encoded.freeze())
+    append_framed(&raw::RouteItem::from(RouteItem { version, change }), &mut encoded);
+    encoded.freeze()
 }
 
 /// Appends one message to `out`, with its gRPC prefix.
@@ -193,7 +182,7 @@ mod tests {
             (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
         };
         let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
-        let pieces = encode_batch(&batch, ClientComponent::Agent, None, |change, _| Some(change));
+        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
         let items = decode(pieces.iter().cloned());
         assert!(items.iter().all(|it| it.version == 7));
@@ -215,25 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_gets_its_own_node_only() {
+    fn no_node_is_in_the_bytes_that_all_agents_share() {
         let entry = |name: &str| NodeEntry { name: name.into(), zone: "a".into() };
         let node = |name: &str| (RouteKey::Node(name.into()), Some(RouteChange::Node(entry(name))));
         let changes = vec![node("n1"), node("n2"), (RouteKey::Node("n3".into()), None)];
         let batch = RouteMessageBatch { version: 7, changes };
-        let encoded = |own: Option<&str>| {
-            let pieces = encode_batch(&batch, ClientComponent::Agent, own, |it, _| Some(it));
-            decode(pieces.iter().cloned())
-        };
+        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
         let item = |change| RouteItem { version: 7, change };
-        let synced = item(RouteChange::Synced);
-        let own = item(RouteChange::Node(entry("n2")));
-        let removed = item(RouteChange::Removed(RouteKey::Node("n3".into())));
-        assert_eq!(encoded(None), std::slice::from_ref(&synced));
-        assert_eq!(encoded(Some("n2")), [own.clone(), synced.clone()]);
-        assert_eq!(encoded(Some("n3")), [removed, synced]);
-        assert_eq!(decode(encode_node(&batch, "n2")), [own]);
-        assert_eq!(encode_node(&batch, "n3"), None);
-        assert_eq!(encode_node(&batch, "n4"), None);
+        assert_eq!(decode(pieces.iter().cloned()), [item(RouteChange::Synced)]);
+        let own = RouteChange::Node(entry("n2"));
+        assert_eq!(decode([encode_change(7, own.clone())]), [item(own)]);
     }
 
     #[tokio::test]

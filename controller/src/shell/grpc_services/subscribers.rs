@@ -1,6 +1,6 @@
 //! Shell: streams of routes to subscribers, each limited to the subscriber's role.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, vec};
 
 use bytes::Bytes;
 use common::{
@@ -13,18 +13,15 @@ use tracing::info;
 
 use super::{
     ControllerGrpc, denied_status,
-    route_stream::{RouteStreamSource, encode_batch, encode_node},
+    route_stream::{RouteStreamSource, encode_batch, encode_change},
 };
-use crate::shell::runtime::{
-    ControllerRuntime,
-    route_subscription::{EncodedPieces, RouteTableSubscription, RouteTableUpdate},
+use crate::{
+    decide::machine::RouteMessageBatch,
+    shell::runtime::{
+        ControllerRuntime,
+        route_subscription::{RouteTableSubscription, RouteTableUpdate},
+    },
 };
-
-/// Delay of route updates to agents and autoscalers, compared with activators.
-///
-/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
-/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
-const ROUTE_UPDATE_DELAY: Duration = Duration::from_millis(1);
 
 #[tonic::async_trait]
 impl RouteStreamSource for ControllerGrpc {
@@ -37,60 +34,56 @@ impl RouteStreamSource for ControllerGrpc {
             subscriber.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
         peer.check_identity(&subscriber).map_err(|denied| denied_status(&denied))?;
         let guard = SubscriberGuard::new(self, subscriber);
-        let batches = route_batches(
-            RouteTableSubscription::new(Arc::clone(&self.shared)),
-            guard.subscriber.clone(),
-        );
-        let pieces = batches.flat_map(move |batch| {
+        let broadcast = match guard.subscriber.role {
+            ClientComponent::Activator => &self.activator_routes,
+            ClientComponent::Agent | ClientComponent::Autoscaler => &self.delayed_routes,
+        };
+        let subscription = RouteTableSubscription::new(Arc::clone(broadcast));
+        let updates = encoded_updates(subscription, guard.subscriber.clone());
+        let pieces = updates.flat_map(move |update| {
             // The closure owns the guard: however the stream ends, dropping it counts one subscriber less.
             let _ = &guard;
-            let count = batch.pieces.len();
-            let piece = move |at: usize| {
-                // The borrow moves in the whole batch, `_update` included: a shared snapshot lives until its last piece
-                // is sent.
-                let batch = &batch;
-                batch.pieces[at].clone()
-            };
-            futures::stream::iter((0..count).map(piece))
+            futures::stream::iter(update)
         });
         Ok(Box::pin(pieces.take_until(self.shutdown.clone().cancelled_owned())))
     }
 }
 
-/// The encoded pieces of a batch, with the update that they come from, so that other streams can share it meanwhile.
-struct EncodedBatch {
-    pieces: EncodedPieces,
+/// The encoded pieces of an update, with the update that they come from: a shared snapshot lives until its last piece
+/// is sent.
+struct EncodedUpdate {
+    pieces: vec::IntoIter<Bytes>,
     _update: RouteTableUpdate,
 }
 
-/// Encoded batches of the RouteTable for one subscription.
-fn route_batches(
+impl Iterator for EncodedUpdate {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        self.pieces.next()
+    }
+}
+
+/// Encoded updates of the RouteTable for one subscription.
+fn encoded_updates(
     subscription: RouteTableSubscription,
     subscriber: ComponentReplica,
-) -> impl Stream<Item = EncodedBatch> + Send {
+) -> impl Stream<Item = EncodedUpdate> + Send {
     let ComponentReplica { role, node, .. } = subscriber;
     // An activator is in the table with its zone, and an autoscaler needs none.
     let node = Some(node).filter(|_| role == ClientComponent::Agent);
     futures::stream::unfold((subscription, node), move |(mut subscription, node)| async move {
         let update = subscription.next().await;
-        let pieces = match &update {
-            RouteTableUpdate::Snapshot(snapshot) => {
-                let shared = snapshot
-                    .encoded_for(role, |routes| encode_batch(routes, role, None, limit_to_role));
-                // Before the shared pieces, which end with `Synced`.
-                match node.as_deref().and_then(|node| encode_node(&update, node)) {
-                    Some(own) => [own].into_iter().chain(shared.iter().cloned()).collect(),
-                    None => shared,
-                }
-            }
-            RouteTableUpdate::Changes(routes) => {
-                encode_batch(routes, role, node.as_deref(), limit_to_role)
-            }
-        };
-        if role != ClientComponent::Activator {
-            tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
+        let mut pieces = Vec::new();
+        for batch in update.batches() {
+            // Before the shared pieces, which end with `Synced`.
+            let own = node.as_deref().and_then(|node| batch.node_change(node));
+            pieces.extend(own.map(|change| encode_change(batch.version(), change.clone())));
+            let encode = |routes: &RouteMessageBatch| encode_batch(routes, role, limit_to_role);
+            pieces.extend_from_slice(&batch.encoded_for(role, encode));
         }
-        Some((EncodedBatch { pieces, _update: update }, (subscription, node)))
+        let update = EncodedUpdate { pieces: pieces.into_iter(), _update: update };
+        Some((update, (subscription, node)))
     })
 }
 

@@ -19,6 +19,14 @@ use crate::{
     shell::runtime::route_subscription::{RouteTableSubscription, RouteTableUpdate},
 };
 
+/// Starts a broadcast, which runs until the end of the test.
+fn run_broadcast(shared: &Arc<ControllerRuntime>) -> Arc<RouteBroadcast> {
+    let broadcast = Arc::new(RouteBroadcast::new(Arc::clone(shared), Duration::ZERO));
+    let running = Arc::clone(&broadcast);
+    tokio::spawn(async move { running.run().await });
+    broadcast
+}
+
 const HELLO: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service
@@ -266,7 +274,8 @@ fn each_component_gets_the_settings_that_concern_it() {
 #[tokio::test]
 async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     let (shared, _node_spec_rx) = hello_controller();
-    let begin = || RouteTableSubscription::new(Arc::clone(&shared));
+    let broadcast = run_broadcast(&shared);
+    let begin = || RouteTableSubscription::new(Arc::clone(&broadcast));
     let (mut one, mut two) = (begin(), begin());
     let (first, second) = (one.next().await, two.next().await);
     let (RouteTableUpdate::Snapshot(first), RouteTableUpdate::Snapshot(second)) = (first, second)
@@ -278,21 +287,24 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     // No stream sends the snapshot any longer, so a new stream gets one of the present table.
     drop(second);
     shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
-    let changes_of = |update: RouteTableUpdate| {
+    let changes_of = |update: RouteTableUpdate| -> Vec<_> {
         assert!(matches!(update, RouteTableUpdate::Changes(_)));
-        update.changes.clone()
+        update.batches().iter().flat_map(|it| it.routes().changes.clone()).collect()
     };
     let (one, two) = (changes_of(one.next().await), changes_of(two.next().await));
     assert!(!one.is_empty() && one == two);
     let third = begin().next().await;
-    assert!(one.iter().all(|step| third.changes.contains(step)), "with the change");
+    let whole = &third.batches()[0].routes().changes;
+    assert!(one.iter().all(|step| whole.contains(step)), "with the change");
 }
 
 #[tokio::test]
 async fn a_stream_that_begins_after_many_changes_gets_a_new_snapshot() {
     let (shared, _node_spec_rx) = hello_controller();
-    let old = RouteTableSubscription::new(Arc::clone(&shared)).next().await;
+    let broadcast = run_broadcast(&shared);
+    let old = RouteTableSubscription::new(Arc::clone(&broadcast)).next().await;
     shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
-    let new = RouteTableSubscription::new(Arc::clone(&shared)).next().await;
-    assert!(old.version < new.version, "{} is not before {}", old.version, new.version);
+    let new = RouteTableSubscription::new(Arc::clone(&broadcast)).next().await;
+    let [old, new] = [old, new].map(|it| it.batches()[0].version());
+    assert!(old < new, "{old} is not before {new}");
 }

@@ -1,38 +1,29 @@
 //! Shell: subscriptions of streams to the RouteTable, and the snapshot that streams share.
 
-use std::{
-    ops::Deref,
-    sync::{Arc, OnceLock, PoisonError},
+use std::sync::{Arc, PoisonError};
+
+use tokio::sync::watch;
+
+use super::{
+    ControllerRuntime,
+    route_broadcast::{RouteBroadcast, RouteCursor, SharedRouteBatch},
 };
-
-use bytes::Bytes;
-use common::{
-    outbox::OutboxCursor,
-    wire::{ClientComponent, RouteKey},
-};
-
-use super::ControllerRuntime;
-use crate::decide::machine::{RouteFingerprint, RouteMessageBatch};
-
-/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
-pub type EncodedPieces = Arc<[Bytes]>;
 
 /// Next update that a stream sends.
 #[derive(Debug)]
 pub enum RouteTableUpdate {
     /// Snapshot that begins the stream. Streams share it, since it is large.
     Snapshot(Arc<RouteTableSnapshot>),
-    /// Batch of changes since the last update.
-    Changes(RouteMessageBatch),
+    /// Batches of changes since the last update, oldest first.
+    Changes(Vec<Arc<SharedRouteBatch>>),
 }
 
-impl Deref for RouteTableUpdate {
-    type Target = RouteMessageBatch;
-
-    fn deref(&self) -> &RouteMessageBatch {
+impl RouteTableUpdate {
+    /// Returns the batches of the update, oldest first.
+    pub fn batches(&self) -> &[Arc<SharedRouteBatch>] {
         match self {
-            Self::Snapshot(snapshot) => &snapshot.routes,
-            Self::Changes(routes) => routes,
+            Self::Snapshot(snapshot) => std::slice::from_ref(&snapshot.batch),
+            Self::Changes(batches) => batches,
         }
     }
 }
@@ -40,59 +31,48 @@ impl Deref for RouteTableUpdate {
 /// Snapshot: the whole RouteTable at one moment.
 #[derive(Debug)]
 pub struct RouteTableSnapshot {
-    routes: RouteMessageBatch,
-    /// Encoded snapshot by the role of the receivers, made for the first of each role.
-    encoded: [OnceLock<EncodedPieces>; 3],
+    batch: Arc<SharedRouteBatch>,
     /// Place in the outbox at which streams with this snapshot continue.
-    cursor: OutboxCursor<RouteKey, RouteFingerprint>,
+    cursor: RouteCursor,
 }
 
 impl RouteTableSnapshot {
-    /// Returns the encoded snapshot for a role; the first stream of that role makes it by `encode`.
-    pub fn encoded_for(
-        &self,
-        role: ClientComponent,
-        encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
-    ) -> EncodedPieces {
-        let index = match role {
-            ClientComponent::Agent => 0,
-            ClientComponent::Activator => 1,
-            ClientComponent::Autoscaler => 2,
-        };
-        Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
-    }
-
     fn is_recent(&self, version: u64) -> bool {
         // Changes since the snapshot are sent again as a batch: up to an eighth of its size that is cheaper than a new
         // one.
-        let since = version.saturating_sub(self.routes.version);
-        usize::try_from(since).is_ok_and(|since| since <= self.routes.changes.len() / 8)
+        let since = version.saturating_sub(self.batch.version());
+        let max_since = self.batch.routes().changes.len() / 8;
+        usize::try_from(since).is_ok_and(|since| since <= max_since)
     }
 }
 
 /// Subscription of one stream to the RouteTable.
 #[derive(Debug)]
 pub struct RouteTableSubscription {
-    runtime: Arc<ControllerRuntime>,
+    broadcast: Arc<RouteBroadcast>,
+    /// Version up to which the broadcast has batches.
+    published_version: watch::Receiver<u64>,
     /// Place in the outbox; `None` before the snapshot.
-    cursor: Option<OutboxCursor<RouteKey, RouteFingerprint>>,
+    cursor: Option<RouteCursor>,
 }
 
 impl RouteTableSubscription {
-    /// Makes the subscription of a stream that begins.
-    pub fn new(runtime: Arc<ControllerRuntime>) -> Self {
-        Self { runtime, cursor: None }
+    /// Makes the subscription of a stream that begins, and that gets changes from `broadcast`.
+    pub fn new(broadcast: Arc<RouteBroadcast>) -> Self {
+        Self { published_version: broadcast.subscribe(), broadcast, cursor: None }
     }
 
     /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&mut self) -> RouteTableUpdate {
         let Some(cursor) = &mut self.cursor else {
-            let snapshot = self.runtime.snapshot();
+            let snapshot = self.broadcast.runtime().snapshot();
             self.cursor = Some(snapshot.cursor.fork());
             return RouteTableUpdate::Snapshot(snapshot);
         };
-        let batch = cursor.next().await;
-        RouteTableUpdate::Changes(self.runtime.lock_machine().route_messages(batch, cursor))
+        let version = cursor.version();
+        // The sender lives in the broadcast that this subscription holds, so it cannot have been dropped.
+        let _ = self.published_version.wait_for(|published| *published > version).await;
+        RouteTableUpdate::Changes(self.broadcast.take_batches(cursor))
     }
 }
 
@@ -109,7 +89,8 @@ impl ControllerRuntime {
         let batch = cursor.try_next().expect("a new stream has the whole table to send");
         let routes = machine.route_messages(batch, &mut cursor);
         drop(machine);
-        let snapshot = Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), cursor });
+        let batch = Arc::new(SharedRouteBatch::new(0, routes));
+        let snapshot = Arc::new(RouteTableSnapshot { batch, cursor });
         // Only a weak reference is kept, so that the memory is free once the last stream has sent the snapshot.
         *last = Arc::downgrade(&snapshot);
         snapshot

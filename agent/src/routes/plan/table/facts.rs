@@ -54,6 +54,12 @@ impl PlannerTable {
         routed.or_else(|| self.cluster.find_address(address).map(ServiceNumber::Cluster))
     }
 
+    /// Returns the frontends whose connects may go directly to a pod.
+    pub(crate) fn frontends_of_pod(&self, uid: &str) -> Vec<FrontendKey> {
+        let services = self.affected_services(uid).into_iter();
+        services.flat_map(|number| self.frontend_keys(number)).collect()
+    }
+
     /// Returns the port of a service of the RouteTable.
     pub(in crate::routes::plan) fn routed_port(&self, number: u32) -> u16 {
         self.services.get(number).port.get()
@@ -110,7 +116,7 @@ impl PlannerTable {
             RoutingPhase::Starting => Some("is not ready"),
             RoutingPhase::Draining => Some("is draining"),
             RoutingPhase::Ready if self.excluded_pods.contains(uid) => {
-                Some("is excluded: this node does not reach it, or it is about to stop")
+                Some("is excluded: no connect from this node reached it, or it is about to stop")
             }
             RoutingPhase::Ready if !is_fitting => Some("has no address of the client's family"),
             RoutingPhase::Ready => None,

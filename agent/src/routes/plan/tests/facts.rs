@@ -75,6 +75,23 @@ fn each_frontend_has_its_mode_and_its_endpoints() {
 }
 
 #[test]
+fn only_frontends_on_the_direct_path_lead_to_a_pod() {
+    let mut fixture = PlannerFixture::new();
+    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Activator)];
+    let pods = [pod(7, 1, RoutingPhase::Ready), pod(8, 2, RoutingPhase::Ready)];
+    fixture.plan(&table(&services, &pods, &[activator(1), activator(2)]));
+    let planner = &fixture.planner;
+    let of_pod = |uid| planner.table().frontends_of_pod(uid);
+    let of_both_families = of_pod("uid7");
+    assert_eq!(of_both_families.len(), services[0].addresses.len());
+    assert!(of_both_families.contains(&key([10, 96, 0, 1])));
+    assert!(of_pod("uid8").is_empty() && of_pod("unknown").is_empty());
+    let is_activator = |id: u32| fixture.kernel.backends[&id].pod_address().is_none();
+    let activators: Vec<u32> = planner.activator_backends().collect();
+    assert_eq!((activators.len(), activators.into_iter().all(is_activator)), (2, true));
+}
+
+#[test]
 fn a_service_without_room_has_the_reason() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));

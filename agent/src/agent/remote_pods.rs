@@ -1,0 +1,60 @@
+//! Shell: the part of the loop that probes the pods of other nodes.
+
+use std::{collections::HashSet, time::Instant};
+
+use common::wire::PodEntry;
+use datapath::abi::{self, FrontendKey};
+
+use super::Agent;
+use crate::net::remote_prober::RemoteProbeResult;
+
+impl Agent {
+    /// Handles a pod of another node.
+    pub(super) fn handle_remote_pod(&mut self, pod: &PodEntry) {
+        self.remote_pods.update_pod(pod);
+        self.update_exclusion(&pod.uid);
+    }
+
+    /// Handles the end of a probe.
+    pub(super) fn handle_remote_probe_result(&mut self, result: &RemoteProbeResult) {
+        self.remote_pods.record_result(result);
+        self.update_exclusion(&result.0.uid);
+    }
+
+    /// Starts the probes that are due, and the first ones of pods whose services have clients on this node.
+    pub(super) fn probe_remote_pods(&mut self) {
+        self.remote_pods.start_due_probes();
+        let uids = self.remote_pods.pods_to_check();
+        if uids.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        let table = self.routes.table();
+        let frontends: Vec<Vec<FrontendKey>> =
+            uids.iter().map(|uid| table.frontends_of_pod(uid)).collect();
+        let wanted = frontends.iter().flatten().copied().collect();
+        let connected = self.connected_frontends(wanted);
+        for (uid, frontends) in uids.iter().zip(frontends) {
+            let has_clients = frontends.iter().any(|it| connected.contains(it));
+            self.remote_pods.record_check(uid, has_clients);
+            self.update_exclusion(uid);
+        }
+        self.remote_pods.finish_check(begun);
+    }
+
+    /// Returns those of the frontends `wanted` to which a client of this node has connected, as far as that is known;
+    /// all of them if it is not known of a client that may wait for one of their pods.
+    fn connected_frontends(&self, wanted: HashSet<FrontendKey>) -> HashSet<FrontendKey> {
+        if wanted.is_empty() {
+            return wanted;
+        }
+        let maps = &self.handles.maps;
+        // Such sockets have no row. One that waits for a pod has a connection to an activator.
+        let has_unlisted = maps.control_word(abi::CONTROL_OVERFLOW) != 0;
+        let mut activators = self.routes.planner().activator_backends();
+        if has_unlisted && activators.any(|backend| maps.open_connections(backend) > 0) {
+            return wanted;
+        }
+        self.client_sockets.connected_frontends(&wanted)
+    }
+}

@@ -1,0 +1,206 @@
+//! Shell: broadcasts of route changes, whose batches are made once for all streams.
+//!
+//! A change concerns thousands of agents. Each stream that planned and encoded it for itself would wait for the lock of
+//! the state machine, and hold up the next steps. Here one task plans each batch, and the first stream of a role
+//! encodes it. The other streams take the same bytes from a log, under a lock that is held for the copy of a few
+//! pointers.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use common::{
+    outbox::{OutboxBatch, OutboxCursor},
+    wire::{ClientComponent, RouteChange, RouteKey},
+};
+use tokio::sync::watch;
+
+use super::{ControllerRuntime, batch_log::BatchLog};
+use crate::decide::machine::{RouteFingerprint, RouteMessageBatch};
+
+/// Changes that a broadcast keeps for slow streams. A stream that lacks more of them gets a batch with the latest state
+/// of each subject.
+const MAX_LOGGED_CHANGES: usize = 4_096;
+
+/// Place of a stream in the outbox of the RouteTable.
+pub(super) type RouteCursor = OutboxCursor<RouteKey, RouteFingerprint>;
+
+/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
+pub type EncodedPieces = Arc<[Bytes]>;
+
+/// Batch that several streams send.
+#[derive(Debug)]
+pub struct SharedRouteBatch {
+    /// Version after which the batch has every change; 0 if it has the whole table.
+    from_version: u64,
+    routes: RouteMessageBatch,
+    /// Changes of nodes, by name: each agent gets that of its own node only.
+    nodes: BTreeMap<String, RouteChange>,
+    /// Encoded batch by the role of the receivers, made for the first of each role.
+    encoded: [OnceLock<EncodedPieces>; 3],
+}
+
+impl SharedRouteBatch {
+    pub(super) fn new(from_version: u64, routes: RouteMessageBatch) -> Self {
+        let nodes = routes.changes.iter().filter_map(|(key, change)| {
+            let RouteKey::Node(name) = key else { return None };
+            let change = change.clone().unwrap_or_else(|| RouteChange::Removed(key.clone()));
+            Some((name.clone(), change))
+        });
+        Self { from_version, nodes: nodes.collect(), routes, encoded: Default::default() }
+    }
+
+    /// Returns the version that a stream has reached with this batch.
+    pub fn version(&self) -> u64 {
+        self.routes.version
+    }
+
+    /// Returns the messages of the batch.
+    pub fn routes(&self) -> &RouteMessageBatch {
+        &self.routes
+    }
+
+    /// Returns the change of one node, if the batch has one.
+    pub fn node_change(&self, node: &str) -> Option<&RouteChange> {
+        self.nodes.get(node)
+    }
+
+    /// Returns the encoded batch for a role; the first stream of that role makes it by `encode`.
+    pub fn encoded_for(
+        &self,
+        role: ClientComponent,
+        encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
+    ) -> EncodedPieces {
+        let index = match role {
+            ClientComponent::Agent => 0,
+            ClientComponent::Activator => 1,
+            ClientComponent::Autoscaler => 2,
+        };
+        Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
+    }
+}
+
+/// Broadcast of the changes of the RouteTable to streams that get them at the same time.
+#[derive(Debug)]
+pub struct RouteBroadcast {
+    runtime: Arc<ControllerRuntime>,
+    /// Time from the first change of a batch until the streams get the batch.
+    delay: Duration,
+    log: Mutex<BatchLog<SharedRouteBatch>>,
+    /// Version of the last batch in the log.
+    version: watch::Sender<u64>,
+    /// Last batch for a stream that was behind the log, for as long as a stream is still sending it.
+    last_catch_up: Mutex<Weak<SharedRouteBatch>>,
+}
+
+impl RouteBroadcast {
+    /// Returns a broadcast whose streams get changes after `delay` at most, while [`run`](Self::run) runs.
+    pub fn new(runtime: Arc<ControllerRuntime>, delay: Duration) -> Self {
+        Self::with_log_size(runtime, delay, MAX_LOGGED_CHANGES)
+    }
+
+    fn with_log_size(
+        runtime: Arc<ControllerRuntime>,
+        delay: Duration,
+        max_logged_changes: usize,
+    ) -> Self {
+        let version = runtime.routes.version();
+        let log = Mutex::new(BatchLog::new(version, max_logged_changes));
+        let (version, _) = watch::channel(version);
+        Self { runtime, delay, log, version, last_catch_up: Mutex::default() }
+    }
+
+    /// Makes the batches, until this future is dropped.
+    pub async fn run(&self) {
+        let mut cursor = self.runtime.routes.subscribe();
+        // Streams begin with a snapshot, so no batch has what the table had before.
+        cursor.advance_to(*self.version.borrow());
+        loop {
+            let from_version = cursor.version();
+            let changed = cursor.next().await;
+            if self.version.receiver_count() == 0 {
+                // A stream that begins now has a snapshot that is as new, or is behind the log.
+                self.lock_log().skip_to(changed.version);
+                self.version.send_replace(changed.version);
+                continue;
+            }
+            if !self.delay.is_zero() {
+                tokio::time::sleep(self.delay).await;
+            }
+            // With the changes of the meantime: each batch has to be sent a thousand times.
+            self.publish(self.runtime.route_batch(from_version, changed, &mut cursor));
+        }
+    }
+
+    fn publish(&self, batch: SharedRouteBatch) {
+        let (version, change_count) = (batch.version(), batch.routes.changes.len());
+        let delivered_version = self.runtime.routes.delivered_version();
+        let mut log = self.lock_log();
+        log.drop_delivered(delivered_version);
+        log.append(version, change_count, Arc::new(batch));
+        drop(log);
+        self.version.send_replace(version);
+    }
+
+    /// Returns the runtime whose RouteTable this is.
+    pub(super) fn runtime(&self) -> &ControllerRuntime {
+        &self.runtime
+    }
+
+    /// Returns a receiver of the version up to which there are batches.
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Returns the batches after the place of `cursor`, and moves it behind them.
+    pub(super) fn take_batches(&self, cursor: &mut RouteCursor) -> Vec<Arc<SharedRouteBatch>> {
+        let logged = self.lock_log().since(cursor.version());
+        let batches = logged.unwrap_or_else(|| vec![self.catch_up(cursor)]);
+        if let Some(last) = batches.last() {
+            cursor.advance_to(last.version());
+        }
+        batches
+    }
+
+    /// Returns one batch for a stream that is behind the log. Streams that are behind at the same time share it.
+    fn catch_up(&self, cursor: &mut RouteCursor) -> Arc<SharedRouteBatch> {
+        // Held throughout: streams that are behind together wait for one batch instead of each making its own.
+        let mut last = self.last_catch_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let version = cursor.version();
+        let has_changes =
+            |it: &Arc<SharedRouteBatch>| it.from_version <= version && version < it.version();
+        if let Some(batch) = last.upgrade().filter(has_changes) {
+            return batch;
+        }
+        let nothing = || OutboxBatch { version, changes: Vec::new() };
+        let changed = cursor.try_next().unwrap_or_else(nothing);
+        let batch = Arc::new(self.runtime.route_batch(version, changed, cursor));
+        // Only a weak reference is kept, so that the memory is free once the last stream has sent the batch.
+        *last = Arc::downgrade(&batch);
+        batch
+    }
+
+    fn lock_log(&self) -> MutexGuard<'_, BatchLog<SharedRouteBatch>> {
+        // No code that runs under the lock panics between two dependent changes.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ControllerRuntime {
+    /// Makes the batch of the subjects of `changed`, and of all that `cursor` has beyond it.
+    fn route_batch(
+        &self,
+        from_version: u64,
+        changed: OutboxBatch<RouteKey, RouteFingerprint>,
+        cursor: &mut RouteCursor,
+    ) -> SharedRouteBatch {
+        let routes = self.lock_machine().route_messages(changed, cursor);
+        SharedRouteBatch::new(from_version, routes)
+    }
+}
+
+#[cfg(test)]
+mod tests;
