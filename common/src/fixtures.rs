@@ -70,6 +70,7 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         address: None,
         other_family_address: None,
         kubelet_ready: false,
+        awaits_report: false,
         port: POD_PORT,
         probe: ReadinessProbe::listener_probe(),
     }
