@@ -412,6 +412,62 @@ fn a_not_ready_report_is_dropped_with_its_agents_pod() {
     assert_eq!(phases(&api_server), [Ready]);
 }
 
+/// Reports the only pod as its agent sees it, and returns true if its agent's next report may make it ready.
+fn awaits_report_after(api_server: &mut FakeApiServer, observation: PodObservation) -> bool {
+    let (_, uid) = pods(api_server).remove(0);
+    let observation = PodObservation { uid: uid.clone(), ..observation };
+    let event = ControllerEvent::PodReported { reporter: agent(), stream: 1, observation };
+    api_server.step(event);
+    api_server.table().pods[&uid].awaits_report
+}
+
+/// Observation of a pod that listens, and whose probe has not passed.
+fn unready_observation() -> PodObservation {
+    PodObservation { ready: false, ..ready_observation() }
+}
+
+#[test]
+fn a_pod_awaits_the_report_of_its_agent_while_nothing_else_is_missing() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    let (pod, uid) = pods(&api_server).remove(0);
+    let awaits = |it: &FakeApiServer| it.table().pods[&uid].awaits_report;
+    assert!(!awaits(&api_server), "its agent has not seen it");
+    let without_address = PodObservation { address: None, ..unready_observation() };
+    assert!(!awaits_report_after(&mut api_server, without_address), "the address may be another");
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    assert_eq!(api_server.table().pods[&uid].address, unready_observation().address);
+    assert!(!awaits_report_after(&mut api_server, ready_observation()), "it is ready");
+    assert_eq!(phases(&api_server), [Ready]);
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    for is_ready in ["True", "False"] {
+        change_pod(&mut api_server, &pod, |it| {
+            it["status"]["conditions"] = json!([{"type": "Ready", "status": is_ready}]);
+        });
+    }
+    assert!(!awaits(&api_server), "the kubelet has withdrawn its readiness");
+    assert!(!awaits_report_after(&mut api_server, ready_observation()));
+    assert_eq!(phases(&api_server), [Starting]);
+}
+
+/// An activator may have sent it a request that no report shows yet.
+#[test]
+fn a_surplus_pod_that_awaits_a_report_drains() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    api_server.decide("hello-00001", 0);
+    assert_eq!(phases(&api_server), [Draining]);
+    assert_eq!(requested_replicas(&api_server), 1);
+    let drained = PodObservation { drained: true, ..unready_observation() };
+    assert!(!awaits_report_after(&mut api_server, drained), "it leaves");
+    api_server.now = api_server.now.plus_ms(1000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(pods(&api_server).len(), 0);
+}
+
 #[test]
 fn all_replicas_have_the_same_table_if_an_image_is_missing() {
     let mut api_server = FakeApiServer::new();
