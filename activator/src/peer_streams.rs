@@ -1,7 +1,8 @@
-//! Shell: streams between activators, by which slots are passed.
+//! Shell: streams between activators, by which slots are passed, and the port at which they are served.
 //!
 //! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the Revisions which
-//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
+//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants. The node's agent reports
+//! ready pods at the same port.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,6 +27,7 @@ use common::{
         ClientComponent, ComponentReplica, NamespacedName, SlotClaimItem, SlotGrantItem,
         raw::{
             self,
+            pods_server::PodsServer,
             slots_server::{Slots, SlotsServer},
         },
     },
@@ -38,6 +40,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{
+    agent_reports::AgentReportService,
     routes::index::RouteIndex,
     slots::{
         peer_view::{ActivatorName, PeerView},
@@ -122,14 +125,16 @@ impl PeerStreams {
     }
 
     async fn serve_holders(self: &Arc<Self>, address: SocketAddr) -> Result<(), LinkError> {
-        let service = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
+        let slots = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
+        let reports = AgentReportService::new(Arc::clone(&self.routes), self.stop.clone());
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let admission = self.credentials.as_ref().map(|credentials| TlsAdmission {
             credentials: Arc::clone(credentials),
             allows_anonymous: false,
             limits: AcceptLimits::default(),
         });
-        let router = link::server_builder().add_service(service);
+        let router =
+            link::server_builder().add_service(slots).add_service(PodsServer::new(reports));
         let endpoint = format!("{scheme}://{address}");
         link::serve_with_tls(&endpoint, router, admission.as_ref(), self.stop.clone()).await
     }

@@ -163,6 +163,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
     let entry = PodTableEntry {
         address: Some(address()),
         is_ready: true,
+        is_early_ready: false,
         name: "p".into(),
         hints: TopologyHints::default(),
     };
