@@ -22,7 +22,8 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let tcp_port = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
-    // Activators are pods, so a policy can select them.
+    // Activators are pods, so a policy can select them. The agent of the pod's own node needs no rule: a node may always
+    // connect to its pods.
     let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
     let peers = json!({"from": activators, "ports": [tcp_port(PEER_PORT)]});
     vec![
