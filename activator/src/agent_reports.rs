@@ -1,7 +1,7 @@
 //! Shell: reports of agents about ready pods, which come before the RouteTable that lists the pods as ready.
 //!
-//! The agents of this node send them to the port for other activators. They send the same to the controller, and the
-//! table that follows from it replaces them. Nothing depends on these streams but the time that requests wait.
+//! Agents send them to the port for other activators. They send the same to the controller, and the table that follows
+//! from it replaces them. Nothing depends on these streams but the time that requests wait.
 
 use std::sync::Arc;
 

@@ -108,7 +108,7 @@ pub enum ActivatorError {
         #[source]
         source: io::Error,
     },
-    /// The port for other activators and for the node's agent could not be served.
+    /// The port for other activators and for agents could not be served.
     #[error("cannot serve the port for other activators")]
     Peers(#[from] LinkError),
     /// The admin port could not be served.

@@ -1,8 +1,8 @@
 //! Shell: streams between activators, by which slots are passed, and the port at which they are served.
 //!
 //! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the Revisions which
-//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants. The node's agent reports
-//! ready pods at the same port.
+//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants. Agents report ready
+//! pods at the same port.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -78,7 +78,7 @@ pub(crate) struct AgentHandles {
     pub(crate) finder: FinderQueue,
     /// Outbox of pod reports.
     pub(crate) reports: Outbox<PodReportKey, PodReportItem>,
-    /// Reports of ready pods to the activators of this node.
+    /// Reports of ready pods to activators.
     pub(crate) activator_reports: ActivatorReports,
     /// Usage reports to the autoscaler.
     pub(crate) usage: PodUsageReporter,

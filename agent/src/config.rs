@@ -136,8 +136,8 @@ pub struct AgentConfig {
     #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]
     pub activator_netns: Option<PathBuf>,
 
-    /// Port at which the activators of this node accept reports of ready pods: their port for each other. Requests that
-    /// wait there then go to a pod before the controller has heard of it. None: they wait for the RouteTable.
+    /// Port at which activators accept reports of ready pods: their port for each other. Requests that wait there then
+    /// go to a pod before the controller has heard of it. None: they wait for the RouteTable.
     #[arg(long, env = "ROUSE_ACTIVATOR_PEER_PORT")]
     pub activator_peer_port: Option<NonZeroU16>,
 

@@ -131,7 +131,7 @@ pub enum AgentError {
 struct StreamTargets {
     controllers: Arc<ReplicaResolver>,
     autoscalers: Arc<ReplicaResolver>,
-    /// Activators of this node.
+    /// Activators that get reports of ready pods.
     activators: Arc<ReplicaResolver>,
 }
 
@@ -237,7 +237,7 @@ impl ClusterSources {
     }
 }
 
-/// Streams to the controllers, the autoscalers, and the activators of this node.
+/// Streams to controllers, autoscalers and activators.
 struct AgentStreams {
     routes: Arc<RouteBatchInbox>,
     reports: Outbox<PodReportKey, PodReportItem>,

@@ -7,7 +7,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `route_stream` | shell: the streams with the controller: batches of the RouteTable in, pod reports out |
-//! | `activator_reports` | shell: reports of ready pods to the activators of this node |
+//! | `activator_reports` | shell: reports of ready pods to activators |
 //! | [`plan`] | from the RouteTable to ordered writes of the kernel's maps |
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |

@@ -368,6 +368,8 @@ pub struct ActivatorEntry {
     pub zone: String,
     /// Addresses at which it listens on every service's activator port, at most one for each family.
     pub addresses: Vec<IpAddr>,
+    /// True if agents of all nodes report ready pods to it, false if only those of its own node do.
+    pub gets_all_reports: bool,
 }
 
 /// Node with a zone. Only sent to the agent of the node.

@@ -130,6 +130,7 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
             node: "n1".into(),
             zone: zone.into(),
             addresses: Vec::new(),
+            gets_all_reports: false,
         })
     };
     let chosen = async || {

@@ -202,7 +202,7 @@ impl Agent {
         });
     }
 
-    /// Reports a pod to the controller, and to the activators of this node.
+    /// Reports a pod to the controller, and to activators if it is ready.
     fn report_pod(&mut self, observation: PodObservation) {
         // First, since requests may wait there.
         self.handles.activator_reports.report_pod(&observation);

@@ -1,4 +1,4 @@
-//! Shell: reports of ready pods to the activators of this node, which need not wait for the RouteTable then.
+//! Shell: reports of ready pods to activators, which need not wait for the RouteTable then.
 //!
 //! The controller gets a report of every pod, and decides by it. Activators get those reports on which they can act
 //! before: of ready pods.
@@ -22,7 +22,7 @@ pub(crate) struct ActivatorReports {
     node: String,
     /// Port of the activators for such reports; `None`: they get none.
     port: Option<NonZeroU16>,
-    /// Address of each activator of this node, by its name.
+    /// Address of each activator that gets reports of this agent, by its name.
     addresses: BTreeMap<String, IpAddr>,
     /// Resolver of the streams, which has the addresses.
     activators: Arc<ReplicaResolver>,
@@ -50,13 +50,13 @@ impl ActivatorReports {
         self.ready_pods.clone()
     }
 
-    /// Follows the activators of this node.
+    /// Follows the activators: those of this node get reports, and others if the RouteTable states so.
     pub(crate) fn apply_change(&mut self, change: &RouteChange) {
         let Some(port) = self.port else { return };
         match change {
             RouteChange::Activator(entry) => {
-                let is_local = entry.node == self.node;
-                match entry.addresses.first().filter(|_| is_local) {
+                let gets_reports = entry.gets_all_reports || entry.node == self.node;
+                match entry.addresses.first().filter(|_| gets_reports) {
                     Some(address) => self.addresses.insert(entry.name.clone(), *address),
                     None => self.addresses.remove(&entry.name),
                 }
@@ -129,6 +129,21 @@ mod tests {
         assert_eq!(targets(&reports), ["http://10.0.0.4:7120", "http://[fd00::1]:7120"]);
         reports.apply_change(&RouteChange::Removed(RouteKey::Activator("also".into())));
         reports.apply_change(&activator("here", "n2", &["fd00::1"]));
+        assert_eq!(targets(&reports), [""; 0]);
+    }
+
+    #[test]
+    fn activators_of_other_nodes_get_reports_if_the_table_states_so() {
+        let mut reports = new_reports(NonZeroU16::new(7120));
+        let there = |gets_all_reports| {
+            let address = [10, 0, 0, 2].into();
+            let entry = fixtures::activator("there", vec![address]);
+            let node = "n2".into();
+            RouteChange::Activator(ActivatorEntry { node, gets_all_reports, ..entry })
+        };
+        reports.apply_change(&there(true));
+        assert_eq!(targets(&reports), ["http://10.0.0.2:7120"]);
+        reports.apply_change(&there(false));
         assert_eq!(targets(&reports), [""; 0]);
     }
 

@@ -11,6 +11,7 @@ fn activator(name: &str) -> ActivatorEntry {
         node: "n1".into(),
         zone: String::new(),
         addresses: Vec::new(),
+        gets_all_reports: true,
     }
 }
 

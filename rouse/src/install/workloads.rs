@@ -16,7 +16,7 @@ use super::{
 pub(crate) const CONTROLLER_PORT: u16 = 7100;
 /// Port on which the autoscaler receives usage.
 pub(crate) const USAGE_PORT: u16 = 7110;
-/// Port on which activators exchange slots of services with a hard limit, and get reports of their node's agent.
+/// Port on which activators exchange slots of services with a hard limit, and get reports of agents.
 pub(crate) const PEER_PORT: u16 = 7120;
 /// Port on which the controller serves the API server's webhooks.
 pub(crate) const WEBHOOK_PORT: u16 = 8443;

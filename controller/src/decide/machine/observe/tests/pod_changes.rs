@@ -341,6 +341,43 @@ fn a_deleted_node_that_was_lost_is_forgotten_with_its_last_pod() {
     assert_eq!((nodes.states.len(), nodes.deleted.len()), (0, 0));
 }
 
+/// With more nodes, each activator would have a stream of too many agents.
+#[test]
+fn agents_of_all_nodes_report_to_each_activator_in_a_cluster_of_few_nodes() {
+    let mut api_server = FakeApiServer::new();
+    let observe_node = |api_server: &mut FakeApiServer, number: u32, exists: bool| {
+        let node = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let object = exists.then_some(node);
+        let name = NamespacedName::new("", format!("node-{number}"));
+        let key = (ResourceKind::Node, name.clone());
+        match &object {
+            Some(node) => drop(api_server.objects.insert(key, node.clone())),
+            None => drop(api_server.objects.remove(&key)),
+        }
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Node,
+            name,
+            object: object.map(Box::new),
+        });
+    };
+    let in_table = |table: common::wire::RouteTable| {
+        table.activators.into_values().map(|it| it.gets_all_reports).collect::<Vec<bool>>()
+    };
+    let get_all_reports = |api_server: &FakeApiServer| in_table(api_server.table());
+    assert_eq!(get_all_reports(&api_server), [false], "no node is known");
+    (1..=64).for_each(|number| observe_node(&mut api_server, number, true));
+    assert_eq!(get_all_reports(&api_server), [true]);
+    observe_node(&mut api_server, 65, true);
+    assert_eq!(get_all_reports(&api_server), [false]);
+    api_server.step(activator("activator-22", false));
+    assert_eq!(get_all_reports(&api_server), [false; 2]);
+    let new_replica = |api_server: &FakeApiServer| in_table(table(&api_server.start_replica()));
+    assert_eq!(new_replica(&api_server), [false]);
+    observe_node(&mut api_server, 1, false);
+    assert_eq!(get_all_reports(&api_server), [true; 2]);
+    assert_eq!(new_replica(&api_server), [true]);
+}
+
 #[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
     let mut api_server = service_with_pods(1);
