@@ -50,6 +50,10 @@ use crate::{
 
 /// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+/// Most handshakes at once at the port for other activators and agents, of all addresses and of one. Any pod may connect
+/// to the port, and handshakes are not in the budget of clients' bytes.
+const MAX_HANDSHAKES: usize = 256;
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 8;
 /// Time limit for announcing to owners that this activator ends.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -131,7 +135,12 @@ impl PeerStreams {
         let admission = self.credentials.as_ref().map(|credentials| TlsAdmission {
             credentials: Arc::clone(credentials),
             allows_anonymous: false,
-            limits: AcceptLimits::default(),
+            // Each other activator and each agent opens one connection.
+            limits: AcceptLimits {
+                max_anonymous: MAX_HANDSHAKES,
+                max_anonymous_per_address: MAX_HANDSHAKES_PER_ADDRESS,
+                ..AcceptLimits::default()
+            },
         });
         let router =
             link::server_builder().add_service(slots).add_service(PodsServer::new(reports));
