@@ -94,8 +94,9 @@ async fn a_report_that_comes_before_the_pod_counts_once_the_table_lists_the_pod(
 
 #[tokio::test]
 async fn a_report_counts_only_for_a_pod_that_awaits_it() {
-    let cases: [(&str, fn(&mut PodEntry)); 3] = [
+    let cases: [(&str, fn(&mut PodEntry)); 4] = [
         ("the controller needs more than the report", |it| it.awaits_report = false),
+        ("the pod drains", |it| it.phase = RoutingPhase::Draining),
         ("the pod is on another node", |it| it.node = "n2".into()),
         ("the table has another address", |it| it.address = Some(([127, 0, 0, 9], 9).into())),
     ];

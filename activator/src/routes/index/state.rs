@@ -237,11 +237,13 @@ impl RouteIndexState {
     /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     pub(super) fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
-        let is_early_ready = entry.awaits_report
+        // A draining pod gets no request, whatever its agent reports.
+        let awaits_report = entry.awaits_report && entry.phase == RoutingPhase::Starting;
+        let is_early_ready = awaits_report
             && entry.address.is_some_and(|address| {
                 self.agent_reports.is_ready_at(&entry.node, &entry.uid, address)
             });
-        if entry.awaits_report {
+        if awaits_report {
             self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
         }
         let pod = PodTableEntry {
