@@ -239,10 +239,9 @@ impl RouteIndexState {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
         // A draining pod gets no request, whatever its agent reports.
         let awaits_report = entry.awaits_report && entry.phase == RoutingPhase::Starting;
-        let is_early_ready = awaits_report
-            && entry.address.is_some_and(|address| {
-                self.agent_reports.is_ready_at(&entry.node, &entry.uid, address)
-            });
+        let reports = &self.agent_reports;
+        let is_reported = |address| reports.is_ready_at(&entry.node, &entry.uid, address);
+        let is_early_ready = awaits_report && entry.address.is_some_and(is_reported);
         if awaits_report {
             self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
         }
