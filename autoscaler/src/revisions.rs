@@ -191,8 +191,8 @@ impl ScaledRevisions {
     }
 
     /// Computes what is known of a Revision's load; `queue_knowledge` is about requests that wait. Load is known
-    /// completely under three conditions: each pod that may get requests is on a node whose agent reports, each reported
-    /// pod is still reported, and each activator reports its waiting requests.
+    /// completely under three conditions: each pod that may get requests is on a node whose agent reports, each
+    /// reported pod is still reported, and each activator reports its waiting requests.
     fn load_knowledge(
         &self,
         now: Duration,

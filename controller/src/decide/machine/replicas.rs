@@ -17,8 +17,8 @@ use crate::{
     read::observe::{self, ComponentPod},
 };
 
-/// Number of nodes up to which the agents of all nodes report ready pods to each activator. An activator has a stream of
-/// each agent then. With more nodes it has only those of its own node.
+/// Number of nodes up to which the agents of all nodes report ready pods to each activator. An activator has a stream
+/// of each agent then. With more nodes it has only that of its own node.
 const MAX_NODES_OF_ALL_REPORTS: usize = 64;
 
 impl ControllerStateMachine {
