@@ -351,15 +351,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
-    let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
+        revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
         maps,
         probe_marks,
         finder: FinderQueue::new(finder_commands),
         reports: streams.reports,
         activator_reports: streams.activator_reports,
         usage: streams.usage,
-        revision_totals,
         reports_ready: streams.reports_ready,
         bootstrap: cluster.bootstrap,
         service_events: cluster.service_events,
