@@ -280,8 +280,9 @@ impl RouteIndex {
 
     /// Puts what agents report now of these pods in force, and unlocks the index before.
     fn update_early_pods(&self, mut index: RwLockWriteGuard<'_, RouteIndexState>, uids: &[String]) {
-        let touched = index.update_early_pods(uids);
+        let (touched, newly_ready) = index.update_early_pods(uids);
         drop(index);
+        self.revision_context.pod_settings.metrics.early_ready_pods.inc_by(newly_ready);
         touched.iter().for_each(|name| self.update_revision_pods(name));
     }
 

@@ -74,6 +74,7 @@ async fn a_waiting_request_goes_to_a_pod_that_its_agent_reports_before_the_table
     let served = routes(&fixture).revision(&revision()).unwrap();
     assert_eq!(served.ready_since(), None, "the agents do not lead connections there yet");
     assert_eq!(fixture.waiting_totals(), (1, 1));
+    assert_eq!(fixture.metric("rouse_activator_early_ready_pods_total"), 1.0);
 
     fixture.add_ready_pod("p", server.address);
     assert!(served.ready_since().is_some());

@@ -274,9 +274,10 @@ impl RouteIndexState {
         Some(revision)
     }
 
-    /// Applies what agents report now of these pods. Returns the Revisions whose pods have changed by it.
-    pub(super) fn update_early_pods(&mut self, uids: &[String]) -> BTreeSet<NamespacedName> {
-        let mut touched = BTreeSet::new();
+    /// Applies what agents report now of these pods. Returns the Revisions whose pods have changed by it, and the number
+    /// of pods that are early-ready since then.
+    pub(super) fn update_early_pods(&mut self, uids: &[String]) -> (BTreeSet<NamespacedName>, u64) {
+        let (mut touched, mut newly_ready) = (BTreeSet::new(), 0);
         for uid in uids {
             let Some(node) = self.nodes_of_awaiting_pods.get(uid) else { continue };
             let Some(revision) = self.revision_by_pod.get(uid) else { continue };
@@ -287,9 +288,10 @@ impl RouteIndexState {
                 pod.address.is_some_and(|address| reports.is_ready_at(node, uid, address));
             if std::mem::replace(&mut pod.is_early_ready, is_early_ready) != is_early_ready {
                 touched.insert(revision.clone());
+                newly_ready += u64::from(is_early_ready);
             }
         }
-        touched
+        (touched, newly_ready)
     }
 
     /// Subjects that are missing in a snapshot.
