@@ -51,8 +51,9 @@ use crate::{
 /// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Most handshakes at once at the port for other activators and agents, of all addresses and of one. Any pod may
-/// connect to the port, and handshakes are not in the budget of clients' bytes.
-const MAX_HANDSHAKES: usize = 256;
+/// connect to the port, and together with the streams of 64 agents and 20 activators they must fit into the files that
+/// no client takes.
+const MAX_HANDSHAKES: usize = 128;
 const MAX_HANDSHAKES_PER_ADDRESS: usize = 8;
 /// Time limit for announcing to owners that this activator ends.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
