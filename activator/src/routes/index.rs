@@ -332,3 +332,6 @@ impl RouteIndex {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;
