@@ -88,7 +88,8 @@ pub struct ActivatorConfig {
     pub inside_port: Option<NonZeroU16>,
 
     /// Port for streams of other activators, on each of the addresses to listen on, and the port of theirs. Together
-    /// they keep the hard limits of services. All have the same one; none: this activator is the only one.
+    /// they keep the hard limits of services. Agents report ready pods there. All have the same one; none: this
+    /// activator is the only one, and gets no such reports.
     #[arg(long, env = "ROUSE_ACTIVATOR_PEER_PORT")]
     pub peer_port: Option<NonZeroU16>,
 

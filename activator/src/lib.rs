@@ -20,7 +20,8 @@
 //! | [`routes`] | the RouteTable, as requests look it up |
 //! | [`requests`] | requests, from their arrival to the end of their responses |
 //! | [`listeners`] | listeners, and the client connections that they accept |
-//! | [`peer_streams`], [`route_stream`] | streams of slots between activators; the stream of the RouteTable |
+//! | [`peer_streams`], [`agent_reports`] | streams of slots between activators; reports of agents about ready pods |
+//! | [`route_stream`] | the stream of the RouteTable |
 
 use std::{
     io,
@@ -46,6 +47,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
+pub mod agent_reports;
 pub mod budget;
 pub mod clients;
 pub mod clock;
@@ -106,8 +108,8 @@ pub enum ActivatorError {
         #[source]
         source: io::Error,
     },
-    /// The port for other activators could not be served.
-    #[error("cannot hand slots to other activators")]
+    /// The port for other activators and for agents could not be served.
+    #[error("cannot serve the port for other activators")]
     Peers(#[from] LinkError),
     /// The admin port could not be served.
     #[error(transparent)]

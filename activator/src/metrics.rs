@@ -33,6 +33,8 @@ pub struct ActivatorMetrics {
     /// Requests sent again, because a pod refused the connection, or because it ended before the pod handled the
     /// request.
     pub retries: Counter,
+    /// Pods that agents have reported as ready before the RouteTable listed them so.
+    pub early_ready_pods: Counter,
     /// Client connections asked to close because their service is on the direct path.
     pub direct_closed_connections: Counter,
     /// Open sockets of single service ports, one for each address; 0 while one listener serves all ports.
@@ -102,6 +104,7 @@ impl ActivatorMetrics {
             dial_repeats: Counter::default(),
             dial_failures: Counter::default(),
             retries: Counter::default(),
+            early_ready_pods: Counter::default(),
             direct_closed_connections: Counter::default(),
             service_ports: Gauge::default(),
             service_ports_failed: Gauge::default(),
@@ -138,6 +141,8 @@ impl ActivatorMetrics {
         counter("dial_repeats", "Further sockets of unanswered dials", &self.dial_repeats);
         counter("dial_failures", "Dials that brought no connection", &self.dial_failures);
         counter("retries", "Requests sent again, unseen by any pod", &self.retries);
+        let early = "Pods reported ready before the RouteTable listed them so";
+        counter("early_ready_pods", early, &self.early_ready_pods);
         let ended = "Kept connections ended because their service is direct";
         counter("direct_closed_connections", ended, &self.direct_closed_connections);
         let RequestLogCounters { written, dropped } = &self.request_log;

@@ -1,7 +1,8 @@
-//! Shell: streams between activators, by which slots are passed.
+//! Shell: streams between activators, by which slots are passed, and the port at which they are served.
 //!
 //! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the Revisions which
-//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
+//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants. Agents report ready
+//! pods at the same port.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,6 +27,7 @@ use common::{
         ClientComponent, ComponentReplica, NamespacedName, SlotClaimItem, SlotGrantItem,
         raw::{
             self,
+            pods_server::PodsServer,
             slots_server::{Slots, SlotsServer},
         },
     },
@@ -38,6 +40,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{
+    agent_reports::AgentReportService,
     routes::index::RouteIndex,
     slots::{
         peer_view::{ActivatorName, PeerView},
@@ -47,6 +50,11 @@ use crate::{
 
 /// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+/// Most handshakes at once at the port for other activators and agents, of all addresses and of one. Any pod may
+/// connect to the port, and together with the streams of 64 agents and 20 activators they must fit into the files that
+/// no client takes.
+const MAX_HANDSHAKES: usize = 128;
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 8;
 /// Time limit for announcing to owners that this activator ends.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -122,14 +130,21 @@ impl PeerStreams {
     }
 
     async fn serve_holders(self: &Arc<Self>, address: SocketAddr) -> Result<(), LinkError> {
-        let service = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
+        let slots = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
+        let reports = AgentReportService::new(Arc::clone(&self.routes), self.stop.clone());
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let admission = self.credentials.as_ref().map(|credentials| TlsAdmission {
             credentials: Arc::clone(credentials),
             allows_anonymous: false,
-            limits: AcceptLimits::default(),
+            // Each other activator and each agent opens one connection.
+            limits: AcceptLimits {
+                max_anonymous: MAX_HANDSHAKES,
+                max_anonymous_per_address: MAX_HANDSHAKES_PER_ADDRESS,
+                ..AcceptLimits::default()
+            },
         });
-        let router = link::server_builder().add_service(service);
+        let router =
+            link::server_builder().add_service(slots).add_service(PodsServer::new(reports));
         let endpoint = format!("{scheme}://{address}");
         link::serve_with_tls(&endpoint, router, admission.as_ref(), self.stop.clone()).await
     }

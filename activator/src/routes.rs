@@ -4,10 +4,12 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`agent_reports`] | pure: pods that agents report as ready |
 //! | [`index`], `index_entries` | indexes by port, host and name; keys of their entries |
 //! | [`service`] | a service, and the match of a request to it |
 //! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
+pub mod agent_reports;
 pub mod index;
 pub(crate) mod index_entries;
 pub mod revision_metrics;

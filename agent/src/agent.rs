@@ -48,9 +48,9 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
-        bootstrap::BootstrapFrontend, bootstrap_file::BootstrapPublisher,
-        cluster_watch::ClusterInbox, event_writer::ServiceEvents, node_routes::NodeRoutes,
-        route_stream::RouteBatchInbox,
+        activator_reports::ActivatorReports, bootstrap::BootstrapFrontend,
+        bootstrap_file::BootstrapPublisher, cluster_watch::ClusterInbox,
+        event_writer::ServiceEvents, node_routes::NodeRoutes, route_stream::RouteBatchInbox,
     },
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
@@ -79,6 +79,8 @@ pub(crate) struct AgentHandles {
     pub(crate) finder: FinderQueue,
     /// Outbox of pod reports.
     pub(crate) reports: Outbox<PodReportKey, PodReportItem>,
+    /// Reports of ready pods to activators.
+    pub(crate) activator_reports: ActivatorReports,
     /// Usage reports to the autoscaler.
     pub(crate) usage: PodUsageReporter,
     /// Request totals of the node's Revisions.

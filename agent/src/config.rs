@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -135,6 +136,11 @@ pub struct AgentConfig {
     /// None: the activator opens one socket for each port.
     #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]
     pub activator_netns: Option<PathBuf>,
+
+    /// Port at which activators accept reports of ready pods: their port for each other. Requests that wait there then
+    /// go to a pod before the controller has heard of it. None: they wait for the RouteTable.
+    #[arg(long, env = "ROUSE_ACTIVATOR_PEER_PORT")]
+    pub activator_peer_port: Option<NonZeroU16>,
 
     /// Address that serves /healthz, /livez, /readyz and /metrics, and pages about services for `rouse services` and
     /// `rouse trace`.

@@ -80,6 +80,7 @@ use crate::{
         types::PodTrackerEvent,
     },
     routes::{
+        activator_reports::ActivatorReports,
         api_client::ApiServerClient,
         bootstrap::BootstrapDocument,
         bootstrap_file::{BootstrapFile, BootstrapPublisher, BootstrapSources},
@@ -130,9 +131,11 @@ pub enum AgentError {
 struct StreamTargets {
     controllers: Arc<ReplicaResolver>,
     autoscalers: Arc<ReplicaResolver>,
+    /// Activators that get reports of ready pods.
+    activators: Arc<ReplicaResolver>,
 }
 
-/// Makes the replica resolvers of controller and autoscaler, and renews the certificate if an identity is configured.
+/// Makes the replica resolvers, and renews the certificate if an identity is configured.
 fn replica_resolvers(
     config: &AgentConfig,
     tasks: &TaskTracker,
@@ -144,6 +147,7 @@ fn replica_resolvers(
     };
     let controllers = resolver(Component::Controller, &config.controller);
     let autoscalers = resolver(Component::Autoscaler, &config.autoscaler);
+    let activators = ReplicaResolver::of_listed(Component::Activator, credentials.as_ref());
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own_credentials, resolver) = (Arc::clone(credentials), Arc::clone(&controllers));
         tasks.spawn(enrollment::keep_enrolled(
@@ -153,7 +157,7 @@ fn replica_resolvers(
             shutdown.clone(),
         ));
     }
-    StreamTargets { controllers, autoscalers }
+    StreamTargets { controllers, autoscalers, activators }
 }
 
 /// Returns a token that is cancelled after `shutdown`, but not before each waiting kubelet has its response. A preStop
@@ -202,7 +206,7 @@ impl ClusterSources {
         let document = file.as_ref().map_or(&nothing, BootstrapFile::document).clone();
         let start_lists = file.as_ref().map(BootstrapFile::start_lists).unwrap_or_default();
         let targets = replica_resolvers(config, tasks, shutdown);
-        let StreamTargets { controllers, autoscalers } = &targets;
+        let StreamTargets { controllers, autoscalers, .. } = &targets;
         controllers.set_remembered(document.controllers);
         autoscalers.set_remembered(document.autoscalers);
         let api_servers = cluster_watch::make_client(config, &document.api_servers).await?;
@@ -233,10 +237,11 @@ impl ClusterSources {
     }
 }
 
-/// Streams to the controllers and the autoscalers.
+/// Streams to controllers, autoscalers and activators.
 struct AgentStreams {
     routes: Arc<RouteBatchInbox>,
     reports: Outbox<PodReportKey, PodReportItem>,
+    activator_reports: ActivatorReports,
     reports_ready: OnceSignal,
     usage: PodUsageReporter,
 }
@@ -249,7 +254,7 @@ impl AgentStreams {
         tasks: &TaskTracker,
         shutdown: &CancellationToken,
     ) -> Self {
-        let StreamTargets { controllers, autoscalers } = targets;
+        let StreamTargets { controllers, autoscalers, activators } = targets;
         let link = |to: &Arc<ReplicaResolver>| {
             ComponentLink::with_resolver(Arc::clone(to), own_subscriber(config), shutdown.clone())
         };
@@ -266,10 +271,15 @@ impl AgentStreams {
             reports_ready.clone(),
             shutdown.clone(),
         ));
+        let activator_reports =
+            ActivatorReports::new(&config.node, config.activator_peer_port, Arc::clone(activators));
+        // From the start, since each report states only that a pod is ready.
+        let (ready_pods, activator_link) = (activator_reports.outbox(), link(activators));
+        tasks.spawn(async move { activator_link.report_pods(&ready_pods).await });
         let usage = PodUsageReporter::default();
         let (totals, usage_link) = (usage.outbox(), link(autoscalers));
         tasks.spawn(async move { usage_link.report_usage(&totals).await });
-        Self { routes, reports, reports_ready, usage }
+        Self { routes, reports, activator_reports, reports_ready, usage }
     }
 }
 
@@ -341,14 +351,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
-    let revision_totals = RevisionTotalsStore::resume(&maps, exported_totals);
     let handles = AgentHandles {
+        revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
         maps,
         probe_marks,
         finder: FinderQueue::new(finder_commands),
         reports: streams.reports,
+        activator_reports: streams.activator_reports,
         usage: streams.usage,
-        revision_totals,
         reports_ready: streams.reports_ready,
         bootstrap: cluster.bootstrap,
         service_events: cluster.service_events,

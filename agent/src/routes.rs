@@ -7,6 +7,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `route_stream` | shell: the streams with the controller: batches of the RouteTable in, pod reports out |
+//! | `activator_reports` | shell: reports of ready pods to activators |
 //! | [`plan`] | from the RouteTable to ordered writes of the kernel's maps |
 //! | `node_routes` | the table as the planner has it, and the extent to which the maps follow it |
 //! | `cluster_watch` | shell: watches of the cluster's Services, if the node serves them |
@@ -16,6 +17,7 @@
 //! | `service_ranges`, `range_routes` | ranges of ClusterIPs; shell: routes for them, without kube-proxy |
 //! | `service_events`, `event_writer` | Events on Services that the node does not serve; shell: their writes |
 
+pub(crate) mod activator_reports;
 pub(crate) mod api_client;
 pub mod bootstrap;
 pub(crate) mod bootstrap_file;

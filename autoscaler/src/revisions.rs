@@ -191,8 +191,8 @@ impl ScaledRevisions {
     }
 
     /// Computes what is known of a Revision's load; `queue_knowledge` is about requests that wait. Load is known
-    /// completely under three conditions: each ready pod is on a node whose agent reports, each reported pod is still
-    /// reported, and each activator reports its waiting requests. Other pods get no requests.
+    /// completely under three conditions: each pod that may get requests is on a node whose agent reports, each
+    /// reported pod is still reported, and each activator reports its waiting requests.
     fn load_knowledge(
         &self,
         now: Duration,
@@ -200,18 +200,19 @@ impl ScaledRevisions {
         queue_knowledge: LoadKnowledge,
     ) -> LoadKnowledge {
         let Some(revision) = self.revisions.get(name) else { return LoadKnowledge::Missing };
-        let (mut ready, mut reported) = (0, 0);
-        for (uid, pod) in
-            self.pods_of_revision(name).filter(|(_, pod)| pod.phase == RoutingPhase::Ready)
-        {
+        let (mut ready, mut reported, mut all_reported) = (0, 0, true);
+        for (uid, pod) in self.pods_of_revision(name).filter(|(_, pod)| pod.may_get_requests()) {
             let agent = self.agent_by_node.get(&pod.node).and_then(|it| self.senders.get(it));
             let is_reported =
                 agent.is_some_and(|it| it.is_current(now)) || revision.load.is_pod_reported(uid);
-            (ready, reported) = (ready + 1, reported + u32::from(is_reported));
+            all_reported &= is_reported;
+            if pod.phase == RoutingPhase::Ready {
+                (ready, reported) = (ready + 1, reported + u32::from(is_reported));
+            }
         }
         if ready > 0 && reported == 0 {
             LoadKnowledge::Missing
-        } else if reported < ready || !revision.load.is_online() {
+        } else if !all_reported || !revision.load.is_online() {
             LoadKnowledge::Partial
         } else if queue_knowledge == LoadKnowledge::Complete && !revision.load.is_current(now) {
             LoadKnowledge::Late

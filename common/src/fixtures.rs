@@ -70,6 +70,7 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         address: None,
         other_family_address: None,
         kubelet_ready: false,
+        awaits_report: false,
         port: POD_PORT,
         probe: ReadinessProbe::listener_probe(),
     }
@@ -90,9 +91,15 @@ pub fn pod_at(
     PodEntry { address: Some(address), port, ..pod(uid, revision, phase) }
 }
 
-/// Returns an activator without a node.
+/// Returns an activator without a node, which gets no reports of agents.
 pub fn activator(name: &str, addresses: Vec<IpAddr>) -> ActivatorEntry {
-    ActivatorEntry { name: name.into(), node: String::new(), zone: String::new(), addresses }
+    ActivatorEntry {
+        name: name.into(),
+        node: String::new(),
+        zone: String::new(),
+        addresses,
+        gets_all_reports: false,
+    }
 }
 
 /// Returns one of up to 65,536 sleeping services and its Revision, with names of the length of real users' names. Its

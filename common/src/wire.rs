@@ -281,6 +281,9 @@ pub struct PodEntry {
     pub other_family_address: Option<IpAddr>,
     /// True if the kubelet calls the pod ready: other nodes need not test if they reach it.
     pub kubelet_ready: bool,
+    /// True if the pod is starting, and becomes ready once the agent of its node reports it as ready at `address`.
+    /// Activators with streams of that agent need not wait for the table then.
+    pub awaits_report: bool,
     /// Serving port of the pod (`PORT`).
     pub port: NonZeroU16,
     /// Readiness probe that the agent on the pod's node runs.
@@ -365,6 +368,8 @@ pub struct ActivatorEntry {
     pub zone: String,
     /// Addresses at which it listens on every service's activator port, at most one for each family.
     pub addresses: Vec<IpAddr>,
+    /// True if agents of all nodes report ready pods to it, false if only those of its own node do.
+    pub gets_all_reports: bool,
 }
 
 /// Node with a zone. Only sent to the agent of the node.

@@ -364,6 +364,8 @@ impl RunningComponents {
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
+            // Controller and activator run in this process, so no report is ahead of the table.
+            activator_peer_port: None,
             admin: NodeComponent::Agent.admin_address(),
         };
         let shutdown = self.shutdown.clone();

@@ -1,8 +1,11 @@
 //! Installation from an empty cluster to a response, as in the README: install, apply, request; asleep and awake
 //! again; uninstall.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tests::http_client;
 use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
-use tests::test_cluster::{TestCluster, TestNamespace};
+use tests::test_cluster::{TestCluster, TestNamespace, in_netns};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
@@ -46,6 +49,36 @@ fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) ->
     object["spec"]["nodeName"].as_str().expect("the pod that responded exists").to_owned()
 }
 
+/// Returns true if each activator has learnt of a ready pod from its agent before the RouteTable listed it. `None` while
+/// an activator starts or ends.
+fn have_all_learnt_early(cluster: &TestCluster) -> Option<bool> {
+    let metrics = SocketAddr::from((Ipv4Addr::LOCALHOST, 7103));
+    let counter = "rouse_activator_early_ready_pods_total ";
+    let selector = "app=activator";
+    let list = cluster.get(&["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", selector]);
+    let mut have_all = true;
+    for pod in list["items"].as_array()? {
+        let netns = cluster.netns_of(SYSTEM_NAMESPACE, pod["metadata"]["name"].as_str()?);
+        let page = in_netns(&netns, || http_client::get(metrics, "activator", "/metrics"));
+        let page = page.ok()?.body;
+        let count = page.lines().find_map(|line| line.strip_prefix(counter))?;
+        have_all &= count.trim() != "0";
+    }
+    Some(have_all)
+}
+
+/// Wakes the sleeping service until each activator has learnt of a pod early. The table may come first at times.
+fn check_early_pods(rouse: &RouseCluster, namespace: &TestNamespace<'_>) {
+    rouse.cluster.wait("each activator to learn of a pod from its agent", || {
+        if have_all_learnt_early(&rouse.cluster)? {
+            return Some(());
+        }
+        wake_from(rouse, namespace, "node1");
+        rouse.wait_asleep(&namespace.name, "hello");
+        None
+    });
+}
+
 #[test]
 fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     let rouse = RouseCluster::shared();
@@ -63,6 +96,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
         assert_eq!(rouse.client_on(other).get(&url).status, 200, "warm, from the other node");
         rouse.wait_asleep(&namespace.name, "hello");
     }
+    check_early_pods(&rouse, &namespace);
 
     let host = format!("hello.{}.example.com", namespace.name);
     let response = rouse.get_through_gateway(&host, "/", &[]);

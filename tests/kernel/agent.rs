@@ -93,7 +93,7 @@ struct AgentFixture {
     totals: BTreeMap<String, UsageSample>,
     agent: Option<Child>,
     pod: Option<Child>,
-    _servers: tokio::runtime::Runtime,
+    servers: tokio::runtime::Runtime,
 }
 
 impl AgentFixture {
@@ -150,7 +150,7 @@ impl AgentFixture {
             totals: BTreeMap::new(),
             agent: None,
             pod: None,
-            _servers: servers,
+            servers,
         }
     }
 
@@ -526,6 +526,7 @@ impl AgentFixture {
 const POD_SERVER_ADDRESS: &str = "10.77.0.2:8022";
 const WAIT_FOR_DRAIN_PATH: &str = "/wait-for-drain";
 
+mod activator_reports;
 mod cluster_services;
 mod fake_control_plane;
 mod fake_watch_server;

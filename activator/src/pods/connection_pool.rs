@@ -45,7 +45,7 @@ pub struct PodConnectionPool<C, W> {
     max_dials: u32,
     /// True once the pod has sent a response.
     has_responded: bool,
-    /// True while the RouteTable lists the pod as ready, also while it is paused. Otherwise no connection is kept idle.
+    /// True while the pod is ready or early-ready, also while it is paused. Otherwise no connection is kept idle.
     is_ready: bool,
 }
 

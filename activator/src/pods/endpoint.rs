@@ -158,8 +158,8 @@ impl PodEndpoint {
         FIRST_DIAL_FAILURE_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
 
-    /// Registers if the RouteTable lists the pod as ready, also while it is paused after a failed dial. A pod that is
-    /// not ready keeps no idle connection, so that it can drain, and requests that wait for one try another pod.
+    /// Registers if the pod is ready or early-ready, also while it is paused after a failed dial. A pod that is neither
+    /// keeps no idle connection, so that it can drain, and requests that wait for one try another pod.
     pub fn set_ready(&self, is_ready: bool) {
         if is_ready {
             return self.lock_pool().on_ready();

@@ -151,8 +151,8 @@ impl ActivatorRevision {
         pods.iter().for_each(|pod| pod.prune_idle());
     }
 
-    /// Applies the pods of the RouteTable, for an activator at its place in `topology`. Requests that wait are dispatched to newly ready
-    /// pods at once.
+    /// Applies the pods of the RouteTable, for an activator at its place in `topology`. Requests that wait are
+    /// dispatched to newly ready pods at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodTable, topology: &ActivatorTopology) {
         let mut state = self.lock_state();
         // Most Revisions are asleep: one without pods and state must not allocate anything on each change of the table.
@@ -164,9 +164,11 @@ impl ActivatorRevision {
             state.ensure_slots(&self.name, &self.context);
         }
         let active = state.ensure_active(self.context.queue_bounds);
-        let ready = active.update_pods(pods, topology, protocol, &self.context);
+        let ready = active.update_pods(pods, topology, (limit, protocol), &self.context);
         let since = active.ready_since.unwrap_or_else(Instant::now);
-        active.ready_since = (!ready.is_empty()).then_some(since);
+        // Clients are sent to pods directly by the table alone: the agents follow it, too.
+        let is_listed_ready = pods.values().any(|pod| pod.is_ready && pod.address.is_some());
+        active.ready_since = is_listed_ready.then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
         // The queue dispatches first, then the slots: with a hard limit `on_routes` leaves no free slots, and
         // `reconcile_slots` assigns them.

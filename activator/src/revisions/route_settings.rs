@@ -71,8 +71,11 @@ pub struct RequestTimeouts {
 pub struct PodTableEntry {
     /// Address and port of its container, once they are known.
     pub address: Option<SocketAddr>,
-    /// True if the pod takes new requests.
+    /// True if the RouteTable lists the pod as ready.
     pub is_ready: bool,
+    /// True if the RouteTable lists the pod as starting, and the report for which it waits has come: the agent of its
+    /// node reports the pod as ready.
+    pub is_early_ready: bool,
     /// Name of the pod, without its namespace.
     pub name: SmolStr,
     /// Clients that should use the pod.
@@ -125,7 +128,13 @@ mod tests {
     fn preferred(pods: &[(&str, &str)], zone: &str, activator_zones: &[&str]) -> Vec<String> {
         let pod = |(uid, zone): &(&str, &str)| {
             let hints = TopologyHints { zone: (*zone).into(), ..TopologyHints::default() };
-            let pod = PodTableEntry { address: None, is_ready: true, name: (*uid).into(), hints };
+            let pod = PodTableEntry {
+                address: None,
+                is_ready: true,
+                is_early_ready: false,
+                name: (*uid).into(),
+                hints,
+            };
             ((*uid).to_owned(), pod)
         };
         let table: PodTable = pods.iter().map(pod).collect();

@@ -11,8 +11,9 @@
 //! | enqueue | let a request wait, in the order of the arrival numbers |
 //! | dispatch | give a pod to the waiting request with the lowest arrival number |
 //! | waiter | `W`, the shell's handle of a waiting request; the queue only returns it |
-//! | open pod | ready pod that takes requests |
-//! | paused pod | ready pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
+//! | early-ready pod | pod that the agent of its node has reported as ready before the RouteTable lists it so |
+//! | open pod | ready or early-ready pod that takes requests |
+//! | paused pod | such a pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
 //! | closed pod | pod that takes no requests, but still has some in flight |
 //! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
 //!
@@ -51,7 +52,7 @@ pub struct WaitQueue<W> {
     bounds: WaitQueueBounds,
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
     limit: u32,
-    /// Pods that the RouteTable lists as ready, including paused ones.
+    /// Pods that the RouteTable lists as ready, and early-ready ones, including paused pods.
     ready_pods: BTreeSet<PodEndpointKey>,
     /// Pods that hints prefer; empty if hints do not count.
     preferred_pods: BTreeSet<PodEndpointKey>,
@@ -204,7 +205,7 @@ impl<W> WaitQueue<W> {
         self.find_open(pod).is_ok()
     }
 
-    /// Pods that the RouteTable lists as ready, in the order of their keys.
+    /// Pods that take requests while they are not paused, in the order of their keys.
     pub fn ready_pods(&self) -> impl Iterator<Item = PodEndpointKey> {
         self.ready_pods.iter().copied()
     }

@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,7 @@ use crate::{
         route_settings::RevisionRouteSettings,
     },
     routes::{
+        agent_reports::AgentStreamNumber,
         index_entries::HostIndexEntry,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
@@ -40,6 +42,9 @@ const MISSING_REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct RouteIndex {
     revision_context: Arc<RevisionContext>,
     state: RwLock<RouteIndexState>,
+    /// Held while the pods of a Revision are copied from the state and put in force. Table and reports change them in
+    /// several tasks, and an older copy must not replace a newer one.
+    pods_update: Mutex<()>,
     listing: watch::Sender<ActivatorListing>,
 }
 
@@ -59,7 +64,12 @@ impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
     pub fn new(revision_context: RevisionContext) -> Self {
         let listing = watch::Sender::new(ActivatorListing::NotListedYet);
-        Self { revision_context: Arc::new(revision_context), state: RwLock::default(), listing }
+        Self {
+            revision_context: Arc::new(revision_context),
+            state: RwLock::default(),
+            pods_update: Mutex::default(),
+            listing,
+        }
     }
 
     /// View of the other activators, and the claims and grants for them.
@@ -238,6 +248,44 @@ impl RouteIndex {
         ports_changed
     }
 
+    /// Begins a stream of reports of the agent on this node, and withdraws what its earlier stream has reported.
+    pub fn begin_agent_stream(&self, node: &str) -> AgentStreamNumber {
+        let mut index = self.write();
+        let (stream, withdrawn) = index.agent_reports.begin_stream(node);
+        self.update_early_pods(index, &withdrawn);
+        stream
+    }
+
+    /// Applies the report of an agent that the pod is ready at this address, or (`None`) is not ready. Requests that
+    /// wait are dispatched at once if the RouteTable lists the pod as waiting for this report, at the same address.
+    pub fn apply_agent_report(
+        &self,
+        node: &str,
+        stream: AgentStreamNumber,
+        uid: String,
+        ready_at: Option<SocketAddr>,
+    ) {
+        let mut index = self.write();
+        index.agent_reports.record(node, stream, &uid, ready_at);
+        self.update_early_pods(index, &[uid]);
+    }
+
+    /// Ends a stream of reports of the agent on this node, and withdraws what it has reported. Pods that the RouteTable
+    /// lists as ready by now stay ready.
+    pub fn end_agent_stream(&self, node: &str, stream: AgentStreamNumber) {
+        let mut index = self.write();
+        let withdrawn = index.agent_reports.end_stream(node, stream);
+        self.update_early_pods(index, &withdrawn);
+    }
+
+    /// Puts what agents report now of these pods in force, and unlocks the index before.
+    fn update_early_pods(&self, mut index: RwLockWriteGuard<'_, RouteIndexState>, uids: &[String]) {
+        let (touched, newly_ready) = index.update_early_pods(uids);
+        drop(index);
+        self.revision_context.pod_settings.metrics.early_ready_pods.inc_by(newly_ready);
+        touched.iter().for_each(|name| self.update_revision_pods(name));
+    }
+
     /// Updates the view of the other activators. Returns true if it has changed.
     fn update_peers(&self, index: &RouteIndexState) -> bool {
         let all = index.activator_addresses.iter();
@@ -262,6 +310,7 @@ impl RouteIndex {
     }
 
     fn update_revision_pods(&self, name: &NamespacedName) {
+        let _in_order = self.pods_update.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
         // A Revision that is not in the table has no pods, whatever the table's pods state.
@@ -283,3 +332,6 @@ impl RouteIndex {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Activators on loopback. They are one program, since each program would build HTTP and the harness again. Tests that
 //! take a minute are programs of their own, which run at the same time.
 
+mod agent_reports;
 mod attacks;
 mod client_close;
 mod component_streams;

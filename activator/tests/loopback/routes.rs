@@ -130,6 +130,7 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
             node: "n1".into(),
             zone: zone.into(),
             addresses: Vec::new(),
+            gets_all_reports: false,
         })
     };
     let chosen = async || {
@@ -163,6 +164,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
     let entry = PodTableEntry {
         address: Some(address()),
         is_ready: true,
+        is_early_ready: false,
         name: "p".into(),
         hints: TopologyHints::default(),
     };

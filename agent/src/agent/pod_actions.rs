@@ -60,6 +60,7 @@ impl Agent {
             // Ends the pod's exclusion as well, whose entry would otherwise stay.
             PodTrackerAction::ReportGone(uid) => {
                 self.update_exclusion(&uid);
+                self.handles.activator_reports.remove_pod(&uid);
                 self.handles.reports.remove(&PodReportKey::Pod(uid));
             }
         }
@@ -201,8 +202,10 @@ impl Agent {
         });
     }
 
-    /// Reports a pod to the controller.
+    /// Reports a pod to the controller, and to activators if it is ready.
     fn report_pod(&mut self, observation: PodObservation) {
+        // First, since requests may wait there.
+        self.handles.activator_reports.report_pod(&observation);
         self.update_planned_pod(&observation.uid);
         let key = PodReportKey::Pod(observation.uid.clone());
         let before = match self.handles.reports.get(&key) {

@@ -91,6 +91,7 @@ impl Agent {
                 }
                 _ => {}
             }
+            self.handles.activator_reports.apply_change(&change);
             self.routes.apply_change(change);
         }
         let table = self.routes.table();

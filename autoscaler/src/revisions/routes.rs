@@ -17,6 +17,8 @@ pub(super) struct AutoscalerPod {
     pub(super) node: String,
     pub(super) phase: RoutingPhase,
     has_address: bool,
+    /// True if activators may send it requests as soon as its agent reports it as ready.
+    awaits_report: bool,
 }
 
 impl ScaledRevisions {
@@ -172,6 +174,7 @@ impl ScaledRevisions {
             node: entry.node.clone(),
             phase: entry.phase,
             has_address: entry.address.is_some(),
+            awaits_report: entry.awaits_report,
         });
         if let Some(old) = self.remove_pod(uid) {
             if let Some(revision) = self.revisions.get_mut(&old.revision) {
@@ -201,6 +204,11 @@ impl AutoscalerPod {
     /// Returns true if requests at the pod are load that needs pods.
     pub(super) fn is_counted(&self) -> bool {
         self.phase != RoutingPhase::Draining
+    }
+
+    /// Returns true if the pod may get requests, by this RouteTable or by a report that precedes the next one.
+    pub(super) fn may_get_requests(&self) -> bool {
+        self.phase == RoutingPhase::Ready || self.awaits_report
     }
 
     fn phase_count<'a>(&self, counts: &'a mut PodPhaseCounts) -> &'a mut u32 {

@@ -541,6 +541,31 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     }
 }
 
+/// An activator may send it requests before the table lists it as ready.
+#[test]
+fn load_is_partly_known_while_the_agent_of_a_pod_that_awaits_its_report_is_silent() {
+    let name = NamespacedName::new("default", "hello-00001");
+    let mut table = RouteTable::default();
+    table.revisions.insert(name.clone(), revision(&name, short_window_policy()));
+    let mut revisions = ScaledRevisions::new(TICK);
+    let agent = revisions.open_stream(Duration::ZERO, replica(ClientComponent::Agent));
+    let mut now = Duration::ZERO;
+    while now < Duration::from_secs(5) {
+        now += 500 * MS;
+        revisions.complete_batch(now, agent);
+    }
+    let mut knowledge = |node: &str, awaits_report| {
+        let starting = pod("a", &name, RoutingPhase::Starting);
+        let entry = RoutePod { node: node.into(), awaits_report, ..starting };
+        table.pods.insert("a".into(), entry);
+        revisions.apply_routes(now, &table, &table.keys());
+        revisions.load_knowledge(now, &name, LoadKnowledge::Complete)
+    };
+    assert_eq!(knowledge("elsewhere", false), LoadKnowledge::Complete, "it gets no requests");
+    assert_eq!(knowledge("elsewhere", true), LoadKnowledge::Partial);
+    assert_eq!(knowledge("rouse", true), LoadKnowledge::Complete);
+}
+
 #[test]
 fn a_revision_that_leaves_the_table_is_forgotten() {
     let mut sim = SimService::new(short_window_policy());

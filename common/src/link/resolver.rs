@@ -75,6 +75,13 @@ impl ReplicaResolver {
         Self::new(parse_setting(text), Arc::new(SystemDnsResolver), identity)
     }
 
+    /// Returns a resolver for the replicas that the RouteTable lists, which no setting names. It uses TLS if there are
+    /// credentials, to replicas whose certificate proves `component`.
+    pub fn of_listed(component: Component, credentials: Option<&Arc<TlsCredentials>>) -> Arc<Self> {
+        let identity = credentials.map(|it| (component, Arc::clone(it)));
+        Self::new(EndpointSetting::Fixed([].into()), Arc::new(SystemDnsResolver), identity)
+    }
+
     /// Returns a resolver for a parsed setting.
     pub fn new(
         setting: EndpointSetting,
@@ -108,7 +115,7 @@ impl ReplicaResolver {
     }
 
     /// Replaces the replicas that the RouteTable lists.
-    pub(super) fn set_listed(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+    pub fn set_listed(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         let endpoints: Vec<_> =
             addresses.into_iter().map(|address| self.endpoint_at(address)).collect();
         self.known.send_if_modified(|known| known.set_listed(endpoints));
@@ -130,8 +137,9 @@ impl ReplicaResolver {
 
     fn uses_tls(&self) -> bool {
         match &self.setting {
-            EndpointSetting::Fixed(_) => self.setting.needs_identity(),
-            EndpointSetting::Dns { .. } => self.identity.is_some(),
+            EndpointSetting::Fixed(all) if !all.is_empty() => self.setting.needs_identity(),
+            // Without an address that shows it, the identity decides.
+            EndpointSetting::Fixed(_) | EndpointSetting::Dns { .. } => self.identity.is_some(),
         }
     }
 

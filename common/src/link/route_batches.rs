@@ -123,10 +123,12 @@ impl RouteStreamState {
             let Some(RouteChange::Pod(pod)) = changes.get_mut(&RouteKey::Pod(uid.clone())) else {
                 continue;
             };
-            // Only the phase is held back; address and probe of the new table hold at once.
+            // Only what brings requests is held back; address and probe of the new table hold at once.
             if pod.phase != RoutingPhase::Draining {
                 self.held_changes.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(pod.clone()));
                 pod.phase = RoutingPhase::Draining;
+                // It gets no request, whatever its agent reports.
+                pod.awaits_report = false;
             }
         }
         self.held_until = (!self.held_changes.is_empty()).then(|| Instant::now() + REPLICA_LAG);
@@ -228,7 +230,10 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::{fixtures, wire::NamespacedName};
+    use crate::{
+        fixtures,
+        wire::{NamespacedName, PodEntry},
+    };
 
     fn replica(last: u8) -> ReplicaEndpoint {
         ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
@@ -283,6 +288,24 @@ mod tests {
             apply_whole_table(&mut stream_state, &behind, RoutingPhase::Ready),
             RoutingPhase::Ready
         );
+    }
+
+    #[test]
+    fn a_pod_that_stays_draining_awaits_no_report() {
+        let (ahead, behind) = (replica(1), replica(2));
+        let mut stream_state = RouteStreamState::default();
+        apply_whole_table(&mut stream_state, &ahead, RoutingPhase::Draining);
+        stream_state.begin_stream(&behind);
+        let starting = fixtures::pod("p", &NamespacedName::new("a", "b"), RoutingPhase::Starting);
+        let starting = PodEntry { awaits_report: true, ..starting };
+        apply_change(&mut stream_state, RouteChange::Pod(starting.into()));
+        let batch = apply_change(&mut stream_state, RouteChange::Synced).expect("a batch");
+        let passed_on = |batch: RouteBatch| match batch.changes.into_values().next() {
+            Some(RouteChange::Pod(pod)) => (pod.phase, pod.awaits_report),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(passed_on(batch), (RoutingPhase::Draining, false));
+        assert_eq!(passed_on(stream_state.release_held()), (RoutingPhase::Starting, true));
     }
 
     #[test]

@@ -11,6 +11,7 @@ fn activator(name: &str) -> ActivatorEntry {
         node: "n1".into(),
         zone: String::new(),
         addresses: Vec::new(),
+        gets_all_reports: true,
     }
 }
 
@@ -90,7 +91,22 @@ fn a_ready_pod_needs_an_address() {
     assert_eq!(pod.hints, TopologyHints::default(), "an earlier sender knows no hints");
     let back = raw::Pod::from(pod);
     assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
-    assert!(back.confirmed);
+    assert!(back.confirmed && !back.by_report);
+}
+
+#[test]
+fn only_a_starting_pod_with_an_address_awaits_a_report() {
+    let revision = name("default/hello-00001");
+    let sent = |phase, address| {
+        let pod = crate::fixtures::pod("uid", &revision, phase);
+        let pod = PodEntry { address, awaits_report: true, ..pod };
+        PodEntry::try_from(raw::Pod::from(pod)).expect("valid").awaits_report
+    };
+    let address = Some(([10, 0, 0, 7], 8080).into());
+    assert!(sent(RoutingPhase::Starting, address));
+    assert!(!sent(RoutingPhase::Starting, None));
+    assert!(!sent(RoutingPhase::Ready, address));
+    assert!(!sent(RoutingPhase::Draining, address));
 }
 
 #[test]

@@ -143,6 +143,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.update_activator_reports();
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
         // Owners of names first: a plan depends on the names that the app owns.

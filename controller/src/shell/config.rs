@@ -162,6 +162,7 @@ impl ControllerConfig {
             node: self.node.clone(),
             zone: String::new(),
             addresses: self.activators.clone(),
+            gets_all_reports: false,
         };
         ControllerSettings {
             external_domain: self.domain.clone(),

@@ -1,6 +1,6 @@
 //! Pure: network policies: the packets that may reach the components.
 //!
-//! Agents use the nodes' own networks, which no policy can name. So the two ports they report to accept connections
+//! Agents use the nodes' own networks, which no policy can name. So the three ports they report to accept connections
 //! from anywhere, and mutual TLS decides. All ports that are not named are closed.
 
 use serde_json::{Value, json};
@@ -22,42 +22,31 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let tcp_port = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
-    // Activators are pods, so a policy can select them.
-    let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
-    let peers = json!({"from": activators, "ports": [tcp_port(PEER_PORT)]});
     vec![
         component_policy(
             "controller",
             json!([tcp_port(CONTROLLER_PORT), tcp_port(WEBHOOK_PORT)]),
-            None,
             settings,
         ),
-        component_policy("autoscaler", json!([tcp_port(USAGE_PORT)]), None, settings),
+        component_policy("autoscaler", json!([tcp_port(USAGE_PORT)]), settings),
         component_policy(
             "activator",
-            json!([tcp_port(GATEWAY_PORT), tcp_port(INTERNAL_PORT), services]),
-            Some(peers),
+            json!([tcp_port(GATEWAY_PORT), tcp_port(INTERNAL_PORT), services, tcp_port(PEER_PORT)]),
             settings,
         ),
     ]
 }
 
-/// Policy of one component: its public ports, its metrics, and `extra` if it has a further rule.
-fn component_policy(
-    app: &str,
-    public_ports: Value,
-    extra: Option<Value>,
-    settings: &InstallSettings,
-) -> Value {
+/// Policy of one component: its public ports, and its metrics.
+fn component_policy(app: &str, public_ports: Value, settings: &InstallSettings) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}});
     let metrics =
         json!({"from": [monitoring], "ports": [{"port": admin_port(app), "protocol": "TCP"}]});
     let public = json!({"ports": public_ports});
-    let rules: Vec<Value> = [public, metrics].into_iter().chain(extra).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": app}},
         "policyTypes": ["Ingress"],
-        "ingress": rules,
+        "ingress": [public, metrics],
     });
     merge_fields(
         namespaced_object("networking.k8s.io/v1", "NetworkPolicy", app, app, settings),

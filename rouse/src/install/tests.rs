@@ -353,6 +353,18 @@ fn sizes_of_maps_reach_the_agent_only_if_they_are_given() {
 }
 
 #[test]
+fn agents_report_to_the_port_that_activators_open() {
+    let all = objects::all(&InstallSettings::default());
+    let peer_port = |name: &str| {
+        let object = all.iter().find(|it| objects::kind_and_name(it) == name).unwrap();
+        let vars = containers(object)[0]["env"].as_array().unwrap();
+        let var = vars.iter().find(|it| it["name"] == "ROUSE_ACTIVATOR_PEER_PORT").unwrap();
+        var["value"].clone()
+    };
+    assert_eq!(peer_port("DaemonSet/rouse-agent"), peer_port("Deployment/activator"));
+}
+
+#[test]
 fn agents_get_the_api_servers_of_the_installation() {
     let settings = InstallSettings {
         clusterip: ClusterIpMode::All,

@@ -16,7 +16,7 @@ use super::{
 pub(crate) const CONTROLLER_PORT: u16 = 7100;
 /// Port on which the autoscaler receives usage.
 pub(crate) const USAGE_PORT: u16 = 7110;
-/// Port on which activators exchange slots of services with a hard limit.
+/// Port on which activators exchange slots of services with a hard limit, and get reports of agents.
 pub(crate) const PEER_PORT: u16 = 7120;
 /// Port on which the controller serves the API server's webhooks.
 pub(crate) const WEBHOOK_PORT: u16 = 8443;
@@ -363,6 +363,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
     vars.extend([
         env_var("ROUSE_AUTOSCALER", &discovery_address("autoscaler", USAGE_PORT, settings)),
         field_env_var("ROUSE_NODE", "spec.nodeName"),
+        env_var("ROUSE_ACTIVATOR_PEER_PORT", &PEER_PORT.to_string()),
         env_var("ROUSE_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
     let watches_services = settings.clusterip != ClusterIpMode::Off;

@@ -64,7 +64,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "routes/",
             "requests/",
             "listeners/",
-            "peer_streams route_stream",
+            "agent_reports peer_streams route_stream",
         ],
     ),
     (

@@ -121,7 +121,7 @@ impl LockedRevisionState {
 }
 
 impl ActiveRevisionState {
-    /// Uids of the pods that the RouteTable lists as ready.
+    /// Uids of the pods that may take requests, including paused ones.
     pub(super) fn ready_pod_uids(&self) -> BTreeSet<SmolStr> {
         let ready = self.wait_queue.ready_pods().filter_map(|key| self.pods.get(&key));
         ready.map(|pod| pod.uid.clone()).collect()
@@ -146,13 +146,15 @@ impl ActiveRevisionState {
     }
 
     /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer
-    /// for
-    /// an activator at its place. Returns the keys of the ready ones, sorted.
+    /// for an activator at its place. Returns the keys of the pods that take requests, sorted.
+    ///
+    /// An early-ready pod takes requests only without a hard limit: other activators grant the slots of pods that the
+    /// table lists as ready.
     pub(super) fn update_pods(
         &mut self,
         table: &PodTable,
         topology: &ActivatorTopology,
-        protocol: AppProtocol,
+        (limit, protocol): (u32, AppProtocol),
         context: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
         // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
@@ -172,10 +174,14 @@ impl ActiveRevisionState {
                 let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
                 Arc::new(PodEndpoint::new(key, identity, protocol, context.pod_settings.clone()))
             });
-            pod.set_ready(it.is_ready);
-            if it.is_ready {
+            let takes_requests = it.is_ready || (it.is_early_ready && limit == 0);
+            pod.set_ready(takes_requests);
+            if takes_requests {
                 ready.push(pod.key);
-                if preference.as_ref().is_some_and(|preference| preference.selects(&it.hints)) {
+                // The hints of an early-ready pod are not known yet.
+                if it.is_ready
+                    && preference.as_ref().is_some_and(|preference| preference.selects(&it.hints))
+                {
                     preferred.push(pod.key);
                 }
             }

@@ -34,6 +34,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
     let pod = PodTableEntry {
         address: Some(([127, 0, 0, 1], 9).into()),
         is_ready: true,
+        is_early_ready: false,
         name: "pod".into(),
         hints: TopologyHints::default(),
     };

@@ -21,6 +21,7 @@ use crate::{
         route_settings::{ActivatorTopology, PodTable, PodTableEntry, RevisionRouteSettings},
     },
     routes::{
+        agent_reports::AgentReports,
         index_entries::{HostIndexEntry, NameIndexEntry},
         service::{RoutedService, TrafficShare},
     },
@@ -42,6 +43,10 @@ pub(super) struct RouteIndexState {
     pub(super) pods_by_revision: BTreeMap<NamespacedName, PodTable>,
     /// Revision of each pod, by the pod's uid.
     pub(super) revision_by_pod: HashMap<String, NamespacedName>,
+    /// Pods that agents report as ready.
+    pub(super) agent_reports: AgentReports,
+    /// Node of each pod that waits for the report of that node's agent, by the pod's uid.
+    nodes_of_awaiting_pods: HashMap<String, SmolStr>,
     /// Addresses of the activators, by name.
     pub(super) activator_addresses: BTreeMap<String, Vec<IpAddr>>,
     /// Zones of the activators, by name; empty for one whose zone is not known.
@@ -232,10 +237,18 @@ impl RouteIndexState {
     /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     pub(super) fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
-        let is_ready = entry.phase == RoutingPhase::Ready;
+        // A draining pod gets no request, whatever its agent reports.
+        let awaits_report = entry.awaits_report && entry.phase == RoutingPhase::Starting;
+        let reports = &self.agent_reports;
+        let is_reported = |address| reports.is_ready_at(&entry.node, &entry.uid, address);
+        let is_early_ready = awaits_report && entry.address.is_some_and(is_reported);
+        if awaits_report {
+            self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
+        }
         let pod = PodTableEntry {
             address: entry.address,
-            is_ready,
+            is_ready: entry.phase == RoutingPhase::Ready,
+            is_early_ready,
             name: entry.name.into(),
             hints: entry.hints,
         };
@@ -250,6 +263,7 @@ impl RouteIndexState {
 
     /// Removes a pod. Returns the Revision that it had.
     pub(super) fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
+        self.nodes_of_awaiting_pods.remove(uid);
         let revision = self.revision_by_pod.remove(uid)?;
         if let Some(pods) = self.pods_by_revision.get_mut(&revision) {
             pods.remove(uid);
@@ -258,6 +272,26 @@ impl RouteIndexState {
             }
         }
         Some(revision)
+    }
+
+    /// Applies what agents report now of these pods. Returns the Revisions whose pods have changed by it, and the number
+    /// of pods that are early-ready since then.
+    pub(super) fn update_early_pods(&mut self, uids: &[String]) -> (BTreeSet<NamespacedName>, u64) {
+        let (mut touched, mut newly_ready) = (BTreeSet::new(), 0);
+        for uid in uids {
+            let Some(node) = self.nodes_of_awaiting_pods.get(uid) else { continue };
+            let Some(revision) = self.revision_by_pod.get(uid) else { continue };
+            let pods = self.pods_by_revision.get_mut(revision);
+            let Some(pod) = pods.and_then(|pods| pods.get_mut(uid)) else { continue };
+            let reports = &self.agent_reports;
+            let is_early_ready =
+                pod.address.is_some_and(|address| reports.is_ready_at(node, uid, address));
+            if std::mem::replace(&mut pod.is_early_ready, is_early_ready) != is_early_ready {
+                touched.insert(revision.clone());
+                newly_ready += u64::from(is_early_ready);
+            }
+        }
+        (touched, newly_ready)
     }
 
     /// Subjects that are missing in a snapshot.

@@ -13,6 +13,7 @@ use super::*;
 use crate::{
     fixtures,
     replicas::EndpointSetting,
+    tls::TlsCredentials,
     wire::{
         PodObservation, RoutingPhase, ServerReplica, ServerReplicas,
         raw::{
@@ -252,6 +253,22 @@ fn follow_activators(link: Arc<ComponentLink>) -> Receiver<BTreeSet<String>> {
 
 fn names(all: &[&str]) -> Option<BTreeSet<String>> {
     Some(all.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// The RouteTable lists no scheme with an address, so the identity of this process decides.
+#[test]
+fn replicas_that_only_the_table_lists_use_tls_if_there_is_an_identity() {
+    let address = SocketAddr::from(([10, 0, 0, 1], 7120));
+    for credentials in [None, Some(TlsCredentials::new())] {
+        let resolver = ReplicaResolver::of_listed(Component::Activator, credentials.as_ref());
+        let known = resolver.subscribe_known();
+        assert_eq!(known.borrow().all(), BTreeSet::new());
+        resolver.set_listed([address]);
+        let listed = ReplicaEndpoint::Tcp { address, tls: credentials.is_some() };
+        assert_eq!(known.borrow().all(), [listed].into());
+        resolver.set_listed([]);
+        assert_eq!(known.borrow().all(), BTreeSet::new(), "a replica that has left is forgotten");
+    }
 }
 
 #[tokio::test]

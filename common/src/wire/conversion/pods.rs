@@ -29,6 +29,10 @@ impl TryFrom<raw::Pod> for PodEntry {
             address,
             other_family_address: parse_optional_address("pod.also", &message.also)?,
             kubelet_ready: message.confirmed,
+            // A report decides only on the way to ready, and names the address that it must match.
+            awaits_report: message.by_report
+                && phase == RoutingPhase::Starting
+                && address.is_some(),
             port: parse_port("pod.port", message.port)?,
             probe: require("pod.probe", message.probe)?.try_into()?,
         })
@@ -56,6 +60,7 @@ impl From<PodEntry> for raw::Pod {
             confirmed: value.kubelet_ready,
             for_zone: value.hints.zone.into(),
             for_node: value.hints.node.into(),
+            by_report: value.awaits_report,
         }
     }
 }

@@ -274,14 +274,20 @@ impl TryFrom<raw::Activator> for ActivatorEntry {
             node: message.node,
             zone: message.zone,
             addresses: parse_addresses("activator.addresses", &message.addresses)?,
+            gets_all_reports: message.all_reports,
         })
     }
 }
 
 impl From<ActivatorEntry> for raw::Activator {
     fn from(value: ActivatorEntry) -> Self {
-        let addresses = value.addresses.into_iter().map(address_octets).collect();
-        Self { name: value.name, node: value.node, zone: value.zone, addresses }
+        Self {
+            name: value.name,
+            node: value.node,
+            zone: value.zone,
+            addresses: value.addresses.into_iter().map(address_octets).collect(),
+            all_reports: value.gets_all_reports,
+        }
     }
 }
 

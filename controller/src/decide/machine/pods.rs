@@ -111,6 +111,7 @@ impl ControllerStateMachine {
             Some(node) => drop(self.cluster.nodes.states.insert(name.to_owned(), node)),
             None => drop(self.cluster.nodes.states.remove(name)),
         }
+        self.update_activator_reports();
         // The plans below depend on the shares, and keep the hints that they once gave for as long as these fit.
         let are_shares_changed = are_inputs_changed && self.update_zone_shares();
         self.handle_node_change(name, was_lost, now);
@@ -171,9 +172,12 @@ impl ControllerStateMachine {
         let deleted = self.cluster.nodes.deleted.iter();
         let empty: Vec<String> =
             deleted.filter(|node| !self.has_pods_on_node(node)).cloned().collect();
-        for node in empty {
-            self.cluster.nodes.deleted.remove(&node);
-            self.cluster.nodes.states.remove(&node);
+        for node in &empty {
+            self.cluster.nodes.deleted.remove(node);
+            self.cluster.nodes.states.remove(node);
+        }
+        if !empty.is_empty() {
+            self.update_activator_reports();
         }
     }
 }

@@ -17,6 +17,10 @@ use crate::{
     read::observe::{self, ComponentPod},
 };
 
+/// Number of nodes up to which the agents of all nodes report ready pods to each activator. An activator has a stream
+/// of each agent then. With more nodes it has only that of its own node.
+const MAX_NODES_OF_ALL_REPORTS: usize = 64;
+
 impl ControllerStateMachine {
     /// Handles a pod of the system namespace. Returns false if it is not, and was not, a pod of a component.
     pub(super) fn observe_component_pod(
@@ -110,6 +114,7 @@ impl ControllerStateMachine {
 
     fn observe_activator(&mut self, mut activator: ActivatorEntry, readiness: ActivatorReadiness) {
         activator.zone = self.cluster.nodes.zones.get(&activator.node).cloned().unwrap_or_default();
+        activator.gets_all_reports = self.activators_get_all_reports();
         let observed = (activator.clone(), readiness);
         let previous =
             self.cluster.activators.pods.insert(activator.name.clone(), observed.clone());
@@ -164,6 +169,25 @@ impl ControllerStateMachine {
         if is_changed {
             self.update_node_activators(node);
         }
+    }
+
+    /// Returns true if the agents of all nodes are to report ready pods to each activator. As long as nodes may not be
+    /// known, they may be many.
+    fn activators_get_all_reports(&self) -> bool {
+        let nodes = self.cluster.nodes.states.len();
+        !self.is_loading && (1..=MAX_NODES_OF_ALL_REPORTS).contains(&nodes)
+    }
+
+    /// Updates the agents that report to activators, since the number of nodes may have changed.
+    pub(super) fn update_activator_reports(&mut self) {
+        let gets_all_reports = self.activators_get_all_reports();
+        let activators = self.cluster.activators.pods.values_mut().map(|(it, _)| it);
+        let mut changed = Vec::new();
+        for activator in activators.filter(|it| it.gets_all_reports != gets_all_reports) {
+            activator.gets_all_reports = gets_all_reports;
+            changed.push(activator.name.clone());
+        }
+        changed.iter().for_each(|name| self.update_activator_route(name));
     }
 
     /// Handles an EndpointSlice; `None`: it was deleted.

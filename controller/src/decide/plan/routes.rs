@@ -101,6 +101,7 @@ fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
+        awaits_report: scale::awaits_report(pod, context),
         port: context.template.port,
         probe: context.template.agent_probe(),
     })

@@ -199,7 +199,9 @@ fn remove_surplus_pods(
         (ready, requests_in_flight(pod, context), std::cmp::Reverse(pod.created), pod.uid.clone())
     });
     for pod in pods.into_iter().take(count) {
-        pod.stage = if pod.was_ready || is_pod_ready(pod, context) {
+        let may_have_requests =
+            pod.was_ready || is_pod_ready(pod, context) || awaits_report(pod, context);
+        pod.stage = if may_have_requests {
             PodStage::Draining { since: context.now }
         } else {
             // No request was ever routed to it, so there is nothing to drain.
@@ -216,6 +218,30 @@ fn remove_surplus_pods(
 /// report the kubelet's readiness alone counts. Pods of a lost node are not ready. Kubernetes withdraws readiness only
 /// from pods that were ready, so `is_lost` covers the others.
 pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    is_ready_with_report(pod, report.map(|it| it.ready), context)
+}
+
+/// Returns true if a pod is ready as soon as its agent reports it so, because nothing else is missing. Activators may
+/// then act on that report before the next RouteTable.
+///
+/// The agent must have reported the pod's address already, so that the table names the same one. Its reports also show
+/// later if the pod is drained. Pods of the local node never await one, since its activator gets no reports.
+pub(super) fn awaits_report(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    let is_unready_at_address = report.is_some_and(|it| !it.ready && it.address.is_some());
+    pod.stage == PodStage::Serving
+        && pod.kube_status.is_some()
+        && is_unready_at_address
+        && is_ready_with_report(pod, Some(true), context)
+}
+
+/// Returns true if requests may be sent to a pod whose agent reports this readiness; `None`: it reports nothing.
+fn is_ready_with_report(
+    pod: &RevisionPod,
+    reported: Option<bool>,
+    context: &RevisionPlanContext<'_>,
+) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
     let is_lost = pod.kube_status.as_ref().is_some_and(|it| context.cluster.is_node_lost(&it.node));
     let status = context.cluster.pods.statuses.get(&*pod.uid);
@@ -224,12 +250,12 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>)
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
-    let ready = match context.cluster.pods.reports.get(&*pod.uid) {
+    let ready = match reported {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
-        Some(report) => {
+        Some(is_reported_ready) => {
             let has_gates = pod.kube_status.as_ref().is_some_and(|it| it.has_readiness_gates);
             let needs_kubelet = has_gates || context.template.needs_kubelet_probes();
-            report.ready && (node_reports_ready || !needs_kubelet)
+            is_reported_ready && (node_reports_ready || !needs_kubelet)
         }
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };

@@ -217,6 +217,7 @@ fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
         addresses: pod_addresses(&object["status"]),
+        gets_all_reports: false,
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
     let readiness = match kubelet_readiness(object) {

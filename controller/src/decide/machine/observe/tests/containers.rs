@@ -75,6 +75,24 @@ fn a_pod_is_ready_once_all_of_its_containers_run() {
     assert_eq!(phases(&api_server), [common::wire::RoutingPhase::Ready]);
 }
 
+/// Returns for each pod if the next report of its agent may make it ready.
+fn awaited_reports(api_server: &FakeApiServer) -> Vec<bool> {
+    api_server.table().pods.into_values().map(|it| it.awaits_report).collect()
+}
+
+#[test]
+fn a_pod_awaits_the_report_of_its_agent_only_while_all_of_its_containers_run() {
+    let mut api_server = FakeApiServer::new();
+    apply_service_with_sidecar(&mut api_server, "pair");
+    report_only_pod(&mut api_server, false);
+    assert_eq!(awaited_reports(&api_server), [false], "nothing is known of the sidecar");
+    report_containers(&mut api_server, "pair-00001", &running(0), &running(0));
+    assert_eq!(awaited_reports(&api_server), [true]);
+    let ended = json!({"state": {"terminated": {"exitCode": 1}}});
+    report_containers(&mut api_server, "pair-00001", &running(0), &ended);
+    assert_eq!(awaited_reports(&api_server), [false], "the sidecar has ended");
+}
+
 #[test]
 fn a_revision_of_several_containers_is_ready_after_five_seconds() {
     let mut api_server = FakeApiServer::new();
@@ -184,6 +202,16 @@ fn only_pod(api_server: &FakeApiServer) -> NamespacedName {
     pods.next().expect("a pod")
 }
 
+/// Reports the only pod as ready or not, as its agent does.
+fn report_only_pod(api_server: &mut FakeApiServer, ready: bool) {
+    let pod = (ResourceKind::Pod, only_pod(api_server));
+    let uid = api_server.objects[&pod]["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    let reporter =
+        ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
+    let observation = PodObservation { uid, ready, ..ready_observation() };
+    api_server.step(ControllerEvent::PodReported { reporter, stream: 1, observation });
+}
+
 /// Sets the condition `Ready` of the only pod, as the kubelet does after the probes of all containers.
 fn report_kubelet_readiness(api_server: &mut FakeApiServer, ready: bool) {
     let pod = only_pod(api_server);
@@ -216,23 +244,10 @@ fn a_pod_with_an_exec_probe_needs_its_listener_and_the_kubelets_readiness() {
         } else {
             [FakeApiServer::report_all_ready, |it| report_kubelet_readiness(it, true)]
         };
-        // The agent sees the pod, which does not listen yet.
-        let pod = (ResourceKind::Pod, only_pod(&api_server));
-        let uid = api_server.objects[&pod]["metadata"]["uid"].clone();
-        let agent =
-            ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
-        let waits = PodObservation {
-            uid: uid.as_str().expect("a uid").into(),
-            ready: false,
-            ..ready_observation()
-        };
-        api_server.step(ControllerEvent::PodReported {
-            reporter: agent,
-            stream: 1,
-            observation: waits,
-        });
+        report_only_pod(&mut api_server, false);
         let starting = [common::wire::RoutingPhase::Starting];
         assert_eq!(phases(&api_server), starting);
+        assert_eq!(awaited_reports(&api_server), [false], "the kubelet runs the probe");
         steps[0](&mut api_server);
         assert_eq!(phases(&api_server), starting, "kubelet first: {kubelet_first}");
         steps[1](&mut api_server);

@@ -341,6 +341,43 @@ fn a_deleted_node_that_was_lost_is_forgotten_with_its_last_pod() {
     assert_eq!((nodes.states.len(), nodes.deleted.len()), (0, 0));
 }
 
+/// With more nodes, each activator would have a stream of too many agents.
+#[test]
+fn agents_of_all_nodes_report_to_each_activator_in_a_cluster_of_few_nodes() {
+    let mut api_server = FakeApiServer::new();
+    let observe_node = |api_server: &mut FakeApiServer, number: u32, exists: bool| {
+        let node = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let object = exists.then_some(node);
+        let name = NamespacedName::new("", format!("node-{number}"));
+        let key = (ResourceKind::Node, name.clone());
+        match &object {
+            Some(node) => drop(api_server.objects.insert(key, node.clone())),
+            None => drop(api_server.objects.remove(&key)),
+        }
+        api_server.step(ControllerEvent::ObjectObserved {
+            resource: ResourceKind::Node,
+            name,
+            object: object.map(Box::new),
+        });
+    };
+    let in_table = |table: common::wire::RouteTable| {
+        table.activators.into_values().map(|it| it.gets_all_reports).collect::<Vec<bool>>()
+    };
+    let get_all_reports = |api_server: &FakeApiServer| in_table(api_server.table());
+    assert_eq!(get_all_reports(&api_server), [false], "no node is known");
+    (1..=64).for_each(|number| observe_node(&mut api_server, number, true));
+    assert_eq!(get_all_reports(&api_server), [true]);
+    observe_node(&mut api_server, 65, true);
+    assert_eq!(get_all_reports(&api_server), [false]);
+    api_server.step(activator("activator-22", false));
+    assert_eq!(get_all_reports(&api_server), [false; 2]);
+    let new_replica = |api_server: &FakeApiServer| in_table(table(&api_server.start_replica()));
+    assert_eq!(new_replica(&api_server), [false]);
+    observe_node(&mut api_server, 1, false);
+    assert_eq!(get_all_reports(&api_server), [true; 2]);
+    assert_eq!(new_replica(&api_server), [true]);
+}
+
 #[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
     let mut api_server = service_with_pods(1);
@@ -410,6 +447,62 @@ fn a_not_ready_report_is_dropped_with_its_agents_pod() {
         object: None,
     });
     assert_eq!(phases(&api_server), [Ready]);
+}
+
+/// Reports the only pod as its agent sees it, and returns true if its agent's next report may make it ready.
+fn awaits_report_after(api_server: &mut FakeApiServer, observation: PodObservation) -> bool {
+    let (_, uid) = pods(api_server).remove(0);
+    let observation = PodObservation { uid: uid.clone(), ..observation };
+    let event = ControllerEvent::PodReported { reporter: agent(), stream: 1, observation };
+    api_server.step(event);
+    api_server.table().pods[&uid].awaits_report
+}
+
+/// Observation of a pod that listens, and whose probe has not passed.
+fn unready_observation() -> PodObservation {
+    PodObservation { ready: false, ..ready_observation() }
+}
+
+#[test]
+fn a_pod_awaits_the_report_of_its_agent_while_nothing_else_is_missing() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    let (pod, uid) = pods(&api_server).remove(0);
+    let awaits = |it: &FakeApiServer| it.table().pods[&uid].awaits_report;
+    assert!(!awaits(&api_server), "its agent has not seen it");
+    let without_address = PodObservation { address: None, ..unready_observation() };
+    assert!(!awaits_report_after(&mut api_server, without_address), "the address may be another");
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    assert_eq!(api_server.table().pods[&uid].address, unready_observation().address);
+    assert!(!awaits_report_after(&mut api_server, ready_observation()), "it is ready");
+    assert_eq!(phases(&api_server), [Ready]);
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    for is_ready in ["True", "False"] {
+        change_pod(&mut api_server, &pod, |it| {
+            it["status"]["conditions"] = json!([{"type": "Ready", "status": is_ready}]);
+        });
+    }
+    assert!(!awaits(&api_server), "the kubelet has withdrawn its readiness");
+    assert!(!awaits_report_after(&mut api_server, ready_observation()));
+    assert_eq!(phases(&api_server), [Starting]);
+}
+
+/// An activator may have sent it a request that no report shows yet.
+#[test]
+fn a_surplus_pod_that_awaits_a_report_drains() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    assert!(awaits_report_after(&mut api_server, unready_observation()));
+    api_server.decide("hello-00001", 0);
+    assert_eq!(phases(&api_server), [Draining]);
+    assert_eq!(requested_replicas(&api_server), 1);
+    let drained = PodObservation { drained: true, ..unready_observation() };
+    assert!(!awaits_report_after(&mut api_server, drained), "it leaves");
+    api_server.now = api_server.now.plus_ms(1000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(pods(&api_server).len(), 0);
 }
 
 #[test]

@@ -1,0 +1,156 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::atomic::AtomicU64;
+
+use common::{
+    fixtures,
+    wire::{PodEntry, RoutingPhase},
+};
+use futures::FutureExt as _;
+use prometheus_client::registry::Registry;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    config::ActivatorConfig, metrics::ActivatorMetrics, pods::endpoint::PodConnectionSettings,
+};
+
+/// Node of the pod and of its agent.
+const NODE: &str = "n1";
+
+/// Change of the table, or message of the pod's agent. Addresses are numbers.
+#[derive(Clone, Debug)]
+enum EarlyPodStep {
+    List { phase: RoutingPhase, awaits_report: bool, address: u8 },
+    Remove,
+    BeginStream,
+    Report { is_latest: bool, ready_at: Option<u8> },
+    EndStream { is_latest: bool },
+}
+
+/// What the table lists of the pod, and what its agent's latest stream has reported.
+#[derive(Debug, Default)]
+struct EarlyPodModel {
+    listed: Option<(RoutingPhase, bool, u8)>,
+    streams: Vec<AgentStreamNumber>,
+    is_stream_open: bool,
+    reported: Option<u8>,
+}
+
+impl EarlyPodModel {
+    /// Returns the address at which the pod takes requests.
+    fn serving_address(&self) -> Option<u8> {
+        let (phase, awaits_report, address) = self.listed?;
+        let is_reported = self.is_stream_open && self.reported == Some(address);
+        let takes_requests = match phase {
+            RoutingPhase::Ready => true,
+            RoutingPhase::Starting => awaits_report && is_reported,
+            RoutingPhase::Draining => false,
+        };
+        takes_requests.then_some(address)
+    }
+
+    /// Takes the step, here and in the index.
+    fn apply(&mut self, index: &RouteIndex, revision: &NamespacedName, step: &EarlyPodStep) {
+        let key = RouteKey::Pod("p".to_owned());
+        match *step {
+            EarlyPodStep::List { phase, awaits_report, address } => {
+                self.listed = Some((phase, awaits_report, address));
+                let entry = fixtures::pod_at("p", revision, phase, socket_address(address));
+                let entry = PodEntry { node: NODE.into(), awaits_report, ..entry };
+                apply_change(index, key, RouteChange::Pod(entry.into()));
+            }
+            EarlyPodStep::Remove => {
+                self.listed = None;
+                apply_change(index, key.clone(), RouteChange::Removed(key));
+            }
+            EarlyPodStep::BeginStream => {
+                self.streams.push(index.begin_agent_stream(NODE));
+                (self.is_stream_open, self.reported) = (true, None);
+            }
+            EarlyPodStep::Report { is_latest, ready_at } => {
+                let Some(stream) = self.stream(is_latest) else { return };
+                let address = ready_at.map(socket_address);
+                index.apply_agent_report(NODE, stream, "p".to_owned(), address);
+                if is_latest && self.is_stream_open {
+                    self.reported = ready_at;
+                }
+            }
+            EarlyPodStep::EndStream { is_latest } => {
+                let Some(stream) = self.stream(is_latest) else { return };
+                index.end_agent_stream(NODE, stream);
+                if is_latest {
+                    (self.is_stream_open, self.reported) = (false, None);
+                }
+            }
+        }
+    }
+
+    /// Returns the latest stream, or the one before it.
+    fn stream(&self, is_latest: bool) -> Option<AgentStreamNumber> {
+        self.streams.iter().rev().nth(usize::from(!is_latest)).copied()
+    }
+}
+
+fn socket_address(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, number], 8080))
+}
+
+fn apply_change(index: &RouteIndex, key: RouteKey, change: RouteChange) {
+    index.apply(RouteBatch { changes: [(key, change)].into(), ..RouteBatch::default() });
+}
+
+fn new_index() -> RouteIndex {
+    RouteIndex::new(RevisionContext {
+        peers: Arc::new(Peers::new("a", None, Vec::new())),
+        queue_bounds: ActivatorConfig::defaults().budget(1024).wait_queue,
+        pod_settings: PodConnectionSettings {
+            listen_backlog: 128,
+            max_idle: Duration::from_secs(1),
+            metrics: ActivatorMetrics::register(&mut Registry::default()),
+        },
+        usage_reporter: Arc::default(),
+        next_pod_id: AtomicU64::new(0),
+    })
+}
+
+fn early_pod_step() -> impl Strategy<Value = EarlyPodStep> {
+    let phase = prop_oneof![
+        3 => Just(RoutingPhase::Starting),
+        1 => Just(RoutingPhase::Ready),
+        1 => Just(RoutingPhase::Draining),
+    ];
+    let listed = (phase, any::<bool>(), 0..2u8).prop_map(|(phase, awaits_report, address)| {
+        EarlyPodStep::List { phase, awaits_report, address }
+    });
+    let reported = (any::<bool>(), proptest::option::of(0..2u8))
+        .prop_map(|(is_latest, ready_at)| EarlyPodStep::Report { is_latest, ready_at });
+    prop_oneof![
+        4 => listed,
+        1 => Just(EarlyPodStep::Remove),
+        2 => Just(EarlyPodStep::BeginStream),
+        4 => reported,
+        1 => any::<bool>().prop_map(|is_latest| EarlyPodStep::EndStream { is_latest }),
+    ]
+}
+
+proptest! {
+    /// Whatever the order of tables and reports is, and of messages of a stream that another one has replaced.
+    #[test]
+    fn a_pod_takes_requests_by_the_table_or_by_the_report_that_it_awaits(
+        steps in proptest::collection::vec(early_pod_step(), 1..40),
+    ) {
+        let (index, name) = (new_index(), NamespacedName::new("default", "hello-1"));
+        let entry = fixtures::revision(&name, "hello");
+        apply_change(&index, RouteKey::Revision(name.clone()), RouteChange::Revision(entry));
+        let revision = index.revision(&name).unwrap();
+        let mut model = EarlyPodModel::default();
+        for step in steps {
+            model.apply(&index, &name, &step);
+            let mut request = revision.queue_entry(0);
+            let permit = request.acquire_permit().now_or_never();
+            let address = permit.map(|permit| permit.unwrap().pod.key.address);
+            prop_assert_eq!(address, model.serving_address().map(socket_address), "{:?}", step);
+        }
+    }
+}
