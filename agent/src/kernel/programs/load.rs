@@ -23,11 +23,12 @@ use tracing::info;
 use super::{
     CGROUP_PROGRAMS, EbpfProgramsError, KUBELET_PROGRAM, PORTS_PROGRAM, TAIL_CALLS, make_folder,
     path_error,
+    storage_flags::clear_clone_flag,
     versions::{set_aside_outlived, version_in_force},
 };
 use crate::kernel::{
     features::VerifierFeatures,
-    locked_close::{self, LockedCloseSupport, LockedCloser},
+    locked_close::{self, AlignedObject, LockedCloseSupport, LockedCloser},
     sys,
 };
 use crate::{map_sizes::MapSizes, paths::AgentPaths};
@@ -55,12 +56,17 @@ pub(super) fn open_object(
     // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins, paths.map_sizes)?;
     let previous_pins = version_in_force(paths);
+    let mut object = AlignedObject::copy(object);
+    // Where a connection shows its namespace itself, it needs nothing of its listener. The programs accept both.
+    if features.sock_ops_netns_cookie && !clear_clone_flag(object.bytes_mut()) {
+        info!("each accepted connection of a pod begins with a copy of its listener's storage");
+    }
     // Decided before the load: the call is patched into the object itself.
     let patched = LockedCloseSupport::detect()
-        .and_then(|support| Ok((support.patch_object(object)?, support.fields)));
+        .and_then(|support| Ok((support.patch_object(object.bytes())?, support.fields)));
     let (object, fields) = match &patched {
         Ok((patched, fields)) => (patched.bytes(), *fields),
-        Err(_) => (object, SockFieldOffsets::default()),
+        Err(_) => (object.bytes(), SockFieldOffsets::default()),
     };
     let ebpf = load_object(object, paths, previous_pins.as_deref(), (&fields, features), log)?;
     Ok(OpenedObject { ebpf, previous_pins, locked_close: patched.map(drop) })
