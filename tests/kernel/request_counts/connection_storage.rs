@@ -50,6 +50,19 @@ fn connections_that_do_not_count_have_no_storage() {
     assert_eq!(storages(&kernel, &foreign), [(address(&foreign_serving), copied, false)]);
 }
 
+/// A bind shows the namespace of a socket only on kernels before 5.15, and most sockets that are bound are no servers.
+#[test]
+fn a_client_in_a_pod_that_chooses_its_port_has_no_storage() {
+    let mut kernel = SharedKernelFixture::new();
+    let (pod, client_pod) = (kernel.add_pod(), kernel.add_pod());
+    let (mut server, mut client) = (pod.start_process(), client_pod.start_process());
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    client.expect_step(&format!("bound {OTHER_PORT} {}:{SERVING_PORT}", pod.ipv4()));
+    let local = SocketAddr::new(client_pod.ipv4().parse().expect("an address"), OTHER_PORT);
+    let recorded = !VerifierFeatures::detect().sock_ops_netns_cookie;
+    assert_eq!(storages(&kernel, &client_pod), [(local, recorded, false)]);
+}
+
 /// The client's processor sends the first request while another one still establishes the connection.
 #[test]
 fn first_requests_that_come_while_connections_are_established_are_counted() {
