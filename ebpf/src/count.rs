@@ -24,7 +24,9 @@ use core::{ffi::c_void, ptr};
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, BPF_TCP_SYN_RECV, bpf_sock, bpf_sock_ops},
-    helpers::generated::{bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock,
+    },
     maps::ProgramArray,
     programs::{SkBuffContext, SockOpsContext},
 };
@@ -51,6 +53,10 @@ use crate::{
     },
     packet::{self, PacketSegment},
 };
+
+/// Flag: 1 if packet programs may ask for a netns cookie (6.15). Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_SKB_COOKIE: u8 = 0;
 
 /// Verdict: let the packet pass.
 const PASS: i32 = 1;
@@ -452,10 +458,23 @@ fn is_being_established(skb: *mut __sk_buff) -> bool {
 fn handle_opening_data(ctx: &SkBuffContext) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     if packet::parse_segment(skb).is_some_and(|segment| segment.len > 0)
+        && may_be_of_pod(skb)
         && CONNS.get_or_zero_shared(socket(skb)).is_some()
     {
         buffer_early_data(ctx);
     }
+}
+
+/// Returns false if the packet's socket is known not to belong to a pod of Rouse.
+#[inline(always)]
+fn may_be_of_pod(skb: *mut __sk_buff) -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if unsafe { ptr::read_volatile(&HAVE_SKB_COOKIE) } == 0 {
+        return true;
+    }
+    // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch. Only the
+    // presence of the entry is used.
+    unsafe { PODS.get(bpf_get_netns_cookie(skb.cast())) }.is_some()
 }
 
 /// Buffers data of a connection that does not exist yet, or is being established.

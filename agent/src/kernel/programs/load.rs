@@ -217,10 +217,14 @@ fn load_object(
     let cpus = possible_cpus()?;
     let (probes, udp_flows) = (lru_size(abi::PROBES_MAX, cpus), lru_size(abi::UDP_FLOWS_MAX, cpus));
     let bound_connects = lru_size(abi::BOUND_CONNECTS_MAX, cpus);
-    let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only, kernel_thread } =
-        features;
-    let (retval, cookie, mptcp) =
-        (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
+    let VerifierFeatures { v6_only, kernel_thread, .. } = features;
+    let [retval, cookie, packet_cookie, mptcp] = [
+        features.set_retval,
+        features.sock_ops_netns_cookie,
+        features.packet_netns_cookie,
+        features.mptcp_sock,
+    ]
+    .map(u8::from);
     // Without another version, a map of its own that stays empty.
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());
@@ -252,6 +256,7 @@ fn load_object(
         .override_global("SOCKET_FIELDS", fields, true)
         .override_global("HAVE_OLD", &have_old, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
+        .override_global("HAVE_SKB_COOKIE", &packet_cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .override_global("V6_ONLY", &v6_only, true)
         .override_global("KERNEL_THREAD", &kernel_thread, true)
