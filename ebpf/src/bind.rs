@@ -49,8 +49,8 @@ fn handle_bind(ctx: BpfSockAddr, is_loopback: bool, family: u32) -> bool {
         return false;
     }
     let netns_cookie = ctx.netns_cookie();
-    let key =
-        ListenKey { netns_cookie, port: u32::from(u16::from_be(ctx.port_be())), reserved: 0 };
+    let port = u32::from(u16::from_be(ctx.port_be()));
+    let key = ListenKey { netns_cookie, port, reserved: 0 };
     let may_widen = is_loopback && is_widened_port(&key);
     let is_needed = may_widen || !has_netns_cookie();
     let socket = ctx.socket();

@@ -182,8 +182,8 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         self.lookup(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
     }
 
-    /// Returns the storage of `socket` like [`get_or_zero`](Self::get_or_zero), if another CPU may create storage of the
-    /// socket at the same moment: one of the two attempts then fails, and finds at the second call what the other made.
+    /// Returns the storage of `socket` like [`get_or_zero`](Self::get_or_zero), while another CPU may create storage of
+    /// the same socket. One of the two attempts then fails, and finds at its second call what the other one made.
     #[inline(always)]
     pub fn get_or_zero_shared(&self, socket: *mut c_void) -> Option<&'static mut T> {
         self.get_or_zero(socket).or_else(|| self.get_or_zero(socket))
