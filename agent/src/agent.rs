@@ -136,7 +136,9 @@ pub(crate) struct Agent {
     /// Events of tasks that the loop has started: probes, and counts of connections.
     pod_events_tx: Sender<PodTrackerEvent>,
     pod_events_rx: Receiver<PodTrackerEvent>,
+    /// Time from which a sweep reads all pods.
     next_full_sweep: Instant,
+    /// Time of the next sweep. Before the time above, it reads draining pods only.
     next_sweep: Instant,
     /// Time of the agent's start, in ms since the epoch.
     started_ms: i64,
@@ -147,7 +149,7 @@ impl Agent {
     pub(crate) fn new(
         node: String,
         cluster: ClusterStart,
-        clients: StaleConnectionCloser,
+        closer: StaleConnectionCloser,
         mut handles: AgentHandles,
     ) -> Result<Self, KernelMapError> {
         let pods = handles.maps.pods()?;
@@ -168,11 +170,11 @@ impl Agent {
         Ok(Self {
             node,
             stale_sockets: StaleSocketTask::new(
-                clients.cgroup().to_owned(),
+                closer.cgroup().to_owned(),
                 handles.maps.client_sockets()?,
                 metrics.clone(),
             ),
-            stale_connections: StaleConnectionTask::new(clients, metrics.clone()),
+            stale_connections: StaleConnectionTask::new(closer, metrics.clone()),
             overdue_requests: OverdueRequestTask::new(
                 handles.finder.channel(),
                 handles.maps.conns(),

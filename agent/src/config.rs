@@ -22,7 +22,8 @@ const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
 /// Extensions of files beside the bootstrap file: of the draft of the next one, and of one that cannot be used.
 pub(crate) const BOOTSTRAP_EXTENSIONS: [&str; 2] = ["json.new", "json.ignored"];
 
-/// Services that a node serves in kube-proxy's place, besides Rouse's own.
+/// Services that a node serves in kube-proxy's place, besides Rouse's own. A label on the Service counts more than one
+/// on its namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ClusterIpMode {
     /// No Service of the cluster.
@@ -56,8 +57,8 @@ pub struct AgentConfig {
     #[arg(long, env = "ROUSE_IDENTITY")]
     pub identity: Option<PathBuf>,
 
-    /// Folder on a bpf filesystem; pins go to `v<ABI>/` or `v<ABI>-<sizes>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several
-    /// nodes of one machine have separate pins.
+    /// Folder on a bpf filesystem; pins go to `v<ABI>/` or `v<ABI>-<sizes>/` below it. None:
+    /// `/sys/fs/bpf/rouse/<node>`, so that several nodes of one machine have separate pins.
     #[arg(long, env = "ROUSE_PINS")]
     pub pins: Option<PathBuf>,
 
@@ -298,7 +299,7 @@ impl AgentConfig {
     }
 }
 
-/// Parses a range of ClusterIPs. One that contains all addresses would cut the node off.
+/// Parses a range of ClusterIPs. The agent makes a range unreachable, so one that is too large would cut the node off.
 pub fn parse_service_cidr(text: &str) -> Result<IpNet, &'static str> {
     let range = common::wire::parse_network(text).filter(|range| range.prefix_len() >= 8);
     range.ok_or("must be ADDRESS/LENGTH, with a length of at least 8")

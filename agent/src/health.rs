@@ -1,7 +1,8 @@
 //! Pure: health of the agent, by the rules of kube-proxy (`pkg/proxy/healthcheck` of Kubernetes).
 //!
 //! `/livez` fails while changes wait too long, as a restart may help then. `/healthz` also fails while the node is
-//! about to be deleted, so that load balancers choose others. An API server that is away changes neither.
+//! about to be deleted, so that load balancers choose others. An API server that is away changes neither, and neither
+//! do changes that do not fit into the maps.
 
 use std::{
     sync::{Arc, Mutex},

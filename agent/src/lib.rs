@@ -205,7 +205,7 @@ impl ClusterSources {
         let StreamTargets { controllers, autoscalers } = &targets;
         controllers.set_remembered(document.controllers);
         autoscalers.set_remembered(document.autoscalers);
-        let api_servers = cluster_watch::connect(config, &document.api_servers).await?;
+        let api_servers = cluster_watch::make_client(config, &document.api_servers).await?;
         let inbox =
             cluster_watch::start(api_servers.as_ref(), &config.node, health, tasks, shutdown);
         let client = api_servers.as_ref().map(ApiServerClient::client);

@@ -262,7 +262,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets the entries of a map that are in use, and the limits by source.
+    /// Sets the number of entries of a map that cannot be had now, and the limits by source.
     pub(crate) fn set_map_use<const N: usize>(
         &self,
         map: &'static str,

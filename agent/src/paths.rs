@@ -7,7 +7,8 @@ use crate::map_sizes::MapSizes;
 /// Paths of the cgroups and pins that the agent works with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPaths {
-    /// Bpf filesystem; the agent mounts it if it is not mounted.
+    /// Folder on a bpf filesystem, with the pins of all versions. If it is on another filesystem, the agent mounts one
+    /// there.
     pub bpffs: PathBuf,
     /// Cgroup below which connects are redirected.
     pub clients: PathBuf,

@@ -9,6 +9,7 @@
 //! | [`tracker`], [`readiness`] | pure: state of each pod and the actions that follow from it; readiness of one pod |
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
+//! | `processes` | processes of a cgroup, and their network namespaces |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
 //! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`probe_marks`] | marks of probes in the kernel, by which they count as no requests |
@@ -19,6 +20,7 @@ pub mod namespace;
 pub mod pod_server;
 pub(crate) mod pod_slots;
 pub mod probe_marks;
+pub(crate) mod processes;
 pub mod readiness;
 pub(crate) mod registry;
 pub mod tracker;

@@ -148,7 +148,8 @@ pub struct TraceFacts {
     /// Frontend that the connect asks for; `None`: no service of this node has the address and port.
     #[serde(default)]
     pub frontend: Option<FrontendFacts>,
-    /// Effect of the hints for nodes and zones, as a sentence; `None`: there is no choice by hints.
+    /// Effect of the hints of a Service of the cluster, as a sentence; `None`: no ready endpoint has one, or the
+    /// service is one of Rouse's, of which `reason` names the hints.
     #[serde(default)]
     pub hints: Option<String>,
     /// Known endpoints of the service, those of the list first.

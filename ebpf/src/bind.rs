@@ -45,7 +45,9 @@ pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
 /// widened bind, and where only the bind shows the namespace of a socket.
 #[inline(always)]
 fn handle_bind(ctx: BpfSockAddr, is_loopback: bool, family: u32) -> bool {
-    if !ctx.is_tcp() {
+    // The kernel refuses the bind of a socket with a port, but only after this program. The flags of an open listener
+    // or connection must stay, as its close counts by them.
+    if !ctx.is_tcp() || ctx.local_port() != 0 {
         return false;
     }
     let netns_cookie = ctx.netns_cookie();

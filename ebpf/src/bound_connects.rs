@@ -41,7 +41,7 @@ pub fn reserve(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> b
         if is_in_use(known, key) {
             return false;
         }
-        // The kernel refuses this connect to the frontend of an open connection, whose entry stays.
+        // An open connection to the same frontend has the entry, which stays. The kernel refuses this connect.
         if known.closed_ns == 0 {
             return true;
         }

@@ -17,7 +17,7 @@ use crate::{
         is_left_kernel_thread,
     },
     bound_connects,
-    connect_records::{self, find_record, handle_disconnect, record_tcp_connect},
+    connect_records::{self, find_record, handle_disconnect, is_in_force, record_tcp_connect},
     sock_addr::{ALLOW, BpfSockAddr, address_words, refuse_call},
     udp,
 };
@@ -111,8 +111,10 @@ pub fn release_socket(socket: *mut bpf_sock) -> i32 {
 #[inline(always)]
 fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut ConnectRecord> {
     let client = find_record(ctx.socket(), ctx.socket_cookie())?;
-    (address_words(client.backend_address) == peer && client.backend_port_be == ctx.port_be())
-        .then_some(client)
+    let is_backend =
+        address_words(client.backend_address) == peer && client.backend_port_be == ctx.port_be();
+    // After a disconnect the program may have asked for this very address.
+    (is_backend && is_in_force(client)).then_some(client)
 }
 
 /// Records a connect that is to be rewritten. Returns false if it must go on unchanged: a kernel thread makes it, there

@@ -98,6 +98,12 @@ pub fn handle_disconnect(socket: *mut c_void, cookie: u64) {
     }
 }
 
+/// Returns true while the socket is connected, or connects, to the backend of its record.
+#[inline(always)]
+pub fn is_in_force(client: &ConnectRecord) -> bool {
+    client.generation != NO_GAUGE_GENERATION
+}
+
 /// Removes a socket from its backend's gauge, once.
 #[inline(always)]
 fn leave_gauge(client: &mut ConnectRecord) {

@@ -156,7 +156,7 @@ impl BpfSockAddr {
         write!(self.0, user_port, u32::from(port));
     }
 
-    /// Returns the local port that the socket has before its connect, host byte order; 0 if none was chosen.
+    /// Returns the local port that the socket has before the call, host byte order; 0 if none was chosen.
     #[inline(always)]
     pub fn local_port(self) -> u16 {
         let socket = self.socket().cast::<bpf_sock>();

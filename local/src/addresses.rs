@@ -62,7 +62,9 @@ impl PodAddressPool {
     pub fn allocate(&mut self) -> Option<PodAddress> {
         let rising = (self.next..=LAST_HOST).chain(FIRST_HOST..self.next);
         let host = rising.into_iter().find(|host| !self.allocated.contains(host))?;
-        self.reserve(PodAddress(host));
+        self.allocated.insert(host);
+        // Also lower than before, if all addresses up to the last are taken: else the lowest would be the next again.
+        self.next = if host >= LAST_HOST { FIRST_HOST } else { host + 1 };
         Some(PodAddress(host))
     }
 
@@ -92,6 +94,19 @@ mod tests {
         assert!(!others.collect::<Vec<_>>().contains(&first.host_number()));
         assert_eq!(addresses.allocate(), Some(first));
         assert_eq!(addresses.allocate(), None);
+    }
+
+    #[test]
+    fn a_released_address_is_reused_last_while_the_last_of_all_is_in_use() {
+        let mut addresses = PodAddressPool::default();
+        addresses.reserve(PodAddress(LAST_HOST));
+        let taken: Vec<PodAddress> =
+            (FIRST_HOST..LAST_HOST).map(|_| addresses.allocate().unwrap()).collect();
+        taken.iter().for_each(|&address| addresses.release(address));
+        let first = addresses.allocate().unwrap();
+        assert_eq!(first, PodAddress(FIRST_HOST));
+        addresses.release(first);
+        assert_eq!(addresses.allocate(), Some(PodAddress(FIRST_HOST + 1)));
     }
 
     #[test]

@@ -158,7 +158,8 @@ pub fn build_spec(
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
-/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
+/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight. A limit of 0 is none, as in
+/// the kubelet.
 pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let parse = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
@@ -170,9 +171,11 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
     };
     let cpu_shares = parse(&resources.requests, "cpu", quantity::parse_milli)?
         .map(|milli| milli.saturating_mul(1024) / 1000);
+    let memory = parse(&resources.limits, "memory", quantity::parse_units)?;
+    let cpu_milli = parse(&resources.limits, "cpu", quantity::parse_milli)?;
     Ok(ContainerLimits {
-        memory: parse(&resources.limits, "memory", quantity::parse_units)?,
-        cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,
+        memory: memory.filter(|&bytes| bytes > 0),
+        cpu_milli: cpu_milli.filter(|&milli| milli > 0),
         cpu_shares,
     })
 }
@@ -399,7 +402,7 @@ fn capability_sets(container: &Container, uid: u32) -> Value {
     json!({ "bounding": capabilities, "effective": active, "permitted": active })
 }
 
-/// Returns the mounts of a container: the runtime's usual ones, the pod's files, and its volumes.
+/// Returns the mounts of a container: the runtime's usual ones, then the pod's files and its volumes.
 fn build_mounts(
     container: &Container,
     context: &BundleContext<'_>,
@@ -419,11 +422,12 @@ fn build_mounts(
         mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
+    let mut binds = Vec::new();
     for file in ["hosts", "resolv.conf", "hostname"] {
-        mounts.push(bind(&format!("/etc/{file}"), &context.etc.join(file), &["rw"]));
+        binds.push(bind(&format!("/etc/{file}"), &context.etc.join(file), &["rw"]));
     }
     let message = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
-    mounts.push(bind(message, context.termination_log, &["rw"]));
+    binds.push(bind(message, context.termination_log, &["rw"]));
     for (index, volume) in container.volume_mounts.iter().flatten().enumerate() {
         let source = context.volumes.get(&volume.name);
         let source = source.ok_or_else(|| BundleError::UnknownVolume(volume.name.clone()))?;
@@ -431,15 +435,21 @@ fn build_mounts(
         if inner.split('/').any(|part| part == "..") {
             return Err(BundleError::Unsupported(format!("subPath {inner}")));
         }
-        // By its path below the volume it could be another one by the time of the mount.
+        // Not the path below the volume: a container can put a link in its place before the mount.
         let source = if inner.is_empty() {
             source.clone()
         } else {
             sub_path_mount_point(context.sub_paths, index)
         };
         let access = if volume.read_only == Some(true) { "ro" } else { "rw" };
-        mounts.push(bind(&volume.mount_path, &source, &[access]));
+        binds.push(bind(&volume.mount_path, &source, &[access]));
     }
+    // As containerd does: a mount would hide an earlier one below its path.
+    binds.sort_by_key(|it| {
+        let destination = it["destination"].as_str().unwrap_or_default();
+        Path::new(destination).components().count()
+    });
+    mounts.extend(binds);
     Ok(mounts)
 }
 

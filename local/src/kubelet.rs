@@ -97,6 +97,7 @@ impl LocalKubelet {
             inbox,
             outbox: CoalescingQueue::new(),
             due_ticks: DueQueue::new(),
+            // Pods may be gone since the earlier node process pruned logs.
             has_removed_pods: true,
         };
         for saved in saved {
@@ -125,7 +126,7 @@ impl LocalKubelet {
             let run = match saved_container.exit {
                 Some(exit) => AdoptedRun::Ended(exit),
                 None if was_running => AdoptedRun::Running(results),
-                None => AdoptedRun::None,
+                None => AdoptedRun::Waiting { last_exit: saved_container.last_exit },
             };
             managed_pod.pod.adopt_container(index, restarts, run);
             match process {
@@ -280,7 +281,10 @@ impl LocalKubelet {
         let restarts = managed_pod.restart_counts();
         let must_be_saved = matches!(
             event,
-            PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. } | PodEvent::Exited { .. }
+            PodEvent::NetworkReady(_)
+                | PodEvent::ProbesChanged { .. }
+                | PodEvent::StartFailed { .. }
+                | PodEvent::Exited { .. }
         );
         let now = Instant::now();
         let actions = managed_pod.pod.step(now, event);

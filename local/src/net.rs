@@ -102,12 +102,13 @@ pub fn enter_namespace(fd: BorrowedFd<'_>) -> Result<(), NetError> {
 
 /// Creates a network namespace; the calling thread stays in `own_namespace`.
 fn create_namespace(own_namespace: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
-    let result = unshare(CloneFlags::CLONE_NEWNET)
+    unshare(CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
-        .map_err(namespace_error("make", ""));
-    let namespace = result.and_then(|()| current_namespace());
-    // As containerd does it: a process without privileges may serve on port 80.
+        .map_err(namespace_error("make", ""))?;
+    // As containerd does it: a process without privileges may serve on port 80. If `unshare` failed, this would set it
+    // for the machine or the node.
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    let namespace = current_namespace();
     // Also after an error: this thread must not stay in a namespace of its own.
     enter_namespace(own_namespace)?;
     namespace

@@ -130,7 +130,7 @@ impl PodStateMachine {
         let Some(container) = self.containers.get_mut(index) else { return };
         container.restarts = restarts;
         match run {
-            AdoptedRun::None => {}
+            AdoptedRun::Waiting { last_exit } => container.last_exit = last_exit,
             AdoptedRun::Running(probe_results) => {
                 container.stage = ContainerStage::Running;
                 container.probe_results = probe_results;
@@ -248,6 +248,16 @@ impl PodStateMachine {
         match &self.containers.get(index)?.stage {
             ContainerStage::Ended(exit) => Some(exit),
             _ => None,
+        }
+    }
+
+    /// Returns the exit code of the last run of a container that waits for its next start; `None` without one.
+    pub fn waiting_exit(&self, index: usize) -> Option<i32> {
+        let container = self.containers.get(index)?;
+        match container.stage {
+            // An adopted container that waits is idle.
+            ContainerStage::Waiting { .. } | ContainerStage::Idle => container.last_exit,
+            ContainerStage::Starting | ContainerStage::Running | ContainerStage::Ended(_) => None,
         }
     }
 

@@ -80,7 +80,7 @@ pub fn is_loopback(registry: &str) -> bool {
 
 /// Host of a registry, without its port and the brackets of an IPv6 address.
 fn host_of(registry: &str) -> &str {
-    // The colons of a bare IPv6 address are no port.
+    // A colon within the brackets of an IPv6 address precedes no port.
     let bare = registry.rsplit_once(':').filter(|(_, port)| is_port(port));
     let host = bare.map_or(registry, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')

@@ -99,7 +99,7 @@ impl RegistrySession {
         Ok(bytes)
     }
 
-    /// Pulls the manifest with this digest byte by byte, because its digest covers these bytes.
+    /// Pulls the manifest with this digest as the registry stores it, because its digest covers these bytes.
     pub async fn pull_manifest_bytes(&self, digest: &str) -> Result<Vec<u8>, OciDistributionError> {
         let exact = self.reference.clone_with_digest(digest.to_owned());
         let pulled = self.client.pull_manifest_raw(&exact, &self.auth, &MANIFEST_TYPES).await;

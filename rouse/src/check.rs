@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use agent::node_check::{
-    facts::collect_node_facts,
+    facts::collect_host_facts,
     rules::{CheckLine, check_node},
 };
 use anyhow::{Context as _, Result, bail};
@@ -41,7 +41,7 @@ pub(crate) struct CheckArgs {
 /// node of the cluster to check.
 pub(crate) fn check(args: &CheckArgs, node: Option<&str>) -> Result<ExitCode> {
     let is_fine = match &args.kubeconfig {
-        None => print_lines("this machine", &check_node(&collect_node_facts()))?,
+        None => print_lines("this machine", &check_node(&collect_host_facts()))?,
         Some(_) => {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().build().context("cannot start a runtime")?;

@@ -86,6 +86,10 @@ fn service_names(
             )));
         }
         match target.name {
+            Some(_) if args.all => {
+                let reason = "name cannot be provided with --all: omit one of them";
+                return Err(CommandError::Usage(reason.to_owned()));
+            }
             Some(name) => out.push(NamespacedName::new(namespace, name)),
             // Only `--all` deletes without names, as in kubectl: a forgotten name must not delete everything.
             None if args.all => {
@@ -232,5 +236,8 @@ mod tests {
         assert_eq!(error, "error: pod objects follow from their Service: delete or change that");
         let nameless = delete(&layout, &store, &args(&["ksvc"])).unwrap_err().to_string();
         assert!(nameless.contains("no name was specified"));
+        let both = DeleteArgs { all: true, ..args(&["ksvc", "hello"]) };
+        let both = delete(&layout, &store, &both).unwrap_err().to_string();
+        assert!(both.contains("with --all"), "{both}");
     }
 }

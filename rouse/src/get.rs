@@ -63,6 +63,10 @@ pub(crate) fn find_objects(
                 let reason = "a resource cannot be retrieved by name across all namespaces";
                 return Err(CommandError::Usage(reason.to_owned()));
             }
+            Some(_) if !args.selector.is_empty() => {
+                let reason = "name cannot be provided when a selector is specified";
+                return Err(CommandError::Usage(reason.to_owned()));
+            }
             Some(name) => {
                 objects.push((target.kind, get_object(store, target.kind, namespace, name)?))
             }
@@ -210,6 +214,23 @@ fn format_tables(
     kinds.iter().map(table).collect::<Vec<_>>().join("\n")
 }
 
+/// Objects that the targets name, without those that are missing: one that is watched by name may be created later, or
+/// again.
+fn find_existing_objects(
+    store: &NodeStore,
+    args: &GetArgs,
+    targets: &[ObjectSelection],
+) -> Result<Vec<(LocalObjectKind, Value)>, CommandError> {
+    let mut objects = Vec::new();
+    for target in targets {
+        match find_objects(store, args, std::slice::from_ref(target)) {
+            Err(CommandError::NotFound { .. }) => {}
+            found => objects.extend(found?),
+        }
+    }
+    Ok(objects)
+}
+
 /// Prints every object that changes, until the process is interrupted.
 fn watch_changes(
     store: &NodeStore,
@@ -226,11 +247,7 @@ fn watch_changes(
     runtime.block_on(async {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            let now = match find_objects(store, args, targets) {
-                // An object watched by name may be created later, or again.
-                Err(CommandError::NotFound { .. }) => Vec::new(),
-                objects => objects?,
-            };
+            let now = find_existing_objects(store, args, targets)?;
             let changed: Vec<_> =
                 now.iter().filter(|it| previous.get(&key(it)) != Some(&it.1)).cloned().collect();
             for object in &changed {
@@ -345,6 +362,30 @@ mod tests {
         {
             let error = check_selector(selector).unwrap_err().to_string();
             assert!(error.contains("unable to parse"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_watch_of_several_names_continues_while_one_is_missing() {
+        let (temp, store) = NodeStoreFixture::new("get-watch");
+        temp.put_object(LocalObjectKind::Service, &service("default", "a"));
+        let args = args("get ksvc a gone -w");
+        let targets = kinds::parse_selections(&args.selections).unwrap();
+        let found = find_existing_objects(&store, &args, &targets).unwrap();
+        let names: Vec<_> = found.iter().map(|(_, it)| &it["metadata"]["name"]).collect();
+        assert_eq!(names, ["a"]);
+    }
+
+    #[test]
+    fn a_name_is_refused_beside_what_selects_many() {
+        let (temp, store) = NodeStoreFixture::new("get-name");
+        temp.put_object(LocalObjectKind::Service, &service("default", "a"));
+        for (line, reason) in [
+            ("get ksvc a -A", "across all namespaces"),
+            ("get ksvc a -l team=b", "when a selector is specified"),
+        ] {
+            let error = run(&store, line).unwrap_err().to_string();
+            assert!(error.ends_with(reason), "{error}");
         }
     }
 

@@ -97,7 +97,8 @@ fn pod_filter(store: &NodeStore, args: &LogsArgs) -> Result<PodFilter, CommandEr
 /// Revisions are found as well.
 fn is_generated_name(revision: &str, configuration: &str) -> bool {
     let suffix = revision.strip_prefix(configuration).and_then(|it| it.strip_prefix('-'));
-    suffix.is_some_and(|it| it.len() == 5 && it.bytes().all(|byte| byte.is_ascii_digit()))
+    // At least five digits: the hundred-thousandth generation has six.
+    suffix.is_some_and(|it| it.len() >= 5 && it.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Name of the Revision with which a pod's name begins.
@@ -224,7 +225,9 @@ mod tests {
         for selector in ["ksvc/hello", "configuration/hello", "route/hello", "rev/hello-v2"] {
             assert!(is_selected(selector, "hello-v2-deployment-abc12"), "{selector}");
         }
+        assert!(is_selected("ksvc/hello", "hello-100000-deployment-abc12"));
         assert!(!is_selected("ksvc/hello", "hello-v3-deployment-abc12"));
+        assert!(!is_selected("ksvc/hello", "hello-2024-deployment-abc12"));
         assert!(!is_selected("ksvc/hello", "hello-world-00001-deployment-abc12"));
         assert!(!is_selected("ksvc/hell", pod));
         assert!(pod_filter(&store, &logs_args("nope/hello")).is_err());

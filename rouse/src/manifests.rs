@@ -119,7 +119,8 @@ impl ManifestFolder {
     fn find_in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
         let documents = self.read_documents(&path);
         let is_named = |it: &Value| object_name(it).as_ref() == Some(name);
-        // A document of another kind is in the place of the service only if the file has no better one.
+        // The controller shows a document of another kind as a refused service of its name. So it is replaced or
+        // removed in the place of a Service, unless the file has one.
         let service = documents.iter().position(|it| is_named(it) && it["kind"] == "Service");
         let index = service.or_else(|| documents.iter().position(is_named));
         index.map(|index| ManifestLocation { path, documents, index })

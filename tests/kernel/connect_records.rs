@@ -233,6 +233,16 @@ fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
     );
 }
 
+#[test]
+fn a_disconnected_socket_that_connects_to_its_backend_itself_shows_the_backend() {
+    let mut fixture = ClientConnectFixture::new();
+    let direct = format!("{}:{SERVING_PORT}", fixture.pods[0].ipv4());
+    assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    fixture.client.expect_step("disconnect");
+    let reply = fixture.client.expect_step(&format!("reconnect {direct}"));
+    assert_eq!(reply, format!("one {direct}"));
+}
+
 /// Sockets of a client of the node itself are seen by no program between connect and close.
 #[test]
 fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {

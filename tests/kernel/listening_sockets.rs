@@ -52,6 +52,19 @@ fn a_pod_listens_until_its_last_listener_closes() {
 }
 
 #[test]
+fn a_listener_whose_second_bind_is_refused_counts_until_it_closes() {
+    const EINVAL: i32 = 22;
+    let mut fixture = SharedKernelFixture::new();
+    let pod = fixture.add_pod();
+    let mut server = pod.start_process();
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    assert_eq!(server.run_step("rebind 127.0.0.1:9090"), Err(EINVAL));
+    assert_eq!(listener_count(&fixture, &pod), 1);
+    server.expect_step("close");
+    assert_eq!(listener_count(&fixture, &pod), 0);
+}
+
+#[test]
 fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
     let mut fixture = SharedKernelFixture::new();
     let pod = fixture.add_pod();

@@ -5,6 +5,7 @@
 //! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
 //! | `prefork ADDRESS NAME N` | as `listen`, with N children that share one listener | `ok ADDRESS` |
+//! | `rebind ADDRESS` | binds the listener that was opened last once more | `ok` |
 //! | `close` | closes the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
 //! | `peer` | reads the peer address of the socket that connected last | `ok PEER` |
@@ -13,6 +14,7 @@
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
 //! | `disconnect` | disconnects the socket that connected last, keeps it | `ok` |
+//! | `reconnect ADDRESS` | connects the disconnected socket, keeps it | `ok NAME PEER` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
@@ -170,7 +172,9 @@ struct ScriptedSockets {
 impl ScriptedSockets {
     fn run(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["listen" | "ports" | "prefork" | "close", ..] => self.run_server_step(words),
+            ["listen" | "ports" | "prefork" | "rebind" | "close", ..] => {
+                self.run_server_step(words)
+            }
             _ => self.run_client_step(words),
         }
     }
@@ -194,6 +198,12 @@ impl ScriptedSockets {
                 for port in from..from + count {
                     open_listener(&format!("0.0.0.0:{port}"), &[])?;
                 }
+                Ok(String::new())
+            }
+            ["rebind", address] => {
+                let listener = self.listeners.last().ok_or(io::ErrorKind::NotFound)?;
+                let address = SockaddrStorage::from(parse_address(address)?);
+                bind(listener.as_raw_fd(), &address)?;
                 Ok(String::new())
             }
             ["close"] => {
@@ -241,6 +251,12 @@ impl ScriptedSockets {
             ["disconnect"] => {
                 sys::disconnect(self.last_connection()?)?;
                 Ok(String::new())
+            }
+            ["reconnect", address] => {
+                let stream = self.connections.pop().ok_or(io::ErrorKind::NotConnected)?;
+                let address = SockaddrStorage::from(parse_address(address)?);
+                connect(stream.as_raw_fd(), &address)?;
+                self.store_connection(stream)
             }
             ["retry", refused, good] => {
                 let stream = connect_after_refusal(parse_address(refused)?, parse_address(good)?)?;

@@ -34,6 +34,8 @@ fn lower_layer() -> Vec<u8> {
     layer(&[
         LayerEntry::File("stays", b"stays;"),
         LayerEntry::File("replaced", b"old;"),
+        LayerEntry::File("linked", b"old;"),
+        LayerEntry::Pipe("pipe"),
         LayerEntry::File("removed", b"removed;"),
         LayerEntry::File("gone/deep/file", b"gone;"),
         LayerEntry::File("opaque/hidden", b"hidden;"),
@@ -47,6 +49,8 @@ fn lower_layer() -> Vec<u8> {
 fn upper_layer() -> Vec<u8> {
     layer(&[
         LayerEntry::File("replaced", b"new;"),
+        LayerEntry::HardLink("linked", "replaced"),
+        LayerEntry::Pipe("pipe"),
         LayerEntry::File(".wh.removed", b""),
         LayerEntry::File(".wh.gone", b""),
         // Whiteouts may come after files of the same layer, which they must not affect.
@@ -67,6 +71,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     let expected = [
         "stays",
         "replaced",
+        "linked",
         "removed",
         "gone/deep/file",
         "opaque/hidden",
@@ -86,7 +91,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     node.set_pods([pod_spec("a", &args, json!({ "container": { "image": folder.image() } }))]);
     node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     let log = node.wait_log("pod-a", "end\n");
-    assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
+    assert_eq!(log, "stays;new;new;added below;added;added;inside;a file now;end\n");
 }
 
 #[test]

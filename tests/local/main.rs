@@ -8,6 +8,7 @@ mod digests;
 mod gateway;
 mod image_layers;
 mod misbehaving_clients;
+mod namespaces;
 mod node_restarts;
 mod pods;
 mod registry;

@@ -80,6 +80,10 @@ pub enum LayerEntry<'a> {
     Folder(&'a str),
     /// A symbolic link, and its target.
     Link(&'a str, &'a str),
+    /// A hard link, and the path of an earlier file.
+    HardLink(&'a str, &'a str),
+    /// A named pipe at this path.
+    Pipe(&'a str),
 }
 
 /// Builds a layer as a tar archive.
@@ -104,6 +108,16 @@ pub fn layer(entries: &[LayerEntry<'_>]) -> Vec<u8> {
                 header.set_entry_type(tar::EntryType::Symlink);
                 header.set_size(0);
                 layer.append_link(&mut header, path, to)
+            }
+            LayerEntry::HardLink(path, to) => {
+                header.set_entry_type(tar::EntryType::Link);
+                header.set_size(0);
+                layer.append_link(&mut header, path, to)
+            }
+            LayerEntry::Pipe(path) => {
+                header.set_entry_type(tar::EntryType::Fifo);
+                header.set_size(0);
+                layer.append_data(&mut header, path, std::io::empty())
             }
         };
         result.expect("a layer");

@@ -73,7 +73,7 @@ where
 }
 
 /// Returns true if the error shows that the API server does not stream lists: it knows the parameter and forbids it
-/// (422), or answers with a status that asks for another request (400).
+/// (422), or takes the whole request for a bad one (400).
 fn refuses_streamed_list(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {

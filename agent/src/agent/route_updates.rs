@@ -37,7 +37,7 @@ struct MapPlanProgress {
     is_partial: bool,
 }
 
-/// Fills maps without frontends with the lists of the bootstrap file, as after a reboot, and returns the routes in force.
+/// Fills maps without frontends with the lists of the bootstrap file, as after a reboot. Returns the routes in force.
 /// Frontends that an earlier agent left are newer than the file.
 pub(super) fn fill_empty_maps(
     maps: &mut KernelMaps,

@@ -38,7 +38,7 @@ struct RoundSchedule {
     next_round: Instant,
     /// Time before which no connection of TCP is ended.
     connections_from: Instant,
-    /// True if a round is to follow then.
+    /// True if a round is still to follow at that time, whatever `rounds_left` is.
     are_connections_due: bool,
 }
 
@@ -55,6 +55,11 @@ impl RoundSchedule {
             self.connections_from = now + LIST_LAG;
             self.are_connections_due = true;
         }
+    }
+
+    /// Requests one round, as the latest one has failed.
+    fn request_retry(&mut self) {
+        self.rounds_left = self.rounds_left.max(1);
     }
 
     /// Returns true if it is time for a round.
@@ -234,6 +239,18 @@ mod tests {
         assert_eq!(schedule(&[(0, List), (300, Watch)]), both);
         let late = [(0, false), (400, false), (4_900, false), (5_300, true)];
         assert_eq!(schedule(&[(0, List), (4_900, Watch)]), late);
+    }
+
+    #[test]
+    fn a_failed_round_is_repeated_after_its_period_and_may_end_connections() {
+        let start = Instant::now();
+        let mut schedule = RoundSchedule::new(start);
+        schedule.request_retry();
+        schedule.begin(start);
+        schedule.request_retry();
+        assert!(!schedule.is_due(start + ROUND_PERIOD / 2));
+        assert!(schedule.is_due(start + ROUND_PERIOD) && schedule.begin(start + ROUND_PERIOD));
+        assert!(!schedule.is_due(start + ROUND_PERIOD * 2), "once");
     }
 
     #[test]

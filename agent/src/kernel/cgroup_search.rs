@@ -1,7 +1,7 @@
 //! Shell: search for the cgroups of this node's pods and of its kubelet in the file system.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -82,11 +82,33 @@ fn find_by_inode(dir: &Path, inode: u64, depth: usize) -> Option<PathBuf> {
     })
 }
 
-/// Returns the directories directly below `dir`; none if it is gone.
+/// Returns the directories directly below `dir`; none if it is gone or cannot be read.
 pub(crate) fn subdirectories(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.map(|entry| entry.path()).collect()
+    try_subdirectories(dir).unwrap_or_default()
+}
+
+/// Returns the directories directly below `dir`; none if it is gone.
+pub(crate) fn try_subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut dirs = Vec::new();
+    for entry in none_if_removed(fs::read_dir(dir))?.into_iter().flatten() {
+        // A directory that is removed meanwhile has no further entries.
+        let Some(entry) = none_if_removed(entry)? else { break };
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            dirs.push(entry.path());
+        }
+    }
+    Ok(dirs)
+}
+
+/// Returns the result of a read of a cgroup; `None` if the cgroup is gone, or has threads only.
+pub(crate) fn none_if_removed<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    // An open file of a removed cgroup has no device. A threaded cgroup lists no processes.
+    const NO_PROCESSES: [i32; 3] = [libc::ENOENT, libc::ENODEV, libc::EOPNOTSUPP];
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if error.raw_os_error().is_some_and(|it| NO_PROCESSES.contains(&it)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]

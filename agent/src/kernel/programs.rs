@@ -1,7 +1,8 @@
 //! Shell: the eBPF programs: loads, attaches, pins and replaces them.
 //!
 //! Pins are in `bpf/v<ABI>/`, or in `bpf/v<ABI>-<sizes>/` if the maps have other sizes than the default ones: maps by
-//! their names, links in `links/`. They outlive the agent, so connects work without it. The next agent puts its programs into the same links, so there is no moment without programs.
+//! their names, links in `links/`. They outlive the agent, so connects work without it. The next agent puts its
+//! programs into the same links, so there is no moment without programs.
 
 use std::{
     collections::BTreeMap,

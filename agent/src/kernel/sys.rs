@@ -81,6 +81,7 @@ const BPF_MAP_UPDATE_BATCH: i32 = 26;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_LINK_UPDATE: i32 = 29;
 const BPF_ITER_CREATE: i32 = 33;
+const BPF_LINK_DETACH: i32 = 34;
 
 fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
     // SAFETY: `attr` is a live, writable `repr(C)` prefix of `union bpf_attr` of the size given; the kernel takes
@@ -224,6 +225,13 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
         old_program: 0,
     };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches the link's program at once; the link stays, without an effect. Since 5.9. Fails with `EOPNOTSUPP` for links
+/// of a kind that cannot be detached.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut link = link.as_raw_fd() as u32;
+    bpf(BPF_LINK_DETACH, &mut link).map(drop)
 }
 
 #[repr(C)]

@@ -14,7 +14,7 @@ use crate::net::netlink::NetlinkSocket;
 
 mod socket_storage;
 
-/// One established connection, seen from one of its ends.
+/// One connection of TCP in a state that was asked for, or one connected UDP socket, seen from one of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiagConnection {
     /// Address and port of this end.

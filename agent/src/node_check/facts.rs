@@ -33,7 +33,7 @@ const KUBE_PROXY_METRICS: SocketAddr =
 const MODE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Collects the facts of this machine. Takes up to a second, and changes nothing.
-pub fn collect_node_facts() -> HostFacts {
+pub fn collect_host_facts() -> HostFacts {
     let pods_cgroup = cgroup_search::find_pods_cgroup();
     let pods = pods_cgroup.as_deref().unwrap_or_else(|_| Path::new(CGROUP_ROOT));
     // Where the agents serve Services of the cluster, they attach programs to the parent too.

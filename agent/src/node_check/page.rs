@@ -11,7 +11,7 @@ use tokio::{sync::Mutex, task::spawn_blocking};
 
 use super::{
     canary::add_network_facts,
-    facts::collect_node_facts,
+    facts::collect_host_facts,
     rules::{AgentFacts, check_node},
 };
 use crate::{
@@ -57,7 +57,7 @@ async fn serve_check(State(page): State<Arc<CheckPage>>) -> impl IntoResponse {
 impl CheckPage {
     /// Checks the node, and returns a line of fields for each result.
     fn run(&self) -> String {
-        let mut facts = collect_node_facts();
+        let mut facts = collect_host_facts();
         // Settings name the cgroups where a search finds several, as with nodes in containers.
         let paths = self.config.paths(facts.pods_cgroup.as_ref().ok().cloned());
         if let Some(AgentPaths { clients, pods, .. }) = &paths {

@@ -36,14 +36,12 @@ use crate::{
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
     kernel::{
-        cgroup_search::subdirectories,
-        cgroups::{is_runtime_monitor, pod_uid},
-        maps::connection_storage::ConnectionStorage,
-        netns_cookies::NetnsCookies,
-        sys,
+        cgroup_search::subdirectories, cgroups::pod_uid,
+        maps::connection_storage::ConnectionStorage, netns_cookies::NetnsCookies, sys,
     },
     pods::{
         pod_server::{PodServers, prestop::PreStopHooks},
+        processes::{namespace_path, processes},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
     },
 };
@@ -109,21 +107,35 @@ pub fn start(
     events: Sender<PodTrackerEvent>,
 ) -> io::Result<Sender<FinderCommand>> {
     let (send, receive) = mpsc::channel(COMMANDS_MAX);
+    // Not on the thread: its end would leave an agent that looks healthy and finds no pod.
+    let flags = InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC;
+    let inotify = Inotify::init(flags).map_err(inotify_error)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("agent-find".into()).spawn(move || {
-        if let Err(error) = runtime.block_on(run(config, events, receive)) {
+        if let Err(error) = runtime.block_on(run(config, inotify, events, receive)) {
             warn!(%error, "cannot look for pods");
         }
     })?;
     Ok(send)
 }
 
+/// Converts the error of a new inotify instance, and names the setting that bounds their number.
+fn inotify_error(error: nix::Error) -> io::Error {
+    match error {
+        nix::Error::EMFILE => io::Error::other(format!(
+            "no inotify instance is free: raise fs.inotify.max_user_instances on the node ({error})"
+        )),
+        error => error.into(),
+    }
+}
+
 async fn run(
     config: FinderConfig,
+    inotify: Inotify,
     events: Sender<PodTrackerEvent>,
     mut commands: Receiver<FinderCommand>,
 ) -> io::Result<()> {
-    let mut finder = PodFinder::new(config, events)?;
+    let mut finder = PodFinder::new(config, inotify, events)?;
     // Inotify cannot watch a root that does not exist, so the root is looked up by a timer.
     let mut root_timer = interval(SLOW_SEARCH_WAIT);
     root_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -185,11 +197,14 @@ struct PodFinder {
 }
 
 impl PodFinder {
-    fn new(config: FinderConfig, events: Sender<PodTrackerEvent>) -> io::Result<Self> {
+    fn new(
+        config: FinderConfig,
+        inotify: Inotify,
+        events: Sender<PodTrackerEvent>,
+    ) -> io::Result<Self> {
         let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net"));
         // In a container the agent's namespace may differ from that of process 1; a pod has neither.
         let init_inode = namespace::inode(Path::new("/proc/1/ns/net"));
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let mut finder = Self {
             config: config.clone(),
             foreign_inodes: [own_inode, init_inode].into_iter().flatten().collect(),
@@ -244,9 +259,36 @@ impl PodFinder {
             self.pod_directories.insert(uid.clone(), dir);
             return vec![uid];
         }
+        if self.may_hold_pods(&dir) { self.watch_tree(&dir) } else { Vec::new() }
+    }
+
+    /// Returns true if a directory that is no pod's own may hold those of pods.
+    fn may_hold_pods(&self, dir: &Path) -> bool {
         let depth =
             dir.components().count().saturating_sub(self.config.cgroups.components().count());
-        if depth < POD_DIRECTORY_DEPTH { self.watch_tree(&dir) } else { Vec::new() }
+        depth < POD_DIRECTORY_DEPTH
+    }
+
+    /// Adds the directory of a pod, if it exists and inotify has not reported it: no watch may have been free for the
+    /// directory above.
+    fn add_unreported_directory(&mut self, uid: &str) {
+        if self.pod_directories.contains_key(uid) {
+            return;
+        }
+        if let Some(dir) = self.find_directory(&self.config.cgroups, uid) {
+            debug!(uid, dir = %dir.display(), "directory of a pod was not reported");
+            self.pod_directories.insert(uid.to_owned(), dir);
+        }
+    }
+
+    /// Returns the directory of a pod below `dir`.
+    fn find_directory(&self, dir: &Path, uid: &str) -> Option<PathBuf> {
+        let find_in = |child: PathBuf| match child.file_name().and_then(pod_uid) {
+            Some(found) => (found == uid).then_some(child),
+            None if self.may_hold_pods(&child) => self.find_directory(&child, uid),
+            None => None,
+        };
+        subdirectories(dir).into_iter().find_map(find_in)
     }
 
     async fn handle_command(&mut self, command: FinderCommand) {
@@ -392,6 +434,9 @@ impl PodFinder {
 
     /// Searches for a pod's namespace; `waited` is true if a planned wait came before.
     async fn search_after(&mut self, uid: &str, waited: bool) {
+        if waited {
+            self.add_unreported_directory(uid);
+        }
         // Watched before the search: a process that comes after the search is reported by inotify.
         self.watch_processes(uid);
         let namespace = self.open_namespace(uid);
@@ -449,7 +494,7 @@ impl PodFinder {
         let read = |pid: u32, file: &str| {
             fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
         };
-        processes(self.pod_directories.get(uid)?).into_iter().find_map(|pid| {
+        processes(self.pod_directories.get(uid)?).ok()?.into_iter().find_map(|pid| {
             let command = read(pid, "cmdline");
             incompatible::detect_sandbox(read(pid, "comm").trim_end(), command.split('\0').next()?)
         })
@@ -481,12 +526,19 @@ impl PodFinder {
             }
         }
         let Some(dir) = self.pod_directories.get(uid) else { return Err(missing) };
-        for pid in processes(dir) {
-            let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+        let pids = processes(dir).map_err(|error| {
+            debug!(uid, %error, "cannot read the pod's processes");
+            MissingNamespace::NotReady
+        })?;
+        for pid in pids {
+            let path = namespace_path(pid);
             match namespace::inode(&path) {
                 Ok(inode) if !self.foreign_inodes.contains(&inode) => {
-                    return NetworkNamespace::open(path)
-                        .map_err(|_gone| MissingNamespace::NotReady);
+                    match NetworkNamespace::open(path) {
+                        Ok(namespace) => return Ok(namespace),
+                        // The process has just ended. Another one may still be there.
+                        Err(_gone) => missing = MissingNamespace::NotReady,
+                    }
                 }
                 Ok(_) if !matches!(missing, MissingNamespace::NotReady) => {
                     missing = MissingNamespace::HostNamespace
@@ -512,8 +564,12 @@ impl PodFinder {
 
     async fn inspect(&mut self, uid: String, cookie: u64) {
         let result = match self.open_namespace(&uid) {
-            // A pod without a process has no listener.
-            Err(_) => Ok(Some(NamespaceSockets::default())),
+            // A pod without a process in its namespace has no listener.
+            Err(MissingNamespace::NoProcess | MissingNamespace::HostNamespace) => {
+                Ok(Some(NamespaceSockets::default()))
+            }
+            // Nothing is known of its listeners now. The tracker asks for another inspection.
+            Err(MissingNamespace::NotReady) => return,
             Ok(namespace) => namespace.inspect_sockets(cookie, &self.config.cookies),
         };
         match result {
@@ -533,23 +589,17 @@ impl PodFinder {
     }
 }
 
-/// Returns every process in the cgroup `dir` and below.
-pub(crate) fn processes(dir: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // Processes of another pid namespace are listed as 0.
-    let direct = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
-    let mut pids: Vec<u32> = direct.collect();
-    for child in subdirectories(dir) {
-        if !child.file_name().is_some_and(is_runtime_monitor) {
-            pids.extend(processes(&child));
-        }
-    }
-    pids
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_a_node_without_a_free_inotify_instance_names_the_setting() {
+        let error = inotify_error(nix::Error::EMFILE).to_string();
+        assert!(error.contains("raise fs.inotify.max_user_instances"), "{error}");
+        let other = inotify_error(nix::Error::ENOMEM);
+        assert_eq!(other.raw_os_error(), Some(libc::ENOMEM));
+    }
 
     /// Plain files stand in for the cgroup of a pod, whose only process is this one.
     #[tokio::test]
@@ -565,8 +615,12 @@ mod tests {
         fs::remove_dir_all(root).expect("removed");
     }
 
+    fn root(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()))
+    }
+
     fn finder(name: &str) -> (PathBuf, Sender<FinderCommand>, Receiver<PodTrackerEvent>) {
-        let root = std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()));
+        let root = root(name);
         fs::create_dir_all(&root).expect("a folder");
         let (send, events) = mpsc::channel(8);
         let in_force = crate::paths::AgentPaths {
@@ -594,6 +648,44 @@ mod tests {
         assert!(
             matches!(event, PodTrackerEvent::Inspected(uid, sockets, _) if uid == "a" && sockets.listeners.is_empty())
         );
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_processes_cannot_be_inspected_is_not_reported_as_without_listeners() {
+        let root = root("unknown");
+        for pod in ["poda", "podb", "podc"] {
+            fs::create_dir_all(root.join(pod)).expect("a folder");
+        }
+        // A process that has just ended, and a file that cannot be read.
+        fs::write(root.join("poda/cgroup.procs"), u32::MAX.to_string()).expect("a file");
+        fs::create_dir(root.join("podb/cgroup.procs")).expect("a folder");
+        let (root, commands, mut events) = finder("unknown");
+        for uid in ["a", "b", "c"] {
+            commands.send(FinderCommand::Inspect(uid.into(), 7)).await.expect("it runs");
+        }
+        let event = events.recv().await.expect("an event");
+        assert!(
+            matches!(&event, PodTrackerEvent::Inspected(uid, ..) if uid == "c"),
+            "only this one is known to have no process: {event:?}"
+        );
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_directory_inotify_does_not_report_is_found_all_the_same() {
+        let (root, commands, mut events) = finder("unreported");
+        let aside = root.with_extension("aside");
+        fs::create_dir_all(&aside).expect("a folder");
+        fs::write(aside.join("cgroup.procs"), std::process::id().to_string()).expect("a file");
+        // After its result, the finder has listed the root.
+        commands.send(FinderCommand::Inspect("a".into(), 7)).await.expect("it runs");
+        events.recv().await.expect("an event");
+        // A move is no creation, and the finder watches creations only.
+        fs::rename(aside, root.join("poda")).expect("moved");
+        commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
+        let event = events.recv().await.expect("an event");
+        assert!(matches!(event, PodTrackerEvent::NamespaceMissing(uid, _) if uid == "a"));
         fs::remove_dir_all(root).expect("removed");
     }
 }

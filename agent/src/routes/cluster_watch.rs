@@ -106,7 +106,7 @@ pub enum ClusterWatchError {
 
 /// Makes the client of the API servers: the given ones, the learnt ones that an earlier agent remembered, and those that
 /// [`ApiServerClient::set_learnt`] names later. Without Services to serve, none.
-pub(crate) async fn connect(
+pub(crate) async fn make_client(
     settings: &AgentConfig,
     learnt: &BTreeSet<SocketAddr>,
 ) -> Result<Option<ApiServerClient>, ClusterWatchError> {

@@ -92,7 +92,8 @@ impl NodeRoutes {
         self.planner.take_programmed()
     }
 
-    /// Returns true if a change waits for its write, or a write failed.
+    /// Returns true if a change waits for its write, or a write failed. What does not fit does not count, not even if
+    /// it stops a whole plan: a restart would not help.
     pub(crate) fn has_unwritten_changes(&self) -> bool {
         self.is_dirty || self.maps_inconsistent
     }
@@ -200,7 +201,8 @@ impl NodeRoutes {
     /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
     pub(crate) fn set_excluded(&mut self, uid: &str, is_excluded: bool) {
         self.planner.set_excluded(uid, is_excluded);
-        self.is_dirty |= self.planner.has_due_work();
+        // A Service of the cluster that does not fit is tried again at sweeps, and not after each probe of a pod.
+        self.is_dirty |= self.planner.has_due_changes();
     }
 
     /// Sets the kernel's identifiers of a pod of this node; `None`: the pod is not registered.
@@ -292,9 +294,16 @@ impl NodeRoutes {
 
 #[cfg(test)]
 mod tests {
-    use common::{fixtures, wire::RouteKey};
+    use std::num::NonZeroU16;
+
+    use common::{
+        fixtures,
+        service_routing::{ClusterIpPort, ClusterIpService, TransportProtocol},
+        wire::{RouteKey, RoutingPhase},
+    };
 
     use super::*;
+    use crate::{map_sizes::MapSizes, routes::plan::ObservedService};
 
     /// Returns a snapshot of one activator.
     fn snapshot(version: u64, name: &str) -> RouteBatch {
@@ -360,6 +369,60 @@ mod tests {
             routes.set_local_pod("a", local);
             assert!(!routes.is_dirty(), "{local:?} as before");
         }
+    }
+
+    #[test]
+    fn only_a_changed_exclusion_asks_for_a_plan() {
+        let mut routes = routes();
+        let name = NamespacedName::new("default", "a");
+        routes.apply_change(RouteChange::Service(fixtures::service(&name, &name)));
+        let address = ([10, 244, 0, 1], 80).into();
+        let pod = fixtures::pod_at("p", &name, RoutingPhase::Ready, address);
+        routes.apply_change(RouteChange::Pod(pod.into()));
+        routes.plan(0).expect("all of it fits");
+        for is_excluded in [true, false] {
+            routes.set_excluded("p", is_excluded);
+            assert!(routes.is_dirty(), "{is_excluded}");
+            routes.clear_dirty();
+            routes.plan(0).expect("all of it fits");
+            routes.set_excluded("p", is_excluded);
+            assert!(!routes.is_dirty(), "{is_excluded} as before");
+        }
+    }
+
+    /// Returns the observations of a cluster with one Service.
+    fn one_cluster_service() -> Vec<ClusterChange> {
+        let port = ClusterIpPort {
+            name: "http".into(),
+            protocol: TransportProtocol::Tcp,
+            port: NonZeroU16::MIN,
+        };
+        let service = ClusterIpService {
+            cluster_ips: vec![[10, 96, 0, 1].into()],
+            ports: vec![port],
+            ..ClusterIpService::default()
+        };
+        let observed = ObservedService { service, label: None, is_dns: false };
+        let service = ClusterChange::Service(NamespacedName::new("default", "a"), Some(observed));
+        let begun = ClusterResource::ALL.map(ClusterChange::ListBegun);
+        let completed = ClusterResource::ALL.map(ClusterChange::ListCompleted);
+        begun.into_iter().chain([service]).chain(completed).collect()
+    }
+
+    #[test]
+    fn a_service_of_the_cluster_without_room_asks_for_plans_at_sweeps_only() {
+        // All service ids are reserved ones.
+        let sizes = MapSizes { frontends: 2, ..MapSizes::default() };
+        let kernel = KernelRoutes { sizes, ..KernelRoutes::default() };
+        let mut routes = NodeRoutes::resume(kernel, ClusterIpMode::All, "here", 0);
+        routes.apply_cluster_changes(one_cluster_service());
+        routes.clear_dirty();
+        let plan = routes.plan(0).expect("the activators need no room");
+        assert_eq!(plan.newly_refused.len(), 1);
+        routes.set_excluded("p", true);
+        assert!(!routes.is_dirty(), "no list has the pod");
+        routes.retry_unfinished();
+        assert!(routes.is_dirty());
     }
 
     #[test]

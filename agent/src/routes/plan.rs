@@ -75,9 +75,10 @@ pub struct MapCapacityError {
     pub size: usize,
     /// Number of entries that are needed at once.
     pub wanted: usize,
-    /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
+    /// Number of entries that the service can have at once. Of `SLOTS`, it is the longest free extent, or all entries
+    /// that the service's share of the map leaves.
     pub free: usize,
-    /// Number of entries in quarantine; of `SLOTS`, in all extents together.
+    /// Number of further entries that it can have once all quarantines are over; of `SLOTS`, in all extents together.
     pub quarantined: usize,
 }
 
@@ -122,6 +123,8 @@ struct UnfitService {
     since_ns: u64,
     /// True if it was refused: waiting does not help.
     is_refused: bool,
+    /// True if it waits, and a list that it is to replace is of the RouteTable. Pods in that list may be draining.
+    keeps_routed_list: bool,
     /// Reason of the newest attempt.
     error: MapCapacityError,
 }
@@ -521,7 +524,7 @@ impl RoutePlanner {
         updates: &mut Vec<BackendListUpdate>,
     ) {
         // Order is without meaning in most lists, and `next` is sorted already; numbers are compared by what they stand
-        // for.
+        // for. The eBPF programs read no info of the activators' lists.
         let is_in_force = self.lists.get(&target).is_some_and(|list| {
             let mut current: Vec<&BackendTarget> =
                 list.backends.iter().filter_map(|&id| self.backends.get(id)).collect();
@@ -560,15 +563,17 @@ impl RoutePlanner {
             let service = unfit.entry(service_number).or_insert(UnfitService {
                 since_ns: now_ns,
                 is_refused: false,
+                keeps_routed_list: false,
                 error,
             });
             service.error = error;
             let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
-            let share = MapShare::of(source);
-            let lengths = self.moved_lengths(&updates, source);
-            if is_recent && self.fits_after_quarantine(&error, &lengths, share) {
-                // A Service of the cluster that waits holds up no report about the RouteTable.
-                plan.is_partial |= source == ServiceSource::Route;
+            let is_waiting = is_recent && self.fits_after_quarantine(&error, &updates, source);
+            service.keeps_routed_list = is_waiting && self.are_any_routed(&updates);
+            if is_waiting {
+                // A Service of the cluster that waits holds up reports about the RouteTable only while it keeps such a
+                // list.
+                plan.is_partial |= source == ServiceSource::Route || service.keeps_routed_list;
                 continue;
             }
             let was_refused = std::mem::replace(&mut service.is_refused, true);
@@ -603,63 +608,50 @@ impl RoutePlanner {
         // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
         plan.newly_outranked = self.newly_outranked(&draft);
-        self.commit_draft(draft, unfit, &mut ops);
+        self.commit_draft(draft, unfit);
         ops.finish(&mut plan);
         Ok(plan)
     }
 
-    /// Returns true if a change that fails with `error` fits once every quarantine is over. `lengths` are those of its
-    /// lists that need a new extent.
+    /// Returns true if any list that these updates are to replace is of the RouteTable.
+    fn are_any_routed(&self, updates: &[BackendListUpdate]) -> bool {
+        let lists = updates.iter().filter_map(|update| self.lists.get(&update.target));
+        lists.map(|list| list.source).any(|source| source == ServiceSource::Route)
+    }
+
+    /// Returns true if these updates, which fail with `error`, fit once every quarantine is over.
     fn fits_after_quarantine(
         &self,
         error: &MapCapacityError,
-        lengths: &[u32],
-        share: MapShare,
+        updates: &[BackendListUpdate],
+        source: ServiceSource,
     ) -> bool {
         if error.map == abi::maps::SLOTS {
-            return self.list_entry_pool.fits_after_quarantine(lengths, share);
+            let lengths = self.moved_lengths(updates, source);
+            return self.list_entry_pool.fits_after_quarantine(&lengths, MapShare::of(source));
         }
         error.wanted <= error.free + error.quarantined
     }
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
-    fn commit_draft(
-        &mut self,
-        draft: MapPlanDraft,
-        unfit: BTreeMap<ServiceNumber, UnfitService>,
-        ops: &mut OrderedMapOps,
-    ) {
+    fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<ServiceNumber, UnfitService>) {
         for (key, service_number) in draft.frontend_owners {
             self.ownerless_frontends.remove(&key);
             // A frontend without a list did not fit.
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
                 list.owner = Some(service_number);
                 self.frontend_claims.remove(&(key, service_number));
-                self.set_list_source(key, service_number.source(), ops);
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);
-        self.due_services = unfit.keys().copied().filter(|it| it.is_routed()).collect();
+        // These are tried with each plan, so that no plan is whole while such a service waits.
+        let is_due = |(number, service): &(&ServiceNumber, &UnfitService)| {
+            number.is_routed() || service.keeps_routed_list
+        };
+        self.due_services = unfit.iter().filter(is_due).map(|(number, _)| *number).collect();
         self.unfit_services = unfit;
         for key in &draft.unwanted_frontends {
             self.ownerless_frontends.remove(key);
-        }
-    }
-
-    /// Counts the backends of a list for the source of its new owner, if the list itself stays as it is.
-    fn set_list_source(
-        &mut self,
-        key: FrontendKey,
-        source: ServiceSource,
-        ops: &mut OrderedMapOps,
-    ) {
-        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        let before = std::mem::replace(&mut list.source, source);
-        if before == source {
-            return;
-        }
-        for &id in &list.backends {
-            self.backends.move_list(id, (before, source), ops);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause between two growth reports of one pod. Ten pauses are shorter than an autoscaler's way to a new pod.
+/// Pause between two growth reports of one pod. Ten pauses are shorter than the time from a report to a new pod.
 const REPORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// End of the pause of each paused pod, by row.

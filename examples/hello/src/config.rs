@@ -21,7 +21,7 @@ pub(crate) struct HelloConfig {
     pub(crate) exit_at_start: Option<u8>,
     /// `HELLO_EXIT_AFTER_MS`: exit with code 1 this many milliseconds after the start.
     pub(crate) exit_after: Option<Duration>,
-    /// `HELLO_READY_AFTER_MS`: `/ready` responds with 503 until then, 0 by default; `None` for `never`: always.
+    /// `HELLO_READY_AFTER_MS`: time for which `/ready` responds with 503, 0 by default; `None` for `never`: forever.
     pub(crate) ready_after: Option<Duration>,
     /// `HELLO_IGNORE_TERM=1`: continue in spite of SIGTERM.
     pub(crate) ignore_term: bool,

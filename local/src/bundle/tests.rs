@@ -151,24 +151,42 @@ fn capabilities_are_dropped_and_added_and_held_by_root_only() {
 
 #[test]
 fn volumes_are_mounted_at_their_mount_paths() {
+    let volume_mount = |mount: Value| {
+        let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
+        let spec = spec_json(container, json!({})).unwrap();
+        let mut mounts = spec["mounts"].as_array().unwrap().iter();
+        mounts.find(|it| it["destination"] == "/data").unwrap().clone()
+    };
     let mount = json!({ "name": "data", "mountPath": "/data", "readOnly": true, "subPath": "x" });
-    let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
-    let spec = spec_json(container, json!({})).unwrap();
-    let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
     let expected = json!({
         "destination": "/data", "type": "bind", "source": "/b/sub-paths/0",
         "options": ["rbind", "ro"],
     });
-    assert_eq!(last, expected);
+    assert_eq!(volume_mount(mount), expected);
     let whole = json!({ "name": "data", "mountPath": "/data", "subPath": "" });
-    let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [whole] });
-    let spec = spec_json(container, json!({})).unwrap();
-    let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
-    assert_eq!(last["source"], "/v/data");
+    assert_eq!(volume_mount(whole)["source"], "/v/data");
     let container = json!({
         "name": "web", "command": ["/c"], "volumeMounts": [{ "name": "none", "mountPath": "/x" }],
     });
     assert_eq!(spec_json(container, json!({})), Err(BundleError::UnknownVolume("none".to_owned())));
+}
+
+#[test]
+fn no_mount_hides_one_below_its_path() {
+    let at = |path: &str| json!({ "name": "data", "mountPath": path });
+    let volumes = [at("/data/inner"), at("/data/"), at("/etc")];
+    let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": volumes });
+    let spec = spec_json(container, json!({})).unwrap();
+    let mounts = spec["mounts"].as_array().unwrap();
+    let position = |path: &str| mounts.iter().position(|it| it["destination"] == path).unwrap();
+    for (outer, inner) in [
+        ("/data/", "/data/inner"),
+        ("/etc", "/etc/hosts"),
+        ("/etc", "/etc/resolv.conf"),
+        ("/dev", "/dev/termination-log"),
+    ] {
+        assert!(position(outer) < position(inner), "{outer} {inner}");
+    }
 }
 
 #[test]
@@ -180,6 +198,8 @@ fn limits_are_read_from_resources() {
     let expected =
         ContainerLimits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
     assert_eq!(limits, expected);
+    let zero = json!({ "name": "web", "resources": { "limits": { "cpu": "0", "memory": "0Mi" } } });
+    assert_eq!(parse_limits(&container(zero)), Ok(ContainerLimits::default()));
 }
 
 #[test]

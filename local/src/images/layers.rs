@@ -113,9 +113,10 @@ fn write_entry(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> 
     if matches!(kind, EntryType::Char | EntryType::Block | EntryType::XGlobalHeader) {
         return Ok(());
     }
-    // A later layer may put a folder in the place of a file, and the reverse; tar would not replace it.
+    // An entry takes the place of what is there; only a folder that stays one keeps its content. tar itself replaces no
+    // folder, and nothing by a hard link.
     if let Ok(there) = fs::symlink_metadata(path)
-        && there.is_dir() != (kind == EntryType::Directory)
+        && (!there.is_dir() || kind != EntryType::Directory)
     {
         remove_path(path)?;
     }

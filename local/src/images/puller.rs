@@ -165,8 +165,8 @@ impl ImagePuller {
             check_size(&registry, &layer.digest, layer.size, &bytes)?;
             write_atomically(&path, &bytes)?;
         }
-        // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
-        // tag may have moved since.
+        // The manifest is stored as the registry has it, because its digest covers these bytes. The request names the
+        // digest: the tag may have moved since.
         let raw = session.pull_manifest_bytes(&digest).await.map_err(classify)?;
         write_atomically(&blob_path(store, &digest), &raw)?;
         record_digest(store, reference, &digest)?;

@@ -116,7 +116,7 @@ pub(super) async fn report_exit(
     let bundle = resources.layout.bundle(&uid, &name);
     let oom_kills = resources.cgroups.oom_kills(&resources.layout, &uid, &name);
     let reason = exit_reason(code, oom_kills_of_run(&bundle, oom_kills));
-    let message = logs::exit_message(&resources.layout, &uid, &name);
+    let message = logs::exit_message(&bundle);
     let _ = resources.runtime.delete(id).await;
     // Without this file no later node process takes another process with the same pid for the container. It goes last:
     // while it exists, a later node process deletes the runtime's state.

@@ -94,8 +94,13 @@ impl ManagedPod {
     pub(super) fn to_saved(&self) -> SavedPod {
         let save_container = |index| {
             let ProbeResults { started, ready } = self.pod.probe_results(index);
-            let (restarts, exit) = (self.pod.restarts(index), self.pod.final_exit(index).cloned());
-            saved_state::SavedContainer { restarts, started, ready, exit }
+            saved_state::SavedContainer {
+                restarts: self.pod.restarts(index),
+                started,
+                ready,
+                last_exit: self.pod.waiting_exit(index),
+                exit: self.pod.final_exit(index).cloned(),
+            }
         };
         let containers = (0..self.prepared.containers.len()).map(save_container);
         SavedPod {

@@ -32,6 +32,9 @@ pub(crate) struct SavedContainer {
     /// True if the readiness probe had passed.
     #[serde(default)]
     pub(crate) ready: bool,
+    /// Exit code of the last run of a container that waits for its next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_exit: Option<i32>,
     /// Exit of a container that does not start again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) exit: Option<ContainerExit>,

@@ -236,7 +236,7 @@ fn init_containers_of_an_adopted_pod_whose_main_container_runs_are_over() {
     let plans = vec![plan("first", ContainerRole::Init), plan("web", ContainerRole::Main)];
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
     pod.adopt_network(Vec::new());
-    pod.adopt_container(0, 0, AdoptedRun::None);
+    pod.adopt_container(0, 0, AdoptedRun::Waiting { last_exit: None });
     pod.adopt_container(1, 0, AdoptedRun::Running(ProbeResults::default()));
     assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Pull(0), PodAction::Pull(1)]);
     for index in 0..2 {
@@ -275,6 +275,26 @@ fn a_container_that_ended_between_two_node_processes_starts_again_under_a_new_nu
     pod.step(now, PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() });
     let missed = PodEvent::Exited { index: 0, exit: exit(-1) };
     assert_eq!((pod.step(now, missed), pod.restarts(0)), (vec![PodAction::Start(0)], 3));
+}
+
+#[test]
+fn a_restart_counts_that_comes_after_a_restart_of_the_node() {
+    let now = Instant::now();
+    let mut pod = running(now);
+    let exited = || PodEvent::Exited { index: 0, exit: exit(1) };
+    assert_eq!(pod.step(now, exited()), [PodAction::Start(0)]);
+    assert_eq!(pod.waiting_exit(0), None, "a start that is interrupted has its number");
+    pod.step(now, PodEvent::Started { index: 0 });
+    assert_eq!((pod.step(now, exited()), pod.restarts(0)), (vec![], 1));
+    let (restarts, last_exit) = (pod.restarts(0), pod.waiting_exit(0));
+    let mut adopted =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    adopted.adopt_network(Vec::new());
+    adopted.adopt_container(0, restarts, AdoptedRun::Waiting { last_exit });
+    adopted.step(now, PodEvent::Begin);
+    assert_eq!(adopted.waiting_exit(0), Some(1), "also after one more restart of the node");
+    let image = PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() };
+    assert_eq!((adopted.step(now, image), adopted.restarts(0)), (vec![PodAction::Start(0)], 2));
 }
 
 #[test]

@@ -50,7 +50,10 @@ pub struct ProbeResults {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdoptedRun {
     /// The container was not started, or waited for its next start.
-    None,
+    Waiting {
+        /// Exit code of the run before, by which the next start counts as a restart; `None` without an earlier run.
+        last_exit: Option<i32>,
+    },
     /// Its process still runs, or ended while no process of the node ran. The results are from before.
     Running(ProbeResults),
     /// It has ended and does not start again.

@@ -19,7 +19,7 @@ use super::{ContainerLaunch, OciRuntimeError, SubPathMount, file_error};
 /// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
 #[derive(Clone, Debug)]
 pub(super) struct PendingUnmounts {
-    roots: Arc<Mutex<Vec<PathBuf>>>,
+    mount_points: Arc<Mutex<Vec<PathBuf>>>,
     wakeups: mpsc::Sender<()>,
 }
 
@@ -31,7 +31,7 @@ impl PendingUnmounts {
     pub(super) fn new() -> (Self, impl FnOnce() + Send + 'static) {
         let (wakeups, unmounts) = mpsc::channel();
         let remaining = Arc::<Mutex<Vec<PathBuf>>>::default();
-        let roots = Self { roots: Arc::clone(&remaining), wakeups };
+        let pending = Self { mount_points: Arc::clone(&remaining), wakeups };
         #[allow(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
         let unmounting = move || {
             while unmounts.recv().is_ok() {
@@ -41,42 +41,42 @@ impl PendingUnmounts {
                 while Self::unmount_one(&remaining) {}
             }
         };
-        (roots, unmounting)
+        (pending, unmounting)
     }
 
-    /// Unmounts one root; returns false if there was none.
+    /// Unmounts one mount point; returns false if there was none.
     ///
     /// The lock is held for one unmount only, so that a start waits for one at most.
-    fn unmount_one(roots: &Mutex<Vec<PathBuf>>) -> bool {
-        let mut roots = lock_roots(roots);
-        let root = roots.pop();
-        root.inspect(|root| unmount_root(root)).is_some()
+    fn unmount_one(mount_points: &Mutex<Vec<PathBuf>>) -> bool {
+        let mut mount_points = lock_queue(mount_points);
+        let mount_point = mount_points.pop();
+        mount_point.inspect(|it| unmount(it)).is_some()
     }
 
-    /// Queues a root to be unmounted later.
-    pub(super) fn defer_unmount(&self, root: PathBuf) {
-        lock_roots(&self.roots).push(root);
+    /// Queues a mount point to be unmounted later.
+    pub(super) fn defer_unmount(&self, mount_point: PathBuf) {
+        lock_queue(&self.mount_points).push(mount_point);
         // Without the unmount thread the mounts disappear with the process.
         let _ = self.wakeups.send(());
     }
 
-    /// Unmounts `root` now if it is still queued: a container that starts again mounts it again.
-    pub(super) fn unmount_queued(&self, root: &Path) {
-        let mut roots = lock_roots(&self.roots);
-        if let Some(index) = roots.iter().position(|it| it == root) {
-            unmount_root(&roots.swap_remove(index));
+    /// Unmounts `mount_point` now if it is still queued: a container that starts again mounts at it again.
+    pub(super) fn unmount_queued(&self, mount_point: &Path) {
+        let mut mount_points = lock_queue(&self.mount_points);
+        if let Some(index) = mount_points.iter().position(|it| it == mount_point) {
+            unmount(&mount_points.swap_remove(index));
         }
     }
 }
 
-/// Locks the queue of roots. The lock is held during an unmount: a start that mounts the same root waits.
-fn lock_roots(roots: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
-    roots.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the queue of mount points. The lock is held during an unmount: a start that mounts at the same one waits.
+fn lock_queue(mount_points: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
+    mount_points.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn unmount_root(root: &Path) {
-    // An error means that it is not mounted, and then nothing is to be done.
-    let _ = umount2(root, MntFlags::MNT_DETACH);
+fn unmount(mount_point: &Path) {
+    // An error means that nothing is mounted there, and then nothing is to be done.
+    let _ = umount2(mount_point, MntFlags::MNT_DETACH);
 }
 
 /// Gives the calling thread, and the threads it starts, a mount namespace of their own.

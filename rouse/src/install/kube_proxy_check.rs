@@ -1,4 +1,4 @@
-//! Shell: the check before an installation without kube-proxy: reads the cluster, and refuses what would lose its way.
+//! Shell: the check before an installation without kube-proxy: reads the cluster, and refuses while something needs it.
 
 use std::net::IpAddr;
 

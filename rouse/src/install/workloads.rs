@@ -423,7 +423,8 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
 /// DaemonSet that replaces the agents' to uninstall: it removes their pins, bootstrap files and routes once, and then
 /// idles to show that it is done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
-    // The settings of the installation are not known here. Without its mode, what each node may have is added once.
+    // The mode of the installation is not known here, and each node may have a state folder. In mode off the object is
+    // without it, so that it is added once below.
     let mode_off = InstallSettings { clusterip: ClusterIpMode::Off, ..settings.clone() };
     let mut object = agent_daemon_set(&mode_off);
     let pod = &mut object["spec"]["template"]["spec"];

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -16,8 +17,8 @@ use crate::{
     kernel::{maps::meshed_namespaces::MeshedNamespaceEntries, netns_cookies::NetnsCookies},
     metrics::AgentMetrics,
     pods::{
-        finder::processes,
-        namespace::{self, NetworkNamespace},
+        namespace,
+        processes::{open_namespace_of, processes_by_namespace},
     },
 };
 
@@ -82,11 +83,15 @@ impl MeshedNamespaceTask {
 
     /// Looks at the namespaces that are due, and writes the meshed ones. Blocks.
     fn scan(&mut self) {
-        let namespaces = client_namespaces(&self.clients);
+        let namespaces = match client_namespaces(&self.clients) {
+            Ok(namespaces) => namespaces,
+            // Nothing is known of the namespaces now. What the scan before has found stays.
+            Err(error) => return debug!(%error, "cannot list the processes of clients"),
+        };
         let present = namespaces.keys().copied().collect();
         for identity in self.seen.due(Instant::now(), &present) {
-            // Without a namespace its process has just ended. The next scan looks again.
-            let Ok(namespace) = NetworkNamespace::open(&namespaces[&identity]) else { continue };
+            // Without a namespace its processes have just ended. The next scan looks again.
+            let Some(namespace) = open_namespace_of(&namespaces[&identity]) else { continue };
             match namespace.meshed_cookie(&self.cookies) {
                 Ok(cookie) => self.seen.record(Instant::now(), identity, cookie),
                 Err(error) => {
@@ -114,18 +119,14 @@ impl MeshedNamespaceTask {
     }
 }
 
-/// Returns the path of each network namespace of the processes in a cgroup, without [`NODE_NAMESPACES`].
-fn client_namespaces(clients: &Path) -> BTreeMap<NamespaceIdentity, PathBuf> {
-    let path = |pid: u32| PathBuf::from(format!("/proc/{pid}/ns/net"));
+/// Returns the network namespaces of the processes in a cgroup, without [`NODE_NAMESPACES`], each with its processes.
+fn client_namespaces(clients: &Path) -> io::Result<BTreeMap<NamespaceIdentity, Vec<u32>>> {
     let of_node = NODE_NAMESPACES.map(|path| namespace::inode(Path::new(path)).ok());
-    let mut lowest_pids = BTreeMap::<u64, u32>::new();
-    for pid in processes(clients) {
-        // The process may have ended.
-        let Ok(inode) = namespace::inode(&path(pid)) else { continue };
-        if !of_node.contains(&Some(inode)) {
-            lowest_pids.entry(inode).and_modify(|it| *it = pid.min(*it)).or_insert(pid);
-        }
-    }
-    let with_path = |(inode, pid)| (NamespaceIdentity { inode, pid }, path(pid));
-    lowest_pids.into_iter().map(with_path).collect()
+    let all = processes_by_namespace(clients)?.into_iter();
+    let of_clients = all.filter(|(inode, _)| !of_node.contains(&Some(*inode)));
+    let with_identity = |(inode, pids): (u64, Vec<u32>)| {
+        let pid = *pids.first()?;
+        Some((NamespaceIdentity { inode, pid }, pids))
+    };
+    Ok(of_clients.filter_map(with_identity).collect())
 }

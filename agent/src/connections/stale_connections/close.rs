@@ -1,7 +1,7 @@
 //! Shell: closes stale connections in the clients' network namespaces.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -24,8 +24,8 @@ use crate::{
     lock::lock,
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
-        finder::processes,
         namespace::{self, NetworkNamespace},
+        processes::{open_namespace_of, processes_by_namespace},
     },
 };
 
@@ -41,8 +41,8 @@ pub(crate) struct StaleConnectionCloser {
 #[derive(Debug, Default)]
 struct LastClientScan {
     stats: ClientScanStats,
-    /// Connections of each client to draining addresses, by its namespace's path.
-    connections: Vec<(PathBuf, Vec<DiagConnection>)>,
+    /// Connections of each client to draining addresses, with the processes in its namespace.
+    connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
 }
 
 impl StaleConnectionCloser {
@@ -104,13 +104,14 @@ impl StaleConnectionCloser {
         draining: &BTreeMap<SocketAddr, DrainingAddress>,
     ) -> Vec<ScannedClient> {
         let targets: Vec<ClientScanTarget> = match scope {
-            ClientScanScope::AllClients => {
-                client_namespaces(&self.cgroup).map(|path| (path, None)).collect()
-            }
-            ClientScanScope::KnownConnections => {
-                let known = lock(&self.last_scan).connections.clone();
-                known.into_iter().map(|(path, connections)| (path, Some(connections))).collect()
-            }
+            ClientScanScope::AllClients => match client_namespaces(&self.cgroup) {
+                Ok(all) => all.into_iter().map(|pids| (pids, None)).collect(),
+                Err(error) => {
+                    warn!(%error, "cannot list the processes of clients");
+                    self.known_targets()
+                }
+            },
+            ClientScanScope::KnownConnections => self.known_targets(),
         };
         let (mut clients, mut total_cpu_time) = (Vec::new(), Duration::ZERO);
         for target in targets {
@@ -125,8 +126,14 @@ impl StaleConnectionCloser {
         }
         last_scan.stats.known_connections = clients.iter().map(|client| client.stale.len()).sum();
         last_scan.connections =
-            clients.iter().map(|client| (client.path.clone(), client.stale.clone())).collect();
+            clients.iter().map(|client| (client.pids.clone(), client.stale.clone())).collect();
         clients
+    }
+
+    /// Returns the connections to draining addresses that the last scan has found.
+    fn known_targets(&self) -> Vec<ClientScanTarget> {
+        let known = lock(&self.last_scan).connections.clone();
+        known.into_iter().map(|(pids, connections)| (pids, Some(connections))).collect()
     }
 
     /// Closes the due connections that have not been used since they were listed. Blocks.
@@ -159,12 +166,13 @@ async fn run_blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'stati
     }
 }
 
-/// Scope of one scan: a namespace's path, and the connections in it, or all.
-type ClientScanTarget = (PathBuf, Option<Vec<DiagConnection>>);
+/// Scope of one scan: the processes in a namespace, and the connections in it, or all.
+type ClientScanTarget = (Vec<u32>, Option<Vec<DiagConnection>>);
 
 /// A client's namespace, and its connections to draining addresses.
 struct ScannedClient {
-    path: PathBuf,
+    /// Processes in the namespace when it was listed.
+    pids: Vec<u32>,
     namespace: NetworkNamespace,
     /// Connections to draining addresses.
     stale: Vec<DiagConnection>,
@@ -174,10 +182,9 @@ struct ScannedClient {
 
 impl ScannedClient {
     /// Scans a client. Returns it with all its connections, and the processor time of the scan.
-    fn scan((path, connections): ClientScanTarget) -> Option<(Self, Duration)> {
-        // Without a namespace its process has just ended. If the namespace has other processes, the next scan of all
-        // clients finds them.
-        let namespace = NetworkNamespace::open(&path).ok()?;
+    fn scan((pids, connections): ClientScanTarget) -> Option<(Self, Duration)> {
+        // Without a namespace its processes have ended. If it has new ones, the next scan of all clients finds them.
+        let namespace = open_namespace_of(&pids)?;
         // On a thread of its own, so that the thread's whole time is the scan's.
         let list_connections = || {
             let diag = SockDiag::open()?;
@@ -192,7 +199,7 @@ impl ScannedClient {
             |error| warn!(error = %error_chain(error), "cannot list stale connections"),
         );
         let (stale, cpu_time) = found.ok()?;
-        Some((Self { path, namespace, stale, due: Vec::new() }, cpu_time))
+        Some((Self { pids, namespace, stale, due: Vec::new() }, cpu_time))
     }
 
     /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
@@ -295,14 +302,11 @@ fn close_if_due(
     Ok(due)
 }
 
-/// Returns one path to each network namespace except the agent's own.
-pub(in crate::connections) fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
-    let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
-    let paths =
-        processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
-    let with_inodes = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
-    // Processes of one namespace give one entry, by whichever of their paths comes last.
-    let different: HashMap<u64, PathBuf> =
-        with_inodes.filter(|(inode, _)| Some(*inode) != own_inode).collect();
-    different.into_values()
+/// Returns the processes in each network namespace except the agent's own.
+pub(in crate::connections) fn client_namespaces(clients: &Path) -> io::Result<Vec<Vec<u32>>> {
+    let mut namespaces = processes_by_namespace(clients)?;
+    if let Ok(own_inode) = namespace::inode(Path::new("/proc/thread-self/ns/net")) {
+        namespaces.remove(&own_inode);
+    }
+    Ok(namespaces.into_values().collect())
 }

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io, iter,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use datapath::abi;
+use tracing::warn;
 
 use super::EndpointRounds;
 use crate::{
@@ -18,7 +19,10 @@ use crate::{
         sys,
     },
     net::sockdiag::{DiagConnection, SockDiag},
-    pods::namespace::{NamespaceError, NetworkNamespace},
+    pods::{
+        namespace::{NamespaceError, NetworkNamespace},
+        processes::open_namespace_of,
+    },
 };
 
 /// Network namespace of the agent, in which programs of the node itself may run.
@@ -33,6 +37,15 @@ pub(super) struct StaleSocketRound {
     pub(super) failed_namespaces: usize,
     /// Error of the first of these namespaces.
     pub(super) first_error: Option<NamespaceError>,
+    /// True if the processes of clients could not be listed, so that only the agent's own namespace was entered.
+    is_list_missing: bool,
+}
+
+impl StaleSocketRound {
+    /// Returns true if stale sockets may be left because of an error.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_list_missing || self.first_error.is_some()
+    }
 }
 
 /// Numbers of sockets that were ended.
@@ -66,12 +79,18 @@ pub(super) fn end_stale_sockets(
     if left.is_empty() {
         return Ok(round);
     }
-    for path in client_namespaces(clients).chain([PathBuf::from(OWN_NAMESPACE)]) {
+    let clients = client_namespaces(clients).unwrap_or_else(|error| {
+        warn!(%error, "cannot list the processes of clients");
+        round.is_list_missing = true;
+        Vec::new()
+    });
+    // Without a namespace its processes have just ended.
+    let of_clients = clients.iter().filter_map(|pids| open_namespace_of(pids));
+    let own = iter::once_with(|| NetworkNamespace::open(OWN_NAMESPACE).ok());
+    for namespace in of_clients.chain(own.flatten()) {
         if left.is_empty() {
             break;
         }
-        // Without a namespace its process has just ended.
-        let Ok(namespace) = NetworkNamespace::open(path) else { continue };
         let ended = &mut round.ended;
         let end = || end_in_namespace(&mut left, records, endpoints, ended);
         if let Err(error) = namespace.run_inside("end sockets", end) {

@@ -35,9 +35,35 @@ pub(crate) struct StaleSocketTask {
     schedule: RoundSchedule,
     /// Task of the newest round.
     round: Option<JoinHandle<()>>,
-    /// True if the latest round has failed, which was logged.
-    is_failing: Arc<AtomicBool>,
+    failures: Arc<RoundFailures>,
     metrics: AgentMetrics,
+}
+
+/// Failures of the rounds. The first one after a success is logged and repeated: no change may follow that would bring
+/// another round. A kernel that cannot end sockets fails each time.
+#[derive(Debug, Default)]
+struct RoundFailures {
+    /// True if the latest round has failed.
+    is_failing: AtomicBool,
+    /// True if a round is to be repeated.
+    wants_retry: AtomicBool,
+}
+
+impl RoundFailures {
+    /// Records the outcome of a round. Returns true for the first failure after a success.
+    fn record(&self, has_failed: bool) -> bool {
+        let was_failing = self.is_failing.swap(has_failed, Relaxed);
+        let is_first = has_failed && !was_failing;
+        if is_first {
+            self.wants_retry.store(true, Relaxed);
+        }
+        is_first
+    }
+
+    /// Returns true if a round is to be repeated, at the first call after its failure.
+    fn take_retry(&self) -> bool {
+        self.wants_retry.swap(false, Relaxed)
+    }
 }
 
 impl StaleSocketTask {
@@ -53,7 +79,7 @@ impl StaleSocketTask {
             endpoints: Arc::default(),
             schedule: RoundSchedule::new(Instant::now()),
             round: None,
-            is_failing: Arc::default(),
+            failures: Arc::default(),
             metrics,
         }
     }
@@ -63,15 +89,21 @@ impl StaleSocketTask {
         self.schedule.request(now, source);
     }
 
-    /// Returns true if a round is still to come.
+    /// Returns true if one of the rounds that follow a change at once is still to come. The round of connections after
+    /// a list comes seconds later, and is not meant.
     pub(crate) fn has_rounds_left(&self) -> bool {
         self.schedule.rounds_left > 0
     }
 
     /// Returns true if a round is to start: one is still to come, its time has come, and no other one runs.
-    pub(crate) fn is_round_due(&self, now: Instant) -> bool {
-        let is_running = self.round.as_ref().is_some_and(|round| !round.is_finished());
-        !is_running && self.schedule.is_due(now)
+    pub(crate) fn is_round_due(&mut self, now: Instant) -> bool {
+        if self.round.as_ref().is_some_and(|round| !round.is_finished()) {
+            return false;
+        }
+        if self.failures.take_retry() {
+            self.schedule.request_retry();
+        }
+        self.schedule.is_due(now)
     }
 
     /// Starts the round that is due. `changes` are those of all frontends' endpoints since the round before.
@@ -79,7 +111,7 @@ impl StaleSocketTask {
         let may_end_connections = self.schedule.begin(now);
         let (clients, records) = (self.clients.clone(), self.records.clone());
         let (endpoints, metrics) = (Arc::clone(&self.endpoints), self.metrics.clone());
-        let is_failing = Arc::clone(&self.is_failing);
+        let failures = Arc::clone(&self.failures);
         self.round = Some(tokio::task::spawn_blocking(move || {
             let mut endpoints = lock(&endpoints);
             endpoints.begin_next(changes, may_end_connections);
@@ -87,9 +119,9 @@ impl StaleSocketTask {
                 Ok(round) => {
                     metrics.udp_sockets_ended.inc_by(round.ended.udp);
                     metrics.tcp_sockets_ended.inc_by(round.ended.tcp);
-                    log_round(&round, is_failing.swap(round.first_error.is_some(), Relaxed));
+                    log_round(&round, failures.record(round.has_failed()));
                 }
-                Err(error) if !is_failing.swap(true, Relaxed) => {
+                Err(error) if failures.record(true) => {
                     warn!(error = %error_chain(&error), "cannot read the records of sockets");
                 }
                 Err(_) => {}
@@ -99,13 +131,30 @@ impl StaleSocketTask {
 }
 
 /// Logs the result of a round. A failure is logged once, as rounds follow each change of a list.
-fn log_round(round: &StaleSocketRound, was_failing: bool) {
+fn log_round(round: &StaleSocketRound, is_first_failure: bool) {
     if round.ended != EndedSockets::default() {
         let EndedSockets { tcp, udp } = round.ended;
         info!(tcp, udp, "sockets ended, whose endpoints have left their Services");
     }
-    if let Some(error) = round.first_error.as_ref().filter(|_| !was_failing) {
+    if let Some(error) = round.first_error.as_ref().filter(|_| is_first_failure) {
         let namespaces = round.failed_namespaces;
         warn!(namespaces, error = %error_chain(error), "cannot end stale sockets");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failed_round_after_a_success_is_repeated_and_no_later_one() {
+        let failures = RoundFailures::default();
+        let record = |has_failed| (failures.record(has_failed), failures.take_retry());
+        assert_eq!(record(false), (false, false));
+        assert_eq!(record(true), (true, true));
+        assert_eq!(record(true), (false, false), "it fails each time");
+        assert_eq!(record(false), (false, false));
+        assert_eq!(record(true), (true, true));
+        assert!(!failures.take_retry(), "once");
     }
 }

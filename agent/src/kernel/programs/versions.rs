@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -10,18 +11,19 @@ use datapath::abi::maps;
 use tracing::{info, warn};
 
 use super::{CONNECT_PROGRAMS, EbpfProgramsError, path_error};
-use crate::kernel::maps as tables;
+use crate::kernel::{maps as tables, sys};
 use crate::paths::AgentPaths;
 
 /// Programs that serve a client's socket for as long as it is open.
 pub(super) const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
     ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
-/// Maps that show if such sockets are open, and to which endpoints they were led.
-const CLIENT_SOCKET_MAPS: [&str; 5] =
+/// Maps that a retired version keeps while such sockets are open. They show that, and to which endpoints the sockets
+/// were led.
+const RETIRED_VERSION_MAPS: [&str; 5] =
     [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW_COPIES, maps::CONTROL, maps::UDP_SOCKETS];
 
-/// Maps that the programs of client sockets use. A retired version keeps some of them only.
-const CLIENT_RECORD_MAPS: [&str; 10] = [
+/// All maps that these programs use. If any of them is not pinned, the version was retired.
+const CLIENT_PROGRAM_MAPS: [&str; 10] = [
     maps::CLAIMS,
     maps::CLIENTS,
     maps::OVERFLOW,
@@ -64,7 +66,7 @@ fn version_of(name: &str) -> Option<u32> {
 /// Moves pins aside that were retired and have open client sockets, so that their programs keep the maps of these
 /// sockets, and new programs get maps of their own. Pins that are complete, or of which nothing is left, stay.
 pub(super) fn set_aside_outlived(pins: &Path) -> Result<(), EbpfProgramsError> {
-    let has_all_maps = CLIENT_RECORD_MAPS.iter().all(|name| pins.join(name).exists());
+    let has_all_maps = CLIENT_PROGRAM_MAPS.iter().all(|name| pins.join(name).exists());
     if has_all_maps || !has_any_link(pins, &CLIENT_SOCKET_PROGRAMS) {
         return Ok(());
     }
@@ -115,7 +117,7 @@ pub(super) fn retire(pins: &Path) -> Result<bool, EbpfProgramsError> {
         .filter(|it| !CLIENT_SOCKET_PROGRAMS.contains(&it.as_str()))
         .try_for_each(|it| remove_link(pins, it))?;
     let is_spare =
-        |name: &&String| name.as_str() != "links" && !CLIENT_SOCKET_MAPS.contains(&name.as_str());
+        |name: &&String| name.as_str() != "links" && !RETIRED_VERSION_MAPS.contains(&name.as_str());
     for name in names_in(pins).iter().filter(is_spare) {
         remove_pin(&pins.join(name))?;
     }
@@ -132,8 +134,19 @@ fn names_in(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
+/// Detaches the program of a link and removes the link's pin. Afterwards the kernel begins no more run of the program;
+/// after the removal of the pin alone it does so for a moment.
 pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), EbpfProgramsError> {
-    remove_pin(&pins.join("links").join(name))
+    let pin = pins.join("links").join(name);
+    if let Ok(link) = sys::open_pin(&pin) {
+        match sys::link_detach(link.as_fd()) {
+            // Links of this kind end with their pin only.
+            Err(source) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(source) => return Err(path_error("detach link", &pin, source)),
+            Ok(()) => {}
+        }
+    }
+    remove_pin(&pin)
 }
 
 pub(super) fn remove_pin(pin: &Path) -> Result<(), EbpfProgramsError> {
@@ -185,12 +198,12 @@ mod tests {
         }
         fs::create_dir_all(pins.join("links")).expect("writable");
         touch(pins.join("links/release"));
-        CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+        CLIENT_PROGRAM_MAPS.iter().for_each(|name| touch(pins.join(name)));
         set_aside_outlived(&pins).expect("complete");
         assert!(pins.join("links/release").exists());
         // An agent that ended while it retired these pins may have removed any one of the maps.
         for (number, name) in (3..).zip([maps::UDP_SOCKETS, maps::UDP_REPLIES, maps::CLIENTS]) {
-            CLIENT_RECORD_MAPS.iter().for_each(|name| touch(pins.join(name)));
+            CLIENT_PROGRAM_MAPS.iter().for_each(|name| touch(pins.join(name)));
             fs::remove_file(pins.join(name)).expect("it is there");
             set_aside_outlived(&pins).expect("renamed");
             assert!(folder.join(format!("v6-outlived-{number}/links/release")).exists(), "{name}");

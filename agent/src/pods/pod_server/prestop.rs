@@ -2,15 +2,20 @@
 
 use std::{
     collections::BTreeSet,
+    io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use axum::{
     extract::{ConnectInfo, State},
     http::StatusCode,
 };
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
 use tracing::{info, warn};
 
 use super::PodServerState;
@@ -18,6 +23,9 @@ use crate::{
     lock::lock,
     pods::{namespace, types::PodTrackerEvent},
 };
+
+/// Pause before the node's addresses are read again after a failure.
+const ADDRESS_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Pods that may stop. Cheap to clone; all clones share the pods.
 #[derive(Clone, Debug, Default)]
@@ -91,7 +99,11 @@ pub(super) async fn handle_wait_for_drain(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> StatusCode {
     let PodServerState { uid, servers, stop, .. } = state;
-    if !is_node_address(peer.ip()) {
+    let is_from_node = tokio::select! {
+        is_from_node = is_node_address(peer.ip(), namespace::own_addresses) => is_from_node,
+        () = stop.cancelled() => return StatusCode::SERVICE_UNAVAILABLE,
+    };
+    if !is_from_node {
         warn!(uid, %peer, "a client other than the kubelet asks to stop the pod: refused");
         return StatusCode::FORBIDDEN;
     }
@@ -107,10 +119,21 @@ pub(super) async fn handle_wait_for_drain(
     }
 }
 
-/// Returns true if an address belongs to the namespace that the agent runs in, which is the node's.
-fn is_node_address(ip: IpAddr) -> bool {
-    let own_addresses = namespace::own_addresses().unwrap_or_default();
-    own_addresses.contains(&ip.to_canonical())
+/// Returns true if an address belongs to the namespace that the agent runs in, which is the node's. `read_own` reads
+/// the addresses there.
+///
+/// While they cannot be read, the request waits: the kubelet stops the container after any response, also a refusal.
+async fn is_node_address(
+    ip: IpAddr,
+    mut read_own: impl FnMut() -> io::Result<Vec<IpAddr>>,
+) -> bool {
+    loop {
+        match read_own() {
+            Ok(own) => return own.contains(&ip.to_canonical()),
+            Err(error) => warn!(%error, "cannot read the node's own addresses"),
+        }
+        sleep(ADDRESS_RETRY_PAUSE).await;
+    }
 }
 
 #[cfg(test)]
@@ -152,11 +175,23 @@ mod tests {
         waiting.await.expect("all have their response");
     }
 
-    #[test]
-    fn only_the_nodes_own_addresses_are_the_kubelets() {
-        assert!(!is_node_address([192, 0, 2, 7].into()));
+    #[tokio::test]
+    async fn only_the_nodes_own_addresses_are_the_kubelets() {
+        assert!(!is_node_address([192, 0, 2, 7].into(), namespace::own_addresses).await);
         for own in namespace::own_addresses().expect("netlink") {
-            assert!(is_node_address(own), "{own}");
+            assert!(is_node_address(own, namespace::own_addresses).await, "{own}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_kubelet_is_not_refused_while_the_nodes_addresses_are_unknown() {
+        let kubelet = IpAddr::from([10, 0, 0, 1]);
+        let mut reads = 0;
+        let read_own = || {
+            reads += 1;
+            if reads < 3 { Err(io::Error::other("no file descriptor")) } else { Ok(vec![kubelet]) }
+        };
+        assert!(is_node_address(kubelet, read_own).await);
+        assert_eq!(reads, 3);
     }
 }

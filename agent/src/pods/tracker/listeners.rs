@@ -35,7 +35,7 @@ impl TrackedPod {
     /// Returns true if the pod serves the family of its first address, which clients use. Also true while the families
     /// are not known.
     ///
-    /// Knative's sidecar probes the application at 127.0.0.1 and calls it ready by that alone.
+    /// Knative has no such check: its sidecar probes the application at 127.0.0.1 and calls it ready by that alone.
     pub(super) fn serves_clients(&self) -> bool {
         let first = self.facts.as_ref().and_then(|facts| facts.addresses.first());
         self.served_families() == 0

@@ -115,22 +115,6 @@ impl UsedBackends {
             self.pool.quarantine(id, now_ns);
         }
     }
-
-    /// Counts a list of this backend for another source: the list has a new owner, and is otherwise the same.
-    pub(super) fn move_list(
-        &mut self,
-        id: u32,
-        (from, to): (ServiceSource, ServiceSource),
-        ops: &mut OrderedMapOps,
-    ) {
-        let Some(backend) = self.by_id.get(&id) else { return };
-        let Some(uses) = self.uses.get_mut(backend) else { return };
-        // No removed pod: the list names the pod as before.
-        uses.remove_list(from);
-        if uses.add_list(to) {
-            ops.added_pods.extend(backend.pod_address());
-        }
-    }
 }
 
 impl BackendUse {

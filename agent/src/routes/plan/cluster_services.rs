@@ -110,7 +110,7 @@ pub enum ClusterChange {
 /// also be gone.
 pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
 
-/// Way in which the agent learned that endpoints have left.
+/// Way in which the agent learned that endpoints have left. Of several ways, the last in order counts: it proves least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DepartureSource {
     /// The watch of EndpointSlices, in the order of the changes.
@@ -357,7 +357,8 @@ impl ClusterServices {
             let number = self.services.get_or_insert(&before);
             self.services.get_mut(number).slices.remove(&name.name);
             self.changed.insert(number);
-            // A slice that is gone has the time of its last change only, as in kube-proxy.
+            // A deleted slice has the time of its last change, and not that of its deletion. Like kube-proxy, drop the
+            // times of the whole Service.
             self.triggers.remove(&number);
         }
         if let Some(ObservedSlice { service, slice, triggered_ms }) = observed {

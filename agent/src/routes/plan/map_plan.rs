@@ -19,8 +19,8 @@ pub struct MapPlan {
     pub added_pods: BTreeSet<SocketAddr>,
     /// Pods that new connections no longer go to.
     pub removed_pods: BTreeSet<SocketAddr>,
-    /// Services of the RouteTable that do not fit, each with the reason. Until they fit, their connects go to the activators, or pass
-    /// unchanged at new addresses that have no frontend.
+    /// Services of the RouteTable that do not fit, each with the reason. Until they fit, their connects go to the
+    /// activators, or pass unchanged at new addresses that have no frontend.
     pub refused: BTreeMap<NamespacedName, MapCapacityError>,
     /// Services of the cluster that do not fit, and were not refused before. Until they fit, their connects pass
     /// unchanged.

@@ -87,7 +87,7 @@ impl KernelIdPool {
         if wanted <= free {
             return Ok(());
         }
-        let quarantined = self.0.quarantined_count();
+        let quarantined = self.0.available_later(share) - free;
         Err(MapCapacityError { map, size: self.0.size, wanted, free, quarantined })
     }
 }
@@ -146,6 +146,11 @@ impl ExtentPool {
     /// Returns the number of entries that are free for this share.
     pub(super) fn available(&self, share: MapShare) -> usize {
         share.available(self.free_count, self.size)
+    }
+
+    /// Returns the number of entries that are free for this share once every quarantine is over.
+    fn available_later(&self, share: MapShare) -> usize {
+        share.available(self.free_count + self.quarantined_count(), self.size)
     }
 
     /// Returns the number of entries that are not free, those in quarantine included, and that of all.
@@ -214,7 +219,7 @@ impl ExtentPool {
     /// Returns true if extents of these lengths fit into this share once every quarantine is over.
     pub(super) fn fits_after_quarantine(&self, counts: &[u32], share: MapShare) -> bool {
         let wanted: usize = counts.iter().map(|&count| count as usize).sum();
-        if wanted > share.available(self.free_count + self.quarantined_count(), self.size) {
+        if wanted > self.available_later(share) {
             return false;
         }
         let mut later = self.clone();
@@ -225,18 +230,17 @@ impl ExtentPool {
     /// Returns the error for a list of `count` entries that no free run holds.
     pub(super) fn capacity_error(&self, count: u32) -> MapCapacityError {
         let longest = self.by_length.last().map_or(0, |&(length, _)| length as usize);
-        self.shortage(count as usize, longest)
+        self.slots_error(count as usize, longest, self.quarantined_count())
     }
 
-    /// Returns the error for entries of which only `free` can be had.
-    pub(super) fn shortage(&self, wanted: usize, free: usize) -> MapCapacityError {
-        MapCapacityError {
-            map: abi::maps::SLOTS,
-            size: self.size,
-            wanted,
-            free,
-            quarantined: self.quarantined_count(),
-        }
+    /// Returns the error for entries of all lists together that this share does not leave.
+    pub(super) fn share_error(&self, wanted: usize, share: MapShare) -> MapCapacityError {
+        let free = self.available(share);
+        self.slots_error(wanted, free, self.available_later(share) - free)
+    }
+
+    fn slots_error(&self, wanted: usize, free: usize, quarantined: usize) -> MapCapacityError {
+        MapCapacityError { map: abi::maps::SLOTS, size: self.size, wanted, free, quarantined }
     }
 
     fn quarantined_count(&self) -> usize {

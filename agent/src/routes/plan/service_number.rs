@@ -2,7 +2,7 @@
 
 use crate::service_facts::ServiceSource;
 
-/// Number of a service in its source. A service of the lower source keeps a frontend that both want.
+/// Number of a service in its source. If services of both sources want a frontend, that of the RouteTable gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum ServiceNumber {
     /// Service of the RouteTable.

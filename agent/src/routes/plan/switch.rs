@@ -30,7 +30,8 @@ pub(super) struct BackendList {
     pub(super) service_id: u32,
     /// Service that the frontend belongs to; `None` for the activators' lists, and while it is not known.
     pub(super) owner: Option<ServiceNumber>,
-    /// Source of the list. Only backends of the RouteTable are pods of Revisions.
+    /// Source of the service that the backends are of. Only those of the RouteTable are pods of Revisions. An owner
+    /// that waits for room may be of the other source.
     pub(super) source: ServiceSource,
     pub(super) state: SvcState,
     pub(super) info: SvcInfo,
@@ -106,10 +107,10 @@ impl RoutePlanner {
     ) -> Result<(), MapCapacityError> {
         self.check_room(updates, MapShare::of(source))?;
         let edits = self.list_edits(updates, source);
-        let is_preferred = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
+        let preferred_edit = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
             edit.filter(|edit| self.prefers_edit(update, edit))
         };
-        let preferred: Vec<_> = updates.iter().zip(edits).map(is_preferred).collect();
+        let preferred: Vec<_> = updates.iter().zip(edits).map(preferred_edit).collect();
         let places = match self.place_lists(updates, preferred, source) {
             Ok(places) => places,
             // A full map must not stop a change that fits in place.
@@ -186,9 +187,10 @@ impl RoutePlanner {
             entries += update.next.backends.len();
             roomy += update.roomy_capacity() as usize;
         }
-        let available = self.list_entry_pool.available(MapShare::of(source));
+        let share = MapShare::of(source);
+        let available = self.list_entry_pool.available(share);
         if source == ServiceSource::Service && entries > available {
-            return Err(self.list_entry_pool.shortage(entries, available));
+            return Err(self.list_entry_pool.share_error(entries, share));
         }
         // Best fit can fail by fragmentation even if the sum is free, so all extents are taken before any list is
         // switched.

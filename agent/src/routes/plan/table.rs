@@ -33,7 +33,8 @@ use super::{
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
-/// Input to a plan: the RouteTable, and the Services of the cluster. Changed by [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
+/// Input to a plan: the RouteTable, and the Services of the cluster. Changed by
+/// [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
 #[derive(Debug, Default)]
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,

@@ -243,14 +243,8 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
         &[pod(7, 1, RoutingPhase::Ready)],
         &[],
     ));
-    let mut six = key([0; 4]);
-    six.address = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])
-        .to_canonical()
-        .to_string()
-        .parse::<std::net::Ipv6Addr>()
-        .unwrap()
-        .octets();
-    assert_eq!(fixture.kernel.find(&six).unwrap().1, vec![target(7)]);
+    let ipv6_key = FrontendKey { address: to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
+    assert_eq!(fixture.kernel.find(&ipv6_key).unwrap().1, vec![target(7)]);
 }
 
 /// An IPv6-only socket fails with ENETUNREACH at a mapped address.

@@ -175,8 +175,8 @@ fn is_read(row: &PodFieldCase) -> bool {
     match variants(row) {
         None => with_field != base(),
         Some((without, alone)) => {
-            let is_alone = start_output(&service(row, Some(alone)));
-            with_field != start_output(&service(row, Some(without))) || is_alone != base()
+            let with_field_only = start_output(&service(row, Some(alone)));
+            with_field != start_output(&service(row, Some(without))) || with_field_only != base()
         }
     }
 }

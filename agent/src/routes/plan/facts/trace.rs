@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use common::{
-    service_routing::{PortExplanation, PortTarget},
+    service_routing::{PortExplanation, PortTarget, SelectionRule},
     wire::NamespacedName,
 };
 use datapath::{abi::FrontendKey, load_balancing::RoutingMode};
@@ -112,7 +112,7 @@ impl<'a> ConnectTrace<'a> {
             None if list.owner.is_none() => {
                 ("an earlier agent has written the list, and its service is not known yet", false)
             }
-            None => ("the ready pods of the Revision", false),
+            None => (self.pods_text(), false),
         };
         let how = match list.state.mode {
             RoutingMode::PickRandom => format!("a random one of {count}: {rule}"),
@@ -130,6 +130,23 @@ impl<'a> ConnectTrace<'a> {
             false => "",
         };
         format!("{how}{affinity}{change}")
+    }
+
+    /// Returns the rule by which the pods of a Revision are selected, as a phrase.
+    fn pods_text(&self) -> &'static str {
+        let rule = match self.service {
+            Some(ServiceNumber::Routed(number)) => self.planner.table.pod_rule(number, &self.key),
+            Some(ServiceNumber::Cluster(_)) | None => None,
+        };
+        match rule {
+            Some(SelectionRule::SameNode) => {
+                "the ready pods of the Revision with a hint for this node"
+            }
+            Some(SelectionRule::SameZone) => {
+                "the ready pods of the Revision with a hint for this node's zone"
+            }
+            Some(_) | None => "the ready pods of the Revision",
+        }
     }
 
     fn activator_reason(&self) -> String {
@@ -177,7 +194,8 @@ impl<'a> ConnectTrace<'a> {
             );
         }
         match self.service {
-            Some(number) if self.unfit_text().is_some() || self.is_wanted(number) => {
+            // Only then the room matters: another port of a service that does not fit is no frontend either way.
+            Some(number) if self.is_wanted(number) => {
                 self.unfit_text().unwrap_or_else(|| "the frontend is not in force yet".to_owned())
             }
             Some(ServiceNumber::Routed(number)) => {
@@ -193,12 +211,12 @@ impl<'a> ConnectTrace<'a> {
             Some(ServiceNumber::Cluster(number)) => {
                 self.planner.table.cluster.unserved_reason(number, self.target)
             }
-            None => self.stranger_reason(),
+            None => self.unknown_address_reason(),
         }
     }
 
     /// Returns the reason for an address that no known service has.
-    fn stranger_reason(&self) -> String {
+    fn unknown_address_reason(&self) -> String {
         let cluster = &self.planner.table.cluster;
         let ip = self.target.to.ip();
         if !cluster.is_enabled() {

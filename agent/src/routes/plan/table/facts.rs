@@ -1,15 +1,15 @@
 //! Pure: facts about the services of the RouteTable: their pods, and the reason for the path of their connects.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use common::wire::{NamespacedName, RoutingPhase};
+use common::{
+    service_routing::SelectionRule,
+    wire::{NamespacedName, RoutingPhase},
+};
 use datapath::abi::FrontendKey;
 
 use super::{PlannerPod, PlannerTable, ServiceNumber};
-use crate::{
-    kernel::map_op::to_v6_octets,
-    service_facts::{CandidateFacts, CandidateState, ServiceSource},
-};
+use crate::service_facts::{CandidateFacts, CandidateState, ServiceSource};
 
 impl PlannerTable {
     /// Returns the numbers of the services of one source whose names follow `name`, `limit` at most.
@@ -66,11 +66,8 @@ impl PlannerTable {
         number: u32,
         key: &FrontendKey,
     ) -> Vec<CandidateFacts> {
-        let service = self.services.get(number);
-        let Some(revision) = service.direct_revision else { return Vec::new() };
-        let address = service.addresses.iter().find(|it| to_v6_octets(**it) == key.address);
-        let is_ipv6 = address.is_some_and(IpAddr::is_ipv6);
-        let mapped = !self.has_ipv6_activator();
+        let Some(revision) = self.services.get(number).direct_revision else { return Vec::new() };
+        let (is_ipv6, mapped) = (is_ipv6_frontend(key), !self.has_ipv6_activator());
         let hinted = self.hinted_pods(revision, is_ipv6, mapped);
         let uids = self.revisions.get(revision).pods.iter();
         let candidates = uids.filter_map(|uid| {
@@ -94,6 +91,17 @@ impl PlannerTable {
             })
         });
         candidates.collect()
+    }
+
+    /// Returns the rule by which the pods in the list of a frontend are selected; `None` without a direct path.
+    pub(in crate::routes::plan) fn pod_rule(
+        &self,
+        number: u32,
+        key: &FrontendKey,
+    ) -> Option<SelectionRule> {
+        let revision = self.services.get(number).direct_revision?;
+        let mapped = !self.has_ipv6_activator();
+        Some(self.hinted_pods(revision, is_ipv6_frontend(key), mapped).rule)
     }
 
     /// Returns the reason for which no list has a pod; `None` if it is selected.
@@ -123,6 +131,10 @@ impl PlannerTable {
             Some(_) => format!("no pod of {name} can take connects of this node now"),
         }
     }
+}
+
+fn is_ipv6_frontend(key: &FrontendKey) -> bool {
+    Ipv6Addr::from(key.address).to_canonical().is_ipv6()
 }
 
 /// Returns a hint as a list, which is empty without it.

@@ -11,7 +11,7 @@ use super::{PlannerPod, PlannerTable};
 pub(super) struct HintedPods<'a> {
     /// Pods by uid, each with its address for these connects.
     pods: Vec<(&'a String, &'a PlannerPod, SocketAddr)>,
-    rule: SelectionRule,
+    pub(super) rule: SelectionRule,
     node: NodeTopology,
 }
 

@@ -1,6 +1,9 @@
 //! Pure: plans for maps that are too small: refused services, quarantine, and the services that wait for a frontend.
 
-use super::*;
+use super::{
+    cluster::{first_lists, set_slice, set_tcp_service},
+    *,
+};
 
 /// Returns ready pods of one Revision, one for each number.
 fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
@@ -162,6 +165,89 @@ fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_
     fixture.now += QUARANTINE_WAIT_NS;
     let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
+}
+
+/// Returns a pool without a free entry, of which entries 2 to 5 are in quarantine.
+fn pool_in_quarantine(now_ns: u64) -> ExtentPool {
+    let mut pool = ExtentPool::new(8);
+    pool.reserve(0, 8);
+    pool.quarantine(2, 4, now_ns);
+    pool
+}
+
+/// Until then the list names the endpoints of the Service of the cluster, of whose requests nothing is known.
+#[test]
+fn pods_are_added_when_a_service_that_waited_has_its_list_at_an_address_of_the_cluster() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
+    fixture.planner.list_entry_pool = pool_in_quarantine(fixture.now);
+    let mut routed = service(1, ConnectionPath::Direct);
+    routed.addresses.truncate(1);
+    fixture.set_table(&table(&[routed], &pods(1, 7..=8), &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.is_partial, plan.added_pods), (true, BTreeSet::new()));
+    fixture.now += abi::QUARANTINE_NS;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    let at = |number: u8| SocketAddr::from(([10, 244, 0, number], 8080));
+    assert_eq!(plan.added_pods, [7, 8].map(at).into());
+    assert_eq!((plan.is_partial, plan.removed_pods), (false, BTreeSet::new()));
+}
+
+/// Idle connections to a pod are closed only if a plan names it as removed.
+#[test]
+fn pods_are_removed_when_a_service_of_the_cluster_that_waited_has_its_list_at_their_address() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    let mut routed = service(1, ConnectionPath::Direct);
+    routed.addresses.truncate(1);
+    fixture.set_table(&table(&[routed], &pods(1, 7..=7), &[]));
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5, 6])]));
+    fixture.planner.list_entry_pool = pool_in_quarantine(fixture.now);
+    fixture.set_table(&table(&[], &[], &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.newly_refused, plan.removed_pods), (vec![], BTreeSet::new()));
+    assert!(plan.is_partial, "the pod may be draining, and connects go there");
+    assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial, "and so is each plan until then");
+    let list = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
+    assert_eq!(list(&fixture), [target(7)], "it waits");
+    fixture.now += abi::QUARANTINE_NS;
+    fixture.planner.retry_unfit();
+    let plan = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(list(&fixture), [target(5), target(6)]);
+    assert_eq!(plan.removed_pods, [SocketAddr::from(([10, 244, 0, 7], 8080))].into());
+    assert!(!plan.is_partial);
+}
+
+/// Of ten free entries and twenty in quarantine, a quarter of the map is left to services of the RouteTable.
+#[test]
+fn an_error_counts_only_what_the_share_of_the_service_gets_after_the_quarantine() {
+    let mut ids = KernelIdPool::new(0, 100);
+    (0..90).for_each(|id| ids.reserve(id));
+    (0..20).for_each(|id| ids.quarantine(id, 0));
+    let mut entries = ExtentPool::new(100);
+    entries.reserve(0, 90);
+    entries.quarantine(0, 20, 0);
+    for (share, expected) in [(MapShare::All, (10, 20)), (MapShare::ThreeQuarters, (0, 5))] {
+        let of_ids = ids.check_free(abi::maps::BACKENDS, 11, share).expect_err("too many");
+        assert_eq!((of_ids.free, of_ids.quarantined), expected, "{share:?}");
+        let of_entries = entries.share_error(11, share);
+        assert_eq!((of_entries.free, of_entries.quarantined), expected, "{share:?}");
+    }
+}
+
+/// A wait for a quarantine that frees too little would keep endpoints in force that have left.
+#[test]
+fn a_service_of_the_cluster_does_not_wait_for_what_its_share_does_not_leave() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));
+    // After the quarantine three ids are free, of which two are left to services of the RouteTable.
+    let mut ids = KernelIdPool::new(1, 8);
+    (1..8).for_each(|id| ids.reserve(id));
+    (1..4).for_each(|id| ids.quarantine(id, fixture.now));
+    fixture.planner.backends.pool = ids;
+    let plan = fixture.observe(vec![set_slice(1, &[6, 7])]);
+    assert_eq!(plan.newly_refused.len(), 1);
+    let found = fixture.kernel.find(&key([10, 96, 0, 1])).unwrap();
+    assert_eq!(found, (RoutingMode::Pass, vec![], 0), "kube-proxy serves it");
 }
 
 #[test]

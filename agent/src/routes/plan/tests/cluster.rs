@@ -704,4 +704,40 @@ proptest! {
             prop_assert_eq!(rest, MapPlan::default());
         }
     }
+
+    /// Services of the cluster take over addresses of the RouteTable, and wait for room or are refused. The agent
+    /// acknowledges draining pods once a plan is not partial.
+    #[test]
+    fn in_full_maps_only_a_partial_plan_leaves_a_direct_path_to_a_pod_that_is_not_ready(
+        turns in sim_turns(),
+    ) {
+        let (mut sim, mut cluster) = (RouteSim::new(), SimCluster::default());
+        let mut kernel = FakeKernelMaps::default();
+        let mut planner = resumed_with(&kernel, &sim, &cluster);
+        planner.service_id_pool = KernelIdPool::new(abi::FIRST_SERVICE, abi::FIRST_SERVICE + 8);
+        planner.list_entry_pool = ExtentPool::new(16);
+        for turn in &turns {
+            if let SimTurn::Routes(turn) = turn {
+                sim.apply(turn, &mut planner);
+            }
+            let change = cluster.apply(turn);
+            planner.apply_cluster_changes(change);
+            planner.set_node_addresses(cluster.node_addresses.clone());
+            // Without room for the activators no version is acknowledged.
+            let Ok(plan) = planner.plan(sim.now, &sim.locals) else { continue };
+            plan.ops.iter().for_each(|op| kernel.write(op));
+            if plan.is_partial {
+                continue;
+            }
+            let ready = sim.table.pods.values().filter(|pod| pod.phase == RoutingPhase::Ready);
+            let ready: BTreeSet<SocketAddr> = ready.filter_map(|pod| pod.address).collect();
+            // Lists of Services of the cluster have another mode.
+            let all = kernel.all().into_iter();
+            for (key, (_, list, _)) in all.filter(|(_, it)| it.0 == RoutingMode::PickBackend) {
+                for at in list.iter().filter_map(BackendTarget::pod_address) {
+                    prop_assert!(ready.contains(&at), "{:?} leads to {}", key, at);
+                }
+            }
+        }
+    }
 }

@@ -94,6 +94,24 @@ fn a_service_without_room_has_the_reason() {
 }
 
 #[test]
+fn a_trace_of_another_port_of_a_service_without_room_names_its_ports() {
+    let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
+    fixture.planner.service_id_pool = KernelIdPool::new(1, 1);
+    fixture.set_table(&table(&[service(1, ConnectionPath::Direct)], &[], &[]));
+    fixture.observe(first_lists(vec![set_tcp_service(2, None)]));
+    for to in ["10.96.0.1:80", "10.96.0.2:80"] {
+        let reason = fixture.trace(to).reason;
+        assert!(reason.contains("does not fit: map SVC_STATE"), "{to}: {reason}");
+    }
+    for (to, reason) in [
+        ("10.96.0.1:81", "default/s1 has port 80/TCP there, not 81/TCP"),
+        ("10.96.0.2:81", "Service default/s2 has no port 81 there, but 80/TCP, 80/SCTP"),
+    ] {
+        assert_eq!(fixture.trace(to).reason, reason);
+    }
+}
+
+#[test]
 fn a_trace_shows_the_list_in_force_and_why_endpoints_are_not_in_it() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     let mut observed = slice(1, &[5, 6]);

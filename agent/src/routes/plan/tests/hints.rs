@@ -106,4 +106,10 @@ fn a_trace_shows_the_hints_and_the_pods_that_they_exclude() {
     let excluded = trace.candidates.iter().find(|it| !it.is_selected).expect("one");
     assert_eq!(excluded.reason, "its hints are for other zones");
     assert_eq!(excluded.zone_hints, ["b"]);
+    let rule = "of 1, that with fewer open connections: the ready pods of the Revision with a \
+                hint for this node's zone";
+    assert!(trace.reason.ends_with(rule), "{}", trace.reason);
+    list_of(&mut fixture, &table_in("a", &[hinted(5, "a", "here"), hinted(6, "a", "there")]));
+    let reason = fixture.planner.trace(&target, |_| BackendUsage::default()).reason;
+    assert!(reason.ends_with("the ready pods of the Revision with a hint for this node"));
 }

@@ -1,0 +1,101 @@
+//! Shell: processes of a cgroup, and the network namespaces that they are in.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::namespace::{self, NetworkNamespace};
+use crate::kernel::{
+    cgroup_search::{none_if_removed, try_subdirectories},
+    cgroups::is_runtime_monitor,
+};
+
+/// Returns every process in the cgroup `dir` and below; none if it is gone.
+///
+/// Returns an error if one of these cgroups cannot be read, as without a free file descriptor. Then nothing is known of
+/// the processes.
+pub(crate) fn processes(dir: &Path) -> io::Result<Vec<u32>> {
+    let text = none_if_removed(fs::read_to_string(dir.join("cgroup.procs")))?.unwrap_or_default();
+    // Processes of another pid namespace are listed as 0.
+    let direct = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
+    let mut pids: Vec<u32> = direct.collect();
+    for child in try_subdirectories(dir)? {
+        if !child.file_name().is_some_and(is_runtime_monitor) {
+            pids.extend(processes(&child)?);
+        }
+    }
+    Ok(pids)
+}
+
+/// Returns the processes in the cgroup `dir` and below by the inode of their network namespace, in ascending order.
+/// Returns an error like [`processes`].
+pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<BTreeMap<u64, Vec<u32>>> {
+    let mut namespaces = BTreeMap::<u64, Vec<u32>>::new();
+    for pid in processes(dir)? {
+        // The process may have ended.
+        let Ok(inode) = namespace::inode(&namespace_path(pid)) else { continue };
+        namespaces.entry(inode).or_default().push(pid);
+    }
+    namespaces.values_mut().for_each(|pids| pids.sort_unstable());
+    Ok(namespaces)
+}
+
+/// Opens the network namespace of the first of these processes that still runs. `None` if all have ended.
+pub(crate) fn open_namespace_of(pids: &[u32]) -> Option<NetworkNamespace> {
+    pids.iter().find_map(|&pid| NetworkNamespace::open(namespace_path(pid)).ok())
+}
+
+/// Returns the path of a process's network namespace.
+pub(crate) fn namespace_path(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/ns/net"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Process id that no process has.
+    const ENDED: u32 = u32::MAX;
+
+    /// Plain files stand in for a cgroup.
+    fn cgroup(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("rouse-procs-{name}-{}", std::process::id()));
+        fs::create_dir_all(dir.join("child")).expect("a folder");
+        dir
+    }
+
+    #[test]
+    fn a_cgroup_has_the_processes_below_it_and_one_that_is_gone_has_none() {
+        let dir = cgroup("below");
+        fs::write(dir.join("cgroup.procs"), "0\n7\n").expect("a file");
+        fs::write(dir.join("child/cgroup.procs"), "5\n").expect("a file");
+        assert_eq!(processes(&dir).expect("readable"), [7, 5]);
+        fs::remove_dir_all(&dir).expect("removed");
+        assert_eq!(processes(&dir).expect("gone"), [0; 0]);
+    }
+
+    #[test]
+    fn a_cgroup_that_cannot_be_read_is_not_taken_for_an_empty_one() {
+        let dir = cgroup("unreadable");
+        // No process id can be read from a folder.
+        fs::create_dir(dir.join("child/cgroup.procs")).expect("a folder");
+        assert!(processes(&dir).is_err());
+        assert!(processes_by_namespace(&dir).is_err());
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn a_namespace_is_opened_although_one_of_its_processes_has_ended() {
+        let dir = cgroup("namespaces");
+        let own = std::process::id();
+        fs::write(dir.join("cgroup.procs"), format!("{ENDED}\n{own}\n")).expect("a file");
+        let inode = namespace::inode(&namespace_path(own)).expect("it runs");
+        let found = processes_by_namespace(&dir).expect("readable");
+        assert_eq!(found, BTreeMap::from([(inode, vec![own])]));
+        assert!(open_namespace_of(&[ENDED, own]).is_some());
+        assert!(open_namespace_of(&[ENDED]).is_none());
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+}
