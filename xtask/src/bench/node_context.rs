@@ -20,7 +20,7 @@ const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_
 /// Address of the bare server: on the node's bridge, far above the pods' addresses.
 const BARE_SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 250, 2);
 /// Address of the server in a pod of others, next to it.
-const FOREIGN_SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 250, 3);
+const UNCOUNTED_SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 250, 3);
 /// Port on which every server here listens.
 const PORT: u16 = 8080;
 /// Timeout for the controller to make all applied services ready.
@@ -101,11 +101,11 @@ impl NodeBenchContext {
 
     /// Starts the sample application on the node's bridge as a pod that is not Rouse's: in a cgroup of its own, to
     /// which the programs of the pods' cgroup apply.
-    pub(super) fn start_foreign_server(&self, node: &LocalNode) -> Result<BridgeServer> {
+    pub(super) fn start_uncounted_server(&self, node: &LocalNode) -> Result<BridgeServer> {
         let mount = machine::cgroup2().context("no cgroup2 file system is mounted")?;
         let pods = mount.join(format!("rouse-{NODE}")).join("pods");
-        let cgroup = Some(pods.join("foreign"));
-        BridgeServer::start(node, &self.hello, "foreign", FOREIGN_SERVER_ADDRESS, cgroup)
+        let cgroup = Some(pods.join("uncounted"));
+        BridgeServer::start(node, &self.hello, "uncounted", UNCOUNTED_SERVER_ADDRESS, cgroup)
     }
 
     /// Runs `xtask measure …` as a client in the node's cgroup and network namespace.
