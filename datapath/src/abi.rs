@@ -446,13 +446,15 @@ impl ConnectRecord {
     }
 }
 
-/// State of a listener, and of each connection that it accepts: value of `CONNS`.
+/// State of a listener, or of a connection that counts: value of `CONNS`.
+///
+/// On kernels before 5.15, each accepted connection begins with a copy of its listener's value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerSocket {
-    /// Netns cookie of the process that bound the listener; 0: not known.
+    /// Netns cookie of the listener, and of a connection once it is established; 0: not known.
     pub netns_cookie: u64,
-    /// Cgroup id of the process that bound the listener.
+    /// Cgroup id of the process that bound the listener, if that bind was recorded.
     pub cgroup_id: u64,
     /// Row of the pod; 0: none, or not the serving port. Set when the connection is established.
     pub pod_slot: u32,
@@ -502,6 +504,8 @@ pub const CONN_LISTENS: u32 = 2;
 pub const CONN_LOOPBACK: u32 = 4;
 /// Flag of [`ServerSocket`]: an accepted connection that was counted as opened and not yet as closed.
 pub const CONN_OPEN: u32 = 8;
+/// Flag of [`ServerSocket`]: an accepted connection that does not count. Most of them have no storage and no flag.
+pub const CONN_UNCOUNTED: u32 = 16;
 
 /// HTTP state of one accepted connection, maintained by `ebpf/src/count.rs`.
 #[repr(C)]

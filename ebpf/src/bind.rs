@@ -5,12 +5,12 @@ use core::ptr;
 
 use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
 use datapath::{
-    abi::{self, ListenKey, ListenValue, ServerSocket},
+    abi::{self, ListenKey, ListenValue},
     load_balancing,
 };
 
 use crate::{
-    maps::{CONNS, LISTEN, LISTENERS, PODS, atomic_add32},
+    maps::{CONNS, LISTEN, LISTENERS, PODS, atomic_add32, has_netns_cookie},
     sock_addr::{ALLOW, BpfSockAddr},
 };
 
@@ -21,12 +21,9 @@ const LOOPBACK_NET: u8 = 127;
 #[inline(always)]
 pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(conn) = record_binder(ctx)
-        && ctx.ipv4()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1])
-        && may_widen(conn, ctx.port_be(), abi::WIDENED_V4)
-    {
+    let is_loopback = ctx.ipv4()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1]);
+    if handle_bind(ctx, is_loopback, abi::WIDENED_V4) {
         ctx.set_ipv4(&[0; 4]);
-        conn.flags = abi::CONN_WIDENED;
     }
     ALLOW
 }
@@ -35,51 +32,62 @@ pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(conn) = record_binder(ctx)
-        && ctx.ipv6() == [0, 0, 0, 1u32.to_be()]
-        && may_widen(conn, ctx.port_be(), abi::WIDENED_V6)
-    {
+    let is_loopback = ctx.ipv6() == [0, 0, 0, 1u32.to_be()];
+    if handle_bind(ctx, is_loopback, abi::WIDENED_V6) {
         ctx.set_ipv6(&[0; 4]);
-        conn.flags = abi::CONN_WIDENED;
     }
     ALLOW
 }
 
-/// Writes pod and namespace into the socket's storage, which accepted connections inherit. `None` if the socket is none
-/// of TCP, or has a port.
+/// Handles a bind. Returns true if it is to be widened to any address.
+///
+/// Storage costs 1 µs, and most sockets that are bound are clients' or belong to pods of others. It is needed for a
+/// widened bind, and where only the bind shows the namespace of a socket.
 #[inline(always)]
-fn record_binder(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
+fn handle_bind(ctx: BpfSockAddr, is_loopback: bool, family: u32) -> bool {
     // The kernel refuses the bind of a socket with a port, but only after this program. The flags of an open listener
     // or connection must stay, as its close counts by them.
     if !ctx.is_tcp() || ctx.local_port() != 0 {
-        return None;
-    }
-    let conn = CONNS.get_or_zero(ctx.socket())?;
-    conn.netns_cookie = ctx.netns_cookie();
-    // SAFETY: the helper has no arguments and cannot fail.
-    conn.cgroup_id = unsafe { bpf_get_current_cgroup_id() };
-    conn.flags = 0;
-    Some(conn)
-}
-
-/// Returns true if a loopback bind may become one to any address.
-///
-/// The port must be the serving port of a registered pod, on which the programs saw no other reachable listener open.
-/// `POD_LISTENER_FOUND` would report one that they did not see, but no agent sets it. Listeners widened in the same
-/// family share the port on purpose (SO_REUSEPORT), or meet the same EADDRINUSE as without widening. One family only: a
-/// program that binds 127.0.0.1 and ::1 one after the other would collide with itself, since `::` accepts IPv4 too.
-#[inline(always)]
-fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
-    let port = u16::from_be(port_be);
-    // SAFETY: the fields are read at once.
-    let Some(pod) = (unsafe { PODS.get(conn.netns_cookie) }) else { return false };
-    if pod.port != port
-        || pod.flags & (abi::POD_WIDEN_BIND | abi::POD_LISTENER_FOUND) != abi::POD_WIDEN_BIND
-    {
         return false;
     }
-    let key = ListenKey { netns_cookie: conn.netns_cookie, port: u32::from(port), reserved: 0 };
-    let Ok(found) = listen_entry(&key) else { return false };
+    let netns_cookie = ctx.netns_cookie();
+    let port = u32::from(u16::from_be(ctx.port_be()));
+    let key = ListenKey { netns_cookie, port, reserved: 0 };
+    let may_widen = is_loopback && is_widened_port(&key);
+    let is_needed = may_widen || !has_netns_cookie();
+    let socket = ctx.socket();
+    let found = if is_needed { CONNS.get_or_zero(socket) } else { CONNS.get(socket) };
+    let Some(conn) = found else { return false };
+    conn.netns_cookie = netns_cookie;
+    // SAFETY: the helper has no arguments and cannot fail.
+    conn.cgroup_id = unsafe { bpf_get_current_cgroup_id() };
+    // An earlier bind may have failed after it was widened.
+    conn.flags = 0;
+    let widened = may_widen && claim_widening(&key, family);
+    if widened {
+        conn.flags = abi::CONN_WIDENED;
+    }
+    widened
+}
+
+/// Returns true for the serving port of a registered pod whose loopback binds are widened.
+#[inline(always)]
+fn is_widened_port(key: &ListenKey) -> bool {
+    const WANTED: u16 = abi::POD_WIDEN_BIND;
+    // SAFETY: the fields are read at once.
+    let Some(pod) = (unsafe { PODS.get(key.netns_cookie) }) else { return false };
+    u32::from(pod.port) == key.port && pod.flags & (WANTED | abi::POD_LISTENER_FOUND) == WANTED
+}
+
+/// Claims a family for a loopback bind that becomes one to any address. Returns true if it may become one.
+///
+/// The programs must have seen no other reachable listener open on the port. `POD_LISTENER_FOUND` would report one that
+/// they did not see, but no agent sets it. Listeners widened in the same family share the port on purpose
+/// (SO_REUSEPORT), or meet the same EADDRINUSE as without widening. One family only: a program that binds 127.0.0.1 and
+/// ::1 one after the other would collide with itself, since `::` accepts IPv4 too.
+#[inline(always)]
+fn claim_widening(key: &ListenKey, family: u32) -> bool {
+    let Ok(found) = listen_entry(key) else { return false };
     // SAFETY: a live map value; single words.
     unsafe {
         // The family is claimed here, at the bind: until listen, no counter would show it to a second bind.

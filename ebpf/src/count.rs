@@ -23,8 +23,10 @@ use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{__sk_buff, bpf_sock_ops},
-    helpers::generated::{bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock},
+    bindings::{__sk_buff, BPF_TCP_SYN_RECV, bpf_sock, bpf_sock_ops},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock,
+    },
     maps::ProgramArray,
     programs::{SkBuffContext, SockOpsContext},
 };
@@ -46,11 +48,15 @@ pub use self::{
 };
 use crate::{
     maps::{
-        EGRESS, HEAD, INGRESS, KEPT, MINUS_ONE, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS,
-        atomic_add, monotonic_ns,
+        CONNS, EGRESS, HEAD, INGRESS, KEPT, MINUS_ONE, NODE, POD_STATE, PODS, PROBES, SOCKETS,
+        STREAMS, atomic_add, has_netns_cookie, monotonic_ns,
     },
     packet::{self, PacketSegment},
 };
+
+/// Flag: 1 if packet programs may ask for a netns cookie (6.15). Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_SKB_COOKIE: u8 = 0;
 
 /// Verdict: let the packet pass.
 const PASS: i32 = 1;
@@ -207,7 +213,7 @@ extern "C" fn pending_step(skb: *mut __sk_buff) -> u32 {
 extern "C" fn opened_pending_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
-    let Some(conn) = crate::maps::CONNS.get(socket) else { return 0 };
+    let Some(conn) = CONNS.get(socket) else { return 0 };
     if conn.http.protocol != abi::PROTOCOL_HTTP1 {
         return 0;
     }
@@ -255,7 +261,7 @@ extern "C" fn opened_bytes(ops: *mut bpf_sock_ops) -> u32 {
 fn opened_connection(ops: *mut bpf_sock_ops) -> Option<&'static mut ServerSocket> {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
-    crate::maps::CONNS.get(socket)
+    CONNS.get(socket)
 }
 
 /// Returns true if a request's head has the kubelet's User-Agent.
@@ -301,8 +307,15 @@ pub fn close_connection(conn: &mut ServerSocket, socket: *mut c_void) {
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
+    // Before the look-up: a connection that counts gets its storage before it leaves this state.
+    let is_opening = is_being_established(skb);
     // The storage comes first: most sockets of a node have none, and cost no more than this look-up.
-    let Some(conn) = connection_of(skb) else { return PASS };
+    let Some(conn) = connection_of(skb) else {
+        if is_opening {
+            handle_opening_data(ctx);
+        }
+        return PASS;
+    };
     let Some(segment) = packet::parse_segment(skb) else { return PASS };
     if segment.len == 0 {
         return PASS;
@@ -314,6 +327,9 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         }
         // The plain read above may be older than `open_connection`: under the lock the answer is exact.
         if counted_pod_slot(conn) == 0 {
+            if is_opening && conn.flags & abi::CONN_UNCOUNTED == 0 {
+                buffer_early_data(ctx);
+            }
             return PASS;
         }
     }
@@ -414,11 +430,57 @@ fn counted_pod_slot(conn: &mut ServerSocket) -> u32 {
 /// Handles data at a listener: the connection exists only once this very packet has been processed.
 #[inline(always)]
 fn handle_early_data(ctx: &SkBuffContext, conn: &ServerSocket) {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
     // SAFETY: only the presence of the entry is used.
-    if unsafe { PODS.get(conn.netns_cookie) }.is_none() {
-        return;
+    if unsafe { PODS.get(conn.netns_cookie) }.is_some() {
+        buffer_early_data(ctx);
     }
+}
+
+/// Returns true if the packet's socket is a connection that is being established, on a kernel where those begin without
+/// storage.
+///
+/// It can be found by packets on other CPUs a moment before `handle_established` runs for it.
+#[inline(always)]
+fn is_being_established(skb: *mut __sk_buff) -> bool {
+    let socket = socket(skb).cast::<bpf_sock>();
+    if !has_netns_cookie() || socket.is_null() {
+        return false;
+    }
+    // SAFETY: a socket of the context, not null; a single word. Volatile, so that it is read before the look-up.
+    unsafe { ptr::read_volatile(&raw const (*socket).state) == BPF_TCP_SYN_RECV }
+}
+
+/// Handles data of a connection that is being established and has no storage.
+///
+/// With storage, either this packet or `handle_established` sees under the lock that the other was first. If the
+/// connection does not count, its storage stays unused.
+#[inline(always)]
+fn handle_opening_data(ctx: &SkBuffContext) {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    if packet::parse_segment(skb).is_some_and(|segment| segment.len > 0)
+        && may_be_of_pod(skb)
+        && CONNS.get_or_zero_shared(socket(skb)).is_some()
+    {
+        buffer_early_data(ctx);
+    }
+}
+
+/// Returns false if the packet's socket is known not to belong to a pod of Rouse.
+#[inline(always)]
+fn may_be_of_pod(skb: *mut __sk_buff) -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if unsafe { ptr::read_volatile(&HAVE_SKB_COOKIE) } == 0 {
+        return true;
+    }
+    // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch. Only the
+    // presence of the entry is used.
+    unsafe { PODS.get(bpf_get_netns_cookie(skb.cast())) }.is_some()
+}
+
+/// Buffers data of a connection that does not exist yet, or is being established.
+#[inline(always)]
+fn buffer_early_data(ctx: &SkBuffContext) {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some((remote, _)) = packet::parse_sender(skb) else { return };
     // A client on the node itself may be the kubelet, whose probes are recognized by `suspects`.
     // SAFETY: only the presence of the entry is used.
@@ -657,7 +719,7 @@ fn socket(skb: *mut __sk_buff) -> *mut c_void {
 /// Returns the storage of the packet's socket.
 #[inline(always)]
 fn connection_of(skb: *mut __sk_buff) -> Option<&'static mut ServerSocket> {
-    crate::maps::CONNS.get(socket(skb))
+    CONNS.get(socket(skb))
 }
 
 /// Returns the remote port, in host byte order.

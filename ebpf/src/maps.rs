@@ -110,7 +110,10 @@ pub static UDP_SOCKETS: HashMap<u64, abi::UdpSocket> =
 #[map]
 pub static MESHED_NETNS: HashMap<u64, u32> =
     HashMap::pinned(abi::MESHED_NETNS_MAX, BPF_F_NO_PREALLOC);
-/// Storage of listeners and their connections. Cloned: an accepted socket begins with its listener's values.
+/// Storage of listeners and their connections.
+///
+/// Cloned on kernels without [`has_netns_cookie`], since only the listener's values tell the pod of an accepted socket
+/// there. On others the agent clears `BPF_F_CLONE`: a clone costs each accepted connection of each pod 1 µs.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::ServerSocket, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
@@ -126,6 +129,19 @@ pub static OLD_CONNS: SocketStorage<
     abi::ServerSocket,
     { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize },
 > = SocketStorage::new();
+
+/// Flag: 1 if sock_ops programs may ask for a netns cookie (5.15). Set by the agent before loading.
+///
+/// Without it, only sockets that `bind` identified are known, and connections begin with their listener's storage.
+#[unsafe(no_mangle)]
+static HAVE_SOCK_OPS_COOKIE: u8 = 0;
+
+/// Returns true if sock_ops programs may ask for a netns cookie. The verifier knows the answer, and drops branches.
+#[inline(always)]
+pub fn has_netns_cookie() -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    unsafe { ptr::read_volatile(&HAVE_SOCK_OPS_COOKIE) != 0 }
+}
 
 /// Socket storage (5.2; in connect and bind programs since 5.9).
 ///
@@ -164,6 +180,13 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
     #[inline(always)]
     pub fn get_or_zero(&self, socket: *mut c_void) -> Option<&'static mut T> {
         self.lookup(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
+    }
+
+    /// Returns the storage of `socket` like [`get_or_zero`](Self::get_or_zero), while another CPU may create storage of
+    /// the same socket. One of the two attempts then fails, and finds at its second call what the other one made.
+    #[inline(always)]
+    pub fn get_or_zero_shared(&self, socket: *mut c_void) -> Option<&'static mut T> {
+        self.get_or_zero(socket).or_else(|| self.get_or_zero(socket))
     }
 
     /// Looks up the storage of a socket, with the helper's flags.

@@ -24,19 +24,14 @@ use crate::{
     connect_records, count,
     maps::{
         CONNS, NODE, OLD_CONNS, POD_STATE, PODS, PROBES, atomic_add, atomic_add32,
-        increment_control, monotonic_ns, send_event,
+        has_netns_cookie, increment_control, monotonic_ns, send_event,
     },
+    packet,
 };
 
 const AF_INET6: u32 = 10;
 /// Return value of all sock_ops programs.
 const OK: u32 = 1;
-
-/// Flag: 1 if sock_ops programs may ask for a netns cookie (5.15). Set by the agent before loading.
-///
-/// Without it, only sockets that `bind` identified are known.
-#[unsafe(no_mangle)]
-static HAVE_SOCK_OPS_COOKIE: u8 = 0;
 
 /// Place of the bit in the kernel's socket that stands for IPV6_V6ONLY. Set by the agent before loading; the mask is 0
 /// if the kernel's BTF does not show the place, or sock_ops programs may not read it.
@@ -131,11 +126,14 @@ fn handle_listen(ops: *mut bpf_sock_ops) {
     send_event(abi::EVENT_LISTEN, local_port(ops), conn.netns_cookie);
 }
 
-/// Handles an accepted connection. It has a copy of its listener's storage, or none if its listener has none.
+/// Handles an accepted connection.
+///
+/// It has no storage yet, except from an earlier run or from a packet on another CPU. Before 5.15 it has a copy of its
+/// listener's storage, if that has any.
 #[inline(always)]
 fn handle_established(ops: *mut bpf_sock_ops) {
-    let inherited = CONNS.get(socket(ops));
-    let (cookie, is_open) = match &inherited {
+    let found = CONNS.get(socket(ops));
+    let (cookie, is_open) = match &found {
         Some(conn) if conn.netns_cookie != 0 => {
             (conn.netns_cookie, conn.flags & abi::CONN_OPEN != 0)
         }
@@ -148,11 +146,10 @@ fn handle_established(ops: *mut bpf_sock_ops) {
         }
         let slot = serving_pod_slot(ops, cookie);
         let slot = if slot != 0 && is_mptcp_join(ops) { count_mptcp_desync(slot) } else { slot };
-        // No storage for connections that do not count: its allocation would cost each accept of other ports.
-        let Some(conn) = inherited.or_else(|| create_storage(ops, slot)) else { return };
+        let Some(conn) = found.or_else(|| create_storage(ops, slot)) else { return };
         conn.netns_cookie = cookie;
         if slot == 0 {
-            conn.flags = 0;
+            conn.flags = abi::CONN_UNCOUNTED;
             return;
         }
         enable_callbacks(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
@@ -212,10 +209,20 @@ fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
     !failed && head[usize::from(bit.byte_index) % abi::SOCK_HEAD_BYTES] & bit.mask != 0
 }
 
-/// Creates storage for a connection that counts; other connections have none.
+/// Creates storage for a connection that counts; others have none, as its allocation would cost each of them 1 µs.
+///
+/// With Fast Open, further packets come in a state in which they would be buffered for a connection without storage.
 #[inline(always)]
 fn create_storage(ops: *mut bpf_sock_ops, slot: u32) -> Option<&'static mut ServerSocket> {
-    if slot == 0 { None } else { CONNS.get_or_zero(socket(ops)) }
+    let is_needed = slot != 0 || (has_netns_cookie() && is_fast_open(ops));
+    if is_needed { CONNS.get_or_zero_shared(socket(ops)) } else { None }
+}
+
+/// Returns true if a SYN with data has established the connection, before the handshake ends.
+#[inline(always)]
+fn is_fast_open(ops: *mut bpf_sock_ops) -> bool {
+    // SAFETY: a live context; a single word.
+    unsafe { ptr::read_volatile(&raw const (*ops).skb_tcp_flags) & packet::SYN_FLAG != 0 }
 }
 
 /// Returns the row of the pod to which a connection brings requests; 0 means none.
@@ -282,7 +289,7 @@ fn handle_state_change(ops: *mut bpf_sock_ops) {
     // SAFETY: the helper takes the context as it is.
     connect_records::handle_disconnect(socket(ops), unsafe { bpf_get_socket_cookie(ops.cast()) });
     let Some(conn) = CONNS.get(socket(ops)) else { return };
-    // Connections inherit the listener's flags, and may close before they are established: the state tells them apart.
+    // A connection may begin with its listener's flags, and close before it is established: the state tells them apart.
     if old == BPF_TCP_LISTEN {
         handle_listener_close(ops, conn);
     } else if conn.flags & abi::CONN_OPEN != 0 {
@@ -331,8 +338,7 @@ fn identified_socket(ops: *mut bpf_sock_ops) -> Option<&'static mut ServerSocket
 /// Returns the cookie of the socket's network namespace; 0 means that it is unknown.
 #[inline(always)]
 fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
-    // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    if unsafe { ptr::read_volatile(&HAVE_SOCK_OPS_COOKIE) } == 0 {
+    if !has_netns_cookie() {
         return 0;
     }
     // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch.

@@ -404,6 +404,7 @@ fn kernel_features_are_detected_by_trial() {
         (is_at_least(5, 18), is_at_least(5, 15))
     );
     assert!(is_at_least(5, 19) || !features.mptcp_sock);
+    assert_eq!(features.packet_netns_cookie, is_at_least(6, 15));
     // Kernels for small machines may be built without BTF.
     let is_described = Path::new("/sys/kernel/btf/vmlinux").exists();
     assert!(!is_at_least(6, 1) || !is_described || features.v6_only != SocketBit::default());

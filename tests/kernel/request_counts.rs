@@ -5,6 +5,7 @@
     reason = "a test panics and waits on plain threads"
 )]
 
+mod connection_storage;
 pub(crate) mod counting_server;
 mod full_maps;
 mod kubelet_probes;

@@ -10,10 +10,14 @@ use crate::kernel::{
     sys,
 };
 
+/// Type of the programs on packets of a cgroup's sockets (`enum bpf_prog_type`).
+const PROG_CGROUP_SKB: u32 = 8;
 /// Type of the sock_ops programs (`enum bpf_prog_type`).
 const PROG_SOCK_OPS: u32 = 13;
 /// Type of the programs on addresses of sockets (`enum bpf_prog_type`).
 const PROG_SOCK_ADDR: u32 = 18;
+/// Attach type of packets to a socket (`enum bpf_attach_type`).
+const ATTACH_INGRESS: u32 = 0;
 /// Attach type of IPv4 connects (`enum bpf_attach_type`).
 const ATTACH_CONNECT4: u32 = 10;
 
@@ -36,12 +40,16 @@ const SK_OFFSET: i16 = 64;
 
 /// Features of the verifier for which the eBPF programs have fallbacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a feature by itself")]
 pub struct VerifierFeatures {
     /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
     pub set_retval: bool,
     /// If true, sock_ops programs may call `bpf_get_netns_cookie` (usually 5.15). A listener whose bind was not seen is
-    /// counted then.
+    /// counted then, and connections that do not count have no storage.
     pub sock_ops_netns_cookie: bool,
+    /// If true, packet programs may call `bpf_get_netns_cookie` (usually 6.15). They then never buffer a segment for a
+    /// pod of others.
+    pub packet_netns_cookie: bool,
     /// If true, a subflow of Multipath TCP is recognized (usually 5.19, if that is built in).
     pub mptcp_sock: bool,
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
@@ -57,6 +65,7 @@ impl VerifierFeatures {
     pub const NONE: Self = Self {
         set_retval: false,
         sock_ops_netns_cookie: false,
+        packet_netns_cookie: false,
         mptcp_sock: false,
         v6_only: SocketBit { byte_index: 0, mask: 0 },
         kernel_thread: TaskFlag { mask: 0, offset: 0, reserved: 0 },
@@ -82,6 +91,12 @@ impl VerifierFeatures {
                 SET_RETVAL,
             ),
             sock_ops_netns_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
+            packet_netns_cookie: accepts_helper(
+                PROG_CGROUP_SKB,
+                ATTACH_INGRESS,
+                &[],
+                GET_NETNS_COOKIE,
+            ),
             mptcp_sock: accepts_helper(
                 PROG_SOCK_ADDR,
                 ATTACH_CONNECT4,

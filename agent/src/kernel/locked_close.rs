@@ -122,7 +122,8 @@ pub(crate) struct AlignedObject {
 }
 
 impl AlignedObject {
-    fn copy(object: &[u8]) -> Self {
+    /// Copies an object.
+    pub(crate) fn copy(object: &[u8]) -> Self {
         let length = object.len();
         let mut buffer = vec![0; length + 8];
         let start = buffer.as_ptr().align_offset(8) % 8;
@@ -130,7 +131,8 @@ impl AlignedObject {
         Self { buffer, start, length }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    /// Returns the bytes of the object, to be changed in place.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[self.start..][..self.length]
     }
 

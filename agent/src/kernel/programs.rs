@@ -42,6 +42,7 @@ use self::versions::{
 
 mod load;
 mod self_test;
+mod storage_flags;
 mod versions;
 
 /// The eBPF programs as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.

@@ -69,7 +69,7 @@ pub const UDP_SOCKETS: &str = "UDP_SOCKETS";
 /// Hash: cookie of a network namespace whose connects and datagrams go on unchanged, since a mesh's proxy there must
 /// see the address that was asked for (`u64`) → 1 (`u32`). The agent writes it.
 pub const MESHED_NETNS: &str = "MESHED_NETNS";
-/// Socket storage of listeners and of accepted connections: [`ServerSocket`](super::ServerSocket).
+/// Socket storage of listeners and of connections that count: [`ServerSocket`](super::ServerSocket).
 pub const CONNS: &str = "CONNS";
 /// Socket storage of connections that speak HTTP/2: [`Http2Connection`](crate::h2::Http2Connection).
 pub const STREAMS: &str = "STREAMS";

@@ -15,14 +15,17 @@ use crate::measure::MeasuredTimes;
 /// Numbers of services, with the names of the cases.
 const CASES: [(usize, &str); 3] =
     [(1, "services_1"), (1_000, "services_1000"), (10_000, "services_10000")];
+/// Subjects of each case.
+const SUBJECTS: [&str; 4] = ["bare", "uncounted", "direct", "rouse"];
 /// Number of connects in a round.
 const CONNECTS_PER_ROUND: usize = 2_000;
 
-/// Measures all cases. `bare`: address of a server without programs; `direct`: the pod's address, with programs
-/// attached; `rouse`: the service's address.
+/// Measures all cases. `bare`: address of a server without programs; `uncounted`: address of a pod that is not Rouse's,
+/// with the programs of pods; `direct`: the pod's address, with programs attached; `rouse`: the service's address.
 pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = context.start_node()?;
     let bare = context.start_bare_server(&node)?;
+    let uncounted = context.start_uncounted_server(&node)?;
     context.apply(&node, "awake", 1, 1)?;
     let (pod, service) = service_addresses(&node, "awake0")?;
     // Services accumulate: each case adds to those of the cases before, and all of them sleep but one.
@@ -43,19 +46,19 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
             };
             match subject {
                 "bare" => context.measure_bare(&node, &args(bare.address())),
+                // The same client as for `bare`, so that only the server's programs differ.
+                "uncounted" => context.measure_bare(&node, &args(uncounted.address())),
                 "direct" => context.measure(&node, &args(pod)),
                 _ => context.measure(&node, &args(service)),
             }
         };
-        let rounds = interleave(context.rounds, &["bare", "direct", "rouse"], |subject| {
-            Ok(measure(subject)?.p50_us)
-        })?;
+        let rounds = interleave(context.rounds, &SUBJECTS, |subject| Ok(measure(subject)?.p50_us))?;
         rows.extend(case_rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
         // Time in programs is measured apart, because the statistics would slow the compared connects.
         let bare_us = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
         rows.extend(program_share_rows(case, bare_us, context.rounds, || measure("rouse"))?);
     }
-    drop(bare);
+    drop((bare, uncounted));
     node.stop()?;
     Ok(rows)
 }

@@ -1,4 +1,4 @@
-//! Shell: environment of the benches on a local node: the node, services, and a server without any eBPF programs.
+//! Shell: environment of the benches on a local node: the node, services, and servers that are no pods of Rouse.
 
 use std::{
     fs,
@@ -12,13 +12,15 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{is_condition_true, service_manifest};
-use crate::{load::LoadRecord, local_node::LocalNode, measure::MeasuredTimes, sh};
+use crate::{load::LoadRecord, local_node::LocalNode, machine, measure::MeasuredTimes, sh};
 
 /// Name of the benches' node. The demo's node may run beside it.
 const NODE: &str = "bench";
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_080);
 /// Address of the bare server: on the node's bridge, far above the pods' addresses.
-const BARE_SERVER_ADDRESS: &str = "10.244.250.2";
+const BARE_SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 250, 2);
+/// Address of the server in a pod of others, next to it.
+const UNCOUNTED_SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 250, 3);
 /// Port on which every server here listens.
 const PORT: u16 = 8080;
 /// Timeout for the controller to make all applied services ready.
@@ -93,8 +95,17 @@ impl NodeBenchContext {
     }
 
     /// Starts the sample application on the node's bridge, in a cgroup without programs of Rouse.
-    pub(super) fn start_bare_server(&self, node: &LocalNode) -> Result<BareServer> {
-        BareServer::start(node, &self.hello)
+    pub(super) fn start_bare_server(&self, node: &LocalNode) -> Result<BridgeServer> {
+        BridgeServer::start(node, &self.hello, "bare", BARE_SERVER_ADDRESS, None)
+    }
+
+    /// Starts the sample application on the node's bridge as a pod that is not Rouse's: in a cgroup of its own, to
+    /// which the programs of the pods' cgroup apply.
+    pub(super) fn start_uncounted_server(&self, node: &LocalNode) -> Result<BridgeServer> {
+        let mount = machine::cgroup2().context("no cgroup2 file system is mounted")?;
+        let pods = mount.join(format!("rouse-{NODE}")).join("pods");
+        let cgroup = Some(pods.join("uncounted"));
+        BridgeServer::start(node, &self.hello, "uncounted", UNCOUNTED_SERVER_ADDRESS, cgroup)
     }
 
     /// Runs `xtask measure …` as a client in the node's cgroup and network namespace.
@@ -159,58 +170,92 @@ fn netns_command(netns: &Path) -> Command {
     command
 }
 
-/// Server without any programs of Rouse on its path; killed on drop.
+/// Server on the node's bridge that is no pod of Rouse; killed on drop.
 #[derive(Debug)]
-pub(super) struct BareServer {
+pub(super) struct BridgeServer {
     server: Child,
     netns: String,
+    address: Ipv4Addr,
+    /// Cgroup that was made for it.
+    cgroup: Option<PathBuf>,
 }
 
-impl BareServer {
-    fn start(node: &LocalNode, hello: &Path) -> Result<Self> {
-        let netns = format!("rouse-bench-{}", std::process::id());
-        let inside = format!("/run/netns/{netns}");
-        let ip = |args: &str| sh::capture(sh::root_command("ip").args(args.split(' ')));
+impl BridgeServer {
+    fn start(
+        node: &LocalNode,
+        hello: &Path,
+        name: &str,
+        address: Ipv4Addr,
+        cgroup: Option<PathBuf>,
+    ) -> Result<Self> {
+        let netns = format!("rouse-bench-{name}-{}", std::process::id());
         ip(&format!("netns add {netns}"))?;
-        let spawn = || -> Result<Child> {
-            ip(&format!("-n {netns} link set lo up"))?;
-            // Created inside, then one end moves to the node: the host's namespace never changes.
-            ip(&format!("-n {netns} link add eth0 type veth peer name bare0"))?;
-            sh::capture(
-                sh::root_command("ip")
-                    .args(["-n", &netns, "link", "set", "bare0", "netns"])
-                    .arg(node.netns_path("node")),
-            )?;
-            // `ip -n` needs a name below /run/netns, which the node's namespace does not have.
-            let of_node = |args: &str| {
-                sh::capture(netns_command(&node.netns_path("node")).arg("ip").args(args.split(' ')))
-            };
-            of_node("link set bare0 master rouse0 up")?;
-            ip(&format!("-n {netns} addr add {BARE_SERVER_ADDRESS}/16 dev eth0"))?;
-            ip(&format!("-n {netns} link set eth0 up"))?;
-            let mut server = netns_command(Path::new(&inside));
-            server.arg("env").arg(format!("PORT={PORT}")).arg("HOSTNAME=bare").arg(hello);
-            server.stdin(Stdio::null()).stdout(Stdio::null());
-            server.spawn().context("cannot start the bare server")
-        };
         // A network namespace outlives this process, so a failed start must delete it.
-        let server = spawn().inspect_err(|_| {
-            let _ = ip(&format!("netns delete {netns}"));
-        })?;
+        let server = Self::spawn(node, hello, (name, &netns), address, cgroup.as_deref())
+            .inspect_err(|_| {
+                let _ = ip(&format!("netns delete {netns}"));
+            })?;
         // The measuring client does not retry its first connect, so the server gets time to listen.
         sh::sleep(Duration::from_millis(200));
-        Ok(Self { server, netns })
+        Ok(Self { server, netns, address, cgroup })
+    }
+
+    fn spawn(
+        node: &LocalNode,
+        hello: &Path,
+        (name, netns): (&str, &str),
+        address: Ipv4Addr,
+        cgroup: Option<&Path>,
+    ) -> Result<Child> {
+        let link = format!("{name}0");
+        ip(&format!("-n {netns} link set lo up"))?;
+        // Created inside, then one end moves to the node: the host's namespace never changes.
+        ip(&format!("-n {netns} link add eth0 type veth peer name {link}"))?;
+        sh::capture(
+            sh::root_command("ip")
+                .args(["-n", netns, "link", "set", &link, "netns"])
+                .arg(node.netns_path("node")),
+        )?;
+        // `ip -n` needs a name below /run/netns, which the node's namespace does not have.
+        let mut of_node = netns_command(&node.netns_path("node"));
+        sh::capture(of_node.args(["ip", "link", "set", &link, "master", "rouse0", "up"]))?;
+        ip(&format!("-n {netns} addr add {address}/16 dev eth0"))?;
+        ip(&format!("-n {netns} link set eth0 up"))?;
+        let inside = Path::new("/run/netns").join(netns);
+        let mut server = match cgroup {
+            None => netns_command(&inside),
+            Some(cgroup) => {
+                sh::capture(sh::root_command("mkdir").arg("-p").arg(cgroup))?;
+                // Before it listens: a socket belongs to the cgroup of the process that creates it.
+                let script = "echo $$ > \"$1\" && shift && exec nsenter \"$@\"";
+                let mut server = sh::root_command("sh");
+                server.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs"));
+                server.arg(format!("--net={}", inside.display()));
+                server
+            }
+        };
+        server.arg("env").arg(format!("PORT={PORT}")).arg(format!("HOSTNAME={name}")).arg(hello);
+        server.stdin(Stdio::null()).stdout(Stdio::null());
+        server.spawn().with_context(|| format!("cannot start the {name} server"))
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 250, 2)), PORT)
+        SocketAddr::new(IpAddr::V4(self.address), PORT)
     }
 }
 
-impl Drop for BareServer {
+impl Drop for BridgeServer {
     fn drop(&mut self) {
         let _ = sh::root_command("kill").arg(self.server.id().to_string()).status();
         let _ = self.server.wait();
-        let _ = sh::root_command("ip").args(["netns", "delete", &self.netns]).status();
+        let _ = ip(&format!("netns delete {}", self.netns));
+        if let Some(cgroup) = &self.cgroup {
+            let _ = sh::root_command("rmdir").arg(cgroup).status();
+        }
     }
+}
+
+/// Runs `ip` as root, with arguments separated by blanks.
+fn ip(args: &str) -> Result<String> {
+    sh::capture(sh::root_command("ip").args(args.split(' ')))
 }

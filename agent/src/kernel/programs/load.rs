@@ -23,11 +23,12 @@ use tracing::info;
 use super::{
     CGROUP_PROGRAMS, EbpfProgramsError, KUBELET_PROGRAM, PORTS_PROGRAM, TAIL_CALLS, make_folder,
     path_error,
+    storage_flags::clear_clone_flag,
     versions::{set_aside_outlived, version_in_force},
 };
 use crate::kernel::{
     features::VerifierFeatures,
-    locked_close::{self, LockedCloseSupport, LockedCloser},
+    locked_close::{self, AlignedObject, LockedCloseSupport, LockedCloser},
     sys,
 };
 use crate::{map_sizes::MapSizes, paths::AgentPaths};
@@ -55,12 +56,17 @@ pub(super) fn open_object(
     // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins, paths.map_sizes)?;
     let previous_pins = version_in_force(paths);
+    let mut object = AlignedObject::copy(object);
+    // Where a connection shows its namespace itself, it needs nothing of its listener. The programs accept both.
+    if features.sock_ops_netns_cookie && !clear_clone_flag(object.bytes_mut()) {
+        info!("each accepted connection of a pod begins with a copy of its listener's storage");
+    }
     // Decided before the load: the call is patched into the object itself.
     let patched = LockedCloseSupport::detect()
-        .and_then(|support| Ok((support.patch_object(object)?, support.fields)));
+        .and_then(|support| Ok((support.patch_object(object.bytes())?, support.fields)));
     let (object, fields) = match &patched {
         Ok((patched, fields)) => (patched.bytes(), *fields),
-        Err(_) => (object, SockFieldOffsets::default()),
+        Err(_) => (object.bytes(), SockFieldOffsets::default()),
     };
     let ebpf = load_object(object, paths, previous_pins.as_deref(), (&fields, features), log)?;
     Ok(OpenedObject { ebpf, previous_pins, locked_close: patched.map(drop) })
@@ -211,10 +217,14 @@ fn load_object(
     let cpus = possible_cpus()?;
     let (probes, udp_flows) = (lru_size(abi::PROBES_MAX, cpus), lru_size(abi::UDP_FLOWS_MAX, cpus));
     let bound_connects = lru_size(abi::BOUND_CONNECTS_MAX, cpus);
-    let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only, kernel_thread } =
-        features;
-    let (retval, cookie, mptcp) =
-        (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
+    let VerifierFeatures { v6_only, kernel_thread, .. } = features;
+    let [retval, cookie, packet_cookie, mptcp] = [
+        features.set_retval,
+        features.sock_ops_netns_cookie,
+        features.packet_netns_cookie,
+        features.mptcp_sock,
+    ]
+    .map(u8::from);
     // Without another version, a map of its own that stays empty.
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());
@@ -246,6 +256,7 @@ fn load_object(
         .override_global("SOCKET_FIELDS", fields, true)
         .override_global("HAVE_OLD", &have_old, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
+        .override_global("HAVE_SKB_COOKIE", &packet_cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .override_global("V6_ONLY", &v6_only, true)
         .override_global("KERNEL_THREAD", &kernel_thread, true)
