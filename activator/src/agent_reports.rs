@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use common::{
-    link,
-    tls,
+    link, tls,
     wire::{
         ClientComponent, PodReportItem,
         raw::{self, pods_server::Pods},

@@ -199,10 +199,7 @@ fn parse_address(field: &'static str, text: &str) -> Result<IpAddr, ServiceDecod
 
 /// Parses the address of an endpoint. An address of the other family is an error, as kube-proxy ignores it: sockets of
 /// the slice's own family cannot connect to it.
-fn parse_endpoint_address(
-    text: &str,
-    family: AddressFamily,
-) -> Result<IpAddr, ServiceDecodeError> {
+fn parse_endpoint_address(text: &str, family: AddressFamily) -> Result<IpAddr, ServiceDecodeError> {
     let field = "endpoints[].addresses[0]";
     let address = parse_address(field, text)?;
     let expected = match family {
