@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Instant};
 
 use common::wire::PodEntry;
-use datapath::abi::{self, FrontendKey};
+use datapath::abi::FrontendKey;
 
 use super::Agent;
 use crate::net::remote_prober::RemoteProbeResult;
@@ -48,11 +48,8 @@ impl Agent {
         if wanted.is_empty() {
             return wanted;
         }
-        let maps = &self.handles.maps;
-        // Such sockets have no row. One that waits for a pod has a connection to an activator.
-        let has_unlisted = maps.control_word(abi::CONTROL_OVERFLOW) != 0;
-        let mut activators = self.routes.planner().activator_backends();
-        if has_unlisted && activators.any(|backend| maps.open_connections(backend) > 0) {
+        let activators = self.routes.planner().activator_backends();
+        if self.handles.maps.may_have_unlisted_clients(activators) {
             return wanted;
         }
         self.client_sockets.connected_frontends(&wanted)
