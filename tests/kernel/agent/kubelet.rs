@@ -9,6 +9,19 @@ fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
 
+/// Number of connections that the listeners in the pod's namespace have accepted.
+fn accepted_connections(fixture: &AgentFixture) -> u64 {
+    let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
+    let read = || fs::read_to_string("/proc/thread-self/net/snmp");
+    let counters = pod.run_inside("read counters", read).expect("readable");
+    let rows = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let mut rows = rows.map(|row| row.split(' '));
+    let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
+    let mut named_values = names.zip(values);
+    let (_, value) = named_values.find(|(name, _)| *name == "PassiveOpens").expect("it is there");
+    value.parse().expect("a number")
+}
+
 #[test]
 fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     let mut fixture = AgentFixture::new("stop");
@@ -158,7 +171,6 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let activator = fixtures::activator("activator", vec![[10, 77, 0, 2].into()]);
     let key = RouteKey::Activator(activator.name.clone());
     fixture.routes.set(key, RouteChange::Activator(activator));
-    let ready_since = Instant::now();
     fixture.set_pod_on_node("n2", RoutingPhase::Ready);
     fixture.start_agent();
     fixture.start_pod();
@@ -174,18 +186,19 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(backend_count(), Some(0), "this node knows no listener there");
+    let known_since = Instant::now();
     fixture.send_to_pod("listen");
     thread::sleep(Duration::from_millis(300));
-    // After 10 s the pod would be used without a probe.
-    if ready_since.elapsed() < Duration::from_secs(5) {
-        assert_eq!(backend_count(), Some(0), "no client of this node needs the pod");
-    }
+    assert_eq!(accepted_connections(&fixture), 0, "no client of this node needs the pod");
     let mut client = fixture.pod_command("connect");
     let connected = client.env(ROLE_INPUT_VARIABLE, "10.96.0.7").stdin(Stdio::null()).output();
     connected.expect("a client");
+    let is_early = known_since.elapsed() < Duration::from_secs(5);
     while backend_count() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }
+    // From 10 s on the pod may be used without a probe.
+    assert!(!is_early || accepted_connections(&fixture) > 0, "used without a probe");
     // A new agent continues with the known reachability, without an interruption.
     fixture.kill_agent();
     fixture.send_to_pod("close");
