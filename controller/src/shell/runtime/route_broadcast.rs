@@ -21,9 +21,12 @@ use tokio::sync::watch;
 use super::{ControllerRuntime, batch_log::BatchLog};
 use crate::decide::machine::{RouteFingerprint, RouteMessageBatch};
 
-/// Changes that a broadcast keeps for slow streams. A stream that lacks more of them gets a batch with the latest state
-/// of each subject.
-const MAX_LOGGED_CHANGES: usize = 4_096;
+/// Size of the batches that a broadcast keeps for slow streams, in changes. A stream that lacks more of them gets a
+/// batch with the latest state of each subject.
+const MAX_LOG_SIZE: usize = 4_096;
+/// Number of allowed sources of a Revision that count as one change in the log: they need as much memory. A policy that
+/// selects a large namespace has thousands.
+const SOURCES_PER_LOGGED_CHANGE: usize = 16;
 
 /// Place of a stream in the outbox of the RouteTable.
 pub(super) type RouteCursor = OutboxCursor<RouteKey, RouteFingerprint>;
@@ -68,6 +71,13 @@ impl SharedRouteBatch {
         self.nodes.get(node)
     }
 
+    /// Returns the size of the batch in the log, in changes.
+    fn log_size(&self) -> usize {
+        let changes = self.routes.changes.iter();
+        let extra = |it: &RouteChange| source_count(it) / SOURCES_PER_LOGGED_CHANGE;
+        changes.map(|(_, change)| 1 + change.as_ref().map_or(0, extra)).sum()
+    }
+
     /// Returns the encoded batch for a role; the first stream of that role makes it by `encode`.
     pub fn encoded_for(
         &self,
@@ -81,6 +91,14 @@ impl SharedRouteBatch {
         };
         Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
     }
+}
+
+/// Returns the number of addresses and networks that a change lists as allowed sources.
+fn source_count(change: &RouteChange) -> usize {
+    let RouteChange::Revision(revision) = change else { return 0 };
+    let Some(sources) = &revision.allowed_sources else { return 0 };
+    let exceptions = sources.ip_blocks.iter().map(|it| it.exceptions.len());
+    sources.addresses.len() + sources.ip_blocks.len() + exceptions.sum::<usize>()
 }
 
 /// Broadcast of the changes of the RouteTable to streams that get them at the same time.
@@ -99,16 +117,16 @@ pub struct RouteBroadcast {
 impl RouteBroadcast {
     /// Returns a broadcast whose streams get changes after `delay` at most, while [`run`](Self::run) runs.
     pub fn new(runtime: Arc<ControllerRuntime>, delay: Duration) -> Self {
-        Self::with_log_size(runtime, delay, MAX_LOGGED_CHANGES)
+        Self::with_log_size(runtime, delay, MAX_LOG_SIZE)
     }
 
     fn with_log_size(
         runtime: Arc<ControllerRuntime>,
         delay: Duration,
-        max_logged_changes: usize,
+        max_log_size: usize,
     ) -> Self {
         let version = runtime.routes.version();
-        let log = Mutex::new(BatchLog::new(version, max_logged_changes));
+        let log = Mutex::new(BatchLog::new(version, max_log_size));
         let (version, _) = watch::channel(version);
         Self { runtime, delay, log, version, last_catch_up: Mutex::default() }
     }
@@ -136,11 +154,11 @@ impl RouteBroadcast {
     }
 
     fn publish(&self, batch: SharedRouteBatch) {
-        let (version, change_count) = (batch.version(), batch.routes.changes.len());
+        let (version, size) = (batch.version(), batch.log_size());
         let delivered_version = self.runtime.routes.delivered_version();
         let mut log = self.lock_log();
         log.drop_delivered(delivered_version);
-        log.append(version, change_count, Arc::new(batch));
+        log.append(version, size, Arc::new(batch));
         drop(log);
         self.version.send_replace(version);
     }
