@@ -27,6 +27,8 @@ const MAX_LOG_SIZE: usize = 4_096;
 /// Number of allowed sources of a Revision that count as one change in the log: they need as much memory. A policy that
 /// selects a large namespace has thousands.
 const SOURCES_PER_LOGGED_CHANGE: usize = 16;
+/// Time without changes after which batches that every stream has are dropped.
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Place of a stream in the outbox of the RouteTable.
 pub(super) type RouteCursor = OutboxCursor<RouteKey, RouteFingerprint>;
@@ -138,7 +140,7 @@ impl RouteBroadcast {
         cursor.advance_to(*self.version.borrow());
         loop {
             let from_version = cursor.version();
-            let changed = cursor.next().await;
+            let changed = self.next_changes(&mut cursor).await;
             if self.version.receiver_count() == 0 {
                 // A stream that begins now has a snapshot that is as new, or is behind the log.
                 self.lock_log().skip_to(changed.version);
@@ -150,6 +152,22 @@ impl RouteBroadcast {
             }
             // With the changes of the meantime: each batch has to be sent a thousand times.
             self.publish(self.runtime.route_batch(from_version, changed, &mut cursor));
+        }
+    }
+
+    /// Waits for changes, and meanwhile drops batches that every stream has. The next change may be hours away, and a
+    /// batch may be as large as the table.
+    async fn next_changes(
+        &self,
+        cursor: &mut RouteCursor,
+    ) -> OutboxBatch<RouteKey, RouteFingerprint> {
+        loop {
+            // No change is lost if the time is over.
+            if let Ok(changed) = tokio::time::timeout(LOG_CHECK_INTERVAL, cursor.next()).await {
+                return changed;
+            }
+            let delivered_version = self.runtime.routes.delivered_version();
+            self.lock_log().drop_delivered(delivered_version);
         }
     }
 

@@ -216,6 +216,28 @@ async fn streams_may_begin_late_and_again_after_all_others_have_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn batches_that_all_streams_have_are_dropped_without_another_change() {
+    let runtime = new_runtime();
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
+    let (mut fast, mut slow) = (TableStream::new(&broadcast), TableStream::new(&broadcast));
+    fast.next().await;
+    slow.next().await;
+    let version = runtime.routes.version();
+    set_zone(&runtime, "n1", Some("a"));
+    fast.next().await;
+    let logged = || broadcast.lock_log().since(version).map(|batches| batches.len());
+    tokio::time::sleep(2 * LOG_CHECK_INTERVAL).await;
+    assert_eq!(logged(), Some(1), "a slow stream lacks it");
+    slow.next().await;
+    tokio::time::sleep(2 * LOG_CHECK_INTERVAL).await;
+    assert_eq!(logged(), None);
+    set_zone(&runtime, "n2", Some("a"));
+    let (one, other) = (fast.next().await, slow.next().await);
+    assert!(Arc::ptr_eq(&one.batches()[0], &other.batches()[0]));
+    assert_eq!((fast.zones.len(), slow.zones), (2, fast.zones));
+}
+
+#[tokio::test(start_paused = true)]
 async fn streams_of_a_delayed_broadcast_get_the_same_changes_later() {
     let runtime = new_runtime();
     let prompt = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
