@@ -42,8 +42,8 @@ impl Agent {
         self.remote_pods.finish_check(begun);
     }
 
-    /// Returns those of the frontends `wanted` to which a client of this node has connected, as far as that is known;
-    /// all of them if it is not known of a client that may wait for one of their pods.
+    /// Returns those of the frontends `wanted` to which a client of this node has connected, or may have connected
+    /// without a row that names the frontend.
     fn connected_frontends(&self, wanted: HashSet<FrontendKey>) -> HashSet<FrontendKey> {
         if wanted.is_empty() {
             return wanted;
@@ -52,6 +52,10 @@ impl Agent {
         if self.handles.maps.may_have_unlisted_clients(activators) {
             return wanted;
         }
-        self.client_sockets.connected_frontends(&wanted)
+        let mut connected = self.client_sockets.connected_frontends(&wanted);
+        // Without a usable pod and an activator, a connect goes on unchanged and is not recorded.
+        let table = self.routes.table();
+        connected.extend(wanted.into_iter().filter(|it| !table.has_activator_for(it)));
+        connected
     }
 }

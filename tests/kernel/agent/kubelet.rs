@@ -9,6 +9,13 @@ fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
 
+/// Number of pods that connects are led to; `None` before the agent has written frontends.
+fn used_pod_count(pins: &Path) -> Option<usize> {
+    let table = KernelMaps::open(pins).and_then(|maps| maps.read_routes()).ok()?;
+    let pods = table.backends.values().filter(|it| it.port_be != 0);
+    (!table.frontends.is_empty()).then(|| pods.count())
+}
+
 /// Number of connections that the listeners in the pod's namespace have accepted.
 fn accepted_connections(fixture: &AgentFixture) -> u64 {
     let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
@@ -175,13 +182,7 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     fixture.start_agent();
     fixture.start_pod();
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let backend_count = || {
-        let Ok(table) = KernelMaps::open(&pins).and_then(|maps| maps.read_routes()) else {
-            return None;
-        };
-        let pods = table.backends.values().filter(|it| it.port_be != 0);
-        Some(pods.count()).filter(|_| !table.frontends.is_empty())
-    };
+    let backend_count = || used_pod_count(&pins);
     while backend_count().is_none() {
         thread::sleep(Duration::from_millis(10));
     }
@@ -208,4 +209,21 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(backend_count(), Some(1));
+}
+
+/// Without an activator, no connect to a service without a usable pod is recorded.
+#[test]
+fn without_activators_a_pod_of_another_node_is_probed_before_a_client_connects() {
+    let mut fixture = AgentFixture::new("alone");
+    fixture.add_direct_service();
+    fixture.set_pod_on_node("n2", RoutingPhase::Ready);
+    // Long before the agent knows the pod, whose probes end after ten seconds.
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent();
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    while used_pod_count(&pins) != Some(1) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(accepted_connections(&fixture) > 0, "used without a probe");
 }
