@@ -4,8 +4,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 /// Newest batches of changes, within a bound on their size.
 ///
-/// Each batch has the changes since the one before it, in the states of its own version. So a stream that begins
-/// between two batches may take the second one as a whole: what it knows already changes nothing.
+/// Each batch has the changes since the one before it, in the states of its own version. So a stream that is between
+/// two batches may take the second one as a whole: what it knows already changes nothing.
 #[derive(Debug)]
 pub(super) struct BatchLog<B> {
     /// Oldest first.

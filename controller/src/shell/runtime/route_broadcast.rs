@@ -112,7 +112,7 @@ pub struct RouteBroadcast {
     log: Mutex<BatchLog<SharedRouteBatch>>,
     /// Version of the last batch in the log.
     version: watch::Sender<u64>,
-    /// Last batch for a stream that was behind the log, for as long as a stream is still sending it.
+    /// Last batch that did not come from the log, for as long as a stream is still sending it.
     last_catch_up: Mutex<Weak<SharedRouteBatch>>,
 }
 
@@ -191,24 +191,36 @@ impl RouteBroadcast {
         self.version.subscribe()
     }
 
-    /// Returns the batches after the place of `cursor`, and moves it behind them.
-    pub(super) fn take_batches(&self, cursor: &mut RouteCursor) -> Vec<Arc<SharedRouteBatch>> {
+    /// Returns the batches after the place of `cursor`, and moves it behind them. None of them has a change from before
+    /// `snapshot_version`, with which the stream began.
+    ///
+    /// A receiver holds back what a replica that is behind says of draining pods. What it gets of a pod after the
+    /// snapshot counts as news.
+    pub(super) fn take_batches(
+        &self,
+        cursor: &mut RouteCursor,
+        snapshot_version: u64,
+    ) -> Vec<Arc<SharedRouteBatch>> {
+        let is_later = |it: &Arc<SharedRouteBatch>| it.from_version >= snapshot_version;
         let logged = self.lock_log().since(cursor.version());
-        let batches = logged.unwrap_or_else(|| vec![self.catch_up(cursor)]);
+        let logged = logged.filter(|batches| batches.first().is_none_or(is_later));
+        let batches = logged.unwrap_or_else(|| vec![self.catch_up(cursor, snapshot_version)]);
         if let Some(last) = batches.last() {
             cursor.advance_to(last.version());
         }
         batches
     }
 
-    /// Returns one batch for a stream that is behind the log. Streams that are behind at the same time share it.
-    fn catch_up(&self, cursor: &mut RouteCursor) -> Arc<SharedRouteBatch> {
+    /// Returns one batch for a stream that is behind the log, or that began within a batch. Such streams share it if
+    /// they need it at the same time.
+    fn catch_up(&self, cursor: &mut RouteCursor, snapshot_version: u64) -> Arc<SharedRouteBatch> {
         // Held throughout: streams that are behind together wait for one batch instead of each making its own.
         let mut last = self.last_catch_up.lock().unwrap_or_else(PoisonError::into_inner);
         let version = cursor.version();
-        let has_changes =
-            |it: &Arc<SharedRouteBatch>| it.from_version <= version && version < it.version();
-        if let Some(batch) = last.upgrade().filter(has_changes) {
+        let is_fitting = |it: &Arc<SharedRouteBatch>| {
+            (snapshot_version..=version).contains(&it.from_version) && version < it.version()
+        };
+        if let Some(batch) = last.upgrade().filter(is_fitting) {
             return batch;
         }
         let nothing = || OutboxBatch { version, changes: Vec::new() };

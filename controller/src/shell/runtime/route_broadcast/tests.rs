@@ -215,6 +215,31 @@ async fn streams_may_begin_late_and_again_after_all_others_have_ended() {
     }
 }
 
+#[tokio::test]
+async fn a_stream_gets_no_change_from_before_its_snapshot() {
+    let runtime = new_runtime();
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
+    let mut early = TableStream::new(&broadcast);
+    early.next().await;
+    // Until a stream waits, the broadcast does not run: the second stream begins within the first batch.
+    set_zone(&runtime, "n1", Some("a"));
+    let mut late = TableStream::new(&broadcast);
+    late.next().await;
+    assert!(late.zones.contains_key("n1"));
+    set_zone(&runtime, "n2", Some("a"));
+    let update = late.next().await;
+    let [batch] = update.batches() else { panic!("one change is one batch") };
+    let keys: Vec<&RouteKey> = batch.routes().changes.iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, [&RouteKey::Node("n2".into())]);
+    let update = early.next().await;
+    assert_eq!(update.batches()[0].routes().changes.len(), 2);
+    // From here on both follow the log.
+    set_zone(&runtime, "n3", Some("a"));
+    let (one, other) = (early.next().await, late.next().await);
+    assert!(Arc::ptr_eq(&one.batches()[0], &other.batches()[0]));
+    assert_eq!(early.zones, late.zones);
+}
+
 #[tokio::test(start_paused = true)]
 async fn batches_that_all_streams_have_are_dropped_without_another_change() {
     let runtime = new_runtime();
