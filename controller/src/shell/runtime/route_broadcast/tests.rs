@@ -181,7 +181,11 @@ async fn a_removal_reaches_a_stream_that_is_behind_the_log() {
         fast.next().await;
     }
     assert!(slow.zones.contains_key("n1"));
-    slow.next().await;
+    let update = slow.next().await;
+    let [batch] = update.batches() else { panic!("it is behind the log") };
+    let [removed, added] = ["n1", "n2"].map(|node| batch.node_change(node));
+    assert!(matches!(removed, Some(RouteChange::Removed(_))), "the agent of the node gets it");
+    assert!(matches!(added, Some(RouteChange::Node(_))));
     assert_eq!(slow.zones.keys().collect::<Vec<_>>(), ["n2", "n3"]);
 }
 
