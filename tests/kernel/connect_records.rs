@@ -262,12 +262,15 @@ fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
 fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
     let mut fixture = ClientConnectFixture::new();
     let untracked = fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED);
+    let has_unlisted = |it: &ClientConnectFixture| it.kernel.maps.may_have_unlisted_clients([]);
+    assert_eq!(has_unlisted(&fixture), untracked > 0);
     match fixture.client.run_step("mptcp 10.96.0.1:80") {
         // This kernel has no MPTCP, or it is disabled.
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
         reply => assert!(reply.expect("it connects").starts_with("one ")),
     }
     assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), untracked + 1);
+    assert!(has_unlisted(&fixture), "no record names the frontend of this client");
     fixture.client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

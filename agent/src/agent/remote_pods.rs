@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Instant};
 
 use common::wire::PodEntry;
-use datapath::abi::{self, FrontendKey};
+use datapath::abi::FrontendKey;
 
 use super::Agent;
 use crate::net::remote_prober::RemoteProbeResult;
@@ -42,19 +42,20 @@ impl Agent {
         self.remote_pods.finish_check(begun);
     }
 
-    /// Returns those of the frontends `wanted` to which a client of this node has connected, as far as that is known;
-    /// all of them if it is not known of a client that may wait for one of their pods.
+    /// Returns those of the frontends `wanted` to which a client of this node has connected, or may have connected
+    /// without a row that names the frontend.
     fn connected_frontends(&self, wanted: HashSet<FrontendKey>) -> HashSet<FrontendKey> {
         if wanted.is_empty() {
             return wanted;
         }
-        let maps = &self.handles.maps;
-        // Such sockets have no row. One that waits for a pod has a connection to an activator.
-        let has_unlisted = maps.control_word(abi::CONTROL_OVERFLOW) != 0;
-        let mut activators = self.routes.planner().activator_backends();
-        if has_unlisted && activators.any(|backend| maps.open_connections(backend) > 0) {
+        let activators = self.routes.planner().activator_backends();
+        if self.handles.maps.may_have_unlisted_clients(activators) {
             return wanted;
         }
-        self.client_sockets.connected_frontends(&wanted)
+        let mut connected = self.client_sockets.connected_frontends(&wanted);
+        // Without a usable pod and an activator, a connect goes on unchanged and is not recorded.
+        let table = self.routes.table();
+        connected.extend(wanted.into_iter().filter(|it| !table.has_activator_for(it)));
+        connected
     }
 }

@@ -543,6 +543,18 @@ impl KernelMaps {
         row[offset_of!(abi::PodState, event_threshold) / 8].store(armed, Release);
     }
 
+    /// Returns true if a client may wait for a pod without a row of `CLIENTS`, which would name its frontend.
+    /// `activators` are the numbers of the backends that are activators.
+    pub fn may_have_unlisted_clients(&self, activators: impl IntoIterator<Item = u32>) -> bool {
+        // Such sockets have no record, and no gauge counts them. How many of them are open is not known.
+        if self.control_word(abi::CONTROL_UNTRACKED) != 0 {
+            return true;
+        }
+        // Their records are in socket storage. One that waits for a pod has a connection to an activator.
+        let has_overflow = self.control_word(abi::CONTROL_OVERFLOW) != 0;
+        has_overflow && activators.into_iter().any(|backend| self.open_connections(backend) > 0)
+    }
+
     /// Returns a word of `CONTROL`, by its `abi::CONTROL_*` number.
     pub fn control_word(&self, word: u32) -> u64 {
         self.control.words()[word as usize].load(Acquire)

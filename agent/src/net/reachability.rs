@@ -6,7 +6,8 @@
 //!
 //! Only a node with clients of the pod needs the result. If each node probed each new pod, a thousand nodes would send
 //! it a thousand connects, and as many would leave each node as pods start in the cluster. So a pod is probed once a
-//! client of this node has connected to one of its services. Before that no connect from here needs the pod either.
+//! client of this node has connected to one of its services, or may have. Before that no connect from here needs the
+//! pod either.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -9,6 +9,26 @@ fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
 
+/// Number of pods that connects are led to; `None` before the agent has written frontends.
+fn used_pod_count(pins: &Path) -> Option<usize> {
+    let table = KernelMaps::open(pins).and_then(|maps| maps.read_routes()).ok()?;
+    let pods = table.backends.values().filter(|it| it.port_be != 0);
+    (!table.frontends.is_empty()).then(|| pods.count())
+}
+
+/// Number of connections that the listeners in the pod's namespace have accepted.
+fn accepted_connections(fixture: &AgentFixture) -> u64 {
+    let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
+    let read = || fs::read_to_string("/proc/thread-self/net/snmp");
+    let counters = pod.run_inside("read counters", read).expect("readable");
+    let rows = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let mut rows = rows.map(|row| row.split(' '));
+    let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
+    let mut named_values = names.zip(values);
+    let (_, value) = named_values.find(|(name, _)| *name == "PassiveOpens").expect("it is there");
+    value.parse().expect("a number")
+}
+
 #[test]
 fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     let mut fixture = AgentFixture::new("stop");
@@ -158,34 +178,28 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let activator = fixtures::activator("activator", vec![[10, 77, 0, 2].into()]);
     let key = RouteKey::Activator(activator.name.clone());
     fixture.routes.set(key, RouteChange::Activator(activator));
-    let ready_since = Instant::now();
     fixture.set_pod_on_node("n2", RoutingPhase::Ready);
     fixture.start_agent();
     fixture.start_pod();
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let backend_count = || {
-        let Ok(table) = KernelMaps::open(&pins).and_then(|maps| maps.read_routes()) else {
-            return None;
-        };
-        let pods = table.backends.values().filter(|it| it.port_be != 0);
-        Some(pods.count()).filter(|_| !table.frontends.is_empty())
-    };
+    let backend_count = || used_pod_count(&pins);
     while backend_count().is_none() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(backend_count(), Some(0), "this node knows no listener there");
+    let known_since = Instant::now();
     fixture.send_to_pod("listen");
     thread::sleep(Duration::from_millis(300));
-    // After 10 s the pod would be used without a probe.
-    if ready_since.elapsed() < Duration::from_secs(5) {
-        assert_eq!(backend_count(), Some(0), "no client of this node needs the pod");
-    }
+    assert_eq!(accepted_connections(&fixture), 0, "no client of this node needs the pod");
     let mut client = fixture.pod_command("connect");
     let connected = client.env(ROLE_INPUT_VARIABLE, "10.96.0.7").stdin(Stdio::null()).output();
     connected.expect("a client");
+    let is_early = known_since.elapsed() < Duration::from_secs(5);
     while backend_count() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }
+    // From 10 s on the pod may be used without a probe.
+    assert!(!is_early || accepted_connections(&fixture) > 0, "used without a probe");
     // A new agent continues with the known reachability, without an interruption.
     fixture.kill_agent();
     fixture.send_to_pod("close");
@@ -195,4 +209,21 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(backend_count(), Some(1));
+}
+
+/// Without an activator, no connect to a service without a usable pod is recorded.
+#[test]
+fn without_activators_a_pod_of_another_node_is_probed_before_a_client_connects() {
+    let mut fixture = AgentFixture::new("alone");
+    fixture.add_direct_service();
+    fixture.set_pod_on_node("n2", RoutingPhase::Ready);
+    // Long before the agent knows the pod, whose probes end after ten seconds.
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.start_agent();
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    while used_pod_count(&pins) != Some(1) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(accepted_connections(&fixture) > 0, "used without a probe");
 }

@@ -86,7 +86,8 @@ impl ClientSocketRecords {
     /// Returns those of the frontends `wanted` that the rows of TCP sockets name. A row keeps the record of its last
     /// socket after that has closed, until another socket takes the row.
     ///
-    /// Sockets without a row, of which `CONTROL` has the number, are missing. So is a record that changes meanwhile.
+    /// Sockets without a row are missing; [`KernelMaps`](super::KernelMaps) knows if there may be some. So is a record
+    /// that changes meanwhile.
     pub(crate) fn connected_frontends(
         &self,
         wanted: &HashSet<FrontendKey>,

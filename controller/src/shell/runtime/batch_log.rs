@@ -2,41 +2,41 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-/// Newest batches of changes, within a bound on their number of changes.
+/// Newest batches of changes, within a bound on their size.
 ///
-/// Each batch has the changes since the one before it, in the states of its own version. So a stream that begins
-/// between two batches may take the second one as a whole: what it knows already changes nothing.
+/// Each batch has the changes since the one before it, in the states of its own version. So a stream that is between
+/// two batches may take the second one as a whole: what it knows already changes nothing.
 #[derive(Debug)]
 pub(super) struct BatchLog<B> {
     /// Oldest first.
     batches: VecDeque<LoggedBatch<B>>,
     /// Version from which on the log has every change: that of the last batch which it has dropped or left out.
     complete_from: u64,
-    /// Number of changes in all batches.
-    change_count: usize,
-    max_changes: usize,
+    /// Size of all batches.
+    size: usize,
+    max_size: usize,
 }
 
 #[derive(Debug)]
 struct LoggedBatch<B> {
     /// Version that a stream has reached with this batch.
     version: u64,
-    change_count: usize,
+    size: usize,
     batch: Arc<B>,
 }
 
 impl<B> BatchLog<B> {
-    /// Returns an empty log of the changes after `version`, which keeps about `max_changes` changes.
-    pub(super) fn new(version: u64, max_changes: usize) -> Self {
-        Self { batches: VecDeque::new(), complete_from: version, change_count: 0, max_changes }
+    /// Returns an empty log of the changes after `version`, which keeps batches of about `max_size`.
+    pub(super) fn new(version: u64, max_size: usize) -> Self {
+        Self { batches: VecDeque::new(), complete_from: version, size: 0, max_size }
     }
 
     /// Appends the batch of the changes since the last one, up to `version`. The oldest batches beyond the bound are
     /// dropped. The newest one stays, whatever its size is: all streams are about to take it.
-    pub(super) fn append(&mut self, version: u64, change_count: usize, batch: Arc<B>) {
-        self.batches.push_back(LoggedBatch { version, change_count, batch });
-        self.change_count += change_count;
-        while self.change_count > self.max_changes && self.batches.len() > 1 {
+    pub(super) fn append(&mut self, version: u64, size: usize, batch: Arc<B>) {
+        self.batches.push_back(LoggedBatch { version, size, batch });
+        self.size += size;
+        while self.size > self.max_size && self.batches.len() > 1 {
             self.drop_oldest();
         }
     }
@@ -51,7 +51,7 @@ impl<B> BatchLog<B> {
     /// Leaves out the changes up to `version`, for which no batch was made because no stream needed it.
     pub(super) fn skip_to(&mut self, version: u64) {
         self.batches.clear();
-        (self.complete_from, self.change_count) = (version, 0);
+        (self.complete_from, self.size) = (version, 0);
     }
 
     /// Returns the batches after `version`, oldest first; `None` if the log does not have all of these changes.
@@ -66,7 +66,7 @@ impl<B> BatchLog<B> {
     fn drop_oldest(&mut self) {
         if let Some(oldest) = self.batches.pop_front() {
             self.complete_from = oldest.version;
-            self.change_count -= oldest.change_count;
+            self.size -= oldest.size;
         }
     }
 }
@@ -81,8 +81,8 @@ mod tests {
     use super::*;
 
     /// Log with batches of two changes each, up to versions 12, 14 and 16.
-    fn log_of_three(max_changes: usize) -> BatchLog<u64> {
-        let mut log = BatchLog::new(10, max_changes);
+    fn log_of_three(max_size: usize) -> BatchLog<u64> {
+        let mut log = BatchLog::new(10, max_size);
         [12, 14, 16].into_iter().for_each(|version| log.append(version, 2, Arc::new(version)));
         log
     }
@@ -113,17 +113,17 @@ mod tests {
         log.append(100, 1, Arc::new(100));
         assert_eq!(versions_since(&log, 98), None);
         assert_eq!(versions_since(&log, 99), Some(vec![100]));
-        assert_eq!(log.change_count, 1);
+        assert_eq!(log.size, 1);
     }
 
     #[test]
     fn batches_that_every_stream_has_are_dropped() {
         let mut log = log_of_three(100);
         log.drop_delivered(14);
-        assert_eq!((log.batches.len(), log.change_count), (1, 2));
+        assert_eq!((log.batches.len(), log.size), (1, 2));
         assert_eq!(versions_since(&log, 14), Some(vec![16]));
         log.skip_to(20);
-        assert_eq!((log.batches.len(), log.change_count), (0, 0));
+        assert_eq!((log.batches.len(), log.size), (0, 0));
         assert_eq!([versions_since(&log, 19), versions_since(&log, 20)], [None, Some(vec![])]);
     }
 
@@ -157,12 +157,12 @@ mod tests {
     }
 
     impl BroadcastFixture {
-        fn new(max_changes: usize) -> Self {
+        fn new(max_size: usize) -> Self {
             let outbox = Outbox::new();
             let mut publisher = outbox.subscribe();
             publisher.advance_to(outbox.version());
             Self {
-                log: BatchLog::new(outbox.version(), max_changes),
+                log: BatchLog::new(outbox.version(), max_size),
                 tables: BTreeMap::from([(outbox.version(), Table::new())]),
                 present: Table::new(),
                 streams: Vec::new(),
@@ -228,10 +228,10 @@ mod tests {
         /// of the batch's version, and at the end the present table.
         #[test]
         fn every_stream_follows_the_table(
-            max_changes in 1_usize..12,
+            max_size in 1_usize..12,
             ops in collection::vec((0_u8..12, 0_u8..5, 0_u8..4), 0..120),
         ) {
-            let mut fixture = BroadcastFixture::new(max_changes);
+            let mut fixture = BroadcastFixture::new(max_size);
             for (kind, key, value) in ops {
                 let stream = usize::from(key);
                 match kind {
@@ -242,8 +242,8 @@ mod tests {
                     9 if stream < fixture.streams.len() => drop(fixture.streams.remove(stream)),
                     _ => fixture.read(stream),
                 }
-                let bound = max_changes.max(fixture.log.batches.back().map_or(0, |it| it.change_count));
-                prop_assert!(fixture.log.change_count <= bound);
+                let bound = max_size.max(fixture.log.batches.back().map_or(0, |it| it.size));
+                prop_assert!(fixture.log.size <= bound);
             }
             fixture.publish();
             for stream in 0..fixture.streams.len() {
@@ -254,7 +254,7 @@ mod tests {
             let delivered = fixture.outbox.delivered_version();
             prop_assert_eq!(delivered, fixture.outbox.version());
             fixture.log.drop_delivered(delivered);
-            prop_assert_eq!(fixture.log.change_count, 0);
+            prop_assert_eq!(fixture.log.size, 0);
         }
     }
 

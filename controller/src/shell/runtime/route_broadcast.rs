@@ -21,9 +21,14 @@ use tokio::sync::watch;
 use super::{ControllerRuntime, batch_log::BatchLog};
 use crate::decide::machine::{RouteFingerprint, RouteMessageBatch};
 
-/// Changes that a broadcast keeps for slow streams. A stream that lacks more of them gets a batch with the latest state
-/// of each subject.
-const MAX_LOGGED_CHANGES: usize = 4_096;
+/// Size of the batches that a broadcast keeps for slow streams, in changes. A stream that lacks more of them gets a
+/// batch with the latest state of each subject.
+const MAX_LOG_SIZE: usize = 4_096;
+/// Number of allowed sources of a Revision that count as one change in the log: they need as much memory. A policy that
+/// selects a large namespace has thousands.
+const SOURCES_PER_LOGGED_CHANGE: usize = 16;
+/// Time without changes after which batches that every stream has are dropped.
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Place of a stream in the outbox of the RouteTable.
 pub(super) type RouteCursor = OutboxCursor<RouteKey, RouteFingerprint>;
@@ -68,6 +73,13 @@ impl SharedRouteBatch {
         self.nodes.get(node)
     }
 
+    /// Returns the size of the batch in the log, in changes.
+    fn log_size(&self) -> usize {
+        let changes = self.routes.changes.iter();
+        let extra = |it: &RouteChange| source_count(it) / SOURCES_PER_LOGGED_CHANGE;
+        changes.map(|(_, change)| 1 + change.as_ref().map_or(0, extra)).sum()
+    }
+
     /// Returns the encoded batch for a role; the first stream of that role makes it by `encode`.
     pub fn encoded_for(
         &self,
@@ -83,6 +95,14 @@ impl SharedRouteBatch {
     }
 }
 
+/// Returns the number of addresses and networks that a change lists as allowed sources.
+fn source_count(change: &RouteChange) -> usize {
+    let RouteChange::Revision(revision) = change else { return 0 };
+    let Some(sources) = &revision.allowed_sources else { return 0 };
+    let exceptions = sources.ip_blocks.iter().map(|it| it.exceptions.len());
+    sources.addresses.len() + sources.ip_blocks.len() + exceptions.sum::<usize>()
+}
+
 /// Broadcast of the changes of the RouteTable to streams that get them at the same time.
 #[derive(Debug)]
 pub struct RouteBroadcast {
@@ -92,23 +112,23 @@ pub struct RouteBroadcast {
     log: Mutex<BatchLog<SharedRouteBatch>>,
     /// Version of the last batch in the log.
     version: watch::Sender<u64>,
-    /// Last batch for a stream that was behind the log, for as long as a stream is still sending it.
+    /// Last batch that did not come from the log, for as long as a stream is still sending it.
     last_catch_up: Mutex<Weak<SharedRouteBatch>>,
 }
 
 impl RouteBroadcast {
     /// Returns a broadcast whose streams get changes after `delay` at most, while [`run`](Self::run) runs.
     pub fn new(runtime: Arc<ControllerRuntime>, delay: Duration) -> Self {
-        Self::with_log_size(runtime, delay, MAX_LOGGED_CHANGES)
+        Self::with_log_size(runtime, delay, MAX_LOG_SIZE)
     }
 
     fn with_log_size(
         runtime: Arc<ControllerRuntime>,
         delay: Duration,
-        max_logged_changes: usize,
+        max_log_size: usize,
     ) -> Self {
         let version = runtime.routes.version();
-        let log = Mutex::new(BatchLog::new(version, max_logged_changes));
+        let log = Mutex::new(BatchLog::new(version, max_log_size));
         let (version, _) = watch::channel(version);
         Self { runtime, delay, log, version, last_catch_up: Mutex::default() }
     }
@@ -120,7 +140,7 @@ impl RouteBroadcast {
         cursor.advance_to(*self.version.borrow());
         loop {
             let from_version = cursor.version();
-            let changed = cursor.next().await;
+            let changed = self.next_changes(&mut cursor).await;
             if self.version.receiver_count() == 0 {
                 // A stream that begins now has a snapshot that is as new, or is behind the log.
                 self.lock_log().skip_to(changed.version);
@@ -135,12 +155,28 @@ impl RouteBroadcast {
         }
     }
 
+    /// Waits for changes, and meanwhile drops batches that every stream has. The next change may be hours away, and a
+    /// batch may be as large as the table.
+    async fn next_changes(
+        &self,
+        cursor: &mut RouteCursor,
+    ) -> OutboxBatch<RouteKey, RouteFingerprint> {
+        loop {
+            // No change is lost if the time is over.
+            if let Ok(changed) = tokio::time::timeout(LOG_CHECK_INTERVAL, cursor.next()).await {
+                return changed;
+            }
+            let delivered_version = self.runtime.routes.delivered_version();
+            self.lock_log().drop_delivered(delivered_version);
+        }
+    }
+
     fn publish(&self, batch: SharedRouteBatch) {
-        let (version, change_count) = (batch.version(), batch.routes.changes.len());
+        let (version, size) = (batch.version(), batch.log_size());
         let delivered_version = self.runtime.routes.delivered_version();
         let mut log = self.lock_log();
         log.drop_delivered(delivered_version);
-        log.append(version, change_count, Arc::new(batch));
+        log.append(version, size, Arc::new(batch));
         drop(log);
         self.version.send_replace(version);
     }
@@ -155,24 +191,36 @@ impl RouteBroadcast {
         self.version.subscribe()
     }
 
-    /// Returns the batches after the place of `cursor`, and moves it behind them.
-    pub(super) fn take_batches(&self, cursor: &mut RouteCursor) -> Vec<Arc<SharedRouteBatch>> {
+    /// Returns the batches after the place of `cursor`, and moves it behind them. None of them has a change from before
+    /// `snapshot_version`, with which the stream began.
+    ///
+    /// A receiver holds back what a replica that is behind says of draining pods. What it gets of a pod after the
+    /// snapshot counts as news.
+    pub(super) fn take_batches(
+        &self,
+        cursor: &mut RouteCursor,
+        snapshot_version: u64,
+    ) -> Vec<Arc<SharedRouteBatch>> {
+        let is_later = |it: &Arc<SharedRouteBatch>| it.from_version >= snapshot_version;
         let logged = self.lock_log().since(cursor.version());
-        let batches = logged.unwrap_or_else(|| vec![self.catch_up(cursor)]);
+        let logged = logged.filter(|batches| batches.first().is_none_or(is_later));
+        let batches = logged.unwrap_or_else(|| vec![self.catch_up(cursor, snapshot_version)]);
         if let Some(last) = batches.last() {
             cursor.advance_to(last.version());
         }
         batches
     }
 
-    /// Returns one batch for a stream that is behind the log. Streams that are behind at the same time share it.
-    fn catch_up(&self, cursor: &mut RouteCursor) -> Arc<SharedRouteBatch> {
+    /// Returns one batch for a stream that is behind the log, or that began within a batch. Such streams share it if
+    /// they need it at the same time.
+    fn catch_up(&self, cursor: &mut RouteCursor, snapshot_version: u64) -> Arc<SharedRouteBatch> {
         // Held throughout: streams that are behind together wait for one batch instead of each making its own.
         let mut last = self.last_catch_up.lock().unwrap_or_else(PoisonError::into_inner);
         let version = cursor.version();
-        let has_changes =
-            |it: &Arc<SharedRouteBatch>| it.from_version <= version && version < it.version();
-        if let Some(batch) = last.upgrade().filter(has_changes) {
+        let is_fitting = |it: &Arc<SharedRouteBatch>| {
+            (snapshot_version..=version).contains(&it.from_version) && version < it.version()
+        };
+        if let Some(batch) = last.upgrade().filter(is_fitting) {
             return batch;
         }
         let nothing = || OutboxBatch { version, changes: Vec::new() };

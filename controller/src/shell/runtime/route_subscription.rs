@@ -54,25 +54,29 @@ pub struct RouteTableSubscription {
     published_version: watch::Receiver<u64>,
     /// Place in the outbox; `None` before the snapshot.
     cursor: Option<RouteCursor>,
+    /// Version of the snapshot with which the stream began; 0 before it.
+    snapshot_version: u64,
 }
 
 impl RouteTableSubscription {
     /// Makes the subscription of a stream that begins, and that gets changes from `broadcast`.
     pub fn new(broadcast: Arc<RouteBroadcast>) -> Self {
-        Self { published_version: broadcast.subscribe(), broadcast, cursor: None }
+        let published_version = broadcast.subscribe();
+        Self { broadcast, published_version, cursor: None, snapshot_version: 0 }
     }
 
     /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&mut self) -> RouteTableUpdate {
         let Some(cursor) = &mut self.cursor else {
             let snapshot = self.broadcast.runtime().snapshot();
+            self.snapshot_version = snapshot.batch.version();
             self.cursor = Some(snapshot.cursor.fork());
             return RouteTableUpdate::Snapshot(snapshot);
         };
         let version = cursor.version();
         // The sender lives in the broadcast that this subscription holds, so it cannot have been dropped.
         let _ = self.published_version.wait_for(|published| *published > version).await;
-        RouteTableUpdate::Changes(self.broadcast.take_batches(cursor))
+        RouteTableUpdate::Changes(self.broadcast.take_batches(cursor, self.snapshot_version))
     }
 }
 

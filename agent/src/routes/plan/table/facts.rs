@@ -60,6 +60,12 @@ impl PlannerTable {
         services.flat_map(|number| self.frontend_keys(number)).collect()
     }
 
+    /// Returns true if an activator can take the connects to a frontend. IPv4 clients reach IPv4 activators only.
+    pub(crate) fn has_activator_for(&self, key: &FrontendKey) -> bool {
+        let is_ipv6 = is_ipv6_frontend(key);
+        self.activators.values().flatten().any(|address| is_ipv6 || address.is_ipv4())
+    }
+
     /// Returns the port of a service of the RouteTable.
     pub(in crate::routes::plan) fn routed_port(&self, number: u32) -> u16 {
         self.services.get(number).port.get()

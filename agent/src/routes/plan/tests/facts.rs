@@ -92,6 +92,25 @@ fn only_frontends_on_the_direct_path_lead_to_a_pod() {
 }
 
 #[test]
+fn an_ipv4_frontend_needs_an_ipv4_activator() {
+    let ipv4_key = key([10, 96, 0, 1]);
+    let ipv6_key = FrontendKey { address: to_v6_octets("fd00::1".parse().unwrap()), ..ipv4_key };
+    let ipv6 = ActivatorEntry { addresses: vec!["fd00::2".parse().unwrap()], ..activator(2) };
+    for (activators, expected) in [
+        (vec![], [false, false]),
+        (vec![ipv6.clone()], [false, true]),
+        (vec![activator(1)], [true, true]),
+        (vec![activator(1), ipv6], [true, true]),
+    ] {
+        let mut fixture = PlannerFixture::new();
+        fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &activators));
+        let planned = fixture.planner.table();
+        let found = [ipv4_key, ipv6_key].map(|it| planned.has_activator_for(&it));
+        assert_eq!(found, expected, "{activators:?}");
+    }
+}
+
+#[test]
 fn a_service_without_room_has_the_reason() {
     let mut fixture = PlannerFixture::with_mode(ClusterIpMode::All);
     fixture.observe(first_lists(vec![set_tcp_service(1, None), set_slice(1, &[5])]));

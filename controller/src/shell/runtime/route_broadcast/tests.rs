@@ -1,6 +1,10 @@
-use std::cell::Cell;
+use std::{cell::Cell, net::Ipv4Addr};
 
-use common::{local_node::LocalNodeSpec, outbox::Outbox, wire::NamespacedName};
+use common::{
+    local_node::LocalNodeSpec,
+    outbox::Outbox,
+    wire::{AllowedSources, AppProtocol, NamespacedName, RevisionEntry},
+};
 use serde_json::json;
 
 use super::*;
@@ -37,10 +41,10 @@ fn set_zone(runtime: &ControllerRuntime, node: &str, zone: Option<&str>) {
 fn run_broadcast(
     runtime: &Arc<ControllerRuntime>,
     delay: Duration,
-    max_logged_changes: usize,
+    max_log_size: usize,
 ) -> Arc<RouteBroadcast> {
     let broadcast =
-        Arc::new(RouteBroadcast::with_log_size(Arc::clone(runtime), delay, max_logged_changes));
+        Arc::new(RouteBroadcast::with_log_size(Arc::clone(runtime), delay, max_log_size));
     let running = Arc::clone(&broadcast);
     tokio::spawn(async move { running.run().await });
     broadcast
@@ -81,10 +85,39 @@ impl TableStream {
     }
 }
 
+#[test]
+fn the_allowed_sources_of_a_revision_count_for_the_size_of_the_log() {
+    let name = NamespacedName::new("default", "hello-00001");
+    let revision = |source_count: u32| {
+        let addresses = (0..source_count).map(|at| Ipv4Addr::from(at).into()).collect();
+        let sources = AllowedSources { addresses, ..AllowedSources::default() };
+        RouteChange::Revision(RevisionEntry {
+            name: name.clone(),
+            service: "hello".into(),
+            configuration: "hello".into(),
+            container_concurrency: 0,
+            timeout: Duration::from_secs(300),
+            response_start_timeout: None,
+            idle_timeout: None,
+            protocol: AppProtocol::Http1,
+            policy: None,
+            reachable: true,
+            initial_scale_reached: true,
+            allowed_sources: Some(Arc::new(sources)),
+        })
+    };
+    let size = |change: Option<RouteChange>| {
+        let changes = vec![(RouteKey::Revision(name.clone()), change)];
+        SharedRouteBatch::new(0, RouteMessageBatch { version: 1, changes }).log_size()
+    };
+    let large = 1 + 10_000 / SOURCES_PER_LOGGED_CHANGE;
+    assert_eq!([None, Some(revision(0)), Some(revision(10_000))].map(size), [1, 1, large]);
+}
+
 #[tokio::test]
 async fn all_streams_share_each_batch_and_its_bytes() {
     let runtime = new_runtime();
-    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOGGED_CHANGES);
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
     let mut streams: Vec<TableStream> = (0..3).map(|_| TableStream::new(&broadcast)).collect();
     let mut updates = Vec::new();
     for stream in &mut streams {
@@ -148,14 +181,18 @@ async fn a_removal_reaches_a_stream_that_is_behind_the_log() {
         fast.next().await;
     }
     assert!(slow.zones.contains_key("n1"));
-    slow.next().await;
+    let update = slow.next().await;
+    let [batch] = update.batches() else { panic!("it is behind the log") };
+    let [removed, added] = ["n1", "n2"].map(|node| batch.node_change(node));
+    assert!(matches!(removed, Some(RouteChange::Removed(_))), "the agent of the node gets it");
+    assert!(matches!(added, Some(RouteChange::Node(_))));
     assert_eq!(slow.zones.keys().collect::<Vec<_>>(), ["n2", "n3"]);
 }
 
 #[tokio::test]
 async fn streams_may_begin_late_and_again_after_all_others_have_ended() {
     let runtime = new_runtime();
-    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOGGED_CHANGES);
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
     let mut early = TableStream::new(&broadcast);
     early.next().await;
     set_zone(&runtime, "n1", Some("a"));
@@ -182,11 +219,58 @@ async fn streams_may_begin_late_and_again_after_all_others_have_ended() {
     }
 }
 
+#[tokio::test]
+async fn a_stream_gets_no_change_from_before_its_snapshot() {
+    let runtime = new_runtime();
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
+    let mut early = TableStream::new(&broadcast);
+    early.next().await;
+    // Until a stream waits, the broadcast does not run: the second stream begins within the first batch.
+    set_zone(&runtime, "n1", Some("a"));
+    let mut late = TableStream::new(&broadcast);
+    late.next().await;
+    assert!(late.zones.contains_key("n1"));
+    set_zone(&runtime, "n2", Some("a"));
+    let update = late.next().await;
+    let [batch] = update.batches() else { panic!("one change is one batch") };
+    let keys: Vec<&RouteKey> = batch.routes().changes.iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, [&RouteKey::Node("n2".into())]);
+    let update = early.next().await;
+    assert_eq!(update.batches()[0].routes().changes.len(), 2);
+    // From here on both follow the log.
+    set_zone(&runtime, "n3", Some("a"));
+    let (one, other) = (early.next().await, late.next().await);
+    assert!(Arc::ptr_eq(&one.batches()[0], &other.batches()[0]));
+    assert_eq!(early.zones, late.zones);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_that_all_streams_have_are_dropped_without_another_change() {
+    let runtime = new_runtime();
+    let broadcast = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
+    let (mut fast, mut slow) = (TableStream::new(&broadcast), TableStream::new(&broadcast));
+    fast.next().await;
+    slow.next().await;
+    let version = runtime.routes.version();
+    set_zone(&runtime, "n1", Some("a"));
+    fast.next().await;
+    let logged = || broadcast.lock_log().since(version).map(|batches| batches.len());
+    tokio::time::sleep(2 * LOG_CHECK_INTERVAL).await;
+    assert_eq!(logged(), Some(1), "a slow stream lacks it");
+    slow.next().await;
+    tokio::time::sleep(2 * LOG_CHECK_INTERVAL).await;
+    assert_eq!(logged(), None);
+    set_zone(&runtime, "n2", Some("a"));
+    let (one, other) = (fast.next().await, slow.next().await);
+    assert!(Arc::ptr_eq(&one.batches()[0], &other.batches()[0]));
+    assert_eq!((fast.zones.len(), slow.zones), (2, fast.zones));
+}
+
 #[tokio::test(start_paused = true)]
 async fn streams_of_a_delayed_broadcast_get_the_same_changes_later() {
     let runtime = new_runtime();
-    let prompt = run_broadcast(&runtime, Duration::ZERO, MAX_LOGGED_CHANGES);
-    let delayed = run_broadcast(&runtime, Duration::from_millis(1), MAX_LOGGED_CHANGES);
+    let prompt = run_broadcast(&runtime, Duration::ZERO, MAX_LOG_SIZE);
+    let delayed = run_broadcast(&runtime, Duration::from_millis(1), MAX_LOG_SIZE);
     let (mut prompt, mut delayed) = (TableStream::new(&prompt), TableStream::new(&delayed));
     prompt.next().await;
     delayed.next().await;
