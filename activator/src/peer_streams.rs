@@ -142,6 +142,8 @@ impl PeerStreams {
                 max_anonymous_per_address: MAX_HANDSHAKES_PER_ADDRESS,
                 ..AcceptLimits::default()
             },
+            // Without their streams no slot is granted, so pods that connect must not keep them out.
+            known_addresses: Some(self.peers.known_addresses()),
         });
         let router =
             link::server_builder().add_service(slots).add_service(PodsServer::new(reports));
