@@ -138,7 +138,8 @@ impl PeerStreams {
             allows_anonymous: false,
             // Each other activator and each agent opens one connection.
             limits: AcceptLimits {
-                max_anonymous: MAX_HANDSHAKES,
+                // The pods of one IP family leave the places of the other one alone.
+                max_anonymous: MAX_HANDSHAKES / self.peers.addresses.len().max(1),
                 max_anonymous_per_address: MAX_HANDSHAKES_PER_ADDRESS,
                 ..AcceptLimits::default()
             },
