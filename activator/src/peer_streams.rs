@@ -138,10 +138,13 @@ impl PeerStreams {
             allows_anonymous: false,
             // Each other activator and each agent opens one connection.
             limits: AcceptLimits {
-                max_anonymous: MAX_HANDSHAKES,
+                // The pods of one IP family leave the places of the other one alone.
+                max_anonymous: MAX_HANDSHAKES / self.peers.addresses.len().max(1),
                 max_anonymous_per_address: MAX_HANDSHAKES_PER_ADDRESS,
                 ..AcceptLimits::default()
             },
+            // Without their streams no slot is granted, so pods that connect must not keep them out.
+            known_addresses: Some(self.peers.known_addresses()),
         });
         let router =
             link::server_builder().add_service(slots).add_service(PodsServer::new(reports));

@@ -89,6 +89,7 @@ pub async fn run(
         credentials,
         allows_anonymous: false,
         limits: AcceptLimits::default(),
+        known_addresses: None,
     });
     let link = || {
         ComponentLink::with_resolver(

@@ -64,9 +64,10 @@ impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
     pub fn new(revision_context: RevisionContext) -> Self {
         let listing = watch::Sender::new(ActivatorListing::NotListedYet);
+        let early_ready_pods = revision_context.pod_settings.metrics.early_ready_pods.clone();
         Self {
             revision_context: Arc::new(revision_context),
-            state: RwLock::default(),
+            state: RwLock::new(RouteIndexState::new(early_ready_pods)),
             pods_update: Mutex::default(),
             listing,
         }
@@ -280,9 +281,8 @@ impl RouteIndex {
 
     /// Puts what agents report now of these pods in force, and unlocks the index before.
     fn update_early_pods(&self, mut index: RwLockWriteGuard<'_, RouteIndexState>, uids: &[String]) {
-        let (touched, newly_ready) = index.update_early_pods(uids);
+        let touched = index.update_early_pods(uids);
         drop(index);
-        self.revision_context.pod_settings.metrics.early_ready_pods.inc_by(newly_ready);
         touched.iter().for_each(|name| self.update_revision_pods(name));
     }
 

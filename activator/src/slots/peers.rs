@@ -10,6 +10,7 @@ use std::{
 
 use common::{
     outbox::Outbox,
+    tls::accept::KnownAddresses,
     wire::{NamespacedName, SlotClaim, SlotGrant},
 };
 use tokio::sync::watch;
@@ -35,6 +36,8 @@ pub struct Peers {
     outboxes: Mutex<PeerOutboxes>,
     /// Addresses of the other activators that the RouteTable lists.
     pub(crate) dial_targets: watch::Sender<BTreeMap<ActivatorName, SocketAddr>>,
+    /// All addresses of the activators that the RouteTable lists.
+    known_addresses: watch::Sender<BTreeSet<IpAddr>>,
     /// Port of the streams between activators, the same at each; `None`: there are no such streams.
     pub(crate) peer_port: Option<NonZeroU16>,
     /// Addresses of this activator.
@@ -97,6 +100,7 @@ impl Peers {
             known_peers: Mutex::default(),
             outboxes: Mutex::default(),
             dial_targets: watch::Sender::default(),
+            known_addresses: watch::Sender::default(),
             peer_port,
             addresses,
         }
@@ -123,6 +127,9 @@ impl Peers {
             Some((peer.clone(), SocketAddr::new(self.reachable_address(addresses)?, port.get())))
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
+        let addresses = listed.values().flatten().copied().collect();
+        // The accept loop reads the present value: nothing waits for a change.
+        self.known_addresses.send_replace(addresses);
         // An activator that is no longer listed may still have requests at pods, and so is known for a while.
         let has_changed = self.update_view(|peers| {
             peers.first_table_at.get_or_insert_with(Instant::now);
@@ -135,6 +142,11 @@ impl Peers {
             differs
         });
         has_changed
+    }
+
+    /// Returns the addresses of the activators that the RouteTable lists, from which they dial.
+    pub(crate) fn known_addresses(&self) -> KnownAddresses {
+        self.known_addresses.subscribe()
     }
 
     /// Address of another activator in an IP family that this one has too; otherwise its first address.
@@ -211,5 +223,21 @@ impl Peers {
     /// Number of the holder's latest stream, shared by all of its streams.
     pub(crate) fn latest_stream(&self, of: &ActivatorName) -> Arc<Mutex<u64>> {
         Arc::clone(self.lock_outboxes().latest_streams.entry(of.clone()).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_of_listed_activators_are_known() {
+        let peers = Peers::new("a", NonZeroU16::new(7120), Vec::new());
+        let known = peers.known_addresses();
+        let addresses: [IpAddr; 2] = [[10, 0, 0, 2].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 2].into()];
+        peers.set_listed([("b".into(), addresses.to_vec())]);
+        assert_eq!(*known.borrow(), BTreeSet::from(addresses));
+        peers.set_listed([]);
+        assert_eq!(*known.borrow(), BTreeSet::new());
     }
 }

@@ -91,6 +91,9 @@ async fn a_report_that_comes_before_the_pod_counts_once_the_table_lists_the_pod(
     let mut client = send_waiting_request(&fixture).await;
     set_entry(&mut fixture, awaiting_pod(server.address));
     assert!(read_rest(&mut client).await.ends_with("hello"));
+    let confirmed = PodEntry { kubelet_ready: true, ..awaiting_pod(server.address) };
+    set_entry(&mut fixture, confirmed);
+    assert_eq!(fixture.metric("rouse_activator_early_ready_pods_total"), 1.0);
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use crate::{
     outbox::{OutboxBatch, OutboxCursor},
     tls::{
         TlsCredentials,
-        accept::{self, AcceptLimits},
+        accept::{self, AcceptLimits, KnownAddresses},
     },
     wire::{RouteChange, RouteItem, RouteKey, WireError, raw},
 };
@@ -152,6 +152,8 @@ pub struct TlsAdmission {
     pub allows_anonymous: bool,
     /// Limits on handshakes and on connections without a certificate.
     pub limits: AcceptLimits,
+    /// Addresses for which the limit on all addresses does not count; `None`: it counts for each.
+    pub known_addresses: Option<KnownAddresses>,
 }
 
 /// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `admission` admits.
@@ -169,13 +171,14 @@ pub async fn serve_with_tls(
     let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let TlsAdmission { credentials, allows_anonymous, limits } = admission;
+    let TlsAdmission { credentials, allows_anonymous, limits, known_addresses } = admission;
     // Shutdown ends only the accepting here; open streams end by their own handlers.
     let incoming = accept::accept_connections(
         listener,
         credentials,
         *allows_anonymous,
         *limits,
+        known_addresses.clone(),
         shutdown.child_token(),
     );
     let stop = shutdown.cancelled_owned();

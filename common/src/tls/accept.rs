@@ -1,7 +1,7 @@
 //! Shell: accepted TLS connections, each with its peer's identity, and limits on those without one.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
@@ -14,7 +14,7 @@ use futures::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -48,6 +48,10 @@ impl Default for AcceptLimits {
     }
 }
 
+/// Addresses of known peers, which the limit on all addresses does not stop: many others together must not keep them
+/// out. The limit on one address counts for them, too.
+pub type KnownAddresses = watch::Receiver<BTreeSet<IpAddr>>;
+
 /// Most connections that have finished the handshake and wait to be served.
 const MAX_PENDING: usize = 64;
 /// Pause after a failed accept: most likely there are too many open files.
@@ -61,6 +65,7 @@ pub fn accept_connections(
     credentials: &Arc<TlsCredentials>,
     allows_anonymous: bool,
     limits: AcceptLimits,
+    known_addresses: Option<KnownAddresses>,
     shutdown: CancellationToken,
 ) -> impl Stream<Item = io::Result<TlsServerConnection>> + Send + 'static {
     let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, allows_anonymous)));
@@ -72,6 +77,7 @@ pub fn accept_connections(
         TlsAcceptLoop {
             acceptor,
             limits,
+            known_addresses,
             anonymous: AnonymousConnections::default(),
             failure_log: Arc::default(),
             accepted: send,
@@ -89,6 +95,7 @@ pub fn accept_connections(
 struct TlsAcceptLoop {
     acceptor: TlsAcceptor,
     limits: AcceptLimits,
+    known_addresses: Option<KnownAddresses>,
     anonymous: AnonymousConnections,
     failure_log: Arc<Mutex<FailureLogThrottle>>,
     accepted: mpsc::Sender<TlsServerConnection>,
@@ -107,7 +114,9 @@ impl TlsAcceptLoop {
                 }
             };
             // Dropped before the handshake, whose cryptography is what a flood of connections would cost.
-            let Some(permit) = self.anonymous.try_acquire(from.ip(), &self.limits) else {
+            let is_known = self.is_known(from.ip());
+            let permit = self.anonymous.try_acquire(from.ip(), is_known, &self.limits);
+            let Some(permit) = permit else {
                 debug!(%from, "too many connections without a certificate: connection dropped");
                 continue;
             };
@@ -132,6 +141,12 @@ impl TlsAcceptLoop {
                 }
             });
         }
+    }
+
+    fn is_known(&self, from: IpAddr) -> bool {
+        // A socket of IPv6 may accept connections of IPv4.
+        let from = from.to_canonical();
+        self.known_addresses.as_ref().is_some_and(|known| known.borrow().contains(&from))
     }
 }
 
@@ -201,11 +216,17 @@ struct AnonymousConnections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 struct AnonymousPermit(AnonymousConnections, IpAddr);
 
 impl AnonymousConnections {
-    fn try_acquire(&self, from: IpAddr, limits: &AcceptLimits) -> Option<AnonymousPermit> {
+    fn try_acquire(
+        &self,
+        from: IpAddr,
+        is_known: bool,
+        limits: &AcceptLimits,
+    ) -> Option<AnonymousPermit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
         let count = all.get(&from).copied().unwrap_or_default();
-        if total >= limits.max_anonymous || count >= limits.max_anonymous_per_address {
+        let is_full = total >= limits.max_anonymous && !is_known;
+        if is_full || count >= limits.max_anonymous_per_address {
             return None;
         }
         all.insert(from, count + 1);
@@ -290,6 +311,26 @@ impl AsyncWrite for TlsServerConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_addresses_together_do_not_keep_a_known_one_out() {
+        let limits = AcceptLimits {
+            max_anonymous: 3,
+            max_anonymous_per_address: 2,
+            ..AcceptLimits::default()
+        };
+        let connections = AnonymousConnections::default();
+        let acquire = |last: u8, is_known| {
+            connections.try_acquire(IpAddr::from([10, 0, 0, last]), is_known, &limits)
+        };
+        let others = [1, 2, 3].map(|last| acquire(last, false));
+        assert!(others.iter().all(Option::is_some) && acquire(4, false).is_none());
+        let known = [acquire(4, true), acquire(4, true)];
+        assert!(known.iter().all(Option::is_some));
+        assert!(acquire(4, true).is_none(), "the limit on one address counts");
+        drop(others);
+        assert!(acquire(1, false).is_some());
+    }
 
     #[test]
     fn a_port_scan_is_one_warning_a_second_with_a_count() {

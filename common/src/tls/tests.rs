@@ -174,8 +174,12 @@ impl TlsFixture {
         let router = link::server_builder()
             .add_service(PodsServer::new(server.clone()))
             .add_service(IdentityServer::new(server));
-        let admission =
-            TlsAdmission { credentials: Arc::clone(&shown), allows_anonymous: true, limits };
+        let admission = TlsAdmission {
+            credentials: Arc::clone(&shown),
+            allows_anonymous: true,
+            limits,
+            known_addresses: None,
+        };
         let (to, ending) = (format!("https://{at}"), stop.clone());
         tokio::spawn(
             async move { link::serve_with_tls(&to, router, Some(&admission), ending).await },

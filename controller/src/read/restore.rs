@@ -179,6 +179,7 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
         first_seen_at: UnixMillis::default(),
         was_ready: last_address.is_some(),
+        may_have_requests: last_address.is_some(),
         steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: last_address,

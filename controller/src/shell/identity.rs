@@ -88,7 +88,12 @@ impl CertificateIssuer {
     /// Admission rule for connections: peers without a certificate are admitted too.
     pub fn tls_admission(&self) -> TlsAdmission {
         let credentials = Arc::clone(self.authority_manager.credentials());
-        TlsAdmission { credentials, allows_anonymous: true, limits: AcceptLimits::default() }
+        TlsAdmission {
+            credentials,
+            allows_anonymous: true,
+            limits: AcceptLimits::default(),
+            known_addresses: None,
+        }
     }
 
     /// Reviews the token, and signs a certificate for the key in the request.

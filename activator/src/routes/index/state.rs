@@ -13,6 +13,7 @@ use common::{
     service_routing::NodeTopology,
     wire::{self, NamespacedName, RouteKey, RoutingPhase},
 };
+use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;
 
 use crate::{
@@ -47,6 +48,8 @@ pub(super) struct RouteIndexState {
     pub(super) agent_reports: AgentReports,
     /// Node of each pod that waits for the report of that node's agent, by the pod's uid.
     nodes_of_awaiting_pods: HashMap<String, SmolStr>,
+    /// Pods that have become early-ready, by a report or by the table.
+    early_ready_pods: Counter,
     /// Addresses of the activators, by name.
     pub(super) activator_addresses: BTreeMap<String, Vec<IpAddr>>,
     /// Zones of the activators, by name; empty for one whose zone is not known.
@@ -56,6 +59,11 @@ pub(super) struct RouteIndexState {
 }
 
 impl RouteIndexState {
+    /// Creates empty indexes, which count pods that become early-ready.
+    pub(super) fn new(early_ready_pods: Counter) -> Self {
+        Self { early_ready_pods, ..Self::default() }
+    }
+
     /// Adds or replaces a service. Returns true if its port has changed.
     pub(super) fn set_service(
         &mut self,
@@ -236,12 +244,15 @@ impl RouteIndexState {
 
     /// Adds or replaces a pod. Returns the Revisions whose pods have changed.
     pub(super) fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
+        let was_early_ready = self.is_early_ready(&entry.uid);
         let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
         // A draining pod gets no request, whatever its agent reports.
         let awaits_report = entry.awaits_report && entry.phase == RoutingPhase::Starting;
         let reports = &self.agent_reports;
         let is_reported = |address| reports.is_ready_at(&entry.node, &entry.uid, address);
         let is_early_ready = awaits_report && entry.address.is_some_and(is_reported);
+        // The report may come before the table that states that the pod awaits it.
+        self.early_ready_pods.inc_by((is_early_ready && !was_early_ready).into());
         if awaits_report {
             self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
         }
@@ -261,6 +272,12 @@ impl RouteIndexState {
         touched
     }
 
+    fn is_early_ready(&self, uid: &str) -> bool {
+        let pods =
+            self.revision_by_pod.get(uid).and_then(|revision| self.pods_by_revision.get(revision));
+        pods.and_then(|pods| pods.get(uid)).is_some_and(|pod| pod.is_early_ready)
+    }
+
     /// Removes a pod. Returns the Revision that it had.
     pub(super) fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
         self.nodes_of_awaiting_pods.remove(uid);
@@ -274,10 +291,9 @@ impl RouteIndexState {
         Some(revision)
     }
 
-    /// Applies what agents report now of these pods. Returns the Revisions whose pods have changed by it, and the number
-    /// of pods that are early-ready since then.
-    pub(super) fn update_early_pods(&mut self, uids: &[String]) -> (BTreeSet<NamespacedName>, u64) {
-        let (mut touched, mut newly_ready) = (BTreeSet::new(), 0);
+    /// Applies what agents report now of these pods. Returns the Revisions whose pods have changed by it.
+    pub(super) fn update_early_pods(&mut self, uids: &[String]) -> BTreeSet<NamespacedName> {
+        let mut touched = BTreeSet::new();
         for uid in uids {
             let Some(node) = self.nodes_of_awaiting_pods.get(uid) else { continue };
             let Some(revision) = self.revision_by_pod.get(uid) else { continue };
@@ -288,10 +304,10 @@ impl RouteIndexState {
                 pod.address.is_some_and(|address| reports.is_ready_at(node, uid, address));
             if std::mem::replace(&mut pod.is_early_ready, is_early_ready) != is_early_ready {
                 touched.insert(revision.clone());
-                newly_ready += u64::from(is_early_ready);
+                self.early_ready_pods.inc_by(is_early_ready.into());
             }
         }
-        (touched, newly_ready)
+        touched
     }
 
     /// Subjects that are missing in a snapshot.

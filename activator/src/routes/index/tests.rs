@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{
     fixtures,
@@ -153,4 +153,38 @@ proptest! {
             prop_assert_eq!(address, model.serving_address().map(socket_address), "{:?}", step);
         }
     }
+}
+
+/// The drain acknowledgement goes out as soon as the table is in force, whatever reports come at the same time.
+#[test]
+fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
+    let (index, name) = (new_index(), NamespacedName::new("default", "hello-1"));
+    let entry = fixtures::revision(&name, "hello");
+    apply_change(&index, RouteKey::Revision(name.clone()), RouteChange::Revision(entry));
+    let (revision, stream) = (index.revision(&name).unwrap(), index.begin_agent_stream(NODE));
+    let (is_over, mut served) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut ready_at = Some(socket_address(0));
+            while !is_over.load(Ordering::Relaxed) {
+                index.apply_agent_report(NODE, stream, "p".to_owned(), ready_at);
+                ready_at = ready_at.is_none().then(|| socket_address(0));
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..500 {
+            for phase in [RoutingPhase::Starting, RoutingPhase::Draining] {
+                let step = EarlyPodStep::List { phase, awaits_report: true, address: 0 };
+                EarlyPodModel::default().apply(&index, &name, &step);
+            }
+            // An older copy of the pods could replace the table's a moment later.
+            for _ in 0..4 {
+                let mut request = revision.queue_entry(0);
+                served += usize::from(request.acquire_permit().now_or_never().is_some());
+                std::thread::yield_now();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(served, 0);
 }

@@ -271,7 +271,7 @@ pub(super) fn collect_garbage(
         has_draining_pods |= !revision.pods.is_empty();
         // Whatever scales the Revision: its pods get no new connection and finish their last requests.
         for pod in revision.pods.iter_mut().filter(|it| it.stage == PodStage::Serving) {
-            pod.stage = match pod.was_ready {
+            pod.stage = match pod.may_have_requests {
                 true => PodStage::Draining { since: now },
                 false => PodStage::Stopping { since: now },
             };

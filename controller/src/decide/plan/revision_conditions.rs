@@ -45,6 +45,8 @@ pub(super) fn update_revision(
             pod.first_seen_at = context.now;
         }
         pod.was_ready |= scale::is_pod_ready(pod, context);
+        // Activators may act on a report that the controller gets late, when nothing is awaited any more.
+        pod.may_have_requests |= pod.was_ready || scale::awaits_report(pod, context);
         scale::update_steady_readiness(pod, context);
     }
     if revision.scaling.first_planned_at == UnixMillis::default() {

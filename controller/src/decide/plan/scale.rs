@@ -165,6 +165,7 @@ fn add_pod(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
         created: context.now,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
+        may_have_requests: false,
         steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: None,
@@ -199,9 +200,7 @@ fn remove_surplus_pods(
         (ready, requests_in_flight(pod, context), std::cmp::Reverse(pod.created), pod.uid.clone())
     });
     for pod in pods.into_iter().take(count) {
-        let may_have_requests =
-            pod.was_ready || is_pod_ready(pod, context) || awaits_report(pod, context);
-        pod.stage = if may_have_requests {
+        pod.stage = if pod.may_have_requests {
             PodStage::Draining { since: context.now }
         } else {
             // No request was ever routed to it, so there is nothing to drain.

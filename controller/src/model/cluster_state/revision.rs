@@ -147,6 +147,9 @@ pub struct RevisionPod {
     pub first_seen_at: UnixMillis,
     /// True once the pod has been ready.
     pub was_ready: bool,
+    /// True once requests may have been sent to the pod: it has been ready, or the RouteTable has stated that it awaits
+    /// the report of its agent.
+    pub may_have_requests: bool,
     /// The current uninterrupted readiness, and the one before.
     pub steady_readiness: SteadyReadiness,
     /// Stage of the pod: serving, draining or stopping.

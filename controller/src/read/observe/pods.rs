@@ -39,6 +39,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         created: fields::read_meta(object).created,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
+        may_have_requests: false,
         steady_readiness: SteadyReadiness::default(),
         stage: PodStage::Serving,
         restored_address: None,

@@ -488,21 +488,25 @@ fn a_pod_awaits_the_report_of_its_agent_while_nothing_else_is_missing() {
     assert_eq!(phases(&api_server), [Starting]);
 }
 
-/// An activator may have sent it a request that no report shows yet.
+/// An activator may have sent it a request that no report shows yet, also if more is missing again meanwhile.
 #[test]
-fn a_surplus_pod_that_awaits_a_report_drains() {
-    let mut api_server = FakeApiServer::new();
-    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
-    api_server.decide("hello-00001", 1);
-    assert!(awaits_report_after(&mut api_server, unready_observation()));
-    api_server.decide("hello-00001", 0);
-    assert_eq!(phases(&api_server), [Draining]);
-    assert_eq!(requested_replicas(&api_server), 1);
-    let drained = PodObservation { drained: true, ..unready_observation() };
-    assert!(!awaits_report_after(&mut api_server, drained), "it leaves");
-    api_server.now = api_server.now.plus_ms(1000);
-    api_server.step(ControllerEvent::Tick);
-    assert_eq!(pods(&api_server).len(), 0);
+fn a_surplus_pod_that_awaits_or_awaited_a_report_drains() {
+    let without_address = PodObservation { address: None, ..unready_observation() };
+    for (last, awaits) in [(unready_observation(), true), (without_address, false)] {
+        let mut api_server = FakeApiServer::new();
+        api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+        api_server.decide("hello-00001", 1);
+        assert!(awaits_report_after(&mut api_server, unready_observation()));
+        assert_eq!(awaits_report_after(&mut api_server, last), awaits);
+        api_server.decide("hello-00001", 0);
+        assert_eq!(phases(&api_server), [Draining]);
+        assert_eq!(requested_replicas(&api_server), 1, "it drains before it stops: {awaits}");
+        let drained = PodObservation { drained: true, ..unready_observation() };
+        assert!(!awaits_report_after(&mut api_server, drained), "it leaves");
+        api_server.now = api_server.now.plus_ms(1000);
+        api_server.step(ControllerEvent::Tick);
+        assert_eq!(pods(&api_server).len(), 0);
+    }
 }
 
 #[test]
