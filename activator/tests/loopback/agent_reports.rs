@@ -63,6 +63,11 @@ async fn fixture_with_early_pod() -> (ActivatorFixture, FakeHttp1Pod, AgentStrea
     (fixture, server, stream)
 }
 
+/// Changes a pod of the RouteTable.
+type EntryChange = fn(&mut PodEntry);
+/// Changes what is reported by an agent's stream.
+type StreamChange = fn(&mut ActivatorFixture, AgentStreamNumber);
+
 #[tokio::test]
 async fn a_waiting_request_goes_to_a_pod_that_its_agent_reports_before_the_table() {
     let mut fixture = ActivatorFixture::new().await;
@@ -98,7 +103,7 @@ async fn a_report_that_comes_before_the_pod_counts_once_the_table_lists_the_pod(
 
 #[tokio::test]
 async fn a_report_counts_only_for_a_pod_that_awaits_it() {
-    let cases: [(&str, fn(&mut PodEntry)); 4] = [
+    let cases: [(&str, EntryChange); 4] = [
         ("the controller needs more than the report", |it| it.awaits_report = false),
         ("the pod drains", |it| it.phase = RoutingPhase::Draining),
         ("the pod is on another node", |it| it.node = "n2".into()),
@@ -139,7 +144,7 @@ async fn with_a_hard_limit_requests_wait_for_the_table() {
 
 #[tokio::test]
 async fn requests_wait_again_once_the_report_is_withdrawn_or_the_pod_drains() {
-    let cases: [(&str, fn(&mut ActivatorFixture, AgentStreamNumber)); 4] = [
+    let cases: [(&str, StreamChange); 4] = [
         ("it is not ready any more", |fixture, stream| {
             routes(fixture).apply_agent_report(NODE, stream, "p".to_owned(), None);
         }),
