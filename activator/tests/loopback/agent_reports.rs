@@ -66,7 +66,7 @@ async fn fixture_with_early_pod() -> (ActivatorFixture, FakeHttp1Pod, AgentStrea
 /// Changes a pod of the RouteTable.
 type EntryChange = fn(&mut PodEntry);
 /// Changes what is reported by an agent's stream.
-type StreamChange = fn(&mut ActivatorFixture, AgentStreamNumber);
+type ReportChange = fn(&mut ActivatorFixture, AgentStreamNumber);
 
 #[tokio::test]
 async fn a_waiting_request_goes_to_a_pod_that_its_agent_reports_before_the_table() {
@@ -144,7 +144,7 @@ async fn with_a_hard_limit_requests_wait_for_the_table() {
 
 #[tokio::test]
 async fn requests_wait_again_once_the_report_is_withdrawn_or_the_pod_drains() {
-    let cases: [(&str, StreamChange); 4] = [
+    let cases: [(&str, ReportChange); 4] = [
         ("it is not ready any more", |fixture, stream| {
             routes(fixture).apply_agent_report(NODE, stream, "p".to_owned(), None);
         }),

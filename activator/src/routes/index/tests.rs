@@ -28,7 +28,7 @@ enum EarlyPodStep {
     EndStream { is_latest: bool },
 }
 
-/// What the table lists of the pod, and what its agent's latest stream has reported.
+/// Listed state of the pod, and the reports of its agent by the latest stream.
 #[derive(Debug, Default)]
 struct EarlyPodModel {
     listed: Option<(RoutingPhase, bool, u8)>,
