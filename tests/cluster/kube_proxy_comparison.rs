@@ -50,9 +50,16 @@ impl ComparedTreatment {
     }
 }
 
-/// Rules of kube-proxy in mode iptables on one node.
+/// Rules of kube-proxy in mode iptables on one node, for both families.
 #[derive(Default)]
 struct KubeProxyRules {
+    v4: FamilyRules,
+    v6: FamilyRules,
+}
+
+/// Rules for one family. A Service of both families has chains of the same names in each.
+#[derive(Default)]
+struct FamilyRules {
     /// Chain of each address, port and protocol, or the target that rejects or drops.
     targets: BTreeMap<(SocketAddr, u8), String>,
     /// Chains of endpoints and seconds of affinity, by the chain of the Service.
@@ -64,13 +71,22 @@ struct KubeProxyRules {
 impl KubeProxyRules {
     fn read(rouse: &RouseCluster, node: &str) -> Result<Self, String> {
         let mut rules = Self::default();
-        for program in ["iptables-save", "ip6tables-save"] {
+        for (program, family) in
+            [("iptables-save", &mut rules.v4), ("ip6tables-save", &mut rules.v6)]
+        {
             let text = rouse.cluster.on_node(node, &[program])?;
-            text.lines().for_each(|line| rules.add(line));
+            text.lines().for_each(|line| family.add(line));
         }
         Ok(rules)
     }
 
+    fn treatment(&self, frontend: &TraceTarget) -> ComparedTreatment {
+        let family = if frontend.to.is_ipv4() { &self.v4 } else { &self.v6 };
+        family.treatment(frontend)
+    }
+}
+
+impl FamilyRules {
     /// Adds a line of `iptables-save`. Lines that say nothing about ClusterIPs are ignored.
     fn add(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
