@@ -23,6 +23,11 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+#[path = "support/sleepers.rs"]
+mod sleepers;
+
+use sleepers::service_manifest;
+
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
@@ -95,17 +100,4 @@ fn sleeping_decision(at: usize) -> ScaleDecision {
         reason: "no load for the stable window".into(),
         inputs: None,
     }
-}
-
-fn service_manifest(at: usize) -> String {
-    format!(
-        "apiVersion: serving.knative.dev/v1
-kind: Service
-metadata: {{ name: sleeper-{at}, namespace: default }}
-spec:
-  template:
-    metadata: {{ annotations: {{ autoscaling.knative.dev/initial-scale: \"0\" }} }}
-    spec: {{ containers: [{{ image: \"dev.local/hello:v1\" }}] }}
-"
-    )
 }

@@ -32,8 +32,13 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 mod route_agents;
+#[path = "../support/route_items.rs"]
+mod route_items;
+#[path = "../support/sleepers.rs"]
+mod sleepers;
 
 use route_agents::WakeRecords;
+use sleepers::service_manifest;
 
 /// The allocator that `rouse` uses.
 #[global_allocator]
@@ -131,19 +136,6 @@ async fn wake_services(
 fn end_with_parent() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     std::process::exit(0);
-}
-
-fn service_manifest(at: usize) -> String {
-    format!(
-        "apiVersion: serving.knative.dev/v1
-kind: Service
-metadata: {{ name: sleeper-{at}, namespace: default }}
-spec:
-  template:
-    metadata: {{ annotations: {{ autoscaling.knative.dev/initial-scale: \"0\" }} }}
-    spec: {{ containers: [{{ image: \"dev.local/hello:v1\" }}] }}
-"
-    )
 }
 
 fn wake_decision(at: usize) -> ScaleDecision {

@@ -7,7 +7,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use common::{
@@ -20,12 +20,9 @@ use common::{
 };
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Status,
-    client::Grpc,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-    transport::Endpoint,
-};
+use tonic::{Status, codec::DecodeBuf};
+
+use super::route_items::{ItemPart, open_route_stream};
 
 /// Name and node of the agent that reports the pods: the local node of a controller without other settings.
 const REPORTER_NODE: &str = "rouse";
@@ -140,12 +137,7 @@ fn ready_observation(uid: &str, wake: usize) -> PodReportItem {
 }
 
 async fn follow_routes(endpoint: String, subscriber: ComponentReplica, records: Arc<WakeRecords>) {
-    let mut items = loop {
-        match open_route_stream(&endpoint, &subscriber).await {
-            Ok(items) => break items,
-            Err(_status) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
+    let mut items = open_route_stream::<RoutedItem>(&endpoint, &subscriber).await;
     let (mut has_table, mut has_pod) = (false, vec![false; records.wakes.len()]);
     while let Ok(Some(RoutedItem { pod, synced })) = items.message().await {
         if synced.is_some() && !std::mem::replace(&mut has_table, true) {
@@ -159,19 +151,6 @@ async fn follow_routes(endpoint: String, subscriber: ComponentReplica, records: 
         }
     }
     records.ended_streams.fetch_add(1, Ordering::Relaxed);
-}
-
-async fn open_route_stream(
-    endpoint: &str,
-    subscriber: &ComponentReplica,
-) -> Result<tonic::Streaming<RoutedItem>, Status> {
-    let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-    let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
-    let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
-    client.ready().await.map_err(failed)?;
-    let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
-    let request = Request::new(raw::Subscriber::from(subscriber.clone()));
-    Ok(client.server_streaming(request, path, RoutedItemCodec).await?.into_inner())
 }
 
 /// The fields of a RouteItem that the bench reads; the decoder skips all others.
@@ -192,40 +171,8 @@ struct RoutedPod {
     phase: i32,
 }
 
-/// Codec that decodes items as [`RoutedItem`].
-#[derive(Clone, Copy, Debug)]
-struct RoutedItemCodec;
-
-impl Codec for RoutedItemCodec {
-    type Encode = raw::Subscriber;
-    type Decode = RoutedItem;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
-    }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Encoder for RoutedItemCodec {
-    type Item = raw::Subscriber;
-    type Error = Status;
-
-    fn encode(&mut self, item: raw::Subscriber, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        item.encode(to).map_err(|error| Status::internal(error.to_string()))
-    }
-}
-
-impl Decoder for RoutedItemCodec {
-    type Item = RoutedItem;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<RoutedItem>, Status> {
-        let item = RoutedItem::decode(from);
-        item.map(Some).map_err(|error| Status::internal(error.to_string()))
+impl ItemPart for RoutedItem {
+    fn decode_item(from: &mut DecodeBuf<'_>) -> Result<Self, Status> {
+        Self::decode(from).map_err(|error| Status::internal(error.to_string()))
     }
 }

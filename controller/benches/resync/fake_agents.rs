@@ -3,12 +3,9 @@
 //! They share this machine with the controller. So nearly all of them only check if an item ends a batch; one decodes
 //! the stream as real agents do, and counts the table's contents.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use bytes::Buf as _;
@@ -17,19 +14,16 @@ use common::{
     outbox::Outbox,
     wire::{
         AutoscalerHeartbeat, ClientComponent, ComponentReplica, NamespacedName, PodObservation,
-        PodReportItem, RoutingPhase, ScaleDecision, raw,
+        PodReportItem, RoutingPhase, ScaleDecision,
     },
 };
-use prost::Message as _;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Status,
-    client::Grpc,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-    transport::Endpoint,
-};
+use tonic::{Status, codec::DecodeBuf};
 
-use super::desired_cluster::{DesiredCluster, ReportedPod};
+use super::{
+    desired_cluster::{DesiredCluster, ReportedPod},
+    route_items::{ItemPart, open_route_stream},
+};
 
 /// Counts of the agents' streams.
 #[derive(Debug, Default)]
@@ -139,12 +133,7 @@ async fn count_stream(
     subscriber: ComponentReplica,
     counts: Arc<AgentStreamCounts>,
 ) {
-    let mut items = loop {
-        match open_route_stream(&endpoint, &subscriber).await {
-            Ok(items) => break items,
-            Err(_status) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
+    let mut items = open_route_stream::<Item>(&endpoint, &subscriber).await;
     counts.streams.fetch_add(1, Ordering::Relaxed);
     let (mut count, mut bytes, mut has_table) = (0, 0, false);
     while let Ok(Some(Item { size, is_synced })) = items.message().await {
@@ -157,19 +146,6 @@ async fn count_stream(
     }
 }
 
-async fn open_route_stream(
-    endpoint: &str,
-    subscriber: &ComponentReplica,
-) -> Result<tonic::Streaming<Item>, Status> {
-    let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-    let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
-    let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
-    client.ready().await.map_err(failed)?;
-    let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
-    let request = Request::new(raw::Subscriber::from(subscriber.clone()));
-    Ok(client.server_streaming(request, path, ItemSizeCodec).await?.into_inner())
-}
-
 /// Size of an item; `is_synced` is true if the item is `Synced`, which ends a batch.
 #[derive(Clone, Copy, Debug)]
 struct Item {
@@ -177,43 +153,13 @@ struct Item {
     is_synced: bool,
 }
 
-/// Codec that reads the size of an item without decoding it.
-#[derive(Clone, Copy, Debug)]
-struct ItemSizeCodec;
-
-impl Codec for ItemSizeCodec {
-    type Encode = raw::Subscriber;
-    type Decode = Item;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
-    }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Encoder for ItemSizeCodec {
-    type Item = raw::Subscriber;
-    type Error = Status;
-
-    fn encode(&mut self, item: raw::Subscriber, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        item.encode(to).map_err(|error| Status::internal(error.to_string()))
-    }
-}
-
-impl Decoder for ItemSizeCodec {
-    type Item = Item;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Item>, Status> {
+impl ItemPart for Item {
+    /// Reads the size of an item without decoding it.
+    fn decode_item(from: &mut DecodeBuf<'_>) -> Result<Self, Status> {
         // `synced` is field 7 with an empty message; every other item is longer.
         let (size, chunk) = (from.remaining(), from.chunk());
         let is_synced = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
         from.advance(size);
-        Ok(Some(Item { size: size as u64, is_synced }))
+        Ok(Self { size: size as u64, is_synced })
     }
 }

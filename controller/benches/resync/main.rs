@@ -26,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 mod desired_cluster;
 mod fake_agents;
 mod fake_apiserver;
+#[path = "../support/route_items.rs"]
+mod route_items;
 
 use desired_cluster::{ClusterSize, DesiredCluster, SYSTEM};
 use fake_agents::AgentStreamCounts;
