@@ -1,9 +1,10 @@
 use std::{cell::Cell, net::Ipv4Addr};
 
 use common::{
+    fixtures,
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{AllowedSources, AppProtocol, NamespacedName, RevisionEntry},
+    wire::{AllowedSources, NamespacedName, RevisionEntry},
 };
 use serde_json::json;
 
@@ -91,20 +92,9 @@ fn the_allowed_sources_of_a_revision_count_for_the_size_of_the_log() {
     let revision = |source_count: u32| {
         let addresses = (0..source_count).map(|at| Ipv4Addr::from(at).into()).collect();
         let sources = AllowedSources { addresses, ..AllowedSources::default() };
-        RouteChange::Revision(RevisionEntry {
-            name: name.clone(),
-            service: "hello".into(),
-            configuration: "hello".into(),
-            container_concurrency: 0,
-            timeout: Duration::from_secs(300),
-            response_start_timeout: None,
-            idle_timeout: None,
-            protocol: AppProtocol::Http1,
-            policy: None,
-            reachable: true,
-            initial_scale_reached: true,
-            allowed_sources: Some(Arc::new(sources)),
-        })
+        let allowed_sources = Some(Arc::new(sources));
+        let revision = fixtures::revision(&name, "hello");
+        RouteChange::Revision(RevisionEntry { allowed_sources, ..revision })
     };
     let size = |change: Option<RouteChange>| {
         let changes = vec![(RouteKey::Revision(name.clone()), change)];
