@@ -470,4 +470,4 @@ impl QueueUsageSource for ActivatorRevision {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -14,6 +14,21 @@ use crate::{
     slots::peer_view::PeerView,
 };
 
+/// Returns a context with the default bounds, for an activator with these peers.
+pub(crate) fn new_context(peers: Peers) -> RevisionContext {
+    RevisionContext {
+        peers: Arc::new(peers),
+        queue_bounds: ActivatorConfig::defaults().budget(1024).wait_queue,
+        pod_settings: PodConnectionSettings {
+            listen_backlog: 128,
+            max_idle: Duration::from_secs(1),
+            metrics: ActivatorMetrics::register(&mut Registry::default()),
+        },
+        usage_reporter: Arc::default(),
+        next_pod_id: AtomicU64::new(0),
+    }
+}
+
 /// Returns a Revision in the table with one ready pod, which takes one request at a time.
 fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
     let name = NamespacedName::new("default", "hello-00001");
@@ -44,17 +59,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
 
 #[tokio::test]
 async fn a_request_that_is_dispatched_while_overdue_ones_fail_gets_its_permit() {
-    let context = Arc::new(RevisionContext {
-        peers: Arc::new(Peers::new("a", NonZeroU16::new(9000), Vec::new())),
-        queue_bounds: ActivatorConfig::defaults().budget(1024).wait_queue,
-        pod_settings: PodConnectionSettings {
-            listen_backlog: 128,
-            max_idle: Duration::from_secs(1),
-            metrics: ActivatorMetrics::register(&mut Registry::default()),
-        },
-        usage_reporter: Arc::default(),
-        next_pod_id: AtomicU64::new(0),
-    });
+    let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
     let revision = limited_revision(&context);
     let mut entry = revision.queue_entry(0);
     let mut permit = pin!(entry.acquire_permit());

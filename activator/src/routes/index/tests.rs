@@ -1,19 +1,16 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{
     fixtures,
     wire::{PodEntry, RoutingPhase},
 };
 use futures::FutureExt as _;
-use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    config::ActivatorConfig, metrics::ActivatorMetrics, pods::endpoint::PodConnectionSettings,
-};
+use crate::revisions::revision::tests::new_context;
 
 /// Node of the pod and of its agent.
 const NODE: &str = "n1";
@@ -101,17 +98,7 @@ fn apply_change(index: &RouteIndex, key: RouteKey, change: RouteChange) {
 }
 
 fn new_index() -> RouteIndex {
-    RouteIndex::new(RevisionContext {
-        peers: Arc::new(Peers::new("a", None, Vec::new())),
-        queue_bounds: ActivatorConfig::defaults().budget(1024).wait_queue,
-        pod_settings: PodConnectionSettings {
-            listen_backlog: 128,
-            max_idle: Duration::from_secs(1),
-            metrics: ActivatorMetrics::register(&mut Registry::default()),
-        },
-        usage_reporter: Arc::default(),
-        next_pod_id: AtomicU64::new(0),
-    })
+    RouteIndex::new(new_context(Peers::new("a", None, Vec::new())))
 }
 
 fn early_pod_step() -> impl Strategy<Value = EarlyPodStep> {
