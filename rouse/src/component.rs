@@ -141,6 +141,9 @@ impl ComponentCommand {
 /// Removes the pins and the bootstrap file of this node's agent.
 fn remove_agent_files(config: &agent::config::AgentConfig) -> Result<()> {
     let pins = config.pins();
+    // Programs are detached before the links that keep them go: until the kernel frees those, connects would still be
+    // redirected.
+    agent::kernel::programs::remove_pins(&pins).context("cannot remove the eBPF programs")?;
     let removed = [(&pins, std::fs::remove_dir_all(&pins))];
     let files = config.bootstrap_files();
     let files = files.iter().map(|file| (file, std::fs::remove_file(file)));

@@ -555,7 +555,7 @@ fn remove_fixture(name: &str) {
         version: abi::ABI_VERSION,
         map_sizes: MapSizes::default(),
     };
-    let _none = programs::remove_pins(&paths);
+    let _none = programs::remove_pins(&paths.bpffs);
     let _not_mounted = nix::mount::umount(&paths.bpffs);
     let _none = fs::remove_dir_all(folder(name));
     remove_cgroup(&paths.clients);

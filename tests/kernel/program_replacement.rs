@@ -49,10 +49,9 @@ fn the_self_test_fails_while_the_programs_are_not_attached() {
     let programs = fixture.programs.take().unwrap();
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
     // Without the links no program sees the connect of the self-test, which reports that.
-    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
+    programs.detach().unwrap();
     let missing = programs.verify_by_self_test(&mut fixture.maps).unwrap_err().to_string();
     assert!(missing.contains("connect was not seen"), "{missing}");
-    std::fs::create_dir(programs.pins().join("links")).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), CGROUP_PROGRAMS);
     programs.verify_by_self_test(&mut fixture.maps).unwrap();
 }
@@ -139,10 +138,8 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(client.expect_step("connect [fd96::1]:80"), "ours [fd96::1]:80");
 
     // The order of attachment does not matter: the fixture's links are removed, and attached after the foreign ones.
-    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
-    std::fs::create_dir(programs.pins().join("links")).unwrap();
-    // A program leaves its cgroup a moment after its last pin is removed.
-    while client.expect_step("hammer 10.96.0.1:80 20") != "theirs=20" {}
+    programs.detach().unwrap();
+    assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "theirs=20");
     assert_eq!(programs.keep_attached().unwrap(), CGROUP_PROGRAMS);
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20");

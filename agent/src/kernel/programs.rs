@@ -36,8 +36,8 @@ use crate::{
 
 use self::load::{OpenedObject, load_programs, log_unsupported, open_object, set_tail_call};
 use self::versions::{
-    CLIENT_SOCKET_PROGRAMS, has_any_link, remove_link, remove_other_versions, remove_pin, retire,
-    retire_or_keep, retire_other_versions,
+    CLIENT_SOCKET_PROGRAMS, has_any_link, remove_link, remove_pin, retire, retire_or_keep,
+    retire_other_versions,
 };
 
 mod load;
@@ -362,6 +362,11 @@ impl EbpfPrograms {
         self.paths.pins()
     }
 
+    /// Detaches the programs at once; [`keep_attached`](Self::keep_attached) attaches them again.
+    pub fn detach(&self) -> Result<(), EbpfProgramsError> {
+        versions::remove_links(&self.pins())
+    }
+
     /// Returns the number of instructions that the verifier walked for each loaded program (5.16; 0 before). Its limit
     /// is a million.
     pub fn verified_instructions(&self) -> Vec<(&str, u32)> {
@@ -567,15 +572,10 @@ pub fn ports_map(bpffs: &Path) -> PathBuf {
     bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
 }
 
-/// Removes the pins of all versions: programs detach at once, maps end with their last user. For `rouse down`.
-pub fn remove_pins(paths: &AgentPaths) -> Result<(), EbpfProgramsError> {
-    remove_other_versions(paths);
-    match fs::remove_dir_all(paths.pins()) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(path_error("remove", &paths.pins(), source))
-        }
-        _ => Ok(()),
-    }
+/// Removes the pins of all versions below `bpffs`, each in a folder of its own. Programs are detached when it returns;
+/// maps end with their last user.
+pub fn remove_pins(bpffs: &Path) -> Result<(), EbpfProgramsError> {
+    versions::folders_in(bpffs).iter().try_for_each(|pins| versions::remove_all(pins))
 }
 
 fn make_folder(path: &Path) -> Result<(), EbpfProgramsError> {

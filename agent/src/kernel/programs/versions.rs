@@ -100,15 +100,9 @@ pub(super) fn retire(pins: &Path) -> Result<bool, EbpfProgramsError> {
     let has_clients =
         has_any_link(pins, &CLIENT_SOCKET_PROGRAMS) && tables::has_client_sockets(pins)?;
     if !has_clients {
-        return match fs::remove_dir_all(pins) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(path_error("remove", pins, source))
-            }
-            _ => {
-                info!(pins = %pins.display(), "pins of another version removed");
-                Ok(false)
-            }
-        };
+        remove_all(pins)?;
+        info!(pins = %pins.display(), "pins of another version removed");
+        return Ok(false);
     }
     // Links first: their removal detaches the programs, and only then the maps may go.
     let links = names_in(&pins.join("links"));
@@ -134,6 +128,28 @@ fn names_in(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
+/// Returns the folders in a folder.
+pub(super) fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    let paths = names_in(folder).into_iter().map(|name| folder.join(name));
+    paths.filter(|path| path.is_dir()).collect()
+}
+
+/// Removes the folder of one version's pins. Its programs are detached first.
+pub(super) fn remove_all(pins: &Path) -> Result<(), EbpfProgramsError> {
+    remove_links(pins)?;
+    match fs::remove_dir_all(pins) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(path_error("remove", pins, source))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Detaches the programs of all links below `pins` and removes the links' pins.
+pub(super) fn remove_links(pins: &Path) -> Result<(), EbpfProgramsError> {
+    names_in(&pins.join("links")).iter().try_for_each(|it| remove_link(pins, it))
+}
+
 /// Detaches the program of a link and removes the link's pin. Afterwards the kernel begins no more run of the program;
 /// after the removal of the pin alone it does so for a moment.
 pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), EbpfProgramsError> {
@@ -155,15 +171,6 @@ pub(super) fn remove_pin(pin: &Path) -> Result<(), EbpfProgramsError> {
             Err(path_error("remove", pin, source))
         }
         _ => Ok(()),
-    }
-}
-
-/// Detaches all programs of other versions, by removing their pins.
-pub(super) fn remove_other_versions(paths: &AgentPaths) {
-    for (_, other) in other_versions(paths) {
-        if let Err(error) = fs::remove_dir_all(&other) {
-            warn!(pins = %other.display(), %error, "cannot remove old pins");
-        }
     }
 }
 
