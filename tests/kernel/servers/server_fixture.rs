@@ -240,7 +240,8 @@ impl ServerFixture {
             self.failures.join("\n"),
             self.output("server")
         );
-        assert_eq!(self.rest_state(), [0; 5], "{state:?}");
+        let listed = list_connections(&self.pod.netns);
+        assert_eq!(self.rest_state(), [0; 5], "{state:?}, and by `ss`:\n{listed}");
     }
 
     /// State of the pod that should be zero at rest.
@@ -261,12 +262,17 @@ impl ServerFixture {
 
 /// Number of open connections at a namespace's serving port, in any state.
 fn open_connections(netns: &str) -> u64 {
+    list_connections(netns).lines().count() as u64
+}
+
+/// Lists the open connections at a namespace's serving port, in any state.
+fn list_connections(netns: &str) -> String {
     let args = "ss -Hatn exclude listening exclude time-wait exclude syn-recv sport = :8080";
     let mut ss = Command::new("ip");
     ss.args(["netns", "exec", netns]).args(args.split(' '));
     let output = ss.output().expect("`ss` is installed (iproute2)");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().count() as u64
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Waits until `is_done` returns true. Returns false after the timeout.
