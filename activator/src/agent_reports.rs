@@ -81,6 +81,7 @@ impl AgentReportStream {
             | PodReportItem::DrainAck(_)
             | PodReportItem::DrainAckRemoved(_)
             | PodReportItem::RoutedServicesAnnounced
+            | PodReportItem::AwaitedServicesAnnounced
             | PodReportItem::RoutedService(_)
             | PodReportItem::RoutedServiceRemoved(_)
             | PodReportItem::Synced => return,

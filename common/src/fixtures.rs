@@ -24,11 +24,13 @@ const ACTIVATOR_PORT: NonZeroU16 = NonZeroU16::new(20_000).expect("not zero");
 /// Serving port of every pod.
 const POD_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
-/// Returns a service on the direct path with all its traffic at one Revision, without addresses and hosts.
+/// Returns a service on the direct path with all its traffic at one Revision, without addresses and hosts. Its Route
+/// waits for no agent.
 pub fn service(name: &NamespacedName, revision: &NamespacedName) -> ServiceEntry {
     ServiceEntry {
         name: name.clone(),
         addresses: Vec::new(),
+        awaits_agents: false,
         port: SERVICE_PORT,
         activator_port: ACTIVATOR_PORT,
         targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],

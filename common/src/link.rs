@@ -154,7 +154,9 @@ pub enum PodReportKey {
     DrainAck(String),
     /// Announcement that the sender names each service that it routes to some Revision.
     RoutedServicesAnnounced,
-    /// Service that the sender routes to some Revision.
+    /// Announcement that the sender names each service that awaits agents.
+    AwaitedServicesAnnounced,
+    /// Service that the sender routes to some Revision, or to which it leads connects.
     RoutedService(NamespacedName),
 }
 
@@ -209,16 +211,17 @@ impl ComponentLink {
     }
 
     /// Reports pods, and the state of the table in force, to every replica. Values are the [`PodReportItem`]s that
-    /// state something: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`. The items of
-    /// removal, `Sender` and `Synced` are added here.
+    /// state something: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `AwaitedServicesAnnounced`,
+    /// `RoutedService`. The items of removal, `Sender` and `Synced` are added here.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.keep_streams_to_all(|endpoint, attempt| async move {
             let removal = |key| match key {
                 PodReportKey::Pod(uid) => PodReportItem::Removed(uid),
                 PodReportKey::Applied => PodReportItem::Applied(0),
                 PodReportKey::DrainAck(uid) => PodReportItem::DrainAckRemoved(uid),
-                // Never removed from the outbox, so this value is never sent as a removal.
+                // Never removed from the outbox, so these values are never sent as removals.
                 PodReportKey::RoutedServicesAnnounced => PodReportItem::RoutedServicesAnnounced,
+                PodReportKey::AwaitedServicesAnnounced => PodReportItem::AwaitedServicesAnnounced,
                 PodReportKey::RoutedService(name) => PodReportItem::RoutedServiceRemoved(name),
             };
             let first = vec![PodReportItem::Sender(self.local_replica.clone())];

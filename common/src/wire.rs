@@ -145,6 +145,8 @@ pub struct ServiceEntry {
     pub name: NamespacedName,
     /// ClusterIPs, at most one for each address family.
     pub addresses: Vec<IpAddr>,
+    /// True while the Route waits for agents: each reports the service once it leads connects to it as the table says.
+    pub awaits_agents: bool,
     /// Port that clients connect to.
     pub port: NonZeroU16,
     /// Port reserved for this service at every activator.

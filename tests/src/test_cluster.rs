@@ -175,7 +175,7 @@ impl TestCluster {
             .unwrap_or_else(|error| error)
     }
 
-    /// Data to analyse a failed test: pods, events, and logs of Rouse's components.
+    /// Data to analyse a failed test: pods, events, tracked connects, and logs of Rouse's components.
     fn diagnostics(&self, namespace: &str) -> String {
         let events = ["get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp"];
         let logs = ["logs", "--namespace", "knative-serving", "--all-containers", "--timestamps"];
@@ -183,7 +183,29 @@ impl TestCluster {
             ["--selector", "app.kubernetes.io/part-of", "--prefix", "--tail", "100"];
         let logs = [&logs[..], &selector_args, &["--max-log-requests", "20"]].concat();
         let texts = [&events[..], &logs].map(|args| self.kubectl(args).unwrap_or_else(|it| it));
-        [&[self.pod_table()], &texts[..]].concat().join("\n")
+        [&[self.pod_table(), self.tracked_connects(namespace)], &texts[..]].concat().join("\n")
+    }
+
+    /// Connections to the ClusterIPs of a namespace that each node's kernel tracks, one in each line.
+    ///
+    /// A line without a response (`[UNREPLIED]`), and with the ClusterIP as the source of the expected response, is of a
+    /// connect that neither an agent nor kube-proxy has led. It stays so although both know the Service by now.
+    fn tracked_connects(&self, namespace: &str) -> String {
+        let services = self.get(&["services", "--namespace", namespace]);
+        let services = services["items"].as_array().cloned().unwrap_or_default();
+        let addresses = services.iter().filter_map(|it| it["spec"]["clusterIP"].as_str());
+        let patterns: Vec<&str> = addresses.flat_map(|address| ["-e", address]).collect();
+        if patterns.is_empty() {
+            return "no Service".to_owned();
+        }
+        let nodes = self.get(&["nodes"]);
+        let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
+        let nodes = nodes.iter().filter_map(|it| it["metadata"]["name"].as_str());
+        let search = [&["grep", "-wF"][..], &patterns, &["/proc/net/nf_conntrack"]].concat();
+        // Without any such line, grep fails.
+        let found = |node| self.on_node(node, &search).unwrap_or_else(|error| error);
+        let lines: Vec<String> = nodes.map(|node| format!("{node}:\n{}", found(node))).collect();
+        format!("tracked connects to {}:\n{}", patterns.join(" "), lines.join("\n"))
     }
 
     /// Path below `/proc` of the network namespace of a running pod.

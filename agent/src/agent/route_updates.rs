@@ -70,7 +70,7 @@ fn resume_routes(maps: &mut KernelMaps) -> Result<KernelRoutes, KernelMapError> 
 impl Agent {
     /// Handles a batch of the RouteTable.
     pub(super) fn apply_batch(&mut self, mut batch: RouteBatch) {
-        self.routes.record_draining(&batch);
+        self.routes.record_batch(&batch);
         let revisions = self.handles.revision_totals.changed_revisions(&batch);
         self.routes.add_removals(&mut batch);
         let mut events = Vec::new();
@@ -139,7 +139,7 @@ impl Agent {
         if self.routes.first_table_at().is_some() {
             self.handles.metrics.version.set(version);
             self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
-            self.routes.acknowledge_draining(&self.handles.reports);
+            self.routes.report_in_force(&self.handles.reports);
         }
         // Programs that follow tables in which frontends are missing must not replace programs that have them.
         if self.routes.are_sources_known() {

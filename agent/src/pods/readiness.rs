@@ -90,6 +90,11 @@ impl ReadinessMachine {
         }
     }
 
+    /// Starts again with another probe, as for a pod without a listener. Results of attempts until now are void.
+    pub fn restart(&mut self, probe: ReadinessProbe) {
+        *self = Self { seq: self.seq, ..Self::new(probe) };
+    }
+
     /// Returns the probe that decides on readiness.
     pub fn probe(&self) -> &ReadinessProbe {
         &self.probe

@@ -314,7 +314,7 @@ impl TrackedPod {
         self.drain.is_route_removed = false;
         // After a change of port or probe, the state of the old port does not apply to the new one.
         if old.probe != self.pod.probe || old.port != self.pod.port {
-            self.readiness = ReadinessMachine::new(self.pod.probe.clone());
+            self.readiness.restart(self.pod.probe.clone());
             self.is_registered = false;
             self.kernel_state = PodKernelState::default();
             out.extend(

@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{
-    link::{DrainAckReporter, PodReportKey, RouteBatch},
+    link::{DrainAckReporter, PodReportKey, RouteBatch, RoutedServiceReporter},
     outbox::Outbox,
     wire::{NamespacedName, PodReportItem, RouteChange},
 };
@@ -38,6 +38,8 @@ pub(crate) struct NodeRoutes {
     first_table_at: Option<Instant>,
     /// Draining pods of that RouteTable, and the acknowledgements that the controller has of them.
     draining: DrainAckReporter,
+    /// Services of that RouteTable whose Routes wait for agents, and the reports that the controller has of them.
+    awaited: RoutedServiceReporter,
     /// Registered pods as the planner last got them.
     planned_pods: BTreeMap<String, KernelPodIds>,
     /// Services that do not fit the kernel's maps.
@@ -69,6 +71,7 @@ impl NodeRoutes {
             version: 0,
             first_table_at: None,
             draining: DrainAckReporter::default(),
+            awaited: RoutedServiceReporter::of_awaited_services(),
             planned_pods: BTreeMap::new(),
             refused_services: BTreeMap::new(),
             maps_inconsistent: false,
@@ -113,9 +116,10 @@ impl NodeRoutes {
         self.first_table_at
     }
 
-    /// Records the draining pods of a batch, before its changes are applied.
-    pub(crate) fn record_draining(&mut self, batch: &RouteBatch) {
+    /// Records what is to be reported of a batch once it is in force, before its changes are applied.
+    pub(crate) fn record_batch(&mut self, batch: &RouteBatch) {
         self.draining.record_batch(batch);
+        self.awaited.record_batch(batch);
     }
 
     /// Adds the removals that a snapshot implies: it names what exists, and subjects that it leaves out are gone.
@@ -258,9 +262,13 @@ impl NodeRoutes {
         self.maps_inconsistent = true;
     }
 
-    /// Acknowledges the draining pods of all batches so far, which are in force.
-    pub(crate) fn acknowledge_draining(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
+    /// Reports that all batches so far are in force: acknowledges their draining pods, and names their services that
+    /// await agents.
+    ///
+    /// A service that does not fit is named too: for as long as the maps are full, its connects go on unchanged.
+    pub(crate) fn report_in_force(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
         self.draining.acknowledge(reports);
+        self.awaited.report_services(reports);
     }
 
     /// Records the services that the last plan refused. Returns true if they are others than before.
@@ -299,7 +307,7 @@ mod tests {
     use common::{
         fixtures,
         service_routing::{ClusterIpPort, ClusterIpService, TransportProtocol},
-        wire::{RouteKey, RoutingPhase},
+        wire::{RouteKey, RoutingPhase, ServiceEntry},
     };
 
     use super::*;
@@ -343,6 +351,21 @@ mod tests {
         routes.plan(0).expect("an empty table fits");
         routes.retry_unfinished();
         assert!(!routes.is_dirty(), "all of it was written");
+    }
+
+    #[test]
+    fn a_service_that_awaits_agents_is_named_once_its_batch_is_in_force() {
+        let mut routes = routes();
+        let reports: Outbox<PodReportKey, PodReportItem> = Outbox::new();
+        let name = NamespacedName::new("default", "a");
+        let service = ServiceEntry { awaits_agents: true, ..fixtures::service(&name, &name) };
+        let change = (RouteKey::Service(name.clone()), RouteChange::Service(service));
+        let changes = [change].into();
+        routes.record_batch(&RouteBatch { version: 1, is_snapshot: true, changes });
+        let key = PodReportKey::RoutedService(name.clone());
+        assert_eq!(reports.get(&key), None);
+        routes.report_in_force(&reports);
+        assert_eq!(reports.get(&key), Some(PodReportItem::RoutedService(name)));
     }
 
     #[test]

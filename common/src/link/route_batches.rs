@@ -11,7 +11,9 @@ use super::PodReportKey;
 use crate::{
     outbox::Outbox,
     replicas::ReplicaEndpoint,
-    wire::{NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase},
+    wire::{
+        NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase, ServiceEntry,
+    },
 };
 
 /// Newest states of changed subjects, by key.
@@ -181,17 +183,55 @@ impl DrainAckReporter {
     }
 }
 
-/// Services that a receiver's table routes to some Revision, and those among them that it has reported.
+/// Services of a receiver's table that it reports as routed, and those among them that it has reported.
 #[derive(Debug, Default)]
 pub struct RoutedServiceReporter {
-    /// Services of the recorded batches; true for those that are routed to some Revision.
+    choice: ReportedServices,
+    /// Services of the recorded batches; true for those that are to be reported.
     changed: BTreeMap<NamespacedName, bool>,
     /// True if the recorded batches began with a whole table.
     is_snapshot: bool,
     reported: BTreeSet<NamespacedName>,
 }
 
+/// Services that a receiver reports as routed.
+#[derive(Clone, Copy, Debug, Default)]
+enum ReportedServices {
+    /// Services that are routed to some Revision, by an activator.
+    #[default]
+    Routed,
+    /// Services that await agents, by an agent. All others would be too many: each agent knows all services.
+    Awaited,
+}
+
+impl ReportedServices {
+    fn includes(self, service: &ServiceEntry) -> bool {
+        match self {
+            Self::Routed => !service.targets.is_empty(),
+            Self::Awaited => service.awaits_agents,
+        }
+    }
+
+    /// Returns the item that announces the reports, with its key.
+    fn announcement(self) -> (PodReportKey, PodReportItem) {
+        match self {
+            Self::Routed => {
+                (PodReportKey::RoutedServicesAnnounced, PodReportItem::RoutedServicesAnnounced)
+            }
+            Self::Awaited => {
+                (PodReportKey::AwaitedServicesAnnounced, PodReportItem::AwaitedServicesAnnounced)
+            }
+        }
+    }
+}
+
 impl RoutedServiceReporter {
+    /// Creates the reporter of an agent, which reports the services that await agents. The default one is an
+    /// activator's, and reports those that are routed to some Revision.
+    pub fn of_awaited_services() -> Self {
+        Self { choice: ReportedServices::Awaited, ..Self::default() }
+    }
+
     /// Records a batch that is about to be put in force.
     pub fn record_batch(&mut self, batch: &RouteBatch) {
         if batch.is_snapshot {
@@ -199,26 +239,28 @@ impl RoutedServiceReporter {
         }
         for (key, change) in &batch.changes {
             let RouteKey::Service(name) = key else { continue };
-            let is_routed = matches!(change, RouteChange::Service(it) if !it.targets.is_empty());
-            self.changed.insert(name.clone(), is_routed);
+            let is_reported =
+                matches!(change, RouteChange::Service(it) if self.choice.includes(it));
+            self.changed.insert(name.clone(), is_reported);
         }
     }
 
-    /// Reports each routed service, once all recorded batches are in force.
+    /// Reports each such service, once all recorded batches are in force.
     pub fn report_services(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
-        reports.set(PodReportKey::RoutedServicesAnnounced, PodReportItem::RoutedServicesAnnounced);
+        let (key, announcement) = self.choice.announcement();
+        reports.set(key, announcement);
         let mut changed = std::mem::take(&mut self.changed);
         if std::mem::take(&mut self.is_snapshot) {
             // A subject that a whole table omits is removed.
             self.reported.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
         }
-        for (name, is_routed) in changed {
-            if is_routed && self.reported.insert(name.clone()) {
+        for (name, is_reported) in changed {
+            if is_reported && self.reported.insert(name.clone()) {
                 reports.set(
                     PodReportKey::RoutedService(name.clone()),
                     PodReportItem::RoutedService(name),
                 );
-            } else if !is_routed && self.reported.remove(&name) {
+            } else if !is_reported && self.reported.remove(&name) {
                 reports.remove(&PodReportKey::RoutedService(name));
             }
         }
@@ -360,5 +402,33 @@ mod tests {
         routed.record_batch(&batch(false, vec![(removed.clone(), RouteChange::Removed(removed))]));
         routed.report_services(&reports);
         assert!(!is_reported(&reports, "b"));
+    }
+
+    #[test]
+    fn an_agent_reports_a_service_for_as_long_as_it_awaits_agents() {
+        let name = NamespacedName::new("default", "a");
+        let batch = |is_snapshot, awaits_agents| {
+            let service = ServiceEntry { awaits_agents, ..fixtures::service(&name, &name) };
+            let change = (RouteKey::Service(name.clone()), RouteChange::Service(service));
+            RouteBatch { version: 1, is_snapshot, changes: [change].into() }
+        };
+        let (reports, mut awaited) = (Outbox::new(), RoutedServiceReporter::of_awaited_services());
+        let key = PodReportKey::RoutedService(name.clone());
+        awaited.record_batch(&batch(true, false));
+        awaited.report_services(&reports);
+        assert_eq!(
+            [PodReportKey::AwaitedServicesAnnounced, PodReportKey::RoutedServicesAnnounced]
+                .map(|key| reports.get(&key)),
+            [Some(PodReportItem::AwaitedServicesAnnounced), None]
+        );
+        assert_eq!(reports.get(&key), None, "its Route was ready before");
+        awaited.record_batch(&batch(false, true));
+        assert_eq!(reports.get(&key), None, "it is not in force yet");
+        awaited.report_services(&reports);
+        assert_eq!(reports.get(&key), Some(PodReportItem::RoutedService(name.clone())));
+        // Another replica, which knows already that the Route is ready.
+        awaited.record_batch(&batch(true, false));
+        awaited.report_services(&reports);
+        assert_eq!(reports.get(&key), None);
     }
 }

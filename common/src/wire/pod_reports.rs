@@ -21,9 +21,12 @@ pub enum PodReportItem {
     DrainAckRemoved(String),
     /// The sender, an activator, will name each service that it routes to some Revision. Every replica uses it.
     RoutedServicesAnnounced,
-    /// The sender routes requests for this service to some Revision. Every replica uses it.
+    /// The sender, an agent, will name each service that awaits agents, once it leads connects to it as its table says.
+    /// Every replica uses it.
+    AwaitedServicesAnnounced,
+    /// The sender routes requests for this service to some Revision, or leads connects to it. Every replica uses it.
     RoutedService(NamespacedName),
-    /// The sender no longer routes requests for this service to a Revision.
+    /// The sender no longer routes requests for this service to a Revision, or the service awaits no agents any more.
     RoutedServiceRemoved(NamespacedName),
     /// The sender has named every pod.
     Synced,

@@ -139,7 +139,17 @@ fn a_service_from_a_sender_that_knows_no_gateway_rules_is_accepted() {
         hosts: vec!["hello.default.example.com".into()],
         ..raw::Service::default()
     };
-    assert_eq!(ServiceEntry::try_from(old).expect("valid").gateway_rules, None);
+    let received = ServiceEntry::try_from(old).expect("valid");
+    assert_eq!((received.gateway_rules, received.awaits_agents), (None, false));
+}
+
+#[test]
+fn the_wait_for_agents_survives_the_wire() {
+    let name = NamespacedName::new("default", "hello");
+    for awaits_agents in [true, false] {
+        let service = ServiceEntry { awaits_agents, ..crate::fixtures::service(&name, &name) };
+        assert_eq!(ServiceEntry::try_from(raw::Service::from(service.clone())), Ok(service));
+    }
 }
 
 #[test]
@@ -263,6 +273,7 @@ fn earlier_releases_accept_routed_services_unread() {
     let name = || NamespacedName::new("default", "hello");
     for item in [
         PodReportItem::RoutedServicesAnnounced,
+        PodReportItem::AwaitedServicesAnnounced,
         PodReportItem::RoutedService(name()),
         PodReportItem::RoutedServiceRemoved(name()),
     ] {

@@ -1,4 +1,5 @@
-//! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod.
+//! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod;
+//! and their reports of the services that they route, for which a Route waits before it is ready.
 //!
 //! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. For each
 //! draining pod it acknowledges that none of its new connections goes there; the leader waits until all have done so.
@@ -34,7 +35,8 @@ struct ReporterState {
     acked_pods: BTreeSet<String>,
     /// Pods acknowledged on an earlier stream, and not yet on the newest one. `handle_synced` removes them.
     unconfirmed_pods: BTreeSet<String>,
-    /// Services that it routes to a Revision; `None`: it does not report them.
+    /// Services that it routes to a Revision, or those of an agent that await agents and to which it leads connects;
+    /// `None`: it does not report them.
     routed_services: Option<RoutedServices>,
 }
 
@@ -67,33 +69,44 @@ impl ReporterStates {
         true
     }
 
-    /// Records that `reporter` reports each service that it routes to a Revision.
+    /// Records that `reporter` reports each service that it routes.
     pub fn begin_routed_services(&mut self, reporter: &str, stream: u64) {
         if let Some(state) = self.current_reporter(reporter, stream) {
             state.routed_services.get_or_insert_default();
         }
     }
 
-    /// Records that `reporter` routes this service to a Revision.
+    /// Records that `reporter` routes this service.
     pub fn add_routed_service(&mut self, reporter: &str, stream: u64, name: &NamespacedName) {
         if let Some(routed) = self.routed_services(reporter, stream) {
             routed.name_hashes.insert(hash_name(name));
         }
     }
 
-    /// Records that `reporter` no longer routes this service to any Revision.
+    /// Records that `reporter` no longer routes this service, or no longer reports it.
     pub fn remove_routed_service(&mut self, reporter: &str, stream: u64, name: &NamespacedName) {
         if let Some(routed) = self.routed_services(reporter, stream) {
             routed.name_hashes.remove(&hash_name(name));
         }
     }
 
-    /// Returns true if all that report their services route this one to a Revision. One of an earlier release, or one
+    /// Returns true if all of this role that report their services route this one. One of an earlier release, or one
     /// that has not named all yet, is not waited for.
-    pub fn is_routed_by_all(&self, name: &NamespacedName) -> bool {
+    pub fn is_routed_by_all(&self, role: ClientComponent, name: &NamespacedName) -> bool {
         let hash = hash_name(name);
-        let mut routed = self.reporters.values().filter_map(|it| it.routed_services.as_ref());
-        routed.all(|it| !it.is_complete || it.name_hashes.contains(&hash))
+        self.complete_lists(role).all(|it| it.name_hashes.contains(&hash))
+    }
+
+    /// Returns true if any of this role has named all services that it routes.
+    pub fn has_complete_list(&self, role: ClientComponent) -> bool {
+        self.complete_lists(role).next().is_some()
+    }
+
+    /// Iterates over the services of each of this role that has named all of them.
+    fn complete_lists(&self, role: ClientComponent) -> impl Iterator<Item = &RoutedServices> {
+        let prefix = reporter_id(role, "");
+        let of_role = self.reporters.iter().filter(move |(id, _)| id.starts_with(&prefix));
+        of_role.filter_map(|(_, it)| it.routed_services.as_ref()).filter(|it| it.is_complete)
     }
 
     /// Records that `reporter` opens no connection to this draining pod.
@@ -192,7 +205,7 @@ impl ReporterStates {
         self.missing_acks(uid).next().is_none()
     }
 
-    /// Services that `reporter` routes. `None` before `begin_routed_services`: it may report only some of them.
+    /// Services that `reporter` reports as routed. `None` before `begin_routed_services`: these may be only some.
     fn routed_services(&mut self, reporter: &str, stream: u64) -> Option<&mut RoutedServices> {
         self.current_reporter(reporter, stream)?.routed_services.as_mut()
     }

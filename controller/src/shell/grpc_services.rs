@@ -194,7 +194,7 @@ impl PodReportStream {
             PodReportItem::DrainAckRemoved(pod_uid) => {
                 ControllerEvent::DrainAckWithdrawn { reporter, stream, pod_uid }
             }
-            PodReportItem::RoutedServicesAnnounced => {
+            PodReportItem::RoutedServicesAnnounced | PodReportItem::AwaitedServicesAnnounced => {
                 ControllerEvent::RoutedServicesBegin { reporter, stream }
             }
             PodReportItem::RoutedService(service) => {

@@ -238,6 +238,21 @@ fn the_probe_is_tried_at_the_pods_own_address() {
 }
 
 #[test]
+fn the_result_of_a_former_probe_says_nothing_of_the_next_one() {
+    let now = Instant::now();
+    let mut pods = registered(pod("a", ProbeHandler::Tcp), now);
+    read_kernel_state(&mut pods, now, listening_state(1));
+    let mut other_port = pod("a", ProbeHandler::Tcp);
+    other_port.probe.port = NonZeroU16::new(9090);
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(other_port)));
+    pods.step(now, PodTrackerEvent::Registered("a".into()));
+    read_kernel_state(&mut pods, now, listening_state(1));
+    let passed = |seq| PodTrackerEvent::ProbeEnded("a".into(), seq, Ok(()));
+    assert_eq!(reports(pods.step(now, passed(1))), [], "the first attempt asked the former port");
+    assert_eq!(reports(pods.step(now, passed(2))), [ready()]);
+}
+
+#[test]
 fn a_probe_waits_for_the_address() {
     let now = Instant::now();
     let mut pods = PodTracker::new(UPGRADED_DRAIN_TIME);

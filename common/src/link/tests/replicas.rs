@@ -143,6 +143,7 @@ impl Pods for FakeController {
             PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("drain-ack/{uid}"))),
             PodReportItem::Applied(_)
             | PodReportItem::RoutedServicesAnnounced
+            | PodReportItem::AwaitedServicesAnnounced
             | PodReportItem::RoutedService(_)
             | PodReportItem::RoutedServiceRemoved(_)
             | PodReportItem::Synced => {}

@@ -13,6 +13,7 @@ impl TryFrom<raw::PodItem> for PodReportItem {
             What::Applied(message) => Self::Applied(message.version),
             // Routed services share the message of draining pods: a new kind would be refused by earlier releases. The
             // order of these arms matters, since `*` parses as no name.
+            What::Avoided(message) if message.names_awaited => Self::AwaitedServicesAnnounced,
             What::Avoided(message) if message.routed == ALL_ROUTED_SERVICES => {
                 Self::RoutedServicesAnnounced
             }
@@ -46,6 +47,10 @@ impl From<PodReportItem> for raw::PodItem {
             PodReportItem::RoutedServicesAnnounced => {
                 What::Avoided(raw_routed_service(ALL_ROUTED_SERVICES.into(), false))
             }
+            PodReportItem::AwaitedServicesAnnounced => What::Avoided(raw::Avoided {
+                names_awaited: true,
+                ..raw_routed_service(String::new(), false)
+            }),
             PodReportItem::RoutedService(name) => {
                 What::Avoided(raw_routed_service(name.to_string(), false))
             }
@@ -62,12 +67,12 @@ impl From<PodReportItem> for raw::PodItem {
 const ALL_ROUTED_SERVICES: &str = "*";
 
 fn raw_drain_ack(uid: String, ended: bool) -> raw::Avoided {
-    raw::Avoided { uid, ended, routed: String::new() }
+    raw::Avoided { uid, ended, ..raw::Avoided::default() }
 }
 
 fn raw_routed_service(routed: String, ended: bool) -> raw::Avoided {
     // Earlier releases refuse an item without a uid; they ignore a uid that they do not know.
-    raw::Avoided { uid: "-".into(), ended, routed }
+    raw::Avoided { uid: "-".into(), ended, routed, names_awaited: false }
 }
 
 impl TryFrom<raw::PodSeen> for PodObservation {

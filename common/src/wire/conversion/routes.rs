@@ -90,6 +90,7 @@ impl TryFrom<raw::Service> for ServiceEntry {
         Ok(Self {
             name: message.name.parse()?,
             addresses: parse_addresses("service.addresses", &message.addresses)?,
+            awaits_agents: message.awaits_agents,
             port: parse_port("service.port", message.port)?,
             activator_port: parse_port("service.activator_port", message.activator_port)?,
             targets,
@@ -108,6 +109,7 @@ impl From<ServiceEntry> for raw::Service {
         Self {
             name: value.name.to_string(),
             addresses: value.addresses.into_iter().map(address_octets).collect(),
+            awaits_agents: value.awaits_agents,
             port: value.port.get().into(),
             activator_port: value.activator_port.get().into(),
             targets: value.targets.into_iter().map(Into::into).collect(),

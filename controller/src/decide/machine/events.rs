@@ -44,11 +44,13 @@ pub enum ControllerEvent {
     DrainAcked { reporter: ComponentReplica, stream: u64, pod_uid: String },
     /// The reporter withdraws its drain acknowledgement of the pod.
     DrainAckWithdrawn { reporter: ComponentReplica, stream: u64, pod_uid: String },
-    /// The activator's stream names each service that the activator routes to some Revision.
+    /// The activator's stream names each service that the activator routes to some Revision. That of an agent names
+    /// each service that awaits agents, once the agent leads connects to it.
     RoutedServicesBegin { reporter: ComponentReplica, stream: u64 },
-    /// The activator routes requests for this service to some Revision.
+    /// The activator routes requests for this service to some Revision, or the agent leads connects to it.
     ServiceRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
-    /// The activator no longer routes requests for this service to any Revision.
+    /// The activator no longer routes requests for this service to any Revision, or the service awaits no agents in the
+    /// agent's table.
     ServiceNoLongerRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
     /// The reporter's stream has named every pod.
     ReportStreamSynced { reporter: ComponentReplica, stream: u64 },

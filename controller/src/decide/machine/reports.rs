@@ -204,12 +204,13 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Records that the activator names each service that it routes to some Revision.
+    /// Records that the activator names each service that it routes to some Revision, or the agent each service that
+    /// awaits agents.
     pub(super) fn begin_routed_services(&mut self, reporter: &ComponentReplica, stream: u64) {
         self.cluster.pods.reporters.begin_routed_services(&reporter_id(reporter), stream);
     }
 
-    /// Records that the activator routes the service to some Revision.
+    /// Records that the activator routes the service to some Revision, or that the agent leads connects to it.
     pub(super) fn handle_service_routed(
         &mut self,
         reporter: &ComponentReplica,
@@ -217,16 +218,21 @@ impl ControllerStateMachine {
         name: &NamespacedName,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.add_routed_service(&reporter_id(reporter), stream, name);
+        let reporters = &mut self.cluster.pods.reporters;
+        reporters.add_routed_service(&reporter_id(reporter), stream, name);
+        // A Route becomes ready only once all route its names. A plan for the report of each of a thousand agents would
+        // change nothing before the last one.
+        if !reporters.is_routed_by_all(reporter.role, name) {
+            return;
+        }
         let Some(app) = self.cluster.app_of_route_name(name) else { return };
-        // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
         if self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
             self.reconcile_app(&app, now);
         }
     }
 
-    /// Records that the activator no longer routes the service to any Revision. A ready Route stays ready.
+    /// Records that the reporter no longer routes the service, or reports it no more. A ready Route stays ready.
     pub(super) fn handle_service_not_routed(
         &mut self,
         reporter: &ComponentReplica,

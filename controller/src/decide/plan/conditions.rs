@@ -1,7 +1,7 @@
 //! Pure: cluster state → Knative's conditions of Configuration, Route and Service (knative/serving
 //! `pkg/apis/serving/v1/*_lifecycle.go`).
 
-use common::wire::NamespacedName;
+use common::wire::{ClientComponent, NamespacedName};
 
 use super::{PlanTimer, placeholder_name, routes::route_host};
 use crate::{
@@ -16,8 +16,12 @@ use crate::{
     },
 };
 
-/// Time until activators that are waited for are checked again, in milliseconds.
+/// Time until activators and agents that are waited for are checked again, in milliseconds.
 const ROUTED_RECHECK_MS: u64 = 500;
+/// Time for which a Route waits for agents, in milliseconds; by the whole second, as conditions have their times.
+///
+/// A node whose agent has a fault must not keep all Routes from being ready: there, kube-proxy's rules serve them.
+const AGENTS_WAIT_MS: u64 = 5_000;
 
 /// Sets the Configuration's condition: it is ready if its newest Revision is.
 pub(super) fn update_configuration(app: &mut AppState, now: UnixMillis) {
@@ -77,13 +81,10 @@ pub(super) fn update_route(
             "RolloutInProgress",
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
-    } else if !app.conditions.is_true(ConditionType::RouteIngress) && !is_routed(app, name, cluster)
-    {
-        // An activator's report triggers the next plan; the timer covers an activator that ends without one.
-        let _ = timer.is_due_or_schedule(now.plus_ms(ROUTED_RECHECK_MS), now);
-        ingress_not_configured()
-    } else {
+    } else if app.conditions.is_true(ConditionType::RouteIngress) {
         ConditionStatus::True(None)
+    } else {
+        routed_status(app, name, cluster, now, timer)
     };
     app.conditions.set(ConditionType::RouteIngress, ingress, now);
     app.conditions.set(
@@ -102,14 +103,63 @@ fn ingress_not_configured() -> ConditionStatus {
     ConditionStatus::Unknown(Some(ConditionReason::new("IngressNotConfigured", message)))
 }
 
-/// Returns true if every activator routes requests for each of the Route's names to some Revision. A client may connect
-/// to any activator as soon as the Route is ready, and activators may follow another replica than the leader. True also
-/// while none reports: without activators, or with ones of an earlier release, the Route could never become ready.
-fn is_routed(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> bool {
+/// Returns the status of a Route for which only agents are waited for.
+fn agents_awaited() -> ConditionStatus {
+    let message = "Some nodes do not lead connections to its ClusterIPs yet.";
+    ConditionStatus::Unknown(Some(ConditionReason::new("IngressNotConfigured", message)))
+}
+
+/// Returns the status of a Route that lacks nothing, except that activators and agents may not follow it yet.
+///
+/// A client may connect as soon as the Route is ready. Its connect must not go on unchanged. Without a rule of
+/// kube-proxy it would get no response, and neither would the kernel's repetitions of it once there is a rule.
+fn routed_status(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+    now: UnixMillis,
+    timer: &mut PlanTimer,
+) -> ConditionStatus {
+    let status = if !is_routed(ClientComponent::Activator, app, name, cluster) {
+        ingress_not_configured()
+    } else if !is_routed(ClientComponent::Agent, app, name, cluster)
+        && !is_wait_for_agents_over(app, now)
+    {
+        agents_awaited()
+    } else {
+        return ConditionStatus::True(None);
+    };
+    // The last report triggers the next plan; the timer covers a reporter that ends without one.
+    let _ = timer.is_due_or_schedule(now.plus_ms(ROUTED_RECHECK_MS), now);
+    status
+}
+
+/// Returns true if every activator routes requests for each of the Route's names to some Revision, or every agent leads
+/// connects to them. Each may follow another replica than the leader. True also while none reports: without activators,
+/// or with ones of an earlier release, the Route could never become ready.
+fn is_routed(
+    role: ClientComponent,
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> bool {
     let service_name = |allocation: &RouteNameAllocation| {
         NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name))
     };
-    app.allocations().iter().all(|it| cluster.pods.reporters.is_routed_by_all(&service_name(it)))
+    let reporters = &cluster.pods.reporters;
+    app.allocations().iter().all(|it| reporters.is_routed_by_all(role, &service_name(it)))
+}
+
+/// Returns true if the Route has waited for agents for long enough.
+fn is_wait_for_agents_over(app: &AppState, now: UnixMillis) -> bool {
+    let mut conditions = app.conditions.iter();
+    let since = conditions.find_map(|(condition_type, since, status)| {
+        let is_waiting =
+            condition_type == ConditionType::RouteIngress && status == agents_awaited();
+        is_waiting.then_some(since)
+    });
+    // A former leader's clock may have been ahead.
+    since.is_some_and(|since| since > now || since.plus_ms(AGENTS_WAIT_MS) <= now)
 }
 
 /// Returns the reason if one of the Route's names belongs to another owner.

@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    self, AppProtocol, ConnectionPath, GatewayRules, NamespacedName, PodEntry, RouteChange,
-    RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+    self, AppProtocol, ClientComponent, ConnectionPath, GatewayRules, NamespacedName, PodEntry,
+    RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
 };
 use tracing::debug;
 
@@ -15,8 +15,9 @@ use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
     model::{
         cluster_state::{
-            self, AppRevision, AppState, ClusterState, KubeletReadiness, ParsedTemplate, PodStage,
-            RouteNameAllocation, RoutingState, name_registry::NameClaimant,
+            self, AppRevision, AppState, ClusterState, ConditionType, KubeletReadiness,
+            ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
+            name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
         knative::key,
@@ -160,9 +161,12 @@ fn service_subject(
     });
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
+    let addresses = settings.cluster_ips(&allocation.cluster_ips);
     ServiceEntry {
         name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
-        addresses: settings.cluster_ips(&allocation.cluster_ips),
+        // Without an address there is nothing yet that an agent could lead.
+        awaits_agents: !addresses.is_empty() && awaits_agents(app, cluster),
+        addresses,
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
         targets,
@@ -176,6 +180,12 @@ fn service_subject(
         hosts: public_host.map(|it| it.host).into_iter().collect(),
         gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster),
     }
+}
+
+/// Returns true if agents are to report that they lead connects to the Route's names, because it is not ready before.
+fn awaits_agents(app: &AppState, cluster: &ClusterState) -> bool {
+    !app.conditions.is_true(ConditionType::RouteIngress)
+        && cluster.pods.reporters.has_complete_list(ClientComponent::Agent)
 }
 
 /// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.

@@ -395,6 +395,71 @@ fn a_route_is_ready_once_every_reporting_activator_routes_it() {
     assert_eq!(condition(&api_server), "True : ");
 }
 
+const AGENTS_AWAITED: &str =
+    "Unknown IngressNotConfigured: Some nodes do not lead connections to its ClusterIPs yet.";
+
+fn agent(node: &str) -> ComponentReplica {
+    ComponentReplica { role: ClientComponent::Agent, name: node.into(), node: node.into() }
+}
+
+/// Begins the reports of an agent that names the services which await agents.
+fn begin_agent_reports(api_server: &mut FakeApiServer, node: &str, stream: u64) {
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(node), stream });
+    api_server.step(ControllerEvent::RoutedServicesBegin { reporter: agent(node), stream });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent(node), stream });
+}
+
+/// Returns the condition of the Route, and true if its service awaits agents in the RouteTable.
+fn ingress_and_wait(api_server: &FakeApiServer) -> (String, bool) {
+    let condition = api_server.condition(ResourceKind::Route, "hello", "IngressReady");
+    (condition, api_server.table().services[&name("hello")].awaits_agents)
+}
+
+#[test]
+fn a_route_is_ready_once_every_reporting_agent_leads_connects_to_it() {
+    let mut api_server = FakeApiServer::new();
+    for (node, stream) in [("n1", 1), ("n2", 2)] {
+        begin_agent_reports(&mut api_server, node, stream);
+    }
+    // An agent of an earlier release names no services.
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent("n3"), stream: 3 });
+    api_server.step(ControllerEvent::ReportStreamSynced { reporter: agent("n3"), stream: 3 });
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let waits = (AGENTS_AWAITED.to_owned(), true);
+    assert_eq!(ingress_and_wait(&api_server), waits);
+    let routed = |node: &str, stream| ControllerEvent::ServiceRouted {
+        reporter: agent(node),
+        stream,
+        service: name("hello"),
+    };
+    api_server.step(routed("n1", 1));
+    assert_eq!(ingress_and_wait(&api_server), waits, "the other one does not yet");
+    api_server.step(routed("n2", 2));
+    assert_eq!(ingress_and_wait(&api_server), ("True : ".to_owned(), false));
+    // A ready Route waits for no agent that begins later.
+    begin_agent_reports(&mut api_server, "n4", 4);
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Route,
+        name: name("hello"),
+        object: Some(Box::new(api_server.object(ResourceKind::Route, "hello").clone())),
+    });
+    assert_eq!(ingress_and_wait(&api_server), ("True : ".to_owned(), false));
+}
+
+#[test]
+fn a_route_is_ready_although_an_agent_never_leads_connects_to_it() {
+    let mut api_server = FakeApiServer::new();
+    begin_agent_reports(&mut api_server, "n1", 1);
+    let begin = api_server.now;
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    for (passed_ms, is_ready) in [(4_999, false), (5_499, true)] {
+        api_server.now = begin.plus_ms(passed_ms);
+        api_server.step(ControllerEvent::Tick);
+        let expected = if is_ready { "True : " } else { AGENTS_AWAITED };
+        assert_eq!(ingress_and_wait(&api_server), (expected.to_owned(), !is_ready));
+    }
+}
+
 #[test]
 fn decisions_are_reported_with_their_inputs() {
     let mut api_server = FakeApiServer::new();
