@@ -105,6 +105,8 @@ fn pod_subject(
         awaits_report: scale::awaits_report(pod, context),
         port: context.template.port,
         probe: context.template.agent_probe(),
+        ports: Vec::new(),
+        keeps_binds: false,
     })
 }
 
@@ -179,6 +181,9 @@ fn service_subject(
             }),
         hosts: public_host.map(|it| it.host).into_iter().collect(),
         gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster),
+        protocol: None,
+        uses_pod_ports: false,
+        affinity: None,
     }
 }
 
