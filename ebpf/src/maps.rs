@@ -34,6 +34,9 @@ pub static LISTENERS: HashMap<u64, u32> = HashMap::pinned(abi::LISTENERS_MAX, BP
 #[map]
 pub static PODS: HashMap<u64, abi::PodValue> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
 #[map]
+pub static POD_PORTS: HashMap<abi::ListenKey, abi::PodPortValue> =
+    HashMap::pinned(abi::POD_PORTS_MAX, BPF_F_NO_PREALLOC);
+#[map]
 pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 /// Totals of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
