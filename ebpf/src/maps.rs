@@ -230,6 +230,21 @@ pub fn atomic_add32(word: *mut u32, by: u32) {
     };
 }
 
+/// Returns the flags of a pod's port, as an entry of `POD_PORTS` has them; `None` if the port does not count.
+///
+/// Most pods have one port only, and cost no look-up.
+#[inline(always)]
+pub fn pod_port_flags(pod: abi::PodValue, key: &abi::ListenKey) -> Option<u32> {
+    if u32::from(pod.port) == key.port {
+        return Some(if pod.flags & abi::POD_OPAQUE != 0 { abi::POD_PORT_OPAQUE } else { 0 });
+    }
+    if pod.flags & abi::POD_HAS_PORTS == 0 {
+        return None;
+    }
+    // SAFETY: the field is read at once.
+    unsafe { POD_PORTS.get(key) }.map(|port| port.flags)
+}
+
 /// Adds 1 to a word of `CONTROL`.
 #[inline(always)]
 pub fn increment_control(word: u32) {
