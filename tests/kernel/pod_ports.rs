@@ -367,15 +367,17 @@ fn each_port_that_counts_is_followed_in_a_pod_that_listens_on_thousands() {
 #[test]
 fn ports_beyond_those_that_fit_are_an_error_until_another_pod_is_gone() {
     let mut kernel = SharedKernelFixture::exclusive();
-    let (first, second) = (kernel.add_pod(), kernel.add_pod());
-    let all_ports: Vec<_> = (1..=abi::POD_PORTS_MAX).map(|it| (10_000 + it as u16, true)).collect();
-    let [first_pod, second_pod] =
-        [registration(&first, 0, &all_ports), registration(&second, 0, &PORTS)];
-    kernel.maps.register_pod(first.cookie, &first_pod).unwrap();
-    let error = kernel.maps.register_pod(second.cookie, &second_pod).unwrap_err().to_string();
+    let [first, second, third] = [(); 3].map(|()| kernel.add_pod());
+    // Room for one more is left.
+    let most_ports: Vec<_> = (1..abi::POD_PORTS_MAX).map(|it| (10_000 + it as u16, true)).collect();
+    kernel.maps.register_pod(first.cookie, &registration(&first, 0, &most_ports)).unwrap();
+    let two_ports = registration(&second, 0, &PORTS);
+    let error = kernel.maps.register_pod(second.cookie, &two_ports).unwrap_err().to_string();
     assert!(error.contains(abi::maps::POD_PORTS), "{error}");
+    let one_port = registration(&third, 0, &PORTS[..1]);
+    kernel.maps.register_pod(third.cookie, &one_port).expect("the refused pod takes no room");
     kernel.maps.unregister(first.cookie).unwrap();
-    kernel.maps.register_pod(second.cookie, &second_pod).unwrap();
+    kernel.maps.register_pod(second.cookie, &two_ports).unwrap();
 }
 
 /// Upgrade like the one in `request_counts/upgrade.rs`, for ports besides the serving port.

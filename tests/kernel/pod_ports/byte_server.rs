@@ -1,5 +1,5 @@
-//! Shell: a server of bytes in a pod. Each step is one call on its newest connection, so a test decides the order of all
-//! that both ends do.
+//! Shell: a server of bytes in a pod. Each step is one call on its newest connection, so a test decides the order of
+//! all that both ends do.
 //!
 //! | line | effect | reply |
 //! |---|---|---|

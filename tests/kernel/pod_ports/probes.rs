@@ -43,6 +43,17 @@ fn a_client_on_the_node_that_sends_nothing_may_be_a_probe_and_counts_from_its_fi
 }
 
 #[test]
+fn where_the_kubelet_is_marked_a_client_on_the_node_counts_at_once() {
+    let mut fixture = PodPortsFixture::new(0, &PORTS);
+    fixture.kernel.write_node_addresses();
+    fixture.kernel.maps.set_kubelet_marked(true);
+    let _server = byte_server::start(&fixture.pod, &RAW_PORT.to_string());
+    let _client = fixture.connect_from(&fixture.kernel.node_netns(), RAW_PORT);
+    fixture.wait_gauges([1, 1, 0]);
+    fixture.kernel.maps.set_kubelet_marked(false);
+}
+
+#[test]
 fn probes_of_an_opaque_port_are_no_requests() {
     let mut fixture = PodPortsFixture::new(abi::POD_OPAQUE, &PORTS);
     fixture.kernel.write_node_addresses();
