@@ -155,7 +155,7 @@ const CONNECT_PROGRAMS: [&str; 2] = ["connect4", "connect6"];
 
 /// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
 /// program itself. The others inspect connections from the node itself, or read another protocol than HTTP/1.
-const TAIL_CALLS: [(&str, &str, u32); 17] = [
+const TAIL_CALLS: [(&str, &str, u32); 18] = [
     ("ingress", maps::INGRESS, 0),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
@@ -171,6 +171,7 @@ const TAIL_CALLS: [(&str, &str, u32); 17] = [
     ("egress_more", maps::EGRESS, 6),
     ("egress_more_http2", maps::EGRESS, 7),
     ("sockets", maps::SOCKETS, 0),
+    ("sockets_other", maps::SOCKETS, 3),
     ("sockets_late", maps::SOCKETS, 4),
     ("sockets_late_http2", maps::SOCKETS, 5),
 ];
@@ -460,6 +461,16 @@ impl EbpfPrograms {
         if let Err(error) = marked {
             debug!(error = %common::link::error_chain(&error), "cannot mark the kubelet's probes");
         }
+    }
+
+    /// Returns true while connections from the kubelet's cgroup are marked as probes, and false if that is not known.
+    pub fn is_kubelet_marked(&self) -> bool {
+        let path = self.paths.kubelet.as_ref().or(self.found_kubelet.as_ref());
+        let is_attached = |path: &PathBuf| {
+            let folder = open_folder(path)?;
+            self.is_attached(KUBELET_PROGRAM, path, &folder)
+        };
+        path.is_some_and(|path| is_attached(path).unwrap_or(false))
     }
 
     fn cgroup_path(&self, cgroup: AttachCgroup) -> &Path {
