@@ -272,7 +272,8 @@ impl KernelFixture {
         self.maps
             .register(pod.cookie, abi::PodValue { slot, port: SERVING_PORT, flags })
             .expect("room");
-        self.pod_ids.insert(pod_uid(pod), KernelPodIds { cookie: pod.cookie, slot });
+        let ids = KernelPodIds { cookie: pod.cookie, slot, ..KernelPodIds::default() };
+        self.pod_ids.insert(pod_uid(pod), ids);
     }
 
     /// Removes all services, node addresses and network namespaces, with their processes.
