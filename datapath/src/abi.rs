@@ -25,10 +25,10 @@ pub use self::{
 };
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000007";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000008";
 
 /// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
@@ -57,10 +57,13 @@ pub const UDP_FLOWS_MAX: u32 = 16_384;
 pub const UDP_SOCKETS_MAX: u32 = 65_536;
 /// Most pods of Rouse on one node, plus one: row 0 means none. Kubernetes' own limit is 110 to 500.
 pub const PODS_MAX: u32 = 1_024;
+/// Most pairs of a pod of this node and a port that counts besides the serving port.
+pub const POD_PORTS_MAX: u32 = 4_096;
 /// Most pairs of namespace and port with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
 /// Most entries in `LISTEN` of one namespace, so that none fills the map alone. The serving port is always entered as
-/// well, so 963 namespaces fit. Further listeners of a pod are not needed.
+/// well, so 963 namespaces fit, or 722 if all of `POD_PORTS` is in use: its ports are always entered too. Further
+/// listeners of a pod are not needed.
 pub const LISTEN_PER_NAMESPACE: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;
@@ -263,13 +266,13 @@ pub const SERVES_V4: u32 = 4;
 /// Bit of [`ListenValue::families`]: IPv6 clients are served.
 pub const SERVES_V6: u32 = 8;
 
-/// Pod of Rouse on this node: value of `PODS`.
+/// Pod whose requests are counted, on this node: value of `PODS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodValue {
     /// Row of the pod in `POD_STATE`, `COUNTERS` and `RESPONSES`, from 1.
     pub slot: u32,
-    /// Serving port, host byte order.
+    /// Serving port, host byte order; 0: no connection counts as one to it.
     pub port: u16,
     /// Any of the `POD_*` bits.
     pub flags: u16,
@@ -281,6 +284,26 @@ pub const POD_WIDEN_BIND: u16 = 1;
 /// Flag of [`PodValue`], which no agent sets: the eBPF programs did not see a reachable listener on the serving port
 /// open, so that it is not in `LISTEN`. For such a pod the agent writes netns cookie 0 into [`BackendValue`] instead.
 pub const POD_LISTENER_FOUND: u16 = 4;
+/// Flag of [`PodValue`]: further ports of the pod count, which are in `POD_PORTS`.
+pub const POD_HAS_PORTS: u16 = 8;
+/// Flag of [`PodValue`]: the serving port is opaque, as one with [`POD_PORT_OPAQUE`].
+pub const POD_OPAQUE: u16 = 16;
+
+/// Port of a pod that counts besides the serving port: value of `POD_PORTS`. All ports of a pod share the pod's row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodPortValue {
+    /// Any of the `POD_PORT_*` bits.
+    pub flags: u32,
+}
+const _: () = assert!(size_of::<PodPortValue>() == 4);
+
+/// Flag of [`PodPortValue`]: the port is opaque. Each of its connections is one request, whatever bytes it carries: in
+/// flight from the accept to the close, with a status that is not seen.
+///
+/// A connection from the node itself that brings no byte may be a probe of the kubelet. It counts in
+/// [`PodState::awaiting_first_request`], and its request begins with its first byte.
+pub const POD_PORT_OPAQUE: u32 = 1;
 
 /// Gauges, totals and the event threshold of one pod, shared by all CPUs: value of `POD_STATE`.
 #[repr(C)]
@@ -370,7 +393,8 @@ pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
 pub struct ResponseCounters {
     /// Responses by status class, 1xx first (101 of upgraded connections).
     pub status: [u64; STATUS_CLASSES],
-    /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, and opaque estimates.
+    /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, opaque estimates, and connections
+    /// of opaque ports, which end with their request.
     pub unknown_status: u64,
     /// Visible gRPC calls that ended with status OK.
     pub grpc_ok: u64,
@@ -456,7 +480,7 @@ pub struct ServerSocket {
     pub netns_cookie: u64,
     /// Cgroup id of the process that bound the listener, if that bind was recorded.
     pub cgroup_id: u64,
-    /// Row of the pod; 0: none, or not the serving port. Set when the connection is established.
+    /// Row of the pod; 0: none, or no port that counts. Set when the connection is established.
     pub pod_slot: u32,
     /// Any of the `CONN_*` bits.
     pub flags: u32,
@@ -545,6 +569,8 @@ pub const PROTOCOL_HTTP1: u32 = 0;
 pub const PROTOCOL_HTTP2: u32 = 1;
 /// Protocol that cannot be read: requests are an opaque estimate.
 pub const PROTOCOL_OPAQUE: u32 = 2;
+/// Bytes of any protocol, on an opaque port: the connection is one request, and nothing is read.
+pub const PROTOCOL_TCP: u32 = 3;
 
 /// Flag of [`HttpConnectionState`]: its first request has not come yet; it counts in
 /// [`PodState::awaiting_first_request`].
@@ -729,6 +755,8 @@ mod pod {
     unsafe impl aya::Pod for super::ListenValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::PodValue {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::PodPortValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::PodState {}
     // SAFETY: as above.

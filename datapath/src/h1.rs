@@ -150,6 +150,13 @@ impl Http1Connection {
         self.upgrading = 0;
     }
 
+    /// Stops reading a new connection, of which only the bytes are counted: each segment moves `next` behind its end.
+    #[inline(always)]
+    pub fn stop_reading(&mut self) {
+        self.rx.begin_tunnel();
+        self.tx.begin_tunnel();
+    }
+
     /// Returns true if a request is in flight.
     #[inline(always)]
     pub fn is_busy(&self) -> bool {

@@ -10,7 +10,7 @@ use datapath::{
 };
 
 use crate::{
-    maps::{CONNS, LISTEN, LISTENERS, PODS, atomic_add32, has_netns_cookie},
+    maps::{CONNS, LISTEN, LISTENERS, PODS, atomic_add32, has_netns_cookie, pod_port_flags},
     sock_addr::{ALLOW, BpfSockAddr},
 };
 
@@ -110,8 +110,8 @@ pub fn listen_entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
     let entries = LISTENERS.get_ptr_mut(key.netns_cookie);
     // SAFETY: a live map value; a single word.
     let count = entries.map_or(0, |entries| unsafe { ptr::read_volatile(entries) });
-    // A namespace beyond its share gets no further entry, except for the port that matters for routing.
-    if count >= abi::LISTEN_PER_NAMESPACE && !is_serving_port(key) {
+    // A namespace beyond its share gets no further entry, except for the ports that matter for routing.
+    if count >= abi::LISTEN_PER_NAMESPACE && !is_pod_port(key) {
         return Err(abi::CONTROL_LISTEN_OVER_QUOTA);
     }
     let fresh =
@@ -128,11 +128,12 @@ pub fn listen_entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
     LISTEN.get_ptr_mut(key).ok_or(abi::CONTROL_LISTEN_FULL)
 }
 
-/// Returns true for the serving port of a registered pod.
+/// Returns true for a port of a registered pod that counts.
 #[inline(always)]
-fn is_serving_port(key: &ListenKey) -> bool {
-    // SAFETY: the field is read at once.
-    unsafe { PODS.get(key.netns_cookie) }.is_some_and(|pod| u32::from(pod.port) == key.port)
+fn is_pod_port(key: &ListenKey) -> bool {
+    // SAFETY: the fields are read at once.
+    let Some(&pod) = (unsafe { PODS.get(key.netns_cookie) }) else { return false };
+    pod_port_flags(pod, key).is_some()
 }
 
 /// Returns true if a listener on this address is reachable from its own namespace only.

@@ -44,7 +44,7 @@ pub use self::{
         ingress_late as ingress_late_http2, ingress_more as ingress_more_http2,
         opened_late as opened_late_http2,
     },
-    opaque::{egress as egress_other, ingress as ingress_other},
+    opaque::{egress as egress_other, ingress as ingress_other, opened as opened_other},
 };
 use crate::{
     maps::{
@@ -64,7 +64,8 @@ const PASS: i32 = 1;
 const PROGRAM_SUSPECTS: u32 = 1;
 /// Index of the programs for HTTP/2, in `INGRESS` and `EGRESS`.
 const PROGRAM_HTTP2: u32 = 2;
-/// Index of the programs for opaque estimates, in `INGRESS` and `EGRESS`.
+/// Index of the programs for opaque estimates and for connections to opaque ports, in `INGRESS`, `EGRESS` and
+/// `SOCKETS`.
 const PROGRAM_OTHER: u32 = 3;
 /// Index of the programs for buffered segments of HTTP/1, in `INGRESS` and `SOCKETS`.
 const PROGRAM_LATE: u32 = 4;
@@ -103,12 +104,14 @@ enum SegmentReadEnd {
     Changed,
 }
 
-/// Starts counting a connection to the serving port of the pod with this slot. It is established now.
+/// Starts counting a connection to a port of the pod with this slot. It is established now, and begins with this
+/// protocol.
 #[inline(always)]
 pub fn open_connection(
     ops: *mut bpf_sock_ops,
     conn: &mut ServerSocket,
     slot: u32,
+    protocol: u32,
     is_suspect: bool,
 ) {
     // SAFETY: a live context; single words.
@@ -123,7 +126,7 @@ pub fn open_connection(
     conn.http.h1.open(rcv_nxt, snd_nxt);
     conn.http.flags =
         abi::HTTP_AWAITS_FIRST_REQUEST | if is_suspect { abi::HTTP_MAYBE_PROBE } else { 0 };
-    conn.http.protocol = abi::PROTOCOL_HTTP1;
+    conn.http.protocol = protocol;
     conn.http.last_client_packet_ns = now_ns;
     conn.http.requests_in_flight = 0;
     conn.pending = [PendingSegment::default(); abi::PENDING_SEGMENTS_MAX];
@@ -154,21 +157,35 @@ pub fn open_connection(
 /// Reads segments buffered at the listener that belong to the packet with which this connection was established.
 #[inline(always)]
 pub fn read_first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
-    let Some(seq) = packet::first_payload_seq(ops) else { return };
-    let key =
-        BufferedSegmentKey { remote: remote_address(ops), remote_port: remote_port(ops), seq };
-    let Some(buffered) = KEPT.get_ptr(key) else { return };
-    // SAFETY: a live map value and a live context; single words.
-    let (len, syn, flags) = unsafe { ((*buffered).len, (*buffered).syn, (*ops).skb_tcp_flags) };
-    // Without fast open, data of a SYN is dropped, and the packet at hand is another one.
-    if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
-        return;
-    }
-    if !segment_bytes::list_pending(conn, PendingSegment { seq, len }) {
+    let Some(segment) = early_segment(ops) else { return };
+    if !segment_bytes::list_pending(conn, segment) {
         return;
     }
     // SAFETY: the program behind the array has this context's type.
     unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), PROGRAM_LATE) };
+}
+
+/// Begins the request of a connection to an opaque port, in a program of its own for the verifier.
+#[inline(always)]
+pub fn begin_opaque_connection(ops: *mut bpf_sock_ops) {
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), PROGRAM_OTHER) };
+}
+
+/// Returns the segment buffered at the listener that came with the packet with which this connection was established.
+#[inline(always)]
+fn early_segment(ops: *mut bpf_sock_ops) -> Option<PendingSegment> {
+    let seq = packet::first_payload_seq(ops)?;
+    let key =
+        BufferedSegmentKey { remote: remote_address(ops), remote_port: remote_port(ops), seq };
+    let buffered = KEPT.get_ptr(key)?;
+    // SAFETY: a live map value and a live context; single words.
+    let (len, syn, flags) = unsafe { ((*buffered).len, (*buffered).syn, (*ops).skb_tcp_flags) };
+    // Without fast open, data of a SYN is dropped, and the packet at hand is another one.
+    if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
+        return None;
+    }
+    Some(PendingSegment { seq, len })
 }
 
 /// Reads segments buffered before the connection was established, in sock_ops.
@@ -285,7 +302,11 @@ fn has_probe_user_agent(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
 /// Ends the counting of a connection that `open_connection` has begun: it is closed, or turns out to be a probe's.
 #[inline(always)]
 pub fn close_connection(conn: &mut ServerSocket, socket: *mut c_void) {
-    end_requests(conn, socket, false);
+    if conn.http.protocol == abi::PROTOCOL_TCP {
+        opaque::end_request(conn);
+    } else {
+        end_requests(conn, socket, false);
+    }
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot) {
         // SAFETY: a live map value; single words.
         unsafe {
@@ -508,6 +529,12 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let is_kept = segment_bytes::buffer_segment(skb, &segment);
     let Some(conn) = connection_of(skb) else { return PASS };
     if counted_pod_slot(conn) == 0 {
+        return PASS;
+    }
+    if conn.http.protocol == abi::PROTOCOL_TCP {
+        // The connection was established meanwhile, and its bytes are not read.
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_OTHER) };
         return PASS;
     }
     if is_kept

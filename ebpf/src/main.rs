@@ -135,6 +135,13 @@ pub fn sockets_late_http2(ctx: SockOpsContext) -> u32 {
     1
 }
 
+/// Begins the request of a new connection to an opaque port; `sockets` jumps here.
+#[sock_ops]
+pub fn sockets_other(ctx: SockOpsContext) -> u32 {
+    count::opened_other(ctx.ops);
+    1
+}
+
 /// Reads the rest of a long HTTP/1 segment; `ingress` jumps here.
 #[cgroup_skb(ingress)]
 pub fn ingress_more(ctx: SkBuffContext) -> i32 {
@@ -189,13 +196,14 @@ pub fn egress_http2(ctx: SkBuffContext) -> i32 {
     count::egress_http2(&ctx)
 }
 
-/// Estimates requests of other protocols; `ingress` and `ingress_http2` jump here.
+/// Estimates requests of other protocols, and counts bytes of opaque ports; `ingress`, `ingress_http2` and
+/// `ingress_keep` jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_other(ctx: SkBuffContext) -> i32 {
     count::ingress_other(&ctx)
 }
 
-/// Estimates responses of other protocols; `egress` jumps here.
+/// Estimates responses of other protocols, and counts bytes of opaque ports; `egress` jumps here.
 #[cgroup_skb(egress)]
 pub fn egress_other(ctx: SkBuffContext) -> i32 {
     count::egress_other(&ctx)

@@ -34,6 +34,9 @@ pub static LISTENERS: HashMap<u64, u32> = HashMap::pinned(abi::LISTENERS_MAX, BP
 #[map]
 pub static PODS: HashMap<u64, abi::PodValue> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
 #[map]
+pub static POD_PORTS: HashMap<abi::ListenKey, abi::PodPortValue> =
+    HashMap::pinned(abi::POD_PORTS_MAX, BPF_F_NO_PREALLOC);
+#[map]
 pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 /// Totals of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
@@ -225,6 +228,21 @@ pub fn atomic_add32(word: *mut u32, by: u32) {
             word, by,
         )
     };
+}
+
+/// Returns the flags of a pod's port, as an entry of `POD_PORTS` has them; `None` if the port does not count.
+///
+/// Most pods have one port only, and cost no look-up.
+#[inline(always)]
+pub fn pod_port_flags(pod: abi::PodValue, key: &abi::ListenKey) -> Option<u32> {
+    if u32::from(pod.port) == key.port {
+        return Some(if pod.flags & abi::POD_OPAQUE != 0 { abi::POD_PORT_OPAQUE } else { 0 });
+    }
+    if pod.flags & abi::POD_HAS_PORTS == 0 {
+        return None;
+    }
+    // SAFETY: the field is read at once.
+    unsafe { POD_PORTS.get(key) }.map(|port| port.flags)
 }
 
 /// Adds 1 to a word of `CONTROL`.

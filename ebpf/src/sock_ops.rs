@@ -24,7 +24,7 @@ use crate::{
     connect_records, count,
     maps::{
         CONNS, NODE, OLD_CONNS, POD_STATE, PODS, PROBES, atomic_add, atomic_add32,
-        has_netns_cookie, increment_control, monotonic_ns, send_event,
+        has_netns_cookie, increment_control, monotonic_ns, pod_port_flags, send_event,
     },
     packet,
 };
@@ -144,7 +144,7 @@ fn handle_established(ops: *mut bpf_sock_ops) {
         if is_counted_by_previous_abi(ops) {
             return;
         }
-        let slot = serving_pod_slot(ops, cookie);
+        let (slot, protocol) = serving_pod(ops, cookie);
         let slot = if slot != 0 && is_mptcp_join(ops) { count_mptcp_desync(slot) } else { slot };
         let Some(conn) = found.or_else(|| create_storage(ops, slot)) else { return };
         conn.netns_cookie = cookie;
@@ -153,9 +153,12 @@ fn handle_established(ops: *mut bpf_sock_ops) {
             return;
         }
         enable_callbacks(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
-        count::open_connection(ops, conn, slot, is_from_node(ops));
+        count::open_connection(ops, conn, slot, protocol, is_from_node(ops));
     }
-    if let Some(conn) = CONNS.get(socket(ops)) {
+    let Some(conn) = CONNS.get(socket(ops)) else { return };
+    if conn.http.protocol == abi::PROTOCOL_TCP {
+        count::begin_opaque_connection(ops);
+    } else {
         count::read_first_requests(ops, conn);
     }
 }
@@ -225,14 +228,20 @@ fn is_fast_open(ops: *mut bpf_sock_ops) -> bool {
     unsafe { ptr::read_volatile(&raw const (*ops).skb_tcp_flags) & packet::SYN_FLAG != 0 }
 }
 
-/// Returns the row of the pod to which a connection brings requests; 0 means none.
+/// Returns the row of the pod to which a connection brings requests, and the protocol with which it begins; row 0
+/// means none.
 #[inline(always)]
-fn serving_pod_slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
+fn serving_pod(ops: *mut bpf_sock_ops, cookie: u64) -> (u32, u32) {
+    const NONE: (u32, u32) = (0, abi::PROTOCOL_HTTP1);
     // SAFETY: the fields are read at once.
-    match unsafe { PODS.get(cookie) } {
-        Some(pod) if u32::from(pod.port) == local_port(ops) && !is_uncounted(ops) => pod.slot,
-        _ => 0,
+    let Some(&pod) = (unsafe { PODS.get(cookie) }) else { return NONE };
+    let key = ListenKey { netns_cookie: cookie, port: local_port(ops), reserved: 0 };
+    let Some(flags) = pod_port_flags(pod, &key) else { return NONE };
+    if is_uncounted(ops) {
+        return NONE;
     }
+    let is_opaque = flags & abi::POD_PORT_OPAQUE != 0;
+    (pod.slot, if is_opaque { abi::PROTOCOL_TCP } else { abi::PROTOCOL_HTTP1 })
 }
 
 /// Returns true if the connection is a further subflow of a Multipath TCP connection.

@@ -27,7 +27,7 @@ pub enum ModelEvent {
     Finished(u16),
     /// A request whose begin was not seen has ended, with this status.
     Missed(u16),
-    /// The request in flight has ended with the connection, after a whole response.
+    /// The request in flight has ended with the connection, after a whole response, or as the connection itself.
     Closed,
     /// A request in flight has ended without a whole response.
     Aborted,
@@ -49,6 +49,8 @@ enum ModelProtocol {
     Http1,
     Http2,
     Other,
+    /// An opaque port: the connection is one request, and nothing is read.
+    Tcp,
 }
 
 /// State of a connection in the model of the eBPF programs.
@@ -113,6 +115,20 @@ impl EbpfModel {
         }
     }
 
+    /// A connection to an opaque port that was just accepted.
+    pub fn of_opaque_port() -> Self {
+        let mut model =
+            Self { protocol: ModelProtocol::Tcp, events: vec![ModelEvent::Started], ..Self::new() };
+        model.h1.stop_reading();
+        model.check_invariants();
+        model
+    }
+
+    /// Numbers of bytes that count as received and as sent. For connections to opaque ports only.
+    pub fn counted_bytes(&self) -> [u32; 2] {
+        [self.h1.rx.next.wrapping_sub(self.first[0]), self.h1.tx.next.wrapping_sub(self.first[1])]
+    }
+
     /// All events so far, in order.
     pub fn events(&self) -> &[ModelEvent] {
         &self.events
@@ -125,6 +141,7 @@ impl EbpfModel {
             ModelProtocol::Http2 => self.h2.requests_in_flight,
             // Opaque connections have an estimate, which this model does not compute.
             ModelProtocol::Other => 0,
+            ModelProtocol::Tcp => 1,
         }
     }
 
@@ -186,6 +203,9 @@ impl EbpfModel {
         }
         let part = SegmentPart::whole(self.first[1].wrapping_add(offset as u32), bytes);
         let mut end = ModelReadEnd::Done;
+        if self.protocol == ModelProtocol::Tcp {
+            count_bytes(&mut self.h1.tx, &part);
+        }
         if self.protocol == ModelProtocol::Http1 {
             end = self.read_http1_response(&part);
         }
@@ -214,7 +234,7 @@ impl EbpfModel {
                     self.events.push(ModelEvent::Desync);
                 }
             }
-            ModelProtocol::Other => {}
+            ModelProtocol::Other | ModelProtocol::Tcp => {}
         }
         self.check_invariants();
     }
@@ -227,7 +247,7 @@ impl EbpfModel {
                 self.record_events(happened, 0);
             }
             ModelProtocol::Http2 => self.desync_frames(),
-            ModelProtocol::Other => {}
+            ModelProtocol::Other | ModelProtocol::Tcp => {}
         }
         self.check_invariants();
     }
@@ -248,6 +268,11 @@ impl EbpfModel {
                 self.record_aborted(aborted);
             }
             ModelProtocol::Other => {}
+            ModelProtocol::Tcp => {
+                self.events.push(ModelEvent::Closed);
+                // A closed connection counts nothing more.
+                self.protocol = ModelProtocol::Other;
+            }
         }
         self.check_invariants();
         assert!(!self.is_busy(), "in flight on a closed connection");
@@ -255,6 +280,9 @@ impl EbpfModel {
 
     fn read_request(&mut self, part: &SegmentPart) -> ModelReadEnd {
         let mut end = ModelReadEnd::Done;
+        if self.protocol == ModelProtocol::Tcp {
+            count_bytes(&mut self.h1.rx, part);
+        }
         if self.protocol == ModelProtocol::Http1 {
             end = self.read_http1_request(part);
         }
@@ -270,7 +298,7 @@ impl EbpfModel {
             let next = match self.protocol {
                 ModelProtocol::Http1 => self.h1.rx.next,
                 ModelProtocol::Http2 => self.h2.rx.next,
-                ModelProtocol::Other => return,
+                ModelProtocol::Other | ModelProtocol::Tcp => return,
             };
             let Some(part) = self.pending.next_due(next) else { return };
             match self.read_request(&part) {
@@ -464,6 +492,11 @@ impl EbpfModel {
         assert_eq!(open, self.in_flight(), "{:?}", self.events);
         self.checked = (self.events.len(), open);
     }
+}
+
+/// Counts the bytes of a segment of which nothing is read.
+fn count_bytes(direction: &mut h1::Http1Direction, part: &SegmentPart) {
+    assert_eq!(direction.seek(part.seq, part.len), SeekResult::Done, "nothing is read");
 }
 
 /// Copies bytes as the eBPF programs do: the rest of the window stays unchanged. `None`: there are no bytes at

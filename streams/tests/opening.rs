@@ -2,7 +2,8 @@
 //!
 //! Where connections begin without storage, the packet may find the socket before `handle_established` runs for it. The
 //! model has the steps of that function (`ebpf/src/sock_ops.rs`), and of `ingress` and `ingress_keep`
-//! (`ebpf/src/count.rs`). A step is one access to what both share, or all that happens under the connection's lock. All
+//! (`ebpf/src/count.rs`). For a connection to an opaque port from the node itself, "read" means that its request begins.
+//! A step is one access to what both share, or all that happens under the connection's lock. All
 //! CPUs see the steps in the same order.
 
 /// Content that both programs share.

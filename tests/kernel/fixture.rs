@@ -25,6 +25,7 @@ use agent::{
         map_op::KernelPodIds,
         maps::KernelMaps,
         netns_cookies::NetnsCookies,
+        pod_registration::PodRegistration,
         programs::{self, EbpfPrograms},
     },
     map_sizes::MapSizes,
@@ -265,14 +266,23 @@ impl KernelFixture {
         self.add_netns("pods/pod")
     }
 
-    /// Registers a pod in the row of its number.
+    /// Registers a pod in the row of its number. Of the flags, those about binds and about its serving port count.
     pub(crate) fn register_pod(&mut self, pod: &NetnsFixture, flags: u16) {
-        let slot = u32::from(pod.number);
-        self.maps.clear_slot(slot);
-        self.maps
-            .register(pod.cookie, abi::PodValue { slot, port: SERVING_PORT, flags })
-            .expect("room");
-        let ids = KernelPodIds { cookie: pod.cookie, slot, ..KernelPodIds::default() };
+        self.register_pod_with_ports(pod, flags, &[]);
+    }
+
+    /// Registers a pod with further ports, each with true if its connections count as requests.
+    pub(crate) fn register_pod_with_ports(
+        &mut self,
+        pod: &NetnsFixture,
+        flags: u16,
+        ports: &[(u16, bool)],
+    ) {
+        let registration = registration(pod, flags, ports);
+        self.maps.clear_slot(registration.slot);
+        self.maps.register_pod(pod.cookie, &registration).expect("room");
+        let (cookie, slot) = (pod.cookie, registration.slot);
+        let ids = KernelPodIds { cookie, slot, ..KernelPodIds::default() };
         self.pod_ids.insert(pod_uid(pod), ids);
     }
 
@@ -516,6 +526,21 @@ fn folder(name: &str) -> PathBuf {
 
 fn name_of(number: u8) -> NamespacedName {
     NamespacedName::new("default", format!("s{number}"))
+}
+
+/// Returns the registration of a pod in the row of its number.
+pub(crate) fn registration(
+    pod: &NetnsFixture,
+    flags: u16,
+    ports: &[(u16, bool)],
+) -> PodRegistration {
+    PodRegistration {
+        slot: u32::from(pod.number),
+        port: SERVING_PORT,
+        keeps_binds: flags & abi::POD_WIDEN_BIND == 0,
+        is_opaque: flags & abi::POD_OPAQUE != 0,
+        ports: ports.to_vec(),
+    }
 }
 
 pub(crate) fn pod_uid(pod: &NetnsFixture) -> String {

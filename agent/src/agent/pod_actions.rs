@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 use super::Agent;
 use crate::{
     clock::monotonic_ns,
-    kernel::{listener_counts, map_op::KernelPodIds},
+    kernel::{listener_counts, map_op::KernelPodIds, pod_registration::PodRegistration},
     pods::{
         finder::FinderCommand,
         registry::RegisteredPod,
@@ -92,8 +92,9 @@ impl Agent {
         // Before the registration: even if that fails half-way, programs may count the pod in the row.
         let terms = self.routes.table().request_terms(&revision);
         self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
-        let entry = abi::PodValue { slot, port, flags: abi::POD_WIDEN_BIND };
-        if let Err(error) = self.handles.maps.register(facts.cookie, entry) {
+        let (keeps_binds, is_opaque, ports) = (false, false, Vec::new());
+        let registration = PodRegistration { slot, port, keeps_binds, is_opaque, ports };
+        if let Err(error) = self.handles.maps.register_pod(facts.cookie, &registration) {
             let error = error_chain(&error);
             error!(uid, error, "cannot register pod");
             queue.push_back(PodTrackerEvent::RegistrationFailed(uid, error));
@@ -103,6 +104,7 @@ impl Agent {
         self.handles.usage.assign_slot(slot, &revision, &uid, &self.handles.maps);
         // Level 0: the first request raises an event, and is reported at once.
         self.handles.maps.arm_growth_event(slot, 0);
+        let entry = registration.entry();
         self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry });
         self.update_deadline(&uid);
         self.update_planned_pod(&uid);

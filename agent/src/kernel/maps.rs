@@ -23,6 +23,7 @@ pub use self::event_ring::{KernelEventRing, decode_event};
 use self::{connection_storage::ConnectionStorage, counter_rows::CounterRows, gauges::PodGauges};
 use crate::kernel::{
     map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
+    pod_registration::PodRegistration,
     sys::{self, SharedWords},
 };
 use crate::map_sizes::MapSizes;
@@ -105,6 +106,7 @@ mod counter_rows;
 mod event_ring;
 pub mod gauges;
 pub(crate) mod meshed_namespaces;
+mod pod_ports;
 mod previous_version;
 pub(crate) mod stored_totals;
 
@@ -117,6 +119,7 @@ pub struct KernelMaps {
     /// Descriptor of that map, for writes of many entries at once.
     frontends_fd: OwnedFd,
     pods: HashMap<MapData, u64, abi::PodValue>,
+    pod_ports: pod_ports::PodPortEntries,
     listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
     /// Number of entries in `LISTEN` by netns cookie.
     listeners: HashMap<MapData, u64, u32>,
@@ -146,6 +149,7 @@ impl KernelMaps {
             frontends: open_hash_map(pins, maps::FRONTENDS)?,
             frontends_fd: open_pinned(pins, maps::FRONTENDS)?,
             pods: open_hash_map(pins, maps::PODS)?,
+            pod_ports: pod_ports::PodPortEntries::open(pins)?,
             listen: open_hash_map(pins, maps::LISTEN)?,
             listeners: open_hash_map(pins, maps::LISTENERS)?,
             node_addresses: open_hash_map(pins, maps::NODE)?,
@@ -371,14 +375,25 @@ impl KernelMaps {
         self.pods.iter().map(|entry| entry.map_err(|e| read_error(maps::PODS, e))).collect()
     }
 
-    /// Registers a pod's namespace, or changes its entry. From now on its serving port is counted, and its loopback
-    /// bind is widened if [`abi::POD_WIDEN_BIND`] is set. Clear the row of an earlier pod first.
-    pub fn register(&mut self, cookie: u64, pod: abi::PodValue) -> Result<(), KernelMapError> {
-        let done = self.pods.insert(cookie, pod, 0);
-        done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
+    /// Registers a pod's namespace, or changes its entries. From now on its ports are counted, and its loopback bind is
+    /// widened unless it keeps its binds. Clear the row of an earlier pod first. After an error some entries may be
+    /// written; another call, or [`unregister`](Self::unregister), makes them whole.
+    ///
+    /// A connection counts as its port did when it was established, also if the port is removed later.
+    pub fn register_pod(
+        &mut self,
+        cookie: u64,
+        pod: &PodRegistration,
+    ) -> Result<(), KernelMapError> {
+        let (entry, ports) = (pod.entry(), pod.port_entries());
+        // Before the pod's entry, whose flag lets the programs look for these.
+        self.pod_ports.write(cookie, &ports)?;
+        let done = self.pods.insert(cookie, entry, 0);
+        done.map_err(|source| write_error(maps::PODS, (cookie, entry.slot), source))?;
+        self.pod_ports.remove_others(cookie, &ports)?;
         // After the insertion, so that no connection is missed: in between, the new programs ignore connections that an
         // old one counts.
-        self.previous.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, pod.slot))
+        self.previous.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, entry.slot))
     }
 
     /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible; it keeps the
@@ -389,6 +404,7 @@ impl KernelMaps {
         }
         let done = ignore_missing(self.pods.remove(&cookie));
         done.map_err(|source| write_error(maps::PODS, cookie, source))?;
+        self.pod_ports.remove_others(cookie, &BTreeMap::new())?;
         // Collected first: removing keys while iterating over a hash map can restart the iteration.
         let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
         for key in keys.iter().filter(|key| key.netns_cookie == cookie) {

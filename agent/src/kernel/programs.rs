@@ -155,7 +155,7 @@ const CONNECT_PROGRAMS: [&str; 2] = ["connect4", "connect6"];
 
 /// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
 /// program itself. The others inspect connections from the node itself, or read another protocol than HTTP/1.
-const TAIL_CALLS: [(&str, &str, u32); 17] = [
+const TAIL_CALLS: [(&str, &str, u32); 18] = [
     ("ingress", maps::INGRESS, 0),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
@@ -171,6 +171,7 @@ const TAIL_CALLS: [(&str, &str, u32); 17] = [
     ("egress_more", maps::EGRESS, 6),
     ("egress_more_http2", maps::EGRESS, 7),
     ("sockets", maps::SOCKETS, 0),
+    ("sockets_other", maps::SOCKETS, 3),
     ("sockets_late", maps::SOCKETS, 4),
     ("sockets_late_http2", maps::SOCKETS, 5),
 ];

@@ -1,11 +1,11 @@
 //! Pure: use of a pod's connection, as the agent reads it from the eBPF programs' storage.
 
-use super::{CONN_OPEN, PROTOCOL_HTTP1, PROTOCOL_HTTP2, ServerSocket};
+use super::{CONN_OPEN, PROTOCOL_HTTP1, PROTOCOL_HTTP2, PROTOCOL_TCP, ServerSocket};
 
 /// Use of a connection, as far as the node of its pod knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionActivity {
-    /// A request or a response is incomplete.
+    /// A request or a response is incomplete, or the connection itself is one request.
     MessageInFlight,
     /// No request and no response is incomplete.
     Idle,
@@ -25,6 +25,7 @@ impl ServerSocket {
                 ConnectionActivity::MessageInFlight
             }
             PROTOCOL_HTTP2 => ConnectionActivity::NoRequestInFlight,
+            PROTOCOL_TCP => ConnectionActivity::MessageInFlight,
             _ => return None,
         };
         // Segments that wait belong to a message whose begin is missing, whatever the boundaries say.
@@ -41,16 +42,23 @@ impl ServerSocket {
         self.pod_slot == slot && self.flags & CONN_OPEN != 0
     }
 
-    /// Returns true for a counted connection whose one request in flight has changed the protocol (WebSocket).
+    /// Returns true for a counted connection whose one request in flight lasts until it closes: the request has changed
+    /// the protocol (WebSocket), or the port is opaque.
     pub fn is_upgraded(&self) -> bool {
-        self.pod_slot != 0 && self.http.protocol == PROTOCOL_HTTP1 && self.http.h1.is_upgraded()
+        let is_upgraded = match self.http.protocol {
+            PROTOCOL_HTTP1 => self.http.h1.is_upgraded(),
+            PROTOCOL_TCP => self.http.requests_in_flight > 0,
+            _ => false,
+        };
+        self.pod_slot != 0 && is_upgraded
     }
 
     /// Returns the begin of the request whose end the connection waits for, CLOCK_MONOTONIC in ns. Once its deadline
     /// has passed, the connection has no further use. For an upgraded connection (WebSocket, CONNECT) it is the request
     /// that opened it. For HTTP/2 it is the newest request, open or not: while any is open, all began no later.
     ///
-    /// `None` while no request is in flight, if that is unknown, or if the connection is not counted.
+    /// `None` while no request is in flight, if that is unknown, or if the connection is not counted. `None` also for a
+    /// connection to an opaque port, which may last for as long as its ends want.
     pub fn pending_request_started_ns(&self) -> Option<u64> {
         let waits = match self.http.protocol {
             PROTOCOL_HTTP1 => self.http.h1.is_busy(),
@@ -150,6 +158,20 @@ mod tests {
         conn.http.requests_in_flight = 2;
         assert_eq!(conn.activity(), Some(ConnectionActivity::MessageInFlight));
         assert_eq!(conn.pending_request_started_ns(), Some(7));
+    }
+
+    #[test]
+    fn a_connection_to_an_opaque_port_is_in_use_and_has_no_deadline() {
+        let mut conn = open_connection();
+        (conn.http.protocol, conn.http.requests_in_flight) = (PROTOCOL_TCP, 1);
+        let expected = (Some(ConnectionActivity::MessageInFlight), true, None);
+        let facts = (conn.activity(), conn.is_upgraded(), conn.pending_request_started_ns());
+        assert_eq!(facts, expected);
+        // It may be a probe of the kubelet, or a client of the node that only receives.
+        conn.http.requests_in_flight = 0;
+        assert_eq!((conn.activity(), conn.is_upgraded()), (expected.0, false));
+        conn.pod_slot = 0;
+        assert_eq!((conn.activity(), conn.is_upgraded()), (None, false));
     }
 
     #[test]

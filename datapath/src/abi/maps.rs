@@ -19,6 +19,9 @@ pub const LISTEN: &str = "LISTEN";
 pub const LISTENERS: &str = "LISTENERS";
 /// Hash: netns cookie (`u64`) → [`PodValue`](super::PodValue).
 pub const PODS: &str = "PODS";
+/// Hash: [`ListenKey`](super::ListenKey) → [`PodPortValue`](super::PodPortValue), for pods with
+/// [`POD_HAS_PORTS`](super::POD_HAS_PORTS).
+pub const POD_PORTS: &str = "POD_PORTS";
 /// Mmapable array by pod row: [`PodState`](super::PodState).
 pub const POD_STATE: &str = "POD_STATE";
 /// Mmapable array by `cpu * PODS_MAX + row`: [`PodCounters`](super::PodCounters). Behind the last possible CPU is

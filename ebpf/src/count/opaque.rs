@@ -1,7 +1,10 @@
-//! Opaque estimates, for connections whose messages cannot be read: requests follow from alternating directions.
+//! Connections whose messages cannot be read: requests follow from alternating directions (opaque estimate). Connections
+//! to opaque ports, of which nothing is read: each is one request.
 
 use aya_ebpf::{
-    EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes,
+    EbpfContext as _,
+    bindings::{__sk_buff, bpf_sock_ops},
+    helpers::generated::bpf_skb_load_bytes,
     programs::SkBuffContext,
 };
 use datapath::{
@@ -10,7 +13,10 @@ use datapath::{
     h2,
 };
 
-use super::{PASS, connection_of, counters::PodCounterRows, end_requests, lock, socket, unlock};
+use super::{
+    PASS, connection_of, counters::PodCounterRows, early_segment, end_requests, lock,
+    opened_connection, socket, unlock,
+};
 use crate::{
     maps::monotonic_ns,
     packet::{self, PacketSegment},
@@ -33,6 +39,62 @@ pub(super) fn begin_estimate(conn: &mut ServerSocket, first: u8) {
     conn.http.opaque_estimate.open(first);
 }
 
+/// Begins the request of a connection to an opaque port, which was established now.
+///
+/// A client at an address of the node may be the kubelet, whose TCP probes only connect. So the request of such a client
+/// begins with its first byte. `suspects` has checked a byte that came before the connection was established.
+#[inline(always)]
+pub fn opened(ops: *mut bpf_sock_ops) {
+    let Some(conn) = opened_connection(ops) else { return };
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let has_sent = early_segment(ops).is_some();
+    let now_ns = monotonic_ns();
+    lock(conn);
+    conn.http.h1.stop_reading();
+    let may_be_probe = conn.http.flags & abi::HTTP_MAYBE_PROBE != 0 && !has_sent;
+    let exceeds_threshold = if !may_be_probe && awaits_request(conn) {
+        begin_request(conn, &rows, now_ns)
+    } else {
+        false
+    };
+    unlock(conn);
+    if exceeds_threshold {
+        rows.send_growth_event();
+    }
+}
+
+/// Ends the request of a connection to an opaque port, which has closed. Its response is whole however the connection
+/// has ended: nothing shows what its ends have expected.
+#[inline(always)]
+pub(super) fn end_request(conn: &mut ServerSocket) {
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let now_ns = monotonic_ns();
+    lock(conn);
+    let change = h2::StreamChange {
+        answered: conn.http.requests_in_flight,
+        duration_ns: now_ns.saturating_sub(conn.http.request_started_ns),
+        ..h2::StreamChange::default()
+    };
+    rows.count_http2(conn, &change, now_ns);
+    rows.add_bytes(conn);
+    unlock(conn);
+}
+
+/// Returns true if the request of a connection to an opaque port has not begun.
+#[inline(always)]
+fn awaits_request(conn: &ServerSocket) -> bool {
+    conn.http.flags & abi::HTTP_AWAITS_FIRST_REQUEST != 0
+}
+
+/// Counts the begin of a request like that of a stream of HTTP/2. Returns true if the agent's threshold is exceeded.
+/// Call with the lock held.
+#[inline(always)]
+fn begin_request(conn: &mut ServerSocket, rows: &PodCounterRows, now_ns: u64) -> bool {
+    conn.http.flags &= !abi::HTTP_MAYBE_PROBE;
+    let change = h2::StreamChange { started: 1, ..h2::StreamChange::default() };
+    rows.count_http2(conn, &change, now_ns)
+}
+
 /// Handles a segment from the client: it may begin a request.
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
@@ -44,15 +106,13 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         if conn.http.opaque_estimate.needs_first_byte() { first_byte(skb, &segment) } else { 0 };
     let now_ns = monotonic_ns();
     lock(conn);
-    let exceeds_threshold = if has_new_bytes(&mut conn.http.h1.rx, &segment)
-        && conn.http.opaque_estimate.handle_client_bytes(first)
-    {
-        // An estimated request counts like a stream of HTTP/2, without a status.
-        let change = h2::StreamChange { started: 1, ..h2::StreamChange::default() };
-        rows.count_http2(conn, &change, now_ns)
+    let has_new_bytes = has_new_bytes(&mut conn.http.h1.rx, &segment);
+    let begins = if conn.http.protocol == abi::PROTOCOL_TCP {
+        awaits_request(conn)
     } else {
-        false
+        has_new_bytes && conn.http.opaque_estimate.handle_client_bytes(first)
     };
+    let exceeds_threshold = if begins { begin_request(conn, &rows, now_ns) } else { false };
     rows.add_bytes(conn);
     unlock(conn);
     if exceeds_threshold {
@@ -70,7 +130,8 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return PASS };
     let sent_ns = packet::sent_ns(skb);
     lock(conn);
-    if has_new_bytes(&mut conn.http.h1.tx, &segment) {
+    let is_estimated = conn.http.protocol == abi::PROTOCOL_OPAQUE;
+    if has_new_bytes(&mut conn.http.h1.tx, &segment) && is_estimated {
         let sent = conn.http.opaque_estimate.handle_server_bytes(sent_ns);
         if sent.ended {
             let took_ns = sent_ns.saturating_sub(conn.http.request_started_ns);
@@ -87,7 +148,9 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     }
     rows.add_bytes(conn);
     unlock(conn);
-    if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
+    // The client of an opaque port may go on sending after the server's end.
+    if segment.fin && is_estimated && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len)
+    {
         end_requests(conn, socket(skb), true);
     }
     PASS

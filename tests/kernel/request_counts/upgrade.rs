@@ -1,6 +1,9 @@
 //! Shell: an upgrade of the eBPF programs to another ABI, with connections open.
 
+use agent::kernel::pod_registration::PodRegistration;
+
 use super::*;
+use crate::fixture::registration;
 
 /// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
 #[test]
@@ -25,8 +28,8 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     fixture.kernel.maps = new.with_previous(programs.previous_pins());
     // Another row than in the earlier version, because rows need not be equal.
     let slot = fixture.slot() + 100;
-    let pod = datapath::abi::PodValue { slot, port: SERVING_PORT, flags: 0 };
-    fixture.kernel.maps.register(fixture.pod.cookie, pod).unwrap();
+    let pod = PodRegistration { slot, ..registration(&fixture.pod, 0, &[]) };
+    fixture.kernel.maps.register_pod(fixture.pod.cookie, &pod).unwrap();
     programs.take_over().unwrap();
     programs.verify_by_self_test(&mut fixture.kernel.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);

@@ -107,8 +107,8 @@ impl PreviousCounters {
         })
     }
 
-    /// Closes the pod's serving port for the old programs, which then count no new connection of it. The new programs
-    /// know the pod already, and count them.
+    /// Closes the pod's ports for the old programs, which then count no new connection of it. The new programs know the
+    /// pod already, and count them.
     ///
     /// A program of the new version ignores connections that an old program has begun to count (`OLD_CONNS`). So one of
     /// them counts each connection, whenever this is called.
@@ -118,8 +118,8 @@ impl PreviousCounters {
             Err(MapError::KeyNotFound) => return Ok(()),
             Err(source) => return Err(super::read_error(maps::PODS, source)),
         };
-        // No connection comes to port 0.
-        let closed = abi::PodValue { port: 0, ..pod };
+        // No connection comes to port 0, and without the flag the programs look for no further port.
+        let closed = abi::PodValue { port: 0, flags: pod.flags & !abi::POD_HAS_PORTS, ..pod };
         let done = self.pods.insert(cookie, closed, 0);
         done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
         self.rows.previous_slots.insert(slot, (cookie, pod.slot));

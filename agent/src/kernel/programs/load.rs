@@ -173,6 +173,7 @@ fn check_pins(pins: &Path, sizes: MapSizes) -> Result<(), EbpfProgramsError> {
         (maps::LISTEN, [HASH, 16, bytes_of::<abi::ListenValue>(), abi::LISTEN_MAX]),
         (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
         (maps::PODS, [HASH, 8, bytes_of::<abi::PodValue>(), abi::PODS_MAX]),
+        (maps::POD_PORTS, [HASH, 16, bytes_of::<abi::PodPortValue>(), abi::POD_PORTS_MAX]),
         (maps::POD_STATE, [ARRAY, 4, bytes_of::<abi::PodState>(), abi::PODS_MAX]),
         (maps::COUNTERS, [ARRAY, 4, bytes_of::<abi::PodCounters>(), rows]),
         (maps::RESPONSES, [ARRAY, 4, bytes_of::<abi::ResponseCounters>(), rows]),

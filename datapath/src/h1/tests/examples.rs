@@ -425,6 +425,20 @@ fn all_lengths_of_64_bits_but_the_six_highest_are_read() {
 }
 
 #[test]
+fn a_connection_that_is_not_read_moves_behind_its_segments_and_has_no_request() {
+    let mut wire = Http1Fixture::new();
+    wire.conn.stop_reading();
+    wire.request(GET.as_bytes());
+    wire.response(OK5.as_bytes());
+    assert!(wire.request_at(wire.sent[0].wrapping_add(700), b"behind a gap"));
+    assert!(wire.request_at(wire.sent[0], b"late"));
+    let [rx, tx] = [wire.conn.rx.next, wire.conn.tx.next];
+    assert_eq!([rx, tx], [wire.sent[0].wrapping_add(712), wire.sent[1]]);
+    wire.close();
+    assert_eq!((wire.steps, wire.take_log()), (0, String::new()));
+}
+
+#[test]
 fn a_retransmission_changes_nothing() {
     let mut wire = Http1Fixture::new();
     let seq = wire.sent[0];
