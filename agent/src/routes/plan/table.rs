@@ -5,6 +5,7 @@
 
 mod facts;
 mod hints;
+mod planner_pod;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,8 +15,7 @@ use std::{
 
 use common::{
     link::RouteChanges,
-    service_routing::TopologyHints,
-    wire::{self, AppProtocol, ConnectionPath, NamespacedName, PodPort, RouteKey, RoutingPhase},
+    wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
 };
 use datapath::{
     abi::{self, FrontendKey},
@@ -23,6 +23,7 @@ use datapath::{
 };
 use smol_str::SmolStr;
 
+use self::planner_pod::PlannerPod;
 use super::{
     DesiredBackendList,
     cluster_services::{ClusterResource, ClusterServices, affinity_seconds},
@@ -75,90 +76,6 @@ struct PlannerRevision {
     pods: BTreeSet<String>,
 }
 
-#[derive(Debug)]
-struct PlannerPod {
-    /// Number of the pod's Revision.
-    revision: u32,
-    phase: RoutingPhase,
-    address: Option<SocketAddr>,
-    other_family_address: Option<SocketAddr>,
-    /// Ports to which a scaled Service leads.
-    ports: Box<[PodPort]>,
-    /// Ports that earlier tables named, and this one does not. Connections to them may still be open.
-    former_ports: Box<[u16]>,
-    hints: TopologyHints,
-}
-
-impl PlannerPod {
-    /// Returns the state of a pod, whose earlier state is `before`.
-    fn new(revision: u32, entry: &wire::PodEntry, before: Option<&Self>) -> Self {
-        let other_family_address = entry.other_family_address.zip(entry.address);
-        let mut pod = Self {
-            revision,
-            phase: entry.phase,
-            address: entry.address,
-            other_family_address: other_family_address
-                .map(|(ip, at)| SocketAddr::new(ip, at.port())),
-            ports: entry.ports.as_slice().into(),
-            former_ports: Box::default(),
-            hints: entry.hints.clone(),
-        };
-        if let Some(before) = before {
-            let former: BTreeSet<u16> =
-                before.all_ports().filter(|it| !pod.ports_in_use().any(|own| own == *it)).collect();
-            pod.former_ports = former.into_iter().collect();
-        }
-        pod
-    }
-
-    /// Returns the address at which a client of this family reaches the pod by a service; `None` also if the pod has no
-    /// port for the service. It is an address of the client's own family; or else, if `mapped`, an IPv6 client gets the
-    /// IPv4 address as a mapped one.
-    ///
-    /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
-    fn address_for(
-        &self,
-        service: &PlannerService,
-        is_ipv6: bool,
-        mapped: bool,
-    ) -> Option<SocketAddr> {
-        let mut all = self.addresses();
-        let own_family = all.clone().find(|at| at.is_ipv6() == is_ipv6);
-        let at = own_family.or_else(|| all.find(|at| is_ipv6 && mapped && at.is_ipv4()))?;
-        match service.uses_pod_ports {
-            true => Some(SocketAddr::new(at.ip(), self.port_for(service)?)),
-            false => Some(at),
-        }
-    }
-
-    /// Returns the pod's port for a port of a scaled Service; `None`: it has none.
-    fn port_for(&self, service: &PlannerService) -> Option<u16> {
-        let own = self.ports.iter().find(|it| it.service_port == service.port);
-        own.map(|it| it.port.get())
-    }
-
-    /// Returns true if the pod can be a backend of a service, as far as its ports tell.
-    fn has_port_for(&self, service: &PlannerService) -> bool {
-        !service.uses_pod_ports || self.port_for(service).is_some()
-    }
-
-    /// Returns the addresses of the pod, of one family each, with its serving port.
-    fn addresses(&self) -> impl Iterator<Item = SocketAddr> + Clone + use<> {
-        [self.address, self.other_family_address].into_iter().flatten()
-    }
-
-    /// Returns the ports that the table names, the serving port first. One may occur twice.
-    fn ports_in_use(&self) -> impl Iterator<Item = u16> {
-        let serving = self.address.map(|at| at.port());
-        serving.into_iter().chain(self.ports.iter().map(|it| it.port.get()))
-    }
-
-    /// Returns the ports that the table names, or has named.
-    fn all_ports(&self) -> impl Iterator<Item = u16> {
-        self.ports_in_use().chain(self.former_ports.iter().copied())
-    }
-}
-
 impl PlannerTable {
     /// Returns true if the Revision's pods speak HTTP/2 only.
     pub fn is_h2c(&self, revision: &NamespacedName) -> bool {
@@ -185,10 +102,7 @@ impl PlannerTable {
     ) -> HashMap<SocketAddr, RoutingPhase> {
         let mut phases = HashMap::new();
         for pod in self.pods.values() {
-            let all = pod
-                .addresses()
-                .flat_map(|at| pod.all_ports().map(move |port| SocketAddr::new(at.ip(), port)));
-            for at in all.filter(&is_wanted) {
+            for at in pod.all_addresses().filter(&is_wanted) {
                 let phase = phases.entry(at).or_insert(pod.phase);
                 if pod.phase == RoutingPhase::Ready {
                     *phase = pod.phase;

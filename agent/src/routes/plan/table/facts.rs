@@ -1,6 +1,6 @@
 //! Pure: facts about the services of the RouteTable: their pods, and the reason for the path of their connects.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use common::{
     service_routing::SelectionRule,
@@ -206,16 +206,6 @@ impl PlannerTable {
             Some(_) => format!("no pod of {name} can take connects of this node now"),
         };
         format!("{reason}{affinity}")
-    }
-}
-
-impl PlannerPod {
-    /// Returns an address of the pod that clients of a frontend may be unable to use, with the pod's port for the
-    /// service if it has one.
-    fn other_address(&self, service: &PlannerService) -> Option<SocketAddr> {
-        let at = self.addresses().next()?;
-        let own_port = self.port_for(service).filter(|_| service.uses_pod_ports);
-        Some(own_port.map_or(at, |port| SocketAddr::new(at.ip(), port)))
     }
 }
 
