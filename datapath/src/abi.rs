@@ -144,6 +144,8 @@ pub const CONTROL_MESHED_NETNS: u32 = 9;
 pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 /// Index in `CONTROL`: 1 while connects and datagrams of kernel threads go on unchanged. The agent writes it.
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
+/// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
+pub const CONTROL_KUBELET_MARKED: u32 = 12;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -301,8 +303,8 @@ const _: () = assert!(size_of::<PodPortValue>() == 4);
 /// Flag of [`PodPortValue`]: the port is opaque. Each of its connections is one request, whatever bytes it carries: in
 /// flight from the accept to the close, with a status that is not seen.
 ///
-/// A connection from the node itself that brings no byte may be a probe of the kubelet. It counts in
-/// [`PodState::awaiting_first_request`], and its request begins with its first byte.
+/// While connections of the kubelet are not [marked](CONTROL_KUBELET_MARKED), one from the node itself that brings no
+/// byte may be a probe. It counts in [`PodState::awaiting_first_request`], and its request begins with its first byte.
 pub const POD_PORT_OPAQUE: u32 = 1;
 
 /// Gauges, totals and the event threshold of one pod, shared by all CPUs: value of `POD_STATE`.

@@ -10,6 +10,7 @@ mod large_service;
 mod listening_sockets;
 mod locked_close;
 mod map_sizes;
+mod pod_ports;
 mod program_replacement;
 mod redirect;
 mod request_counts;

@@ -212,6 +212,13 @@ impl KernelMaps {
         word.store(are_left.into(), Release);
     }
 
+    /// Writes if each connection from the kubelet's cgroup is marked as a probe. Otherwise a client of the node that
+    /// sends nothing to an opaque port is not counted.
+    pub fn set_kubelet_marked(&self, is_marked: bool) {
+        let word = &self.control.words()[abi::CONTROL_KUBELET_MARKED as usize];
+        word.store(is_marked.into(), Release);
+    }
+
     /// Opens the gauges of pods, for another task.
     pub fn gauges(&self) -> Result<PodGauges, KernelMapError> {
         PodGauges::open(&self.pins)
@@ -376,8 +383,8 @@ impl KernelMaps {
     }
 
     /// Registers a pod's namespace, or changes its entries. From now on its ports are counted, and its loopback bind is
-    /// widened unless it keeps its binds. Clear the row of an earlier pod first. After an error some entries may be
-    /// written; another call, or [`unregister`](Self::unregister), makes them whole.
+    /// widened unless it keeps its binds. Clear the row of an earlier pod first. After an error call it again, or
+    /// [`unregister`](Self::unregister).
     ///
     /// A connection counts as its port did when it was established, also if the port is removed later.
     pub fn register_pod(

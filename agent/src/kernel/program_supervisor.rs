@@ -202,8 +202,8 @@ impl ProgramSupervisor {
         }
     }
 
-    /// Attaches programs that were lost and, if due, runs the self-test. Returns the failure of the self-test; the
-    /// outer `None` means that it did not run.
+    /// Attaches programs that were lost, writes if the kubelet is marked and, if due, runs the self-test. Returns the
+    /// failure of the self-test; the outer `None` means that it did not run.
     #[expect(clippy::option_option, reason = "a self-test that did not run has not succeeded")]
     fn verify_programs(&mut self, self_test_due: bool) -> Option<Option<String>> {
         let attached = self.programs.keep_attached();
@@ -220,6 +220,7 @@ impl ProgramSupervisor {
                 return Some(Some(error_chain(error)));
             }
         }
+        self.maps.set_kubelet_marked(self.programs.is_kubelet_marked());
         // Programs that were just attached again are proven at once.
         let were_lost = attached.is_ok_and(|count| count > 0);
         if !self_test_due && !were_lost {

@@ -458,6 +458,16 @@ impl EbpfPrograms {
         }
     }
 
+    /// Returns true while connections from the kubelet's cgroup are marked as probes, and false if that is not known.
+    pub fn is_kubelet_marked(&self) -> bool {
+        let path = self.paths.kubelet.as_ref().or(self.found_kubelet.as_ref());
+        let is_attached = |path: &PathBuf| {
+            let folder = open_folder(path)?;
+            self.is_attached(KUBELET_PROGRAM, path, &folder)
+        };
+        path.is_some_and(|path| is_attached(path).unwrap_or(false))
+    }
+
     fn cgroup_path(&self, cgroup: AttachCgroup) -> &Path {
         match cgroup {
             AttachCgroup::Clients => &self.paths.clients,

@@ -1,5 +1,7 @@
-//! Connections whose messages cannot be read: requests follow from alternating directions (opaque estimate). Connections
-//! to opaque ports, of which nothing is read: each is one request.
+//! Connections whose messages cannot be read: requests follow from alternating directions (opaque estimate).
+//! Connections to opaque ports, of which nothing is read: each is one request.
+
+use core::ptr;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -18,7 +20,7 @@ use super::{
     opened_connection, socket, unlock,
 };
 use crate::{
-    maps::monotonic_ns,
+    maps::{CONTROL, monotonic_ns},
     packet::{self, PacketSegment},
 };
 
@@ -41,17 +43,18 @@ pub(super) fn begin_estimate(conn: &mut ServerSocket, first: u8) {
 
 /// Begins the request of a connection to an opaque port, which was established now.
 ///
-/// A client at an address of the node may be the kubelet, whose TCP probes only connect. So the request of such a client
-/// begins with its first byte. `suspects` has checked a byte that came before the connection was established.
+/// A client at an address of the node may be the kubelet, whose TCP probes only connect, unless its connections are
+/// marked. So the request of such a client begins with its first byte. `suspects` has checked a byte that came before
+/// the connection was established.
 #[inline(always)]
 pub fn opened(ops: *mut bpf_sock_ops) {
     let Some(conn) = opened_connection(ops) else { return };
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
-    let has_sent = early_segment(ops).is_some();
+    let is_known = is_kubelet_marked() || early_segment(ops).is_some();
     let now_ns = monotonic_ns();
     lock(conn);
     conn.http.h1.stop_reading();
-    let may_be_probe = conn.http.flags & abi::HTTP_MAYBE_PROBE != 0 && !has_sent;
+    let may_be_probe = conn.http.flags & abi::HTTP_MAYBE_PROBE != 0 && !is_known;
     let exceeds_threshold = if !may_be_probe && awaits_request(conn) {
         begin_request(conn, &rows, now_ns)
     } else {
@@ -78,6 +81,14 @@ pub(super) fn end_request(conn: &mut ServerSocket) {
     rows.count_http2(conn, &change, now_ns);
     rows.add_bytes(conn);
     unlock(conn);
+}
+
+/// Returns true if connections of the kubelet are marked, so that none is left that may be its probe.
+#[inline(always)]
+fn is_kubelet_marked() -> bool {
+    let Some(word) = CONTROL.get_ptr(abi::CONTROL_KUBELET_MARKED) else { return false };
+    // SAFETY: a live map value; a single word. Volatile, since the agent changes it.
+    unsafe { ptr::read_volatile(word) != 0 }
 }
 
 /// Returns true if the request of a connection to an opaque port has not begun.

@@ -26,14 +26,14 @@ static REQUEST_COUNT: AtomicU64 = AtomicU64::new(0);
 static GATE: Mutex<()> = Mutex::new(());
 
 /// Process of the server, in a pod's cgroup and namespace, killed on drop.
-pub(super) struct CountingServer {
+pub(crate) struct CountingServer {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
 impl CountingServer {
-    pub(super) fn start(pod: &NetnsFixture, port: u16) -> Self {
+    pub(crate) fn start(pod: &NetnsFixture, port: u16) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
         let mut child = command_in(&pod.cgroup, &pod.netns)
             .arg(program)
@@ -52,7 +52,7 @@ impl CountingServer {
     }
 
     /// Number of request heads read so far.
-    pub(super) fn request_count(&mut self) -> u64 {
+    pub(crate) fn request_count(&mut self) -> u64 {
         self.send_command("count")
     }
 

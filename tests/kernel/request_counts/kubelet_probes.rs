@@ -118,13 +118,15 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
     let mut fixture = CountFixture::exclusive();
     let kubelet = fixture.kernel.paths().clients.join("kubelet");
     std::fs::create_dir(&kubelet).unwrap();
-    drop(fixture.kernel.programs.take());
+    let unmarked = fixture.kernel.programs.take();
+    assert!(unmarked.is_some_and(|programs| !programs.is_kubelet_marked()));
     let paths = agent::paths::AgentPaths {
         kubelet: Some(kubelet.clone()),
         ..fixture.kernel.paths().clone()
     };
     let programs = agent::kernel::programs::EbpfPrograms::load(paths).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
+    assert!(programs.is_kubelet_marked());
     fixture.kernel.programs = Some(programs);
     let url = format!("http://{}:{SERVING_PORT}/length/5", fixture.pod.ipv4());
     let node = fixture.kernel.node_netns();

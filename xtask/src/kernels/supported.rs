@@ -44,6 +44,7 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
         since: (5, 15),
         reason: "no cookies in sock_ops (5.15): listeners from before the programs are not counted",
         tests: &[
+            "pod_ports::an_upgrade_to_another_abi_hands_all_ports_of_a_pod_over",
             "request_counts::upgrade::an_upgrade_to_another_abi_loses_no_connection_and_no_count",
         ],
     },

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{HashMap, MapData, MapError};
 use datapath::abi::{ListenKey, PodPortValue, maps};
 
 use super::{KernelMapError, ignore_missing, open_hash_map, write_error};
@@ -17,16 +17,26 @@ impl PodPortEntries {
         open_hash_map(pins, maps::POD_PORTS).map(Self)
     }
 
-    /// Writes the entries of a namespace. Its other entries stay.
+    /// Writes the entries of a namespace. Its other entries stay. If not all fit, none is added, so that they take no room
+    /// of other pods.
     pub(super) fn write(
         &mut self,
         netns_cookie: u64,
         ports: &BTreeMap<u16, PodPortValue>,
     ) -> Result<(), KernelMapError> {
+        let mut added = Vec::new();
         for (&port, value) in ports {
             let key = ListenKey { netns_cookie, port: port.into(), reserved: 0 };
-            let done = self.0.insert(key, value, 0);
-            done.map_err(|source| write_error(maps::POD_PORTS, key, source))?;
+            let is_new = matches!(self.0.get(&key, 0), Err(MapError::KeyNotFound));
+            if let Err(source) = self.0.insert(key, value, 0) {
+                for key in added {
+                    let _counts_for_no_pod = self.0.remove(&key);
+                }
+                return Err(write_error(maps::POD_PORTS, key, source));
+            }
+            if is_new {
+                added.push(key);
+            }
         }
         Ok(())
     }
