@@ -8,6 +8,7 @@
 //! | [`types`] | pure: facts, events and actions of the pods' state machine |
 //! | [`tracker`], [`readiness`] | pure: state of each pod and the actions that follow from it; readiness of one pod |
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
+//! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
 //! | `processes` | processes of a cgroup, and their network namespaces |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
@@ -17,6 +18,7 @@
 pub mod finder;
 pub(crate) mod finder_queue;
 pub mod namespace;
+pub(crate) mod pod_ports;
 pub mod pod_server;
 pub(crate) mod pod_slots;
 pub mod probe_marks;

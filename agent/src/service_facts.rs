@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceSource {
-    /// A Route of Rouse, from the RouteTable.
+    /// A service of Rouse, from the RouteTable: a Route, or a port of a scaled Service.
     Route,
     /// A Service of the cluster, from the API server.
     Service,
@@ -70,7 +70,7 @@ impl FrontendMode {
 pub struct FrontendFacts {
     /// Namespace of the service.
     pub namespace: String,
-    /// Name of the service.
+    /// Name of the service. Each port of a scaled Service has the Service's name.
     pub name: String,
     /// Source of the service.
     pub source: ServiceSource,

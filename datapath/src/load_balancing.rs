@@ -35,6 +35,9 @@ pub enum RoutingMode {
     /// Picks a random backend from the service's own list. With an [affinity timeout](SvcInfo::affinity_seconds) a
     /// client keeps its backend. Then, and with other protocols than TCP, the list is in the order of backend numbers.
     PickRandom = 5,
+    /// Picks a backend like `PickBackend`, and a client keeps it for the [affinity timeout](SvcInfo::affinity_seconds)
+    /// while it is usable. The list is in the order of backend numbers.
+    PickWithAffinity = 6,
 }
 
 impl RoutingMode {
@@ -47,6 +50,7 @@ impl RoutingMode {
             3 => Self::Refuse,
             4 => Self::SelfTest,
             5 => Self::PickRandom,
+            6 => Self::PickWithAffinity,
             _ => Self::Pass,
         }
     }
@@ -96,7 +100,7 @@ pub struct SvcInfo {
     /// Service id of the list of activators.
     pub activators: u32,
     /// Time for which a client keeps its backend after its last connect, in seconds, below 2²⁴; 0: not at all. Counts in
-    /// mode [`PickRandom`](RoutingMode::PickRandom) only.
+    /// the modes [`PickRandom`](RoutingMode::PickRandom) and [`PickWithAffinity`](RoutingMode::PickWithAffinity) only.
     pub affinity_seconds: u32,
     /// Port of the service at the activators, network byte order; 0: none, and the connect goes on unchanged.
     pub port_be: u16,
@@ -248,13 +252,14 @@ mod tests {
 
     use super::*;
 
-    const MODES: [RoutingMode; 6] = [
+    const MODES: [RoutingMode; 7] = [
         RoutingMode::Pass,
         RoutingMode::PickBackend,
         RoutingMode::Activator,
         RoutingMode::Refuse,
         RoutingMode::SelfTest,
         RoutingMode::PickRandom,
+        RoutingMode::PickWithAffinity,
     ];
 
     fn load(open: u64, in_flight: Option<u64>) -> BackendLoad {
@@ -268,7 +273,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_state_survives_packing(
-            offset in 0u32..1 << 24, count in 0u32..1 << 20, generation: u16, mode in 0usize..6,
+            offset in 0u32..1 << 24, count in 0u32..1 << 20, generation: u16, mode in 0usize..7,
         ) {
             let state = SvcState { offset, count, generation, mode: MODES[mode] };
             prop_assert_eq!(SvcState::unpack(state.pack()), state);

@@ -160,6 +160,7 @@ fn try_choose_backend(
             let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
             verify_unchanged(key, read).map(|()| target)
         }
+        RoutingMode::PickWithAffinity => choose_kept_pod(ctx, key, read),
         RoutingMode::PickRandom => choose_random(ctx, key, read),
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
@@ -170,6 +171,31 @@ fn try_choose_backend(
             Err(NoRewriteReason::Refuse)
         }
     }
+}
+
+/// Chooses the pod that the client keeps, or else one as in mode `PickBackend`, which the client then keeps. A client that
+/// is led to an activator keeps none.
+#[inline(always)]
+fn choose_kept_pod(
+    ctx: BpfSockAddr,
+    key: &FrontendKey,
+    read: ServiceReading,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
+    let seconds = SvcInfo::unpack(info).affinity_seconds;
+    let client = ctx.netns_cookie();
+    let mut backend = kept_pod(read.state, seconds, read.service_id, client);
+    if backend == NO_BACKEND {
+        backend = pick_pod(read.state);
+    }
+    if backend == NO_BACKEND {
+        increment_control(abi::CONTROL_FALLBACK);
+        return choose_activator(key, read);
+    }
+    let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    verify_unchanged(key, read)?;
+    keep_backend(read.service_id, client, backend);
+    Ok(target)
 }
 
 /// Chooses a random backend, or the one that the client keeps. Of a list without a usable entry, the connect goes on
@@ -326,6 +352,19 @@ extern "C" fn kept_backend(state: u64, seconds: u32, service_id: u32, client: u6
         return NO_BACKEND;
     }
     if names_backend(&SvcState::unpack(state), backend) { backend } else { NO_BACKEND }
+}
+
+/// Returns the pod that a client keeps, while its list names it and it listens; [`NO_BACKEND`] if it keeps none.
+/// Separate, like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn kept_pod(state: u64, seconds: u32, service_id: u32, client: u64) -> u32 {
+    let backend = kept_backend(state, seconds, service_id, client);
+    if backend == NO_BACKEND {
+        return NO_BACKEND;
+    }
+    let Some(value) = BACKENDS.get_ptr(backend) else { return NO_BACKEND };
+    if is_listening(&BackendPick { backend, value }) { backend } else { NO_BACKEND }
 }
 
 /// Returns this backend while its list names it, else [`NO_BACKEND`]. Separate, like [`pick_pod`].

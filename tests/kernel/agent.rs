@@ -540,6 +540,7 @@ mod overdue_requests;
 mod pod_reports;
 mod revision_metrics;
 mod roles;
+mod scaled_services;
 mod service_events;
 pub(crate) mod shared_agent;
 mod stale_connections;

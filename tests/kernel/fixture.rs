@@ -281,7 +281,8 @@ impl KernelFixture {
         let registration = registration(pod, flags, ports);
         self.maps.clear_slot(registration.slot);
         self.maps.register_pod(pod.cookie, &registration).expect("room");
-        let ids = KernelPodIds { cookie: pod.cookie, slot: registration.slot };
+        let (cookie, slot) = (pod.cookie, registration.slot);
+        let ids = KernelPodIds { cookie, slot, ..KernelPodIds::default() };
         self.pod_ids.insert(pod_uid(pod), ids);
     }
 

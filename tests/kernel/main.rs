@@ -15,6 +15,7 @@ mod program_replacement;
 mod redirect;
 mod request_counts;
 mod robustness;
+mod scaled_services;
 mod scripted_process;
 mod servers;
 mod sk_lookup;

@@ -135,7 +135,7 @@ impl Agent {
             let Ok(port) = u16::try_from(key.port) else { continue };
             let uid = self.registry.uid_by_cookie(key.netns_cookie);
             let pod = uid.and_then(|uid| self.registry.get(uid));
-            let is_serving = pod.is_some_and(|it| it.entry.port == port);
+            let is_serving = pod.is_some_and(|it| it.ports.is_watched(port));
             if listener_counts::is_deletable(&listen, is_serving, monotonic_ns()) {
                 self.handles.maps.delete_listener(key.netns_cookie, port)?;
             }

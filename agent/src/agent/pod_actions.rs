@@ -1,11 +1,14 @@
 //! Shell: the part of the loop that performs the actions of the pods' state machine.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use common::{
     link::{PodReportKey, error_chain},
     probe::run_probe,
-    wire::{PodObservation, PodReportItem},
+    wire::{PodEntry, PodObservation, PodReportItem},
 };
 use datapath::abi;
 use tracing::{debug, error, info, warn};
@@ -13,9 +16,10 @@ use tracing::{debug, error, info, warn};
 use super::Agent;
 use crate::{
     clock::monotonic_ns,
-    kernel::{listener_counts, map_op::KernelPodIds, pod_registration::PodRegistration},
+    kernel::{listener_counts, map_op::KernelPodIds, maps::KernelMapError},
     pods::{
         finder::FinderCommand,
+        pod_ports::PodPorts,
         registry::RegisteredPod,
         types::{
             NamespaceFacts, PodKernelState, PodProbeAttempt, PodTrackerAction, PodTrackerEvent,
@@ -33,7 +37,11 @@ impl Agent {
     ) {
         match action {
             PodTrackerAction::FindNamespace(uid) => {
-                self.handles.finder.push(FinderCommand::Find(uid))
+                let keeps_binds = self.pods.get(&uid).is_some_and(|pod| pod.keeps_binds);
+                self.handles.finder.push(match keeps_binds {
+                    true => FinderCommand::FindWithoutServer(uid),
+                    false => FinderCommand::Find(uid),
+                });
             }
             PodTrackerAction::Register(uid, facts) => self.register_pod(uid, &facts, queue),
             PodTrackerAction::Unregister(uid) => {
@@ -45,6 +53,10 @@ impl Agent {
                     self.handles.finder.push(FinderCommand::Inspect(uid, local.cookie));
                 }
             }
+            PodTrackerAction::OpenPodServer(uid) => {
+                self.handles.finder.push(FinderCommand::OpenPodServer(uid));
+            }
+            PodTrackerAction::ReplanBackends(uid) => self.update_planned_pod(&uid),
             PodTrackerAction::CountUpgraded(uid) => self.count_upgraded(uid),
             PodTrackerAction::StartProbe(attempt) => self.start_probe(attempt),
             PodTrackerAction::AllowStop(uid) => {
@@ -74,8 +86,8 @@ impl Agent {
         queue: &mut VecDeque<PodTrackerEvent>,
     ) {
         let Some(pod) = self.pods.get(&uid) else { return };
-        let revision = pod.revision.clone();
-        let port = pod.port.get();
+        let (revision, keeps_binds) = (pod.revision.clone(), pod.keeps_binds);
+        let ports = self.pod_ports(pod);
         // A pod that was restarted in a new sandbox has a new namespace, and needs a new row.
         if self.registry.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
             self.forget_pod(&uid);
@@ -92,32 +104,45 @@ impl Agent {
         // Before the registration: even if that fails half-way, programs may count the pod in the row.
         let terms = self.routes.table().request_terms(&revision);
         self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
-        let (keeps_binds, is_opaque, ports) = (false, false, Vec::new());
-        let registration = PodRegistration { slot, port, keeps_binds, is_opaque, ports };
+        let registration = ports.registration(slot, keeps_binds);
         if let Err(error) = self.handles.maps.register_pod(facts.cookie, &registration) {
             let error = error_chain(&error);
             error!(uid, error, "cannot register pod");
             queue.push_back(PodTrackerEvent::RegistrationFailed(uid, error));
             return;
         }
-        debug!(uid, slot, cookie = facts.cookie, port, "pod registered");
+        debug!(uid, slot, cookie = facts.cookie, ?ports, "pod registered");
         self.handles.usage.assign_slot(slot, &revision, &uid, &self.handles.maps);
         // Level 0: the first request raises an event, and is reported at once.
         self.handles.maps.arm_growth_event(slot, 0);
-        let entry = registration.entry();
-        self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry });
+        let (cookie, entry) = (facts.cookie, registration.entry());
+        self.registry.insert(&uid, RegisteredPod { cookie, entry, ports: ports.into() });
         self.update_deadline(&uid);
         self.update_planned_pod(&uid);
         queue.push_back(PodTrackerEvent::Registered(uid.clone()));
         // A listener may have opened before the registration; its event found no pod then.
-        queue.extend(
-            self.read_kernel_state(&uid).map(|read| PodTrackerEvent::KernelStateRead(uid, read)),
-        );
+        queue.extend(self.read_maps(&uid).into_iter().flatten());
+    }
+
+    /// Returns the ports of a pod, as the maps should have them.
+    fn pod_ports(&self, pod: &PodEntry) -> PodPorts {
+        PodPorts::of_pod(pod, self.routes.table().is_tcp(&pod.revision))
+    }
+
+    /// Registers the pods again of which the maps have other ports than the RouteTable.
+    pub(super) fn update_registrations(&mut self) {
+        let is_outdated = |uid: &String| {
+            let (registered, pod) = (self.registry.get(uid), self.pods.get(uid));
+            registered.zip(pod).is_some_and(|(it, pod)| *it.ports != self.pod_ports(pod))
+        };
+        let outdated: Vec<String> = self.registry.uids().into_iter().filter(is_outdated).collect();
+        let events = outdated.into_iter().map(PodTrackerEvent::RegistrationOutdated);
+        events.for_each(|event| self.handle_event(event));
     }
 
     /// Deletes a pod from the kernel's maps.
     fn forget_pod(&mut self, uid: &str) {
-        let Some(RegisteredPod { cookie, entry }) = self.registry.remove(uid) else {
+        let Some(RegisteredPod { cookie, entry, .. }) = self.registry.remove(uid) else {
             return;
         };
         self.overdue_requests.forget(uid);
@@ -142,32 +167,56 @@ impl Agent {
 
     /// Updates the planner's entry of a pod of this node.
     ///
-    /// Connects check the listener of a local pod, unless the kernel did not see it open.
+    /// Connects check the listeners of a local pod, but for those that the kernel did not see open.
     fn update_planned_pod(&mut self, uid: &str) {
-        let unseen = self.pods.is_listener_unseen(uid);
-        let local = self.registry.get(uid).map(|RegisteredPod { cookie, entry }| KernelPodIds {
-            cookie: if unseen { 0 } else { cookie },
-            slot: entry.slot,
+        let unseen_ports = self.pods.unseen_ports(uid);
+        let local = self.registry.get(uid).map(|RegisteredPod { cookie, entry, .. }| {
+            KernelPodIds { cookie, slot: entry.slot, unseen_ports }
         });
         self.routes.set_local_pod(uid, local);
     }
 
     /// Reads the maps for one pod and handles the result.
     pub(super) fn read_pod(&mut self, uid: &str) {
-        if let Some(read) = self.read_kernel_state(uid) {
-            self.handle_event(PodTrackerEvent::KernelStateRead(uid.to_owned(), read));
-        }
+        self.read_maps(uid).into_iter().flatten().for_each(|event| self.handle_event(event));
     }
 
-    /// Reads the maps for one pod; `None` if it is not registered or a map cannot be read.
-    fn read_kernel_state(&self, uid: &str) -> Option<PodKernelState> {
-        let RegisteredPod { cookie, entry } = self.registry.get(uid)?;
-        let listen = self.handles.maps.listener(cookie, entry.port);
-        let listen =
-            listen.inspect_err(|error| warn!(uid, error = %error_chain(error), "cannot read map"));
-        let listen = listen.ok()?;
-        let state = self.handles.maps.pod_state(entry.slot);
-        Some(PodKernelState {
+    /// Reads the maps for one pod. Returns the events that they stand for; none if the pod is not registered, or a map
+    /// cannot be read.
+    fn read_maps(&self, uid: &str) -> [Option<PodTrackerEvent>; 2] {
+        let Some(pod) = self.registry.get(uid) else { return [None, None] };
+        let read = self.read_open_ports(&pod).and_then(|ports| {
+            let state = self.read_kernel_state(&pod)?;
+            Ok((ports, state))
+        });
+        let read =
+            read.inspect_err(|error| warn!(uid, error = %error_chain(error), "cannot read map"));
+        let Ok((ports, state)) = read else { return [None, None] };
+        let ports = ports.map(|it| PodTrackerEvent::OpenPortsRead(uid.to_owned(), it));
+        [ports, Some(PodTrackerEvent::KernelStateRead(uid.to_owned(), state))]
+    }
+
+    /// Returns the pod's ports with a reachable listener, besides the one that tells its readiness; `None`: it has no
+    /// such port.
+    fn read_open_ports(
+        &self,
+        pod: &RegisteredPod,
+    ) -> Result<Option<BTreeSet<u16>>, KernelMapError> {
+        let (mut has_ports, mut open) = (false, BTreeSet::new());
+        for port in pod.ports.others() {
+            has_ports = true;
+            let listen = self.handles.maps.listener(pod.cookie, port)?;
+            if listener_counts::count(listen.reachable) > 0 {
+                open.insert(port);
+            }
+        }
+        Ok(has_ports.then_some(open))
+    }
+
+    fn read_kernel_state(&self, pod: &RegisteredPod) -> Result<PodKernelState, KernelMapError> {
+        let listen = self.handles.maps.listener(pod.cookie, pod.ports.readiness())?;
+        let state = self.handles.maps.pod_state(pod.entry.slot);
+        Ok(PodKernelState {
             listeners: listener_counts::count(listen.reachable),
             loopback_listeners: listener_counts::count(listen.loopback),
             served_families: listen.families & (abi::SERVES_V4 | abi::SERVES_V6),

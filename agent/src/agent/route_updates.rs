@@ -73,6 +73,8 @@ impl Agent {
         self.routes.record_batch(&batch);
         let revisions = self.handles.revision_totals.changed_revisions(&batch);
         self.routes.add_removals(&mut batch);
+        let is_revision = |change: &RouteChange| matches!(change, RouteChange::Revision(_));
+        let has_revisions = batch.changes.values().any(is_revision);
         let mut events = Vec::new();
         for (key, change) in batch.changes {
             match (key, &change) {
@@ -99,6 +101,10 @@ impl Agent {
         self.remote_pods.forget_known_addresses();
         // The planner has the whole batch before any event is handled: events read the table.
         events.into_iter().for_each(|event| self.handle_event(event));
+        // The protocol of a Revision tells how the connections of its pods count.
+        if has_revisions {
+            self.update_registrations();
+        }
         self.routes.finish_batch(Instant::now(), batch.version);
         self.probe_remote_pods();
     }

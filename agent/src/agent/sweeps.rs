@@ -37,7 +37,7 @@ impl Agent {
         } else {
             draining.iter().for_each(|uid| self.read_pod(uid));
         }
-        self.overdue_requests.start_due_round(|uid| Some(self.registry.get(uid)?.cookie));
+        self.overdue_requests.start_due_round(|uid| self.registry.get(uid));
         let soon = now + if has_known { KNOWN_SCAN_PERIOD } else { DRAINING_SWEEP_PERIOD };
         self.next_sweep =
             if is_frequent { self.next_full_sweep.min(soon) } else { self.next_full_sweep };
@@ -62,6 +62,10 @@ impl Agent {
             return;
         }
         let Some(local) = self.registry.get(uid) else { return };
+        // A connection of raw TCP may last for as long as its ends want.
+        if local.ports.are_all_opaque() {
+            return self.overdue_requests.forget(uid);
+        }
         let Some(tracked) = self.pods.get(uid) else { return };
         let timeout = self.routes.table().request_terms(&tracked.revision).timeout;
         let maps = &self.handles.maps;

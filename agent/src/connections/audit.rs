@@ -46,7 +46,7 @@ pub(crate) struct AuditScan {
     pub(crate) readings: [GaugeReading; 3],
     /// The two lists of sockets.
     pub(crate) sockets: [CountedSockets; 2],
-    /// Connections to the serving port that no gauge counts, by their cookies.
+    /// Connections to counted ports that no gauge counts, by their cookies.
     pub(crate) uncounted: BTreeSet<u64>,
     /// Processor time of the scan.
     pub(crate) cpu_time: Duration,
@@ -167,7 +167,7 @@ impl GaugeAudit {
         verdict
     }
 
-    /// Returns the number of connections to serving ports that no gauge counted in the last two scans. Their listener
+    /// Returns the number of connections to counted ports that no gauge counted in the last two scans. Their listener
     /// was opened outside the pods' cgroups, or before the pod was known. A probe has ended by the second scan.
     pub(crate) fn uncounted(&self) -> usize {
         self.pods.values().map(|pod| pod.still_uncounted).sum()

@@ -18,7 +18,7 @@ pub(crate) fn count(gauge: u32) -> u32 {
     if is_below_zero(gauge) { 0 } else { gauge }
 }
 
-/// Returns true if an entry can be deleted. The entry of a pod's serving port stays while the pod exists, unless its
+/// Returns true if an entry can be deleted. Entries of a pod's serving ports stay while the pod exists, unless their
 /// count is below zero. Then a new entry counts the next listener right.
 pub(crate) fn is_deletable(listen: &ListenValue, is_serving: bool, now_ns: u64) -> bool {
     if is_serving {

@@ -1,7 +1,7 @@
 //! Pure: content of the kernel's maps of routes, and the operations that change it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
@@ -28,10 +28,11 @@ pub struct BackendTarget {
 
 impl BackendTarget {
     /// Returns the target for a pod at this address; `local` are its identifiers if it is registered on this node.
-    pub(crate) fn of_pod(at: SocketAddr, local: Option<KernelPodIds>) -> Self {
+    pub(crate) fn of_pod(at: SocketAddr, local: Option<&KernelPodIds>) -> Self {
+        let checked = local.filter(|local| !local.unseen_ports.contains(&at.port()));
         Self {
             address: to_v6_octets(at.ip()),
-            cookie: local.map_or(0, |local| local.cookie),
+            cookie: checked.map_or(0, |local| local.cookie),
             slot: local.map_or(0, |local| local.slot),
             port_be: at.port().to_be(),
         }
@@ -136,12 +137,14 @@ pub struct WrittenBounds {
 }
 
 /// A registered pod of this node, by the kernel's identifiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelPodIds {
-    /// Netns cookie of the pod's namespace; 0 if connects must not check the pod's listener.
+    /// Netns cookie of the pod's namespace.
     pub cookie: u64,
     /// Pod slot: row of the pod in the kernel's counters.
     pub slot: u32,
+    /// Ports with a listener that the eBPF programs did not see open: connects must not check it.
+    pub unseen_ports: BTreeSet<u16>,
 }
 
 /// Returns an address in network byte order; IPv4 as a mapped address.

@@ -9,7 +9,7 @@ use datapath::abi::{self, PodPortValue, PodValue};
 pub struct PodRegistration {
     /// Row of the pod in the maps of counters, from 1.
     pub slot: u32,
-    /// Serving port. Its listeners show if the pod is ready.
+    /// Serving port of the pod's entry in `PODS`.
     pub port: u16,
     /// True if a bind of the serving port to loopback stays as it is; otherwise it becomes one to any address.
     pub keeps_binds: bool,

@@ -91,7 +91,11 @@ impl PodReachability {
         // A new address is a new pod for the network: what was known of the old address proves nothing.
         let is_same = self.reached.get(&pod.uid) == Some(&at)
             || self.unreached.get(&pod.uid).is_some_and(|it| it.at == at);
-        if pod.kubelet_ready || !is_same && self.known_addresses.contains(&at) {
+        // Connects by a scaled Service may go to other ports of the pod than the one that is probed.
+        let ports = pod.ports.iter().map(|it| it.port.get()).chain([at.port()]);
+        let mut addresses = ports.map(|port| SocketAddr::new(at.ip(), port));
+        let is_known = addresses.any(|it| self.known_addresses.contains(&it));
+        if pod.kubelet_ready || !is_same && is_known {
             self.set_reached(&pod.uid, at);
         } else if !is_same {
             self.reached.remove(&pod.uid);
@@ -207,7 +211,10 @@ impl PodReachability {
 
 #[cfg(test)]
 mod tests {
-    use common::{fixtures, wire::NamespacedName};
+    use common::{
+        fixtures,
+        wire::{AppProtocol, NamespacedName},
+    };
     use proptest::prelude::*;
 
     use super::*;
@@ -356,6 +363,18 @@ mod tests {
         assert_eq!(reach.next_wake(), Some(pause_end));
         assert_eq!(reach.pods_to_check(now + took), [""; 0]);
         assert_eq!(reach.pods_to_check(pause_end), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_pod_that_is_known_by_a_port_of_a_scaled_service_needs_no_probe() {
+        let now = Instant::now();
+        let mut reach = PodReachability::new(BTreeSet::from([([10, 244, 1, 2], 5432).into()]));
+        let other = PodEntry { uid: "b".into(), ..pod(RoutingPhase::Ready, false) };
+        reach.update_pod(now, &other);
+        let database = fixtures::pod_port(5432, 5432, AppProtocol::Tcp);
+        let known = PodEntry { ports: vec![database], ..pod(RoutingPhase::Ready, false) };
+        reach.update_pod(now, &known);
+        assert_eq!([reach.is_unreached("a"), reach.is_unreached("b")], [false, true]);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use self::searched_pod::{
-    HOST_NAMESPACE_SEARCHES_MAX, MissingNamespace, SEARCH_WAIT_MAX, SEARCH_WAIT_MIN,
+    HOST_NAMESPACE_SEARCHES_MAX, MissingNamespace, PodServerRule, SEARCH_WAIT_MAX, SEARCH_WAIT_MIN,
     SLOW_SEARCH_WAIT, SearchedPod,
 };
 use super::namespace::{self, NetworkNamespace};
@@ -56,8 +56,12 @@ const COMMANDS_MAX: usize = 4_096;
 /// Command to the finder.
 #[derive(Debug)]
 pub enum FinderCommand {
-    /// Search for this pod, and again whenever its processes change.
+    /// Search for this pod, and again whenever its processes change. Open its pod server.
     Find(String),
+    /// Search for this pod as with [`Find`](Self::Find), and leave the port of the pod server to its own processes.
+    FindWithoutServer(String),
+    /// Open the pod server of this pod, if its port is free.
+    OpenPodServer(String),
     /// Stop the search for a pod that is gone.
     Forget(String),
     /// Inspect this pod's namespace for listeners, if it still has this cookie.
@@ -293,10 +297,9 @@ impl PodFinder {
 
     async fn handle_command(&mut self, command: FinderCommand) {
         match command {
-            FinderCommand::Find(uid) => {
-                self.wanted.insert(uid.clone(), SearchedPod::new());
-                self.search(&uid).await;
-            }
+            FinderCommand::Find(uid) => self.find(uid, PodServerRule::Reserved).await,
+            FinderCommand::FindWithoutServer(uid) => self.find(uid, PodServerRule::OnCommand).await,
+            FinderCommand::OpenPodServer(uid) => self.open_pod_server(&uid),
             FinderCommand::Forget(uid) => {
                 if let Some(servers) = &self.pod_servers {
                     servers.prestop_hooks.forget(&uid);
@@ -320,6 +323,26 @@ impl PodFinder {
                     self.search(&uid).await;
                 }
             }
+        }
+    }
+
+    async fn find(&mut self, uid: String, server_rule: PodServerRule) {
+        self.wanted.insert(uid.clone(), SearchedPod::new(server_rule));
+        self.search(&uid).await;
+    }
+
+    /// Opens the pod server of a pod, if its port is free.
+    fn open_pod_server(&mut self, uid: &str) {
+        let Ok(namespace) = self.open_namespace(uid) else { return };
+        let facts = match namespace.read_facts(&self.config.cookies) {
+            Ok(facts) => facts,
+            Err(error) => {
+                debug!(uid, error = %common::link::error_chain(&error), "cannot inspect namespace");
+                return;
+            }
+        };
+        if let (Some(servers), Some(wanted)) = (&self.pod_servers, self.wanted.get_mut(uid)) {
+            wanted.open_pod_server(servers, uid, facts.cookie, &namespace);
         }
     }
 
@@ -479,7 +502,7 @@ impl PodFinder {
         }
         if let (Ok(facts), Ok(namespace)) = (result, namespace) {
             if let Some(servers) = &self.pod_servers {
-                wanted.open_pod_server(servers, uid, facts.cookie, &namespace);
+                wanted.update_pod_server(servers, uid, facts.cookie, &namespace);
                 wanted.plan_server_retry(Instant::now());
             }
             if wanted.is_found && !is_server_retry {

@@ -23,7 +23,8 @@ use crate::{
     pods::types::{NamespaceFacts, NamespaceListener, NamespaceSockets},
 };
 
-/// Port of the pod server. Reserved by Knative, so that no user's container has it.
+/// Port of the pod server. Reserved by Knative, so that no container of a Revision has it. In a pod that Rouse did not
+/// make, the pod's own processes go first.
 pub const POD_SERVER_PORT: u16 = 8022;
 
 /// Error of a query in a network namespace.

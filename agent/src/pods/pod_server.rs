@@ -8,6 +8,9 @@
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
 //! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
 //! the port is closed, so the kubelet's request is refused at once and the pod is stopped as usual.
+//!
+//! In a pod of a scaled Service the port is not reserved. There the server opens once the pod is ready, so that its
+//! processes have their ports, and not at all if one of them has this one.
 
 use std::{
     io,

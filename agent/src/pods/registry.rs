@@ -7,7 +7,10 @@ use std::{
 
 use datapath::abi;
 
-use crate::{lock::lock, pods::pod_slots::PodSlots};
+use crate::{
+    lock::lock,
+    pods::{pod_ports::PodPorts, pod_slots::PodSlots},
+};
 
 /// Pods of this node that are registered in the kernel's maps. The rows of unregistered namespaces are here too, until
 /// the maps have forgotten these.
@@ -21,13 +24,15 @@ pub(crate) struct PodRegistry {
     counted: CountedPods,
 }
 
-/// One registered pod, by its namespace and its entry in the kernel's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One registered pod, by its namespace and its entry in the kernel's maps. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegisteredPod {
     /// Cookie of the pod's namespace.
     pub(crate) cookie: u64,
     /// Row and serving port of the pod.
     pub(crate) entry: abi::PodValue,
+    /// All ports of the pod that the maps know.
+    pub(crate) ports: Arc<PodPorts>,
 }
 
 /// Registered pods, shared with the audit of their gauges. Cheap to clone; all clones share the pods.
@@ -48,7 +53,7 @@ impl PodRegistry {
 
     /// Returns the registered pod with this uid.
     pub(crate) fn get(&self, uid: &str) -> Option<RegisteredPod> {
-        self.pods.get(uid).copied()
+        self.pods.get(uid).cloned()
     }
 
     /// Returns the uid of the registered pod in the namespace with this cookie.
@@ -79,7 +84,7 @@ impl PodRegistry {
     /// Adds a pod that the maps hold from now on.
     pub(crate) fn insert(&mut self, uid: &str, pod: RegisteredPod) {
         self.uids_by_cookie.insert(pod.cookie, uid.to_owned());
-        self.pods.insert(uid.to_owned(), pod);
+        self.pods.insert(uid.to_owned(), pod.clone());
         self.counted.add(uid, pod);
     }
 
@@ -113,9 +118,9 @@ impl CountedPods {
 
     /// Runs `act` if the pod is still registered in this way, and returns true if it ran. A removal waits for the end
     /// of `act`, and only then is the row released.
-    pub(crate) fn if_counted(&self, uid: &str, pod: RegisteredPod, act: impl FnOnce()) -> bool {
+    pub(crate) fn if_counted(&self, uid: &str, pod: &RegisteredPod, act: impl FnOnce()) -> bool {
         let registered = lock(&self.0);
-        let is_counted = registered.get(uid) == Some(&pod);
+        let is_counted = registered.get(uid) == Some(pod);
         if is_counted {
             act();
         }
@@ -133,11 +138,23 @@ impl CountedPods {
 }
 
 #[cfg(test)]
+impl RegisteredPod {
+    /// Returns a pod of a Revision, with port 8080.
+    pub(crate) fn for_test(cookie: u64, slot: u32) -> Self {
+        let revision = common::wire::NamespacedName::new("default", "hello-00001");
+        let phase = common::wire::RoutingPhase::Ready;
+        let ports = PodPorts::of_pod(&common::fixtures::pod("a", &revision, phase), false);
+        let entry = ports.registration(slot, false).entry();
+        Self { cookie, entry, ports: ports.into() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn pod(cookie: u64, slot: u32) -> RegisteredPod {
-        RegisteredPod { cookie, entry: abi::PodValue { slot, port: 8080, flags: 0 } }
+        RegisteredPod::for_test(cookie, slot)
     }
 
     #[test]
@@ -180,10 +197,10 @@ mod tests {
         registry.insert("a", pod(70, 1));
         assert_eq!(counted.all(), BTreeMap::from([("a".to_owned(), pod(70, 1))]));
         let mut times = 0;
-        assert!(counted.if_counted("a", pod(70, 1), || times += 1));
-        assert!(!counted.if_counted("a", pod(80, 1), || times += 1), "in a new namespace");
+        assert!(counted.if_counted("a", &pod(70, 1), || times += 1));
+        assert!(!counted.if_counted("a", &pod(80, 1), || times += 1), "in a new namespace");
         registry.remove("a");
-        assert!(!counted.if_counted("a", pod(70, 1), || times += 1), "gone");
+        assert!(!counted.if_counted("a", &pod(70, 1), || times += 1), "gone");
         assert_eq!(times, 1);
     }
 }

@@ -14,6 +14,7 @@ use std::{
 use common::wire::{self, PodObservation, RoutingPhase};
 
 use self::{
+    listeners::PortListeners,
     registration::{RegistrationFailure, RegistrationRetry},
     stopping::{PodDrain, PodPreStop},
 };
@@ -65,11 +66,14 @@ struct TrackedPod {
     /// Next attempt to register the pod, if the last one failed.
     registration_retry: Option<RegistrationRetry>,
     kernel_state: PodKernelState,
+    port_listeners: PortListeners,
     /// Result of the newest inspection of its namespace; `None`: not inspected yet.
     sockets: Option<NamespaceSockets>,
     next_inspection: Option<Instant>,
     listening_since_ns: u64,
     readiness: ReadinessMachine,
+    /// True if the pod server of a pod that Rouse did not make was requested in the pod's namespace.
+    is_server_requested: bool,
     drain: PodDrain,
     prestop: PodPreStop,
     last_report: Option<(Instant, PodObservation)>,
@@ -122,13 +126,14 @@ impl PodTracker {
                 let failure = RegistrationFailure::NotWritten(error);
                 pod.handle_registration_failure(now, failure, &mut out);
             }),
+            PodTrackerEvent::RegistrationOutdated(uid) => {
+                self.with_pod(&uid, |pod| pod.register_again(&mut out));
+            }
+            PodTrackerEvent::OpenPortsRead(uid, ports) => {
+                self.with_pod(&uid, |pod| pod.handle_open_ports(now, ports, &mut out));
+            }
             PodTrackerEvent::KernelStateRead(uid, state) => {
-                let (is_connected, upgraded_drain_time) =
-                    (self.controller_connected, self.upgraded_drain_time);
-                self.with_pod(&uid, |pod| {
-                    pod.handle_kernel_state(now, state, is_connected, upgraded_drain_time, &mut out)
-                });
-                self.forget_if_done(&uid, &mut out);
+                self.handle_kernel_state(now, &uid, state, &mut out);
             }
             PodTrackerEvent::Inspected(uid, sockets, at_ns) => {
                 self.with_pod(&uid, |pod| pod.handle_inspection(now, sockets, at_ns, &mut out));
@@ -174,10 +179,9 @@ impl PodTracker {
         self.pods.get(uid).is_some_and(|pod| pod.prestop.since.is_some())
     }
 
-    /// Returns true if a pod has a listener, but none that the eBPF programs saw open.
-    pub fn is_listener_unseen(&self, uid: &str) -> bool {
-        let unseen = |pod: &TrackedPod| pod.is_listening() && pod.kernel_state.listeners == 0;
-        self.pods.get(uid).is_some_and(unseen)
+    /// Returns the ports at which a pod has a listener, but none that the eBPF programs saw open.
+    pub fn unseen_ports(&self, uid: &str) -> BTreeSet<u16> {
+        self.pods.get(uid).map(|pod| pod.unseen_ports().collect()).unwrap_or_default()
     }
 
     /// Returns true if every pod that the RouteTable names as ready is ready here. A new agent reports only then, or
@@ -220,6 +224,21 @@ impl PodTracker {
         tracked.update_draining(now);
         tracked.report(now, out);
         self.pods.insert(tracked.pod.uid.clone(), tracked);
+    }
+
+    fn handle_kernel_state(
+        &mut self,
+        now: Instant,
+        uid: &str,
+        state: PodKernelState,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let (is_connected, upgraded_drain_time) =
+            (self.controller_connected, self.upgraded_drain_time);
+        self.with_pod(uid, |pod| {
+            pod.handle_kernel_state(now, state, is_connected, upgraded_drain_time, out);
+        });
+        self.forget_if_done(uid, out);
     }
 
     /// Forgets a pod that the RouteTable has dropped, unless the kubelet still waits for its last requests.
@@ -294,9 +313,11 @@ impl TrackedPod {
             is_registered: false,
             registration_retry: None,
             kernel_state: PodKernelState::default(),
+            port_listeners: PortListeners::default(),
             sockets: None,
             next_inspection: None,
             listening_since_ns: 0,
+            is_server_requested: false,
             drain: PodDrain::default(),
             prestop: PodPreStop::default(),
             last_report: None,
@@ -313,16 +334,24 @@ impl TrackedPod {
         // A snapshot may name a pod that an earlier table had dropped.
         self.drain.is_route_removed = false;
         // After a change of port or probe, the state of the old port does not apply to the new one.
-        if old.probe != self.pod.probe || old.port != self.pod.port {
+        let is_probed_anew = old.probe != self.pod.probe || old.port != self.pod.port;
+        if is_probed_anew {
             self.readiness.restart(self.pod.probe.clone());
-            self.is_registered = false;
             self.kernel_state = PodKernelState::default();
-            out.extend(
-                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
-            );
+        }
+        if is_probed_anew || old.ports != self.pod.ports || old.keeps_binds != self.pod.keeps_binds
+        {
+            self.register_again(out);
         }
         self.update_draining(now);
         self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    /// Requests a registration with other content. Listeners of new ports may be open already, so that the next
+    /// [registration](Self::handle_registered) inspects them.
+    fn register_again(&mut self, out: &mut Vec<PodTrackerAction>) {
+        self.is_registered = false;
+        out.extend(self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)));
     }
 
     fn handle_namespace(
@@ -338,7 +367,9 @@ impl TrackedPod {
         if self.facts.as_ref().is_some_and(|old| old.cookie != facts.cookie) {
             self.is_registered = false;
             self.kernel_state = PodKernelState::default();
+            self.port_listeners = PortListeners::default();
             self.sockets = None;
+            self.is_server_requested = false;
         }
         self.facts = Some(facts.clone());
         out.push(PodTrackerAction::Register(self.uid(), facts));
@@ -394,7 +425,10 @@ impl TrackedPod {
         out: &mut Vec<PodTrackerAction>,
     ) {
         let was_listening = self.is_listening();
-        self.sockets = Some(sockets);
+        self.track_unseen_ports(out, |pod| {
+            pod.sockets = Some(sockets);
+            pod.port_listeners.closed.clear();
+        });
         if !was_listening && self.is_listening() {
             self.listening_since_ns = at_ns;
             self.handle_reopened(now, out);
@@ -414,7 +448,8 @@ impl TrackedPod {
     /// Returns true if the pod needs inspections. The eBPF programs report listeners that open after the registration,
     /// and not those that opened earlier.
     fn needs_inspection(&self) -> bool {
-        self.is_registered && self.kernel_state.listeners == 0
+        let has_unseen_port = || self.unseen_ports().next().is_some();
+        self.is_registered && (self.kernel_state.listeners == 0 || has_unseen_port())
     }
 
     /// Updates readiness by the listeners, then by `event`, and reports.
@@ -442,6 +477,13 @@ impl TrackedPod {
         }
         if !self.is_listening() {
             self.listening_since_ns = 0;
+        }
+        // Its processes may have the server's port themselves, and have opened it by now.
+        if self.pod.keeps_binds
+            && self.readiness.is_ready()
+            && !mem::replace(&mut self.is_server_requested, true)
+        {
+            out.push(PodTrackerAction::OpenPodServer(self.uid()));
         }
         self.report(now, out);
     }

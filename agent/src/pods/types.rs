@@ -1,6 +1,7 @@
 //! Pure: facts, events and actions of the pods' state machine.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -76,8 +77,13 @@ pub enum PodTrackerEvent {
     NoFreePodSlot(String),
     /// The pod could not be written to the kernel's maps, with this error.
     RegistrationFailed(String, String),
+    /// Ports of the pod that its maps' entries have are not those that it should have now.
+    RegistrationOutdated(String),
     /// The maps were read for this pod.
     KernelStateRead(String, PodKernelState),
+    /// The maps were read for the ports of this pod besides the one that tells its readiness. The set has those with
+    /// a reachable listener that the eBPF programs saw open.
+    OpenPortsRead(String, BTreeSet<u16>),
     /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).
     Inspected(String, NamespaceSockets, u64),
     /// Number of the pod's upgraded connections, counted by a scan that began at this time.
@@ -103,6 +109,10 @@ pub enum PodTrackerAction {
     Unregister(String),
     /// Inspect the pod's namespace for listeners.
     Inspect(String),
+    /// Open the pod server, as the pod's own processes listen by now.
+    OpenPodServer(String),
+    /// Plan the pod's backends again: connects must check other listeners.
+    ReplanBackends(String),
     /// Count the pod's upgraded connections.
     CountUpgraded(String),
     /// Make one attempt of the pod's readiness probe.

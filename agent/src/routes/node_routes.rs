@@ -382,14 +382,15 @@ mod tests {
     #[test]
     fn only_a_changed_local_pod_asks_for_a_plan() {
         let mut routes = routes();
-        let ids = Some(KernelPodIds { cookie: 7, slot: 1 });
+        let ids = KernelPodIds { cookie: 7, slot: 1, ..KernelPodIds::default() };
+        let unseen = KernelPodIds { unseen_ports: [80].into(), ..ids.clone() };
         routes.set_local_pod("a", None);
         assert!(!routes.is_dirty(), "not known before either");
-        for local in [ids, None] {
-            routes.set_local_pod("a", local);
+        for local in [Some(ids), Some(unseen), None] {
+            routes.set_local_pod("a", local.clone());
             assert!(routes.is_dirty(), "{local:?}");
             routes.clear_dirty();
-            routes.set_local_pod("a", local);
+            routes.set_local_pod("a", local.clone());
             assert!(!routes.is_dirty(), "{local:?} as before");
         }
     }

@@ -52,8 +52,8 @@ impl GaugeAuditor {
         let all = pods.iter().map(|(uid, pod)| (uid.clone(), values(pod))).collect();
         audit.set_pods(monotonic_ns(), &all);
         for uid in audit.due_pods(monotonic_ns()) {
-            let Some(&pod) = pods.get(&uid) else { continue };
-            let scan = self.scan_pod(&uid, pod).await;
+            let Some(pod) = pods.get(&uid) else { continue };
+            let scan = self.scan_pod(&uid, pod.clone()).await;
             let verdict = audit.handle_scan(monotonic_ns(), &uid, scan.as_ref());
             self.metrics.count_audit(match scan {
                 None => "failed",
@@ -68,7 +68,7 @@ impl GaugeAuditor {
     }
 
     /// Adds a correction to a pod's gauges, unless the pod is gone meanwhile.
-    fn correct(&self, uid: &str, pod: RegisteredPod, add: GaugeValues) {
+    fn correct(&self, uid: &str, pod: &RegisteredPod, add: GaugeValues) {
         if !self.targets.if_counted(uid, pod, || self.gauges.add(pod.entry.slot, add)) {
             return;
         }
@@ -88,7 +88,7 @@ impl GaugeAuditor {
         let namespace = request_namespace(&self.finder_commands, uid, pod.cookie).await?;
         let (conns, gauges) = (self.conns.clone(), self.gauges.clone());
         let job = move || {
-            namespace.run_inside("list connections", || scan_namespace(pod, &conns, &gauges))
+            namespace.run_inside("list connections", || scan_namespace(&pod, &conns, &gauges))
         };
         match spawn_blocking(job).await {
             Ok(Ok(scan)) => Some(scan),
@@ -112,7 +112,7 @@ fn socket_share(conn: &abi::ServerSocket) -> SocketShare {
 
 /// Scans the network namespace of the calling thread.
 fn scan_namespace(
-    pod: RegisteredPod,
+    pod: &RegisteredPod,
     conns: &ConnectionStorage,
     gauges: &PodGauges,
 ) -> io::Result<AuditScan> {
@@ -128,7 +128,7 @@ fn scan_namespace(
             let (cookie, local) = (connection.cookie(), connection.canonical_local());
             if let Some(conn) = counted {
                 scan.sockets[at].insert(cookie, socket_share(&conn));
-            } else if local.port() == pod.entry.port
+            } else if pod.ports.is_counted(local.port())
                 && !connection.canonical_peer().ip().is_loopback()
             {
                 scan.uncounted.insert(cookie);

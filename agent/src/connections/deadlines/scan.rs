@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,6 +24,8 @@ use crate::{
     pods::{
         finder::{FinderCommand, request_namespace},
         namespace::NetworkNamespace,
+        pod_ports::PodPorts,
+        registry::RegisteredPod,
     },
 };
 
@@ -36,18 +39,18 @@ pub(crate) fn check_support(conns: &ConnectionStorage) -> io::Result<()> {
     diag.can_destroy()
 }
 
-/// Scans each of these pods, given with their namespaces' cookies, and closes overdue connections.
+/// Scans each of these registered pods, and closes overdue connections.
 pub(crate) async fn scan_pods(
-    due: Vec<(DeadlineScanTarget, u64)>,
+    due: Vec<(DeadlineScanTarget, RegisteredPod)>,
     finder: Sender<FinderCommand>,
     conns: ConnectionStorage,
 ) -> Vec<DeadlineScanResult> {
     let mut results = Vec::with_capacity(due.len());
     // One pod after the other: the bound on processor time is for each pod, and parallel scans would add up.
-    for (due, cookie) in due {
-        let namespace = request_namespace(&finder, &due.uid, cookie).await;
+    for (due, pod) in due {
+        let namespace = request_namespace(&finder, &due.uid, pod.cookie).await;
         results.push(match namespace {
-            Some(namespace) => scan_pod(namespace, due, conns.clone()).await,
+            Some(namespace) => scan_pod(namespace, due, pod.ports, conns.clone()).await,
             None => DeadlineScanResult { uid: due.uid, closed: 0, scan: None },
         });
     }
@@ -57,12 +60,13 @@ pub(crate) async fn scan_pods(
 async fn scan_pod(
     namespace: NetworkNamespace,
     due: DeadlineScanTarget,
+    ports: Arc<PodPorts>,
     conns: ConnectionStorage,
 ) -> DeadlineScanResult {
     let DeadlineScanTarget { uid, timeout } = due;
     let job = move || {
         let mut closed = 0;
-        let scan = || DeadlineScanner { timeout, conns }.scan(&mut closed);
+        let scan = || DeadlineScanner { timeout, ports, conns }.scan(&mut closed);
         let scan = namespace.run_inside("list connections", scan);
         (closed, scan)
     };
@@ -82,6 +86,7 @@ async fn scan_pod(
 /// Scan of one pod, for a thread inside its namespace.
 struct DeadlineScanner {
     timeout: Duration,
+    ports: Arc<PodPorts>,
     conns: ConnectionStorage,
 }
 
@@ -96,7 +101,7 @@ impl DeadlineScanner {
     fn scan(&self, closed: &mut u64) -> io::Result<DeadlineScan> {
         let diag = SockDiag::open()?;
         let at_ns = monotonic_ns();
-        let mut waiting = self.conns.open_requests(&diag)?;
+        let mut waiting = self.open_requests(&diag)?;
         for tries_left in (0..SCANS_MAX).rev() {
             // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
             // sent in between.
@@ -105,13 +110,21 @@ impl DeadlineScanner {
             if sent_before.is_empty() {
                 break;
             }
-            waiting = self.conns.open_requests(&diag)?;
+            waiting = self.open_requests(&diag)?;
             let ended =
                 self.close_overdue(&diag, &waiting, &sent_before, tries_left == 0, closed)?;
             waiting.retain(|(connection, _)| !ended.contains(&connection.cookie()));
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
         Ok(DeadlineScan { at_ns, oldest_ns, cpu_time: thread_cpu_time() })
+    }
+
+    /// Returns the connections that wait for the end of a request. Connections to opaque ports have none with a deadline,
+    /// also if they were opened before the port became opaque.
+    fn open_requests(&self, diag: &SockDiag) -> io::Result<OpenRequestList> {
+        let mut waiting = self.conns.open_requests(diag)?;
+        waiting.retain(|(connection, _)| !self.ports.is_opaque(connection.local.port()));
+        Ok(waiting)
     }
 
     /// Returns the connections whose request is overdue.

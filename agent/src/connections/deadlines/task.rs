@@ -12,8 +12,10 @@ use tracing::warn;
 
 use super::{DeadlineScanResult, PodDeadlines, scan};
 use crate::{
-    clock::monotonic_ns, kernel::maps::connection_storage::ConnectionStorage,
-    metrics::AgentMetrics, pods::finder::FinderCommand,
+    clock::monotonic_ns,
+    kernel::maps::connection_storage::ConnectionStorage,
+    metrics::AgentMetrics,
+    pods::{finder::FinderCommand, registry::RegisteredPod},
 };
 
 /// Results of one round of scans.
@@ -77,16 +79,15 @@ impl OverdueRequestTask {
         self.deadlines.iter_mut().for_each(|it| it.forget(uid));
     }
 
-    /// Starts to scan the pods that may have overdue requests, unless a round is under way. `cookie_of` returns the
-    /// namespace of a registered pod.
-    pub(crate) fn start_due_round(&mut self, cookie_of: impl Fn(&str) -> Option<u64>) {
+    /// Starts to scan the pods that may have overdue requests, unless a round is under way. `registered` returns a pod by
+    /// its uid, if it is registered.
+    pub(crate) fn start_due_round(&mut self, registered: impl Fn(&str) -> Option<RegisteredPod>) {
         let Some(deadlines) = &self.deadlines else { return };
         if self.round.is_some() {
             return;
         }
         let due = deadlines.due_scans(monotonic_ns()).into_iter();
-        let due: Vec<_> =
-            due.filter_map(|it| cookie_of(&it.uid).map(|cookie| (it, cookie))).collect();
+        let due: Vec<_> = due.filter_map(|it| registered(&it.uid).map(|pod| (it, pod))).collect();
         if due.is_empty() {
             return;
         }
@@ -147,9 +148,10 @@ mod tests {
         task.update_in_flight("a", Duration::ZERO, || 1);
         task.start_due_round(|_| None);
         assert!(task.next_scan().is_some(), "not registered, so not scanned");
-        task.start_due_round(|_| Some(7));
+        let registered = |_: &str| Some(RegisteredPod::for_test(7, 1));
+        task.start_due_round(registered);
         assert_eq!(task.next_scan(), None, "a round is under way");
-        task.start_due_round(|_| Some(7));
+        task.start_due_round(registered);
         let command = commands.recv().await;
         assert!(
             matches!(&command, Some(FinderCommand::OpenNamespace(uid, 7, _)) if uid == "a"),

@@ -30,16 +30,21 @@ impl ConnectionStorage {
 
     /// Returns the clients' addresses in the namespace of `diag`, each with the [use](ServerSocket::activity) of its
     /// connection. Opaque connections are left out.
+    ///
+    /// A client may connect from one address and port to several ports of the pod. Then the address has the use of the
+    /// connection that is least idle, and is left out if one of them is opaque.
     pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
         let mut activities = BTreeMap::new();
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
-            let in_use = |value: &[u8]| ServerSocket::read(value)?.activity();
-            activities.extend(
-                stored.filter_map(|(it, value)| Some((it.canonical_peer(), in_use(&value)?))),
-            );
+            let counted = stored.filter_map(|(it, value)| {
+                let socket = ServerSocket::read(&value).filter(|it| it.pod_slot != 0)?;
+                Some((it.canonical_peer(), socket.activity()))
+            });
+            merge_activities(&mut activities, counted);
         }
-        Ok(activities)
+        let known = activities.into_iter();
+        Ok(known.filter_map(|(client, activity)| Some((client, activity?))).collect())
     }
 
     /// Returns the connections in the namespace of `diag` that wait for the end of a request, each with [the request's
@@ -76,5 +81,55 @@ impl ConnectionStorage {
         let Some(storage) = self.0.first() else { return Ok(Vec::new()) };
         let stored = diag.all_with_stored_values(storage.as_fd())?.into_iter();
         Ok(stored.map(|(it, value)| (it, value.as_deref().and_then(ServerSocket::read))).collect())
+    }
+}
+
+/// Adds the use of connections by their clients' addresses; `None`: it is not known. Of several connections of one
+/// address, the use that forbids most counts.
+fn merge_activities(
+    activities: &mut BTreeMap<SocketAddr, Option<ConnectionActivity>>,
+    connections: impl IntoIterator<Item = (SocketAddr, Option<ConnectionActivity>)>,
+) {
+    for (client, activity) in connections {
+        activities
+            .entry(client)
+            .and_modify(|known| *known = stricter_activity(*known, activity))
+            .or_insert(activity);
+    }
+}
+
+/// Returns the use of two connections that forbids more. A connection of unknown use must not be closed by the use of
+/// another one.
+fn stricter_activity(
+    one: Option<ConnectionActivity>,
+    other: Option<ConnectionActivity>,
+) -> Option<ConnectionActivity> {
+    use ConnectionActivity::{Idle, MessageInFlight, NoRequestInFlight};
+    match (one?, other?) {
+        (MessageInFlight, _) | (_, MessageInFlight) => Some(MessageInFlight),
+        (NoRequestInFlight, _) | (_, NoRequestInFlight) => Some(NoRequestInFlight),
+        (Idle, Idle) => Some(Idle),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_connections_from_one_port_to_several_ports_the_busiest_counts() {
+        use ConnectionActivity::{Idle, MessageInFlight, NoRequestInFlight};
+        let (idle, frame, busy) = (Some(Idle), Some(NoRequestInFlight), Some(MessageInFlight));
+        let [one, other] = [4711, 4712].map(|port| SocketAddr::from(([10, 0, 0, 9], port)));
+        let in_order = [idle, frame, busy, None];
+        for (index, activity) in in_order.into_iter().enumerate() {
+            for weaker in in_order.into_iter().take(index + 1) {
+                for pair in [[activity, weaker], [weaker, activity]] {
+                    let mut all = BTreeMap::from([(other, idle)]);
+                    merge_activities(&mut all, pair.map(|it| (one, it)));
+                    assert_eq!(all, BTreeMap::from([(one, activity), (other, idle)]));
+                }
+            }
+        }
     }
 }

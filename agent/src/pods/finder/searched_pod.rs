@@ -25,8 +25,19 @@ pub(super) const HOST_NAMESPACE_SEARCHES_MAX: u32 = 40;
 /// the root of the pods' cgroups is checked.
 pub(super) const SLOW_SEARCH_WAIT: Duration = Duration::from_secs(1);
 
+/// Rule by which the pod server of a pod is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PodServerRule {
+    /// Opened once the pod is found, and tried again after a failure: no process of the pod has the server's port.
+    Reserved,
+    /// Opened by a command alone, and not tried again: a process of the pod may have the port, and needs it more.
+    OnCommand,
+}
+
 /// A pod that the finder searches: the times of its searches, and its pod server.
 pub(super) struct SearchedPod {
+    /// Rule by which its pod server is opened.
+    server_rule: PodServerRule,
     /// True if the newest search found the namespace and an address in it.
     pub(super) is_found: bool,
     /// Open pod server in the pod's namespace.
@@ -45,8 +56,9 @@ pub(super) struct SearchedPod {
 
 impl SearchedPod {
     /// Starts with a pod that is not found yet.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(server_rule: PodServerRule) -> Self {
         Self {
+            server_rule,
             is_found: false,
             pod_server: None,
             has_server_error: false,
@@ -87,7 +99,8 @@ impl SearchedPod {
 
     /// Plans another search of a found pod whose pod server did not open: its port may become free.
     pub(super) fn plan_server_retry(&mut self, now: Instant) {
-        if self.pod_server.is_none() && self.next_search.is_none() {
+        let is_retried = self.server_rule == PodServerRule::Reserved;
+        if is_retried && self.pod_server.is_none() && self.next_search.is_none() {
             self.next_search = Some(now + SLOW_SEARCH_WAIT);
         }
     }
@@ -95,6 +108,23 @@ impl SearchedPod {
     /// Returns true if a search is planned for this time or an earlier one.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.next_search.is_some_and(|at| at <= now)
+    }
+
+    /// Opens the pod server of a pod that was found in this namespace, if its rule is to open it then. A server in an
+    /// earlier namespace of the pod is closed.
+    pub(super) fn update_pod_server(
+        &mut self,
+        servers: &PodServers,
+        uid: &str,
+        cookie: u64,
+        namespace: &NetworkNamespace,
+    ) {
+        match self.server_rule {
+            PodServerRule::Reserved => self.open_pod_server(servers, uid, cookie, namespace),
+            PodServerRule::OnCommand => {
+                self.pod_server = self.pod_server.take().filter(|server| server.cookie == cookie);
+            }
+        }
     }
 
     /// Opens the pod server in the pod's namespace, if it is not open in the namespace with this `cookie` yet.
@@ -144,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_stays_in_the_nodes_namespace_is_searched_less_often() {
-        let mut wanted = SearchedPod::new();
+        let mut wanted = SearchedPod::new(PodServerRule::Reserved);
         let host = Err(MissingNamespace::HostNamespace);
         let early = (1..HOST_NAMESPACE_SEARCHES_MAX)
             .map(|_| wanted.next_wait(host, true))
@@ -158,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_found_pod_without_a_pod_server_is_searched_again_after_the_slow_wait() {
-        let mut wanted = SearchedPod::new();
+        let mut wanted = SearchedPod::new(PodServerRule::Reserved);
         let address = std::net::Ipv4Addr::new(10, 0, 0, 1).into();
         let facts = NamespaceFacts { cookie: 7, addresses: vec![address], incompatibility: None };
         let now = Instant::now();
@@ -167,11 +197,14 @@ mod tests {
         wanted.plan_server_retry(now);
         assert!(!wanted.is_due(now));
         assert!(wanted.is_due(now + SLOW_SEARCH_WAIT));
+        let mut foreign = SearchedPod::new(PodServerRule::OnCommand);
+        foreign.plan_server_retry(now);
+        assert!(!foreign.is_due(now + SLOW_SEARCH_WAIT), "its own process may have the port");
     }
 
     #[test]
     fn an_earlier_search_is_not_delayed_by_the_retry_of_the_pod_server() {
-        let mut wanted = SearchedPod::new();
+        let mut wanted = SearchedPod::new(PodServerRule::Reserved);
         let now = Instant::now();
         wanted.next_search = Some(now);
         wanted.plan_server_retry(now);

@@ -1,11 +1,31 @@
 //! Pure: addresses and listeners of a pod, and the reasons for which it does not serve.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    iter, mem,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use datapath::abi;
 
 use super::TrackedPod;
-use crate::{incompatible::Incompatibility, pods::types::NamespaceListener};
+use crate::{
+    incompatible::Incompatibility,
+    pods::{
+        pod_ports::other_ports,
+        types::{NamespaceListener, PodTrackerAction},
+    },
+};
+
+/// Listeners of a pod at its ports besides the one that tells its readiness, as the kernel's maps have them.
+#[derive(Debug, Default)]
+pub(super) struct PortListeners {
+    /// Ports with a reachable listener that the eBPF programs saw open.
+    open: BTreeSet<u16>,
+    /// Ports whose last such listener has closed since the newest inspection, which may still show it.
+    pub(super) closed: BTreeSet<u16>,
+}
 
 impl TrackedPod {
     /// Returns the serving address: an address of the pod's own namespace, in its listener's family if that is known.
@@ -29,7 +49,7 @@ impl TrackedPod {
         if self.kernel_state.listeners > 0 {
             return self.kernel_state.served_families;
         }
-        self.serving_listeners().fold(0, |all, it| all | listener_families(it))
+        self.listeners_at(self.pod.port.get()).fold(0, |all, it| all | listener_families(it))
     }
 
     /// Returns true if the pod serves the family of its first address, which clients use. Also true while the families
@@ -42,11 +62,59 @@ impl TrackedPod {
             || first.is_none_or(|ip| self.served_families() & family_bit(*ip) != 0)
     }
 
-    /// Returns the listeners on the serving port that other hosts can reach, by the newest inspection.
-    fn serving_listeners(&self) -> impl Iterator<Item = &NamespaceListener> {
-        let port = self.pod.port.get();
+    /// Returns the listeners on a port that other hosts can reach, by the newest inspection.
+    fn listeners_at(&self, port: u16) -> impl Iterator<Item = &NamespaceListener> {
         let all = self.listeners().iter();
         all.filter(move |it| it.at.port() == port && !is_loopback(it.at.ip()))
+    }
+
+    /// Returns the ports with a listener by the newest inspection, but none that the eBPF programs saw open: it opened
+    /// before them.
+    pub(super) fn unseen_ports(&self) -> impl Iterator<Item = u16> {
+        let serving = self.pod.port.get();
+        let is_serving_unseen = self.kernel_state.listeners == 0;
+        let PortListeners { open, closed } = &self.port_listeners;
+        let others = other_ports(&self.pod).into_iter();
+        let others = others.filter(move |port| !open.contains(port) && !closed.contains(port));
+        let all = iter::once(serving).filter(move |_| is_serving_unseen).chain(others);
+        all.filter(move |port| self.listeners_at(*port).next().is_some())
+    }
+
+    /// Makes a change of what is known of the listeners. If connects must check other listeners afterwards, the
+    /// backends of a pod with several ports are to be planned again; those of other pods follow their reports.
+    pub(super) fn track_unseen_ports(
+        &mut self,
+        out: &mut Vec<PodTrackerAction>,
+        change: impl FnOnce(&mut Self),
+    ) {
+        let before: BTreeSet<u16> = self.unseen_ports().collect();
+        change(self);
+        let after: BTreeSet<u16> = self.unseen_ports().collect();
+        if before != after && !self.pod.ports.is_empty() {
+            out.push(PodTrackerAction::ReplanBackends(self.uid()));
+        }
+    }
+
+    /// Handles a reading of the maps for the ports besides the one that tells the readiness.
+    pub(super) fn handle_open_ports(
+        &mut self,
+        now: Instant,
+        ports: BTreeSet<u16>,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let mut has_closed = false;
+        self.track_unseen_ports(out, |pod| {
+            let listeners = &mut pod.port_listeners;
+            listeners.closed.retain(|port| !ports.contains(port));
+            let before = mem::replace(&mut listeners.open, ports);
+            let closed: Vec<u16> = before.difference(&listeners.open).copied().collect();
+            has_closed = !closed.is_empty();
+            listeners.closed.extend(closed);
+        });
+        // Only an inspection after the close shows if the port has other listeners.
+        if has_closed && self.is_registered {
+            self.request_inspection(now, out);
+        }
     }
 
     fn listeners(&self) -> &[NamespaceListener] {
@@ -54,7 +122,7 @@ impl TrackedPod {
     }
 
     pub(super) fn is_listening(&self) -> bool {
-        self.kernel_state.listeners > 0 || self.serving_listeners().next().is_some()
+        self.kernel_state.listeners > 0 || self.listeners_at(self.pod.port.get()).next().is_some()
     }
 
     pub(super) fn not_ready_reason(&self) -> String {
@@ -102,11 +170,14 @@ impl TrackedPod {
             return format!("port {port} is open on a loopback address only: listen on 0.0.0.0");
         }
         let elsewhere: Vec<String> = self.listeners().iter().map(|it| it.at.to_string()).collect();
+        // Rouse sets the variable in its own pods only.
+        let advice = match self.pod.keeps_binds {
+            true => "correct the targetPort of the Service, or the port of the readiness probe",
+            false => "listen on the port in $PORT",
+        };
         match elsewhere.join(", ") {
             at if at.is_empty() => format!("nothing listens on port {port} yet"),
-            at => {
-                format!("nothing listens on port {port}, but on {at}: listen on the port in $PORT")
-            }
+            at => format!("nothing listens on port {port}, but on {at}: {advice}"),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::{
 use crate::pods::types::NamespaceListener;
 
 mod registration;
+mod several_ports;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -183,7 +184,7 @@ fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
     let mut pods = registered(pod("a", ProbeHandler::Listen), now);
     pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
     assert_eq!(read_kernel_state(&mut pods, now, PodKernelState::default()), []);
-    assert!(pods.is_listener_unseen("a"));
+    assert_eq!(pods.unseen_ports("a"), BTreeSet::from([8080]));
 }
 
 #[test]

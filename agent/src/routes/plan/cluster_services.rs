@@ -579,7 +579,7 @@ pub(super) fn may_serve_api_server(cluster_ips: &[IpAddr], own: Option<&BTreeSet
 }
 
 /// Returns an affinity timeout for the kernel. Kubernetes allows a day at most.
-fn affinity_seconds(timeout: Duration) -> u32 {
+pub(super) fn affinity_seconds(timeout: Duration) -> u32 {
     const DAY_SECONDS: u64 = 86_400;
     timeout.as_secs().clamp(1, DAY_SECONDS) as u32
 }

@@ -110,7 +110,7 @@ impl RoutePlanner {
         key: &FrontendKey,
         known: Option<usize>,
     ) -> Option<FrontendFacts> {
-        let name = self.table.service_name(number)?;
+        let name = self.table.shown_name(number)?;
         let list = self.lists.get(&BackendListKey::Frontend(*key));
         let unfit = self.unfit_services.get(&number);
         let (mode, reason) = self.mode_of(number, list, unfit);
@@ -125,7 +125,7 @@ impl RoutePlanner {
             reason,
             listed: own_list.map(|list| list.backends.len()),
             known,
-            affinity_seconds: own_list.map_or(0, |list| list.info.affinity_seconds),
+            affinity_seconds: own_list.map_or(0, affinity_in_force),
         })
     }
 
@@ -138,8 +138,14 @@ impl RoutePlanner {
     ) -> (FrontendMode, Option<String>) {
         let owner = list.and_then(|list| list.owner).filter(|it| *it != number);
         if let Some(owner) = owner {
-            let owner = self.table.service_name(owner).unwrap_or(NamespacedName::EMPTY);
-            return (FrontendMode::Shadowed, Some(format!("the frontend belongs to {owner}")));
+            let reason = if self.table.is_same_service(owner, number) {
+                "the Service scales to zero, so Rouse leads its connects by the RouteTable"
+                    .to_owned()
+            } else {
+                let owner = self.table.shown_name(owner).unwrap_or(NamespacedName::EMPTY);
+                format!("the frontend belongs to {owner}")
+            };
+            return (FrontendMode::Shadowed, Some(reason));
         }
         let unfit_reason = unfit.map(|it| it.error.to_string());
         let is_refused = unfit.is_some_and(|it| it.is_refused);
@@ -204,9 +210,19 @@ impl RoutePlanner {
 fn list_mode(mode: RoutingMode) -> FrontendMode {
     match mode {
         RoutingMode::Pass => FrontendMode::Pass,
-        RoutingMode::PickBackend | RoutingMode::PickRandom => FrontendMode::Pods,
+        RoutingMode::PickBackend | RoutingMode::PickWithAffinity | RoutingMode::PickRandom => {
+            FrontendMode::Pods
+        }
         RoutingMode::Activator => FrontendMode::Activators,
         RoutingMode::Refuse | RoutingMode::SelfTest => FrontendMode::Refuse,
+    }
+}
+
+/// Returns the time for which a client keeps its endpoint by a list, in seconds; 0: not at all, as at activators.
+fn affinity_in_force(list: &BackendList) -> u32 {
+    match list.state.mode {
+        RoutingMode::Activator => 0,
+        _ => list.info.affinity_seconds,
     }
 }
 

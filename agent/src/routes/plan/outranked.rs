@@ -42,7 +42,11 @@ impl RoutePlanner {
             let owner = draft.frontend_owners.get(&key).copied();
             let owner = owner.or_else(|| list.and_then(|list| list.owner));
             let Some(owner) = owner.filter(|it| it.outranks(number)) else { continue };
-            let names = self.table.service_name(number).zip(self.table.service_name(owner));
+            // A scaled Service has its own address by the RouteTable.
+            if self.table.is_same_service(owner, number) {
+                continue;
+            }
+            let names = self.table.service_name(number).zip(self.table.shown_name(owner));
             // One address is enough for a message: a Service has several ports and families.
             if let Some((service, owner)) = names {
                 let address = Ipv6Addr::from(key.address).to_canonical();

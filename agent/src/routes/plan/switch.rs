@@ -75,7 +75,15 @@ pub(super) fn needs_order(target: &BackendListKey, mode: RoutingMode, info: &Svc
         BackendListKey::Activators(_) => true,
         BackendListKey::Frontend(key) => key.protocol == abi::IPPROTO_TCP,
     };
-    mode == RoutingMode::PickRandom && (info.affinity_seconds != 0 || !is_tcp)
+    match mode {
+        RoutingMode::PickRandom => info.affinity_seconds != 0 || !is_tcp,
+        RoutingMode::PickWithAffinity => true,
+        RoutingMode::Pass
+        | RoutingMode::PickBackend
+        | RoutingMode::Activator
+        | RoutingMode::Refuse
+        | RoutingMode::SelfTest => false,
+    }
 }
 
 impl BackendListUpdate {

@@ -5,6 +5,7 @@
 
 mod facts;
 mod hints;
+mod planner_pod;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,7 +15,6 @@ use std::{
 
 use common::{
     link::RouteChanges,
-    service_routing::TopologyHints,
     wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
 };
 use datapath::{
@@ -23,9 +23,10 @@ use datapath::{
 };
 use smol_str::SmolStr;
 
+use self::planner_pod::PlannerPod;
 use super::{
     DesiredBackendList,
-    cluster_services::{ClusterResource, ClusterServices},
+    cluster_services::{ClusterResource, ClusterServices, affinity_seconds},
     named_slab::NamedSlab,
     request_terms::RevisionRequestTerms,
     service_number::ServiceNumber,
@@ -39,7 +40,7 @@ use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,
     /// Revisions that a service sends connects directly to, that have pods, whose request terms are not the defaults,
-    /// or whose pods speak HTTP/2 only.
+    /// or whose pods do not speak HTTP/1.
     revisions: NamedSlab<PlannerRevision>,
     pods: BTreeMap<String, PlannerPod>,
     /// Pods that are excluded from connects, whatever the RouteTable states of them.
@@ -56,6 +57,10 @@ struct PlannerService {
     addresses: Box<[IpAddr]>,
     port: NonZeroU16,
     activator_port: NonZeroU16,
+    /// True for a port of a scaled Service: each pod has its own port for it.
+    uses_pod_ports: bool,
+    /// Time for which a client keeps its pod after its last connect, in seconds; 0: not at all.
+    affinity_seconds: u32,
     /// Number of the Revision whose pods new connections go directly to.
     direct_revision: Option<u32>,
 }
@@ -63,6 +68,7 @@ struct PlannerService {
 #[derive(Debug, Default)]
 struct PlannerRevision {
     is_h2c: bool,
+    is_tcp: bool,
     /// Request terms, if they are not the defaults.
     custom_terms: Option<Box<RevisionRequestTerms>>,
     /// Numbers of the services whose connects go directly to its pods.
@@ -70,32 +76,15 @@ struct PlannerRevision {
     pods: BTreeSet<String>,
 }
 
-#[derive(Debug)]
-struct PlannerPod {
-    /// Number of the pod's Revision.
-    revision: u32,
-    phase: RoutingPhase,
-    address: Option<SocketAddr>,
-    other_family_address: Option<SocketAddr>,
-    hints: TopologyHints,
-}
-
-impl PlannerPod {
-    /// Returns the address at which a client of this family reaches the pod. It is an address of the client's own
-    /// family; or else, if `mapped`, an IPv6 client gets the IPv4 address as a mapped one.
-    ///
-    /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
-    fn address_for(&self, is_ipv6: bool, mapped: bool) -> Option<SocketAddr> {
-        let mut all = [self.address, self.other_family_address].into_iter().flatten();
-        let own_family = all.clone().find(|at| at.is_ipv6() == is_ipv6);
-        own_family.or_else(|| all.find(|at| is_ipv6 && mapped && at.is_ipv4()))
-    }
-}
-
 impl PlannerTable {
     /// Returns true if the Revision's pods speak HTTP/2 only.
     pub fn is_h2c(&self, revision: &NamespacedName) -> bool {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
+    }
+
+    /// Returns true if the serving port of the Revision's pods takes bytes of any protocol.
+    pub fn is_tcp(&self, revision: &NamespacedName) -> bool {
+        self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_tcp)
     }
 
     /// Returns the request terms of a Revision.
@@ -105,17 +94,15 @@ impl PlannerTable {
         custom_terms.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
     }
 
-    /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
-    /// ready wins.
+    /// Returns the routing phases of the pods at these addresses, with any port of the pod, former ones too. A new pod
+    /// may have the address of one that ends; then ready wins.
     pub fn pod_phases(
         &self,
         is_wanted: impl Fn(&SocketAddr) -> bool,
     ) -> HashMap<SocketAddr, RoutingPhase> {
         let mut phases = HashMap::new();
         for pod in self.pods.values() {
-            for at in
-                [pod.address, pod.other_family_address].into_iter().flatten().filter(&is_wanted)
-            {
+            for at in pod.all_addresses().filter(&is_wanted) {
                 let phase = phases.entry(at).or_insert(pod.phase);
                 if pod.phase == RoutingPhase::Ready {
                     *phase = pod.phase;
@@ -172,6 +159,18 @@ impl PlannerTable {
         }
     }
 
+    /// Returns the name of a service as users know it: a port of a scaled Service has the Service's name.
+    pub(super) fn shown_name(&self, number: ServiceNumber) -> Option<NamespacedName> {
+        let name = self.service_name(number)?;
+        Some(name.split_port().map_or(name, |(service, _port)| service))
+    }
+
+    /// Returns true if the first service is a port of the scaled Service that the second one is.
+    pub(super) fn is_same_service(&self, scaled_port: ServiceNumber, other: ServiceNumber) -> bool {
+        let split = self.service_name(scaled_port).and_then(|name| name.split_port());
+        split.is_some_and(|(service, _port)| self.service_name(other) == Some(service))
+    }
+
     /// Sets a service's whole state. Returns its number.
     pub(super) fn set_service(&mut self, entry: &wire::ServiceEntry) -> u32 {
         // The kernel cannot split by request, so only a single target can be direct.
@@ -185,6 +184,8 @@ impl PlannerTable {
             addresses: entry.addresses.clone().into(),
             port: entry.port,
             activator_port: entry.activator_port,
+            uses_pod_ports: entry.uses_pod_ports,
+            affinity_seconds: entry.affinity.map_or(0, affinity_seconds),
             direct_revision,
         };
         let (number, before) = self.services.insert(&entry.name, service);
@@ -221,7 +222,8 @@ impl PlannerTable {
         name: &NamespacedName,
         entry: Option<&wire::RevisionEntry>,
     ) {
-        let is_h2c = entry.is_some_and(|it| it.protocol == AppProtocol::H2c);
+        let is_protocol = |protocol: AppProtocol| entry.is_some_and(|it| it.protocol == protocol);
+        let (is_h2c, is_tcp) = (is_protocol(AppProtocol::H2c), is_protocol(AppProtocol::Tcp));
         let terms = entry
             .map(RevisionRequestTerms::from_route)
             .filter(|it| *it != RevisionRequestTerms::default_for(name))
@@ -229,11 +231,11 @@ impl PlannerTable {
         let number = match self.revisions.find(name) {
             Some(number) => number,
             // Nearly every Revision is like this, and needs no entry.
-            None if !is_h2c && terms.is_none() => return,
+            None if !is_h2c && !is_tcp && terms.is_none() => return,
             None => self.revisions.get_or_insert(name),
         };
         let revision = self.revisions.get_mut(number);
-        (revision.is_h2c, revision.custom_terms) = (is_h2c, terms);
+        (revision.is_h2c, revision.is_tcp, revision.custom_terms) = (is_h2c, is_tcp, terms);
         self.remove_unused_revision(number);
     }
 
@@ -244,16 +246,7 @@ impl PlannerTable {
         if let Some(entry) = entry {
             let revision = self.revisions.get_or_insert(&entry.revision);
             self.revisions.get_mut(revision).pods.insert(uid.to_owned());
-            let other_family_address = entry.other_family_address.zip(entry.address);
-            let other_family_address =
-                other_family_address.map(|(ip, at)| SocketAddr::new(ip, at.port()));
-            let pod = PlannerPod {
-                revision,
-                phase: entry.phase,
-                address: entry.address,
-                other_family_address,
-                hints: entry.hints.clone(),
-            };
+            let pod = PlannerPod::new(revision, entry, before.as_ref());
             self.pods.insert(uid.to_owned(), pod);
             // The pod may have another Revision now: the services of both are concerned.
             concerned.extend(self.affected_services(uid));
@@ -309,10 +302,10 @@ impl PlannerTable {
 
     /// Returns the list that each address of a service of the RouteTable should have.
     ///
-    /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
-    /// Hints select among these pods. The kernel cannot split by request. An IPv6 client reaches pods without an IPv6
-    /// address through the activators, because each of its sockets can reach those. It uses mapped addresses only if no
-    /// activator has an IPv6 address.
+    /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready,
+    /// which has a port for the service. Hints select among these pods. The kernel cannot split by request. An IPv6
+    /// client reaches pods without an IPv6 address through the activators, because each of its sockets can reach those.
+    /// It uses mapped addresses only if no activator has an IPv6 address.
     fn desired_routed_lists(
         &self,
         service_number: u32,
@@ -322,22 +315,24 @@ impl PlannerTable {
         let port_be = service.activator_port.get().to_be();
         let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
-            let pods =
-                service.direct_revision.map(|it| self.hinted_pods(it, address.is_ipv6(), mapped));
+            let pods = self.hinted_pods(service, address.is_ipv6(), mapped);
             let backends = pods
                 .iter()
                 .flat_map(|pods| pods.selected())
-                .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid).copied()))
+                .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid)))
                 .collect();
             let backends = sort_and_dedup(backends);
-            let mode =
-                if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::PickBackend };
+            let mode = match service.affinity_seconds {
+                _ if backends.is_empty() => RoutingMode::Activator,
+                0 => RoutingMode::PickBackend,
+                _ => RoutingMode::PickWithAffinity,
+            };
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
             let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
             let activators = if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
             let list = DesiredBackendList {
                 mode,
-                info: SvcInfo { activators, affinity_seconds: 0, port_be },
+                info: SvcInfo { activators, affinity_seconds: service.affinity_seconds, port_be },
                 backends,
             };
             (tcp_frontend(address, service.port), list)
@@ -371,7 +366,7 @@ impl PlannerTable {
     /// Forgets a Revision that nothing depends on.
     fn remove_unused_revision(&mut self, revision: u32) {
         let it = self.revisions.get(revision);
-        let is_usual = !it.is_h2c && it.custom_terms.is_none();
+        let is_usual = !it.is_h2c && !it.is_tcp && it.custom_terms.is_none();
         if is_usual && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }

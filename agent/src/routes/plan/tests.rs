@@ -6,6 +6,7 @@ mod facts;
 mod hints;
 mod in_place;
 mod plan_writer;
+mod scaled_services;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -300,7 +301,8 @@ fn a_pod_of_this_node_carries_its_cookie_and_slot() {
     let mut fixture = PlannerFixture::new();
     let wanted =
         table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]);
-    let locals = BTreeMap::from([("uid7".to_owned(), KernelPodIds { cookie: 99, slot: 3 })]);
+    let ids = KernelPodIds { cookie: 99, slot: 3, ..KernelPodIds::default() };
+    let locals = BTreeMap::from([("uid7".to_owned(), ids)]);
     fixture.set_table(&wanted);
     let before = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(7)]);
@@ -447,6 +449,9 @@ fn work_is_proportional_to_the_change() {
 /// Zones of the simulation; empty: none.
 const ZONES: [&str; 3] = ["", "a", "b"];
 
+/// Number of the service of the simulation that is a port of a scaled Service, with affinity.
+const SIM_SCALED_SERVICE: u8 = 3;
+
 /// One change of the simulation. Services, Revisions and pods have numbers.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
@@ -521,6 +526,9 @@ impl RouteSim {
                 let path = if *direct { ConnectionPath::Direct } else { ConnectionPath::Activator };
                 let mut it = service(*number, path);
                 it.addresses.truncate(*addresses);
+                if *number == SIM_SCALED_SERVICE {
+                    (it.uses_pod_ports, it.affinity) = (true, Some(Duration::from_secs(60)));
+                }
                 self.table.services.insert(name(*number), it);
                 None
             }
@@ -529,7 +537,12 @@ impl RouteSim {
                 None
             }
             SimRouteChange::Pod(number, revision, phase) => {
-                let it = pod(*number, *revision, phases[usize::from(*phase)]);
+                let mut it = pod(*number, *revision, phases[usize::from(*phase)]);
+                // Each third pod has no port for the scaled Service.
+                if *revision == SIM_SCALED_SERVICE && *number % 3 != 0 {
+                    let port = 9000 + u16::from(*number % 2);
+                    it.ports = vec![fixtures::pod_port(80, port, AppProtocol::Http1)];
+                }
                 self.table.pods.insert(uid(number), it);
                 None
             }
@@ -556,8 +569,8 @@ impl RouteSim {
                 None
             }
             SimRouteChange::Local(number, true) => {
-                let local =
-                    KernelPodIds { cookie: 100 + u64::from(*number), slot: u32::from(*number) };
+                let (cookie, slot) = (100 + u64::from(*number), u32::from(*number));
+                let local = KernelPodIds { cookie, slot, ..KernelPodIds::default() };
                 self.locals.insert(uid(number), local);
                 Some(uid(number))
             }

@@ -72,7 +72,7 @@ impl<'a> ConnectTrace<'a> {
         };
         let list = planner.lists.get(&BackendListKey::Frontend(key));
         let owner = list.and_then(|list| list.owner);
-        let service = owner.or_else(|| planner.table.find_address(target.to.ip()));
+        let service = owner.or_else(|| planner.table.find_frontend(&key));
         let explanation = match service {
             Some(ServiceNumber::Cluster(number)) => planner.table.cluster.explain(number, &key),
             Some(ServiceNumber::Routed(_)) | None => None,
@@ -86,7 +86,7 @@ impl<'a> ConnectTrace<'a> {
             return (TraceOutcome::Unchanged, self.absence_reason());
         };
         match list.state.mode {
-            RoutingMode::PickBackend | RoutingMode::PickRandom => {
+            RoutingMode::PickBackend | RoutingMode::PickWithAffinity | RoutingMode::PickRandom => {
                 (TraceOutcome::Endpoint, self.pick_reason(list))
             }
             RoutingMode::Activator if self.activators(list).is_empty() => {
@@ -106,11 +106,13 @@ impl<'a> ConnectTrace<'a> {
         let count = list.backends.len();
         let (rule, is_changing) = match self.explanation.as_ref().map(|it| &it.target) {
             Some(PortTarget::Endpoints { addresses, rule }) => {
-                (rule_text(*rule), *addresses != self.listed_addresses(list))
+                (rule_text(*rule).to_owned(), *addresses != self.listed_addresses(list))
             }
-            Some(PortTarget::None(reason)) => (no_endpoint_text(*reason), true),
+            Some(PortTarget::None(reason)) => (no_endpoint_text(*reason).to_owned(), true),
             None if list.owner.is_none() => {
-                ("an earlier agent has written the list, and its service is not known yet", false)
+                let unknown =
+                    "an earlier agent has written the list, and its service is not known yet";
+                (unknown.to_owned(), false)
             }
             None => (self.pods_text(), false),
         };
@@ -132,20 +134,26 @@ impl<'a> ConnectTrace<'a> {
         format!("{how}{affinity}{change}")
     }
 
-    /// Returns the rule by which the pods of a Revision are selected, as a phrase.
-    fn pods_text(&self) -> &'static str {
+    /// Returns the rule by which the pods of a Revision or scaled Service are selected, as a phrase.
+    fn pods_text(&self) -> String {
         let rule = match self.service {
             Some(ServiceNumber::Routed(number)) => self.planner.table.pod_rule(number, &self.key),
             Some(ServiceNumber::Cluster(_)) | None => None,
         };
-        match rule {
-            Some(SelectionRule::SameNode) => {
-                "the ready pods of the Revision with a hint for this node"
-            }
-            Some(SelectionRule::SameZone) => {
-                "the ready pods of the Revision with a hint for this node's zone"
-            }
-            Some(_) | None => "the ready pods of the Revision",
+        let owner = if self.is_scaled_port() { "Service" } else { "Revision" };
+        let hint = match rule {
+            Some(SelectionRule::SameNode) => " with a hint for this node",
+            Some(SelectionRule::SameZone) => " with a hint for this node's zone",
+            Some(_) | None => "",
+        };
+        format!("the ready pods of the {owner}{hint}")
+    }
+
+    /// Returns true if the service is a port of a scaled Service.
+    fn is_scaled_port(&self) -> bool {
+        match self.service {
+            Some(ServiceNumber::Routed(number)) => self.planner.table.is_scaled_port(number),
+            Some(ServiceNumber::Cluster(_)) | None => false,
         }
     }
 
@@ -155,7 +163,7 @@ impl<'a> ConnectTrace<'a> {
                 .to_owned();
         };
         let unfit = self.unfit_text();
-        let name = self.planner.table.service_name(ServiceNumber::Routed(number));
+        let name = self.planner.table.shown_name(ServiceNumber::Routed(number));
         let name = name.unwrap_or(NamespacedName::EMPTY);
         unfit.unwrap_or_else(|| self.planner.table.activator_reason(number, &name))
     }
@@ -199,14 +207,7 @@ impl<'a> ConnectTrace<'a> {
                 self.unfit_text().unwrap_or_else(|| "the frontend is not in force yet".to_owned())
             }
             Some(ServiceNumber::Routed(number)) => {
-                let name = self.planner.table.service_name(ServiceNumber::Routed(number));
-                let name = name.map(|it| it.to_string()).unwrap_or_default();
-                let port = self.planner.table.routed_port(number);
-                format!(
-                    "{name} has port {port}/TCP there, not {}/{}",
-                    self.target.to.port(),
-                    self.target.protocol_name()
-                )
+                self.planner.table.missing_port_reason(number, self.target)
             }
             Some(ServiceNumber::Cluster(number)) => {
                 self.planner.table.cluster.unserved_reason(number, self.target)
@@ -246,6 +247,11 @@ impl<'a> ConnectTrace<'a> {
     fn kube_proxy(&self) -> String {
         match (&self.explanation, self.service) {
             (Some(explained), _) => kube_proxy_text(&explained.target),
+            (None, Some(ServiceNumber::Routed(_))) if self.is_scaled_port() => {
+                "kube-proxy leads it to a ready pod of the Service, or to an activator while none is \
+                 ready, if the Service has the port"
+                    .to_owned()
+            }
             (None, Some(ServiceNumber::Routed(_))) => {
                 "kube-proxy leads it to an activator, if the service has the port".to_owned()
             }

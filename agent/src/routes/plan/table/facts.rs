@@ -8,8 +8,8 @@ use common::{
 };
 use datapath::abi::FrontendKey;
 
-use super::{PlannerPod, PlannerTable, ServiceNumber};
-use crate::service_facts::{CandidateFacts, CandidateState, ServiceSource};
+use super::{PlannerPod, PlannerService, PlannerTable, ServiceNumber, hints::HintedPods};
+use crate::service_facts::{CandidateFacts, CandidateState, ServiceSource, TraceTarget};
 
 impl PlannerTable {
     /// Returns the numbers of the services of one source whose names follow `name`, `limit` at most.
@@ -38,20 +38,46 @@ impl PlannerTable {
     ) -> Vec<(FrontendKey, Option<usize>)> {
         match number {
             ServiceNumber::Routed(number) => {
-                let revision = self.services.get(number).direct_revision;
+                let service = self.services.get(number);
                 // The pods of several Revisions are not endpoints of one list.
-                let known = revision.map(|it| self.revisions.get(it).pods.len());
+                let known = service.direct_revision.map(|it| self.pods_for(service, it).count());
                 self.frontend_keys(number).into_iter().map(|key| (key, known)).collect()
             }
             ServiceNumber::Cluster(number) => self.cluster.known_endpoints(number),
         }
     }
 
-    /// Returns the number of a service that has this address.
-    pub(in crate::routes::plan) fn find_address(&self, address: IpAddr) -> Option<ServiceNumber> {
+    /// Returns the pods of a Revision that a service leads to by one of their ports, ready or not.
+    fn pods_for<'a>(
+        &'a self,
+        service: &'a PlannerService,
+        revision: u32,
+    ) -> impl Iterator<Item = &'a PlannerPod> {
+        let uids = self.revisions.get(revision).pods.iter();
+        let pods = uids.filter_map(move |uid| self.pods.get(uid));
+        pods.filter(move |pod| pod.has_port_for(service))
+    }
+
+    /// Returns the number of a service that has this frontend, or else of one that has its address. A scaled Service
+    /// has a number for each port, and its ports for UDP are those of a Service of the cluster.
+    pub(in crate::routes::plan) fn find_frontend(
+        &self,
+        key: &FrontendKey,
+    ) -> Option<ServiceNumber> {
+        let address = Ipv6Addr::from(key.address).to_canonical();
+        let routed = self.numbers_at(address).into_iter().map(ServiceNumber::Routed);
+        let cluster = self.cluster.find_address(address).map(ServiceNumber::Cluster);
+        let all: Vec<ServiceNumber> = routed.chain(cluster).collect();
+        let has_frontend = |number: &ServiceNumber| {
+            self.known_endpoints(*number).iter().any(|(frontend, _)| frontend == key)
+        };
+        all.iter().copied().find(has_frontend).or_else(|| all.first().copied())
+    }
+
+    /// Returns the numbers of the services of the RouteTable that have an address.
+    fn numbers_at(&self, address: IpAddr) -> Vec<u32> {
         let has_address = |&number: &u32| self.services.get(number).addresses.contains(&address);
-        let routed = self.routed_numbers().find(has_address).map(ServiceNumber::Routed);
-        routed.or_else(|| self.cluster.find_address(address).map(ServiceNumber::Cluster))
+        self.routed_numbers().filter(has_address).collect()
     }
 
     /// Returns the frontends whose connects may go directly to a pod.
@@ -66,9 +92,31 @@ impl PlannerTable {
         self.activators.values().flatten().any(|address| is_ipv6 || address.is_ipv4())
     }
 
-    /// Returns the port of a service of the RouteTable.
-    pub(in crate::routes::plan) fn routed_port(&self, number: u32) -> u16 {
-        self.services.get(number).port.get()
+    /// Returns true for a port of a scaled Service.
+    pub(in crate::routes::plan) fn is_scaled_port(&self, number: u32) -> bool {
+        self.services.get(number).uses_pod_ports
+    }
+
+    /// Returns the reason for which a connect to the address of a service of the RouteTable finds no frontend: its port.
+    pub(in crate::routes::plan) fn missing_port_reason(
+        &self,
+        number: u32,
+        target: &TraceTarget,
+    ) -> String {
+        let name = self.shown_name(ServiceNumber::Routed(number));
+        let numbers = self.numbers_at(target.to.ip()).into_iter();
+        let own = numbers.filter(|it| self.shown_name(ServiceNumber::Routed(*it)) == name);
+        let mut ports: Vec<u16> = own.map(|it| self.services.get(it).port.get()).collect();
+        ports.sort_unstable();
+        let noun = if ports.len() == 1 { "port" } else { "ports" };
+        let ports: Vec<String> = ports.into_iter().map(|it| format!("{it}/TCP")).collect();
+        format!(
+            "{} has {noun} {} there, not {}/{}",
+            name.unwrap_or(NamespacedName::EMPTY),
+            ports.join(", "),
+            target.to.port(),
+            target.protocol_name()
+        )
     }
 
     /// Returns the pods of the Revision that a service sends connects directly to, with the decision about each. The
@@ -78,17 +126,18 @@ impl PlannerTable {
         number: u32,
         key: &FrontendKey,
     ) -> Vec<CandidateFacts> {
-        let Some(revision) = self.services.get(number).direct_revision else { return Vec::new() };
+        let service = self.services.get(number);
+        let Some(revision) = service.direct_revision else { return Vec::new() };
         let (is_ipv6, mapped) = (is_ipv6_frontend(key), !self.has_ipv6_activator());
-        let hinted = self.hinted_pods(revision, is_ipv6, mapped);
+        let hinted = self.hinted_pods(service, is_ipv6, mapped);
         let uids = self.revisions.get(revision).pods.iter();
         let candidates = uids.filter_map(|uid| {
             let pod = self.pods.get(uid)?;
-            let fitting = pod.address_for(is_ipv6, mapped);
+            let fitting = pod.address_for(service, is_ipv6, mapped);
             // A pod without any address has no place in a list of addresses.
-            let address = fitting.or(pod.address).or(pod.other_family_address)?;
-            let exclusion = self.pod_exclusion(uid, pod, fitting.is_some());
-            let exclusion = exclusion.or_else(|| hinted.exclusion(pod));
+            let address = fitting.or_else(|| pod.other_address(service))?;
+            let exclusion = self.pod_exclusion(uid, pod, service, fitting.is_some());
+            let exclusion = exclusion.or_else(|| hinted.as_ref()?.exclusion(pod));
             Some(CandidateFacts {
                 address,
                 state: pod_state(pod.phase),
@@ -111,13 +160,22 @@ impl PlannerTable {
         number: u32,
         key: &FrontendKey,
     ) -> Option<SelectionRule> {
-        let revision = self.services.get(number).direct_revision?;
-        let mapped = !self.has_ipv6_activator();
-        Some(self.hinted_pods(revision, is_ipv6_frontend(key), mapped).rule)
+        let (service, mapped) = (self.services.get(number), !self.has_ipv6_activator());
+        let hinted = self.hinted_pods(service, is_ipv6_frontend(key), mapped);
+        hinted.map(|HintedPods { rule, .. }| rule)
     }
 
-    /// Returns the reason for which no list has a pod; `None` if it is selected.
-    fn pod_exclusion(&self, uid: &str, pod: &PlannerPod, is_fitting: bool) -> Option<&'static str> {
+    /// Returns the reason for which the list of a service does not have a pod; `None` if it is selected.
+    fn pod_exclusion(
+        &self,
+        uid: &str,
+        pod: &PlannerPod,
+        service: &PlannerService,
+        is_fitting: bool,
+    ) -> Option<&'static str> {
+        if !pod.has_port_for(service) {
+            return Some("has no port for this port of the Service");
+        }
         match pod.phase {
             RoutingPhase::Starting => Some("is not ready"),
             RoutingPhase::Draining => Some("is draining"),
@@ -135,13 +193,19 @@ impl PlannerTable {
         number: u32,
         name: &NamespacedName,
     ) -> String {
-        match self.services.get(number).direct_revision {
+        let service = self.services.get(number);
+        let affinity = match service.affinity_seconds {
+            0 => "",
+            _ => "; activators choose pods without regard to sessionAffinity",
+        };
+        let reason = match service.direct_revision {
             None => format!(
                 "{name} is on the activator path: it is asleep, or its requests are divided or \
                  counted there"
             ),
             Some(_) => format!("no pod of {name} can take connects of this node now"),
-        }
+        };
+        format!("{reason}{affinity}")
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use common::service_routing::{NodeTopology, SelectionRule, TopologyHints};
 use smol_str::SmolStr;
 
-use super::{PlannerPod, PlannerTable};
+use super::{PlannerPod, PlannerService, PlannerTable};
 
 /// Ready pods that connects of one family can go to from this node, and the rule by which hints select among them.
 pub(super) struct HintedPods<'a> {
@@ -39,16 +39,22 @@ impl<'a> HintedPods<'a> {
 }
 
 impl PlannerTable {
-    /// Returns the pods of a Revision that connects can go to. Hints count as for Services of the cluster.
-    pub(super) fn hinted_pods(&self, revision: u32, is_ipv6: bool, mapped: bool) -> HintedPods<'_> {
-        let ready = self.ready_pods(revision);
+    /// Returns the pods that connects to a service can go to; `None` without a direct path. Hints count as for Services
+    /// of the cluster.
+    pub(super) fn hinted_pods(
+        &self,
+        service: &PlannerService,
+        is_ipv6: bool,
+        mapped: bool,
+    ) -> Option<HintedPods<'_>> {
+        let ready = self.ready_pods(service.direct_revision?);
         let pods: Vec<_> = ready
-            .filter_map(|(uid, pod)| Some((uid, pod, pod.address_for(is_ipv6, mapped)?)))
+            .filter_map(|(uid, pod)| Some((uid, pod, pod.address_for(service, is_ipv6, mapped)?)))
             .collect();
         let node =
             NodeTopology { name: self.cluster.node_name().clone(), zone: self.node_zone.clone() };
         let rule = SelectionRule::of_hints(pods.iter().map(|(_, pod, _)| &pod.hints), &node);
-        HintedPods { pods, rule, node }
+        Some(HintedPods { pods, rule, node })
     }
 
     /// Sets the zone of a node; empty: it has none. Returns the numbers of the services whose lists depend on it.

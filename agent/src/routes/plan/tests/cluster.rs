@@ -649,6 +649,13 @@ fn resumed_with(kernel: &FakeKernelMaps, sim: &RouteSim, cluster: &SimCluster) -
     planner
 }
 
+/// Returns the address of a pod with each of its ports.
+fn addresses_of(pod: &PodEntry) -> Vec<SocketAddr> {
+    let Some(at) = pod.address else { return Vec::new() };
+    let ports = pod.ports.iter().map(|it| it.port.get());
+    ports.chain([at.port()]).map(|port| SocketAddr::new(at.ip(), port)).collect()
+}
+
 proptest! {
     /// A service of the RouteTable has its frontends; all others are as the cluster's Services say, those of UDP too.
     /// After every store of every plan a connect finds backends of the old list or the new one.
@@ -731,10 +738,11 @@ proptest! {
                 continue;
             }
             let ready = sim.table.pods.values().filter(|pod| pod.phase == RoutingPhase::Ready);
-            let ready: BTreeSet<SocketAddr> = ready.filter_map(|pod| pod.address).collect();
+            let ready: BTreeSet<SocketAddr> = ready.flat_map(addresses_of).collect();
             // Lists of Services of the cluster have another mode.
+            let routed = [RoutingMode::PickBackend, RoutingMode::PickWithAffinity];
             let all = kernel.all().into_iter();
-            for (key, (_, list, _)) in all.filter(|(_, it)| it.0 == RoutingMode::PickBackend) {
+            for (key, (_, list, _)) in all.filter(|(_, it)| routed.contains(&it.0)) {
                 for at in list.iter().filter_map(BackendTarget::pod_address) {
                     prop_assert!(ready.contains(&at), "{:?} leads to {}", key, at);
                 }
