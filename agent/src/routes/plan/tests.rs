@@ -504,6 +504,27 @@ struct RouteSim {
     now: u64,
 }
 
+/// Returns a service of the simulation with some of its addresses. One of them is a scaled Service with affinity.
+fn sim_service(number: u8, direct: bool, addresses: usize) -> ServiceEntry {
+    let path = if direct { ConnectionPath::Direct } else { ConnectionPath::Activator };
+    let mut it = service(number, path);
+    it.addresses.truncate(addresses);
+    if number == SIM_SCALED_SERVICE {
+        (it.uses_pod_ports, it.affinity) = (true, Some(Duration::from_secs(60)));
+    }
+    it
+}
+
+/// Returns a pod of the simulation. Each third pod has no port for the scaled Service.
+fn sim_pod(number: u8, revision: u8, phase: RoutingPhase) -> PodEntry {
+    let mut it = pod(number, revision, phase);
+    if revision == SIM_SCALED_SERVICE && number % 3 != 0 {
+        let port = 9000 + u16::from(number % 2);
+        it.ports = vec![fixtures::pod_port(80, port, AppProtocol::Http1)];
+    }
+    it
+}
+
 impl RouteSim {
     fn new() -> Self {
         Self { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: abi::QUARANTINE_NS }
@@ -523,12 +544,7 @@ impl RouteSim {
         let uid = |number: &u8| format!("uid{number}");
         match turn {
             SimRouteChange::Service(number, direct, addresses) => {
-                let path = if *direct { ConnectionPath::Direct } else { ConnectionPath::Activator };
-                let mut it = service(*number, path);
-                it.addresses.truncate(*addresses);
-                if *number == SIM_SCALED_SERVICE {
-                    (it.uses_pod_ports, it.affinity) = (true, Some(Duration::from_secs(60)));
-                }
+                let it = sim_service(*number, *direct, *addresses);
                 self.table.services.insert(name(*number), it);
                 None
             }
@@ -537,12 +553,7 @@ impl RouteSim {
                 None
             }
             SimRouteChange::Pod(number, revision, phase) => {
-                let mut it = pod(*number, *revision, phases[usize::from(*phase)]);
-                // Each third pod has no port for the scaled Service.
-                if *revision == SIM_SCALED_SERVICE && *number % 3 != 0 {
-                    let port = 9000 + u16::from(*number % 2);
-                    it.ports = vec![fixtures::pod_port(80, port, AppProtocol::Http1)];
-                }
+                let it = sim_pod(*number, *revision, phases[usize::from(*phase)]);
                 self.table.pods.insert(uid(number), it);
                 None
             }

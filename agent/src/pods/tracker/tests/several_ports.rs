@@ -100,22 +100,22 @@ fn a_change_of_ports_registers_the_pod_again_and_leaves_it_ready() {
     let now = Instant::now();
     let mut pods = registered(database_pod(), now);
     read_ports(&mut pods, now, &[5432]);
-    let register = PodTrackerAction::Register("a".into(), facts());
+    let register = [PodTrackerAction::Register("a".into(), facts())];
     let update = |pod: wire::PodEntry| PodTrackerEvent::RouteUpdated(Box::new(pod));
     assert_eq!(pods.step(now, update(database_pod())), [], "nothing changed");
     let mut more = database_pod();
     more.ports.push(fixtures::pod_port(9000, 9000, AppProtocol::Http1));
-    assert_eq!(pods.step(now, update(more)), [register.clone()], "no report: it stays ready");
+    assert_eq!(pods.step(now, update(more)), register, "no report: it stays ready");
     // A process may listen on the new port since before the registration.
     let registered = pods.step(now, PodTrackerEvent::Registered("a".into()));
     assert_eq!(registered, [inspect_again()]);
     inspect(&mut pods, now, &["0.0.0.0:8080", "0.0.0.0:9000"]);
     assert_eq!(pods.unseen_ports("a"), BTreeSet::from([9000]));
     let fewer = wire::PodEntry { ports: Vec::new(), ..database_pod() };
-    assert_eq!(pods.step(now, update(fewer)), [register.clone()]);
+    assert_eq!(pods.step(now, update(fewer)), register);
     assert_eq!(pods.unseen_ports("a"), BTreeSet::new());
     let outdated = PodTrackerEvent::RegistrationOutdated("a".into());
-    assert_eq!(pods.step(now, outdated), [register], "its Revision changed");
+    assert_eq!(pods.step(now, outdated), register, "its Revision changed");
 }
 
 #[test]
