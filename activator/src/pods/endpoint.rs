@@ -1,4 +1,4 @@
-//! Shell: connections to one pod.
+//! Shell: connections to one pod, or to one port of it.
 
 use std::{
     io,
@@ -60,7 +60,7 @@ pub struct PodConnectionSettings {
     pub metrics: ActivatorMetrics,
 }
 
-/// One pod and the connections to it.
+/// One pod and the connections to it. A pod of a scaled Service has an endpoint for each port of the Service.
 #[derive(Debug)]
 pub struct PodEndpoint {
     /// Key of the pod in the queue and for balancing.
@@ -102,6 +102,11 @@ impl PodEndpoint {
         let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));
         let PodIdentity { uid, name } = identity;
         Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials }
+    }
+
+    /// Protocol that the pod speaks at this address.
+    pub fn protocol(&self) -> AppProtocol {
+        self.protocol
     }
 
     /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For

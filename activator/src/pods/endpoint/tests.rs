@@ -16,7 +16,8 @@ fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
         metrics: ActivatorMetrics::register(&mut Registry::default()),
     };
     let identity = PodIdentity { uid: "uid".into(), name: "name".into() };
-    Arc::new(PodEndpoint::new(PodEndpointKey { address, id: 1 }, identity, protocol, settings))
+    let key = PodEndpointKey { service_port: None, address, id: 1 };
+    Arc::new(PodEndpoint::new(key, identity, protocol, settings))
 }
 
 /// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1

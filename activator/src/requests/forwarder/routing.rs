@@ -54,8 +54,10 @@ impl RequestForwarder {
             return Ok(Routed::Respond(redirect_to_https(&head)?.into()));
         }
         let (service, tag) = self.select_tag(&service_match, &head);
-        let (revision, settings) = choose_revision(&service)?;
+        let (revision, mut settings) = choose_revision(&service)?;
         check_network_policy(entrypoint, client.address, &settings)?;
+        // The ports of a scaled Service have protocols of their own.
+        settings.protocol = service.protocol.unwrap_or(settings.protocol);
         let client_version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
         let socket = head
