@@ -9,6 +9,7 @@
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
 //! | [`upgraded_connection`] | upgraded connections |
+//! | `tcp_relay`, `splice_pipes` | bytes of raw TCP connections; pipes through which many of them pass |
 //! | [`request_log`] | a log line of each finished request |
 
 pub mod forwarder;
@@ -16,5 +17,7 @@ pub(crate) mod pending_request;
 pub mod request_log;
 pub mod request_timer;
 pub mod response_body;
+pub(crate) mod splice_pipes;
+pub(crate) mod tcp_relay;
 pub mod upgraded_connection;
 pub mod watched_body;
