@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{NamespacedName, RequestTotals, SlotClaim, SlotGrant};
+use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant};
 use datapath::abi;
 use tokio::sync::oneshot;
 use tracing::info;
@@ -112,6 +112,11 @@ impl ActivatorRevision {
     /// Settings of the Revision in the RouteTable; `None`: the table does not contain it.
     pub fn route_settings(&self) -> Option<RevisionRouteSettings> {
         self.lock_state().route_settings.clone()
+    }
+
+    /// Protocol of the pods' serving port; `None`: the RouteTable does not contain the Revision.
+    pub fn protocol(&self) -> Option<AppProtocol> {
+        self.lock_state().route_settings.as_ref().map(|settings| settings.protocol)
     }
 
     /// Returns true if it stands for a scaled Service: it has the Service's name. Names of Knative Revisions begin with

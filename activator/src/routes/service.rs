@@ -60,6 +60,17 @@ impl From<Arc<RoutedService>> for ServiceMatch {
 }
 
 impl RoutedService {
+    /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, it is so if
+    /// all of its Revisions in the table speak raw TCP, and there is one.
+    pub fn takes_raw_tcp(&self) -> bool {
+        let is_tcp = |protocol: AppProtocol| protocol == AppProtocol::Tcp;
+        let mut known = self.targets.iter().filter_map(|it| it.revision.protocol()).peekable();
+        match self.protocol {
+            Some(protocol) => is_tcp(protocol),
+            None => known.peek().is_some() && known.all(is_tcp),
+        }
+    }
+
     /// Name of the Kubernetes Service, without the port of a scaled one.
     pub fn kubernetes_name(&self) -> SmolStr {
         self.name.split_port().map_or_else(|| self.name.name.clone(), |(service, _)| service.name)

@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 
-const PROTOCOLS: [AppProtocol; 2] = [AppProtocol::Http1, AppProtocol::H2c];
+const PROTOCOLS: [AppProtocol; 3] = [AppProtocol::Http1, AppProtocol::H2c, AppProtocol::Tcp];
 
 fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
     let settings = PodConnectionSettings {
@@ -32,7 +32,7 @@ async fn start_silent_listener() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     (listener, address, plugs)
 }
 
-/// A WebSocket to a pod that speaks HTTP/2 has a dial of its own, in HTTP/1.1.
+/// A WebSocket to a pod that speaks HTTP/2 has a dial of its own, in HTTP/1.1. So has each other protocol.
 #[tokio::test]
 async fn dials_for_one_and_for_all_count_alike() {
     for protocol in PROTOCOLS {

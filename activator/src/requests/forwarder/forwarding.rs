@@ -175,7 +175,7 @@ impl RequestForwarder {
 
 /// Waits for a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if one
 /// is open.
-async fn connect_to_pod(
+pub(super) async fn connect_to_pod(
     permit: &PodPermit,
     protocol: AppProtocol,
     queue_entry: &mut QueueEntry,
