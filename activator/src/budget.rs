@@ -21,7 +21,8 @@ pub const DEFAULT_REQUEST_BYTES: usize = 128 << 20;
 pub const DEFAULT_RESPONSE_BYTES: usize = 256 << 20;
 /// Default maximum of client connections, if the limit of open files allows more.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 16_384;
-/// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files.
+/// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files, and up to
+/// 128 for pipes.
 const RESERVED_FILES: u64 = 256;
 /// Minimum of client connections, however low the limit of open files is.
 const MIN_CONNECTIONS: u64 = 64;
@@ -30,7 +31,7 @@ const MIN_CONNECTIONS: u64 = 64;
 /// show somewhat more, but not twice as much.
 pub const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 /// Bytes of a client connection besides its requests: three buffers of 8 KiB and the state of the connection. One
-/// buffer belongs to the socket. Two belong to hyper, for received and for sent bytes.
+/// buffer belongs to the socket. Two belong to hyper, for received and for sent bytes. A raw TCP connection has two.
 const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
 /// Size of one of these buffers in bytes. Growth of hyper's buffers counts for as long as the connection lasts.
 pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
@@ -39,7 +40,7 @@ pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
 pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
 /// Divisor of [`ClientBudget::request_bytes`]: refused connections may keep this part of it, in addition to the others.
 const REFUSED_SHARE_DIVISOR: usize = 8;
-/// MiB of the program itself, with the routes of ten thousand services, its logs and its connections to pods.
+/// MiB of the program itself, with the routes of ten thousand services, logs, pipes, and connections to pods.
 pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:

@@ -157,6 +157,7 @@ impl ActivatorInstance {
             edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
+            tcp: Default::default(),
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
             reconnect_clients: OnceSignal::new(),
@@ -216,7 +217,7 @@ impl ActivatorInstance {
         let (tasks, bound) = (&self.forwarder.tasks, config.drain());
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
-        // Upgraded connections can last forever. They get a part of the drain time only.
+        // Upgraded connections and those of raw TCP can last forever. They get a part of the drain time only.
         let cut_upgraded = async {
             tokio::time::sleep(config.upgraded_drain()).await;
             self.forwarder.close_upgraded.cancel();

@@ -51,6 +51,8 @@ pub struct ActivatorMetrics {
     pub request_log: RequestLogCounters,
     /// Clients refused, by the bound that they reached.
     pub refusals: RefusalCounters,
+    /// Raw TCP connections that have ended, by their end.
+    pub tcp_connections: TcpConnectionCounters,
 }
 
 /// Counters of lines, by outcome.
@@ -73,9 +75,56 @@ impl RefusalCounters {
     }
 }
 
+/// End of a raw TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpConnectionEnd {
+    /// Client and pod have closed it.
+    Complete,
+    /// Client or pod has broken it off.
+    Reset,
+    /// No pod took it, for example because none was ready in time.
+    Failed,
+    /// The client was gone before a pod took it.
+    Cancelled,
+    /// The activator ended it: it is being stopped, or a bound was exceeded.
+    CutOff,
+}
+
+impl TcpConnectionEnd {
+    /// All ends, in the order of their declaration.
+    pub const ALL: [Self; 5] =
+        [Self::Complete, Self::Reset, Self::Failed, Self::Cancelled, Self::CutOff];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Reset => "reset",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::CutOff => "cut_off",
+        }
+    }
+}
+
+/// Counters of raw TCP connections that have ended, in the order of [`TcpConnectionEnd::ALL`].
+#[derive(Debug, Clone)]
+pub struct TcpConnectionCounters([Counter; TcpConnectionEnd::ALL.len()]);
+
+impl TcpConnectionCounters {
+    /// Counts one connection that has ended.
+    pub fn count_end(&self, end: TcpConnectionEnd) {
+        self.0[end as usize].inc();
+    }
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ClientBoundLabel {
     bound: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TcpConnectionEndLabel {
+    end: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -92,6 +141,10 @@ impl ActivatorMetrics {
         let refusals = Family::<ClientBoundLabel, Counter>::default();
         let at = |it: ClientBound| {
             refusals.get_or_create(&ClientBoundLabel { bound: it.label() }).clone()
+        };
+        let tcp_connections = Family::<TcpConnectionEndLabel, Counter>::default();
+        let ended = |it: TcpConnectionEnd| {
+            tcp_connections.get_or_create(&TcpConnectionEndLabel { end: it.label() }).clone()
         };
         // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
@@ -113,9 +166,12 @@ impl ActivatorMetrics {
             disconnected_peers: Gauge::default(),
             request_log: RequestLogCounters::default(),
             refusals: RefusalCounters(ClientBound::ALL.map(at)),
+            tcp_connections: TcpConnectionCounters(TcpConnectionEnd::ALL.map(ended)),
         };
         registry.register("requests", "Requests by class of their code", requests);
         registry.register("refused", "Clients that came to a bound", refusals);
+        let tcp = "Raw TCP connections that have ended, by their end";
+        registry.register("tcp_connections", tcp, tcp_connections);
         all.register_gauges_and_counters(registry);
         all
     }

@@ -17,6 +17,9 @@ pub enum ProxyRequestError {
     /// The service names a Revision that the RouteTable does not contain.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
+    /// The service takes raw TCP at its own port, so that no request of HTTP can be routed to it.
+    #[error("service {0} takes raw TCP connections, not HTTP requests")]
+    RawTcpService(String),
     /// A NetworkPolicy denies the client access to the service's pods, so it may not wait for one either.
     #[error("a NetworkPolicy of the service lets no requests of {0} in")]
     ForbiddenByNetworkPolicy(std::net::IpAddr),
@@ -67,7 +70,9 @@ impl ProxyRequestError {
             Self::BodyIdleTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::ForbiddenByNetworkPolicy(_) => StatusCode::FORBIDDEN,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::DialFailed { .. } | Self::ExchangeFailed { .. } => StatusCode::BAD_GATEWAY,
+            Self::RawTcpService(_) | Self::DialFailed { .. } | Self::ExchangeFailed { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::ConnectMethod => StatusCode::METHOD_NOT_ALLOWED,
         }

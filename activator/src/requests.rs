@@ -4,11 +4,13 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`forwarder`] | one request: its route, its way to a pod, and the response |
+//! | [`forwarder`] | one request, or raw TCP connection: its route, its way to a pod, and the response |
 //! | `pending_request` | stages of a request |
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
 //! | [`upgraded_connection`] | upgraded connections |
+//! | `tcp_relay`, `splice_pipes` | bytes of raw TCP connections; pipes through which many of them pass |
+//! | `tcp_failure_log` | pure: choice of the log lines about TCP connections that no pod took |
 //! | [`request_log`] | a log line of each finished request |
 
 pub mod forwarder;
@@ -16,5 +18,8 @@ pub(crate) mod pending_request;
 pub mod request_log;
 pub mod request_timer;
 pub mod response_body;
+pub(crate) mod splice_pipes;
+pub(crate) mod tcp_failure_log;
+pub(crate) mod tcp_relay;
 pub mod upgraded_connection;
 pub mod watched_body;

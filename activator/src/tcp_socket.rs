@@ -1,9 +1,16 @@
-//! Shell: TCP sockets: listeners, and keep-alive, by which the kernel detects peers that have vanished.
+//! Shell: TCP sockets: listeners, resets, and keep-alive, by which the kernel detects peers that have vanished.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{Shutdown, SocketAddr},
+    time::Duration,
+};
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::{
+    io::Interest,
+    net::{TcpListener, TcpSocket, TcpStream},
+};
 
 /// Connections that the kernel queues until they are accepted; net.core.somaxconn limits it further.
 const LISTEN_BACKLOG: u32 = 4_096;
@@ -38,8 +45,65 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&often)
 }
 
+/// Keeps urgent data (RFC 6093) in place among the other bytes. Otherwise the kernel takes the urgent byte out of the
+/// stream, and a copy of the stream lacks it.
+pub fn keep_urgent_inline(stream: &TcpStream) -> io::Result<()> {
+    SockRef::from(stream).set_out_of_band_inline(true)
+}
+
+/// Closes the sending half of a connection.
+pub fn close_sending_half(stream: &TcpStream) -> io::Result<()> {
+    SockRef::from(stream).shutdown(Shutdown::Write)
+}
+
+/// Waits until the peer has reset the connection, or the kernel has found out that the peer is gone. Returns the error.
+/// Unread bytes and a closed half do not end the wait.
+pub async fn wait_broken(stream: &TcpStream) -> io::Error {
+    let broken = stream.ready(Interest::ERROR).await.and_then(|_| stream.take_error());
+    match broken {
+        Ok(Some(error)) | Err(error) => error,
+        // A read or a write has got it before.
+        Ok(None) => io::ErrorKind::ConnectionReset.into(),
+    }
+}
+
+/// Raw TCP connection that is reset when it is dropped: an end in the middle would look like the end of the stream.
+#[derive(Debug)]
+pub struct ResettingStream {
+    stream: TcpStream,
+    is_complete: bool,
+}
+
+impl ResettingStream {
+    /// Wraps a connection.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, is_complete: false }
+    }
+
+    /// TCP connection itself.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Closes the connection without a reset, because both of its sides have sent all that they had to.
+    pub fn close(mut self) {
+        self.is_complete = true;
+    }
+}
+
+impl Drop for ResettingStream {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            // Without the option the connection is closed in order. Nothing better is left to do then.
+            let _ = self.stream.set_zero_linger();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
 
     #[tokio::test]
@@ -55,5 +119,24 @@ mod tests {
         );
         assert!(socket.keepalive().unwrap());
         assert_eq!(often, (Duration::from_secs(15), Duration::from_secs(15), 3));
+    }
+
+    #[tokio::test]
+    async fn a_dropped_stream_is_reset_and_a_closed_one_ends() {
+        for is_closed in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let stream = ResettingStream::new(listener.accept().await.unwrap().0);
+            stream.stream().writable().await.unwrap();
+            assert_eq!(stream.stream().try_write(b"part").unwrap(), 4);
+            peer.read_exact(&mut [0; 4]).await.unwrap();
+            if is_closed {
+                stream.close()
+            } else {
+                drop(stream)
+            }
+            let end = peer.read(&mut [0]).await.map_err(|error| error.kind());
+            assert_eq!(end, if is_closed { Ok(0) } else { Err(io::ErrorKind::ConnectionReset) });
+        }
     }
 }

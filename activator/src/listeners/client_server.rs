@@ -109,6 +109,15 @@ impl ClientConnectionServer {
         client_connection: Arc<ClientConnection>,
         edge: &EdgeSettings,
     ) -> Result<(), hyper::Error> {
+        if let Entrypoint::Service(port) = entrypoint
+            && let Some(service) = self.forwarder.tcp_service_by_port(port)
+        {
+            let client = peer.ip().to_canonical();
+            let served = self.forwarder.serve_tcp(stream, &service, client, &client_connection);
+            // Boxed, so that a connection of HTTP holds no memory for it.
+            Box::pin(served).await;
+            return Ok(());
+        }
         let Some((client, proxied_client)) =
             self.identify_client(&mut stream, entrypoint, peer, edge).await
         else {

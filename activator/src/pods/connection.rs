@@ -1,4 +1,4 @@
-//! Shell: one connection to a pod, in HTTP/1.1 or HTTP/2, and the exchanges over it.
+//! Shell: one connection to a pod, in HTTP/1.1, HTTP/2 or raw TCP, and the exchanges over it.
 
 use std::{
     io,
@@ -56,6 +56,8 @@ pub enum PodConnection {
     Http2(Http2PodConnection),
     /// One stream of an HTTP/2 connection, as a request uses it.
     Http2Stream(Http2PodStream),
+    /// Connection that carries the bytes of one client, whatever their protocol is.
+    Tcp(TcpStream),
 }
 
 /// HTTP/2 connection to a pod, shared by its requests.
@@ -99,7 +101,7 @@ impl PodResponseBody {
 }
 
 impl PodConnection {
-    /// Opens HTTP over a connected socket.
+    /// Opens HTTP or raw TCP over a connected socket.
     pub async fn open(
         stream: TcpStream,
         protocol: AppProtocol,
@@ -113,7 +115,8 @@ impl PodConnection {
             }
             AppProtocol::H2c => Self::open_http2(stream, max_idle).await,
             AppProtocol::Tcp => {
-                Err(io::Error::new(io::ErrorKind::Unsupported, "its port does not speak HTTP"))
+                tcp_socket::keep_urgent_inline(&stream)?;
+                Ok(Self::Tcp(stream))
             }
         }
     }
@@ -158,6 +161,10 @@ impl PodConnection {
             }
             Self::Http2(shared) => Http2PodStream::start(shared).send(request).await,
             Self::Http2Stream(stream) => stream.send(request).await,
+            Self::Tcp(_) => {
+                let cause = PodError::Io(io::Error::other("no HTTP over raw TCP"));
+                Err(PodSendError { resendable: None, cause: cause.into() })
+            }
         }
     }
 
@@ -166,8 +173,13 @@ impl PodConnection {
         match self {
             Self::Http1(single) => single.is_reusable(),
             Self::Http2(shared) => shared.is_reusable(),
-            Self::Http2Stream(_) => false,
+            Self::Http2Stream(_) | Self::Tcp(_) => false,
         }
+    }
+
+    /// Returns the TCP connection itself. `None`: it speaks HTTP.
+    pub fn into_raw_tcp(self) -> Option<TcpStream> {
+        if let Self::Tcp(stream) = self { Some(stream) } else { None }
     }
 }
 
@@ -234,7 +246,7 @@ impl PoolableConnection for PodConnection {
             Self::Http2(it) => {
                 PoolReservation::Shared(Self::Http2Stream(Http2PodStream::start(it.clone())))
             }
-            Self::Http2Stream(_) => PoolReservation::Unusable,
+            Self::Http2Stream(_) | Self::Tcp(_) => PoolReservation::Unusable,
         }
     }
 }

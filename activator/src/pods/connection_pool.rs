@@ -6,7 +6,7 @@
 //! until it is connected.
 //!
 //! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
-//! requests for as long as it can carry more.
+//! requests for as long as it can carry more. One for raw TCP is never kept: it serves one client.
 //!
 //! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
 
@@ -47,6 +47,8 @@ pub struct PodConnectionPool<C, W> {
     has_responded: bool,
     /// True while the pod is ready or early-ready, also while it is paused. Otherwise no connection is kept idle.
     is_ready: bool,
+    /// False if a connection that no request wants is dropped.
+    keeps_idle: bool,
 }
 
 /// Next actions for the shell.
@@ -70,6 +72,12 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         Self::with_max_dials(1)
     }
 
+    /// Creates the pool of a pod with this listen backlog whose connections serve one client each. One that comes when
+    /// its client is gone serves the next that waits, and otherwise none.
+    pub fn for_single_use(backlog: u32) -> Self {
+        Self { keeps_idle: false, ..Self::new(backlog) }
+    }
+
     fn with_max_dials(max_dials: u32) -> Self {
         Self {
             pooled: Vec::new(),
@@ -79,6 +87,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
             max_dials,
             has_responded: false,
             is_ready: true,
+            keeps_idle: true,
         }
     }
 
@@ -196,7 +205,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     fn keep_pooled(&mut self, connection: C) {
-        if self.is_ready {
+        if self.is_ready && self.keeps_idle {
             self.pooled.push(connection);
         }
     }
@@ -324,6 +333,17 @@ mod tests {
         assert_eq!(pool.on_connected(8), PoolAction { handoff: None, dials: 0 });
         assert_eq!(pool.take_usable(), Some(8));
         assert_eq!(pool.take_usable(), None);
+    }
+
+    #[test]
+    fn a_connection_for_single_use_goes_to_a_waiter_or_to_none() {
+        let mut pool = PodConnectionPool::<u32, _>::for_single_use(4);
+        assert_eq!(pool.add_waiter("gone") + pool.add_waiter("next") + pool.add_waiter("last"), 2);
+        assert_eq!(pool.on_connected(7).handoff, Some(("gone", 7)));
+        assert_eq!(pool.on_idle_connection(7).handoff, Some(("next", 7)));
+        assert_eq!(pool.on_connected(8).handoff, Some(("last", 8)));
+        assert_eq!(pool.on_idle_connection(8).handoff, None);
+        assert_eq!((pool.pooled_count(), pool.take_usable()), (0, None));
     }
 
     #[test]

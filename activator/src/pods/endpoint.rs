@@ -1,4 +1,4 @@
-//! Shell: connections to one pod.
+//! Shell: connections to one pod, or to one port of it.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use common::wire::AppProtocol;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use smol_str::SmolStr;
 use tokio::{net::TcpStream, sync::oneshot};
-use tracing::info;
+use tracing::{debug, info};
 
 use crate::{
     metrics::ActivatorMetrics,
@@ -60,7 +60,7 @@ pub struct PodConnectionSettings {
     pub metrics: ActivatorMetrics,
 }
 
-/// One pod and the connections to it.
+/// One pod and the connections to it. A pod of a scaled Service has an endpoint for each port of the Service.
 #[derive(Debug)]
 pub struct PodEndpoint {
     /// Key of the pod in the queue and for balancing.
@@ -94,14 +94,18 @@ impl PodEndpoint {
         settings: PodConnectionSettings,
     ) -> Self {
         let pool = Mutex::new(match protocol {
-            AppProtocol::Http1 | AppProtocol::Tcp => {
-                PodConnectionPool::new(settings.listen_backlog)
-            }
+            AppProtocol::Http1 => PodConnectionPool::new(settings.listen_backlog),
             AppProtocol::H2c => PodConnectionPool::for_shared(),
+            AppProtocol::Tcp => PodConnectionPool::for_single_use(settings.listen_backlog),
         });
         let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));
         let PodIdentity { uid, name } = identity;
         Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials }
+    }
+
+    /// Protocol that the pod speaks at this address.
+    pub fn protocol(&self) -> AppProtocol {
+        self.protocol
     }
 
     /// Returns a connection for one request: one that can carry it, or the first that is opened or given back. For
@@ -202,7 +206,7 @@ impl PodEndpoint {
             self.start_dials(next.dials);
             let Some((waiter, connection)) = next.handoff else { return };
             next = match waiter.send(Ok(connection)) {
-                Err(Ok(unwanted @ PodConnection::Http1(_))) => {
+                Err(Ok(unwanted @ (PodConnection::Http1(_) | PodConnection::Tcp(_)))) => {
                     self.lock_pool().on_idle_connection(unwanted)
                 }
                 // One more use of the connection may be possible for the next request that waits.
@@ -284,10 +288,15 @@ impl PodEndpoint {
         Ok(connection)
     }
 
-    /// Counts and logs a failed dial. `told` is the number of requests that get its error.
+    /// Counts and logs a failed dial. `told` is the number of requests that get its error. The first of several failed
+    /// dials tells all of them, so that a line for each other one would say nothing new.
     fn report_failed_dial(&self, error: &PodDialError, told: usize) {
         self.settings.metrics.dial_failures.inc();
-        info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");
+        let address = self.key.address;
+        match told {
+            0 => debug!(pod = %self.uid, %address, %error, "dial failed"),
+            _ => info!(pod = %self.uid, %address, %error, told, "dial failed"),
+        }
     }
 
     async fn open_connection(&self, protocol: AppProtocol) -> io::Result<PodConnection> {

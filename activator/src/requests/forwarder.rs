@@ -30,6 +30,9 @@ use crate::{
 
 mod forwarding;
 mod routing;
+mod tcp;
+
+use tcp::TcpForwarding;
 
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub struct RequestForwarder {
     pub request_log: Arc<RequestLogger>,
     /// Counters and gauges of the activator.
     pub metrics: ActivatorMetrics,
+    /// State that raw TCP connections share.
+    pub(crate) tcp: TcpForwarding,
     /// Client connections and upgraded connections that are open.
     pub tasks: TaskTracker,
     /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
@@ -50,7 +55,7 @@ pub struct RequestForwarder {
     pub reconnect_clients: OnceSignal,
     /// Cancelled once connections have to end as soon as nothing is in flight on them.
     pub close_when_idle: CancellationToken,
-    /// Cancelled once upgraded connections have to end.
+    /// Cancelled once upgraded connections and raw TCP connections have to end.
     pub close_upgraded: CancellationToken,
 }
 
@@ -185,6 +190,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         ProxyRequestError::UnknownService(_)
         | ProxyRequestError::NoRevision(_)
         | ProxyRequestError::UnknownRevision(_)
+        | ProxyRequestError::RawTcpService(_)
         | ProxyRequestError::ForbiddenByNetworkPolicy(_)
         | ProxyRequestError::QueueFull
         | ProxyRequestError::TooManyRequestBytes

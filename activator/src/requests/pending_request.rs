@@ -117,7 +117,8 @@ impl PendingRequest {
             protocol: self.settings.protocol,
             random: random_u64,
         };
-        let own_host = || format!("{}.{}.svc", self.service.name.name, self.service.name.namespace);
+        let service = &self.service;
+        let own_host = || format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace);
         if headers::rewrite_request_head(&mut head, context, own_host)?.is_some() {
             // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();

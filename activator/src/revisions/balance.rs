@@ -99,7 +99,7 @@ mod tests {
     fn pod_loads(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
         let load = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
-            let key = PodEndpointKey { address, id: 0 };
+            let key = PodEndpointKey { service_port: None, address, id: 0 };
             let free_slots = limit.saturating_sub(in_flight);
             PodLoad { key, in_flight, free_slots, is_preferred: false }
         };

@@ -1,6 +1,7 @@
 //! Shell: one Revision at this activator: the events of its requests, its pods and its slots.
 
 use std::{
+    num::NonZeroU16,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -8,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{NamespacedName, RequestTotals, SlotClaim, SlotGrant};
+use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant};
 use datapath::abi;
 use tokio::sync::oneshot;
 use tracing::info;
@@ -49,7 +50,7 @@ pub struct RevisionContext {
     pub pod_settings: PodConnectionSettings,
     /// Reporter of waiting requests to the autoscaler.
     pub usage_reporter: Arc<QueueUsageReporter>,
-    /// Number of pods seen so far: the next pod's [`PodEndpointKey::id`], so that no two pods share a key.
+    /// Number of pods and ports of pods seen so far: the next [`PodEndpointKey::id`], so that no two share a key.
     pub next_pod_id: AtomicU64,
 }
 
@@ -111,6 +112,19 @@ impl ActivatorRevision {
     /// Settings of the Revision in the RouteTable; `None`: the table does not contain it.
     pub fn route_settings(&self) -> Option<RevisionRouteSettings> {
         self.lock_state().route_settings.clone()
+    }
+
+    /// Protocol of the pods' serving port; `None`: the RouteTable does not contain the Revision.
+    pub fn protocol(&self) -> Option<AppProtocol> {
+        self.lock_state().route_settings.as_ref().map(|settings| settings.protocol)
+    }
+
+    /// Returns true if it stands for a scaled Service: it has the Service's name. Names of Knative Revisions begin with
+    /// that of their Configuration, and go on.
+    pub fn is_of_scaled_service(&self) -> bool {
+        let state = self.lock_state();
+        let owners = state.route_settings.as_ref().map(|settings| &settings.owner_names);
+        owners.is_some_and(|owners| owners.configuration == self.name.name)
     }
 
     /// Start of the time in which the RouteTable lists at least one ready pod; `None`: it lists none.
@@ -201,12 +215,17 @@ impl ActivatorRevision {
         }
     }
 
-    /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits.
-    pub fn queue_entry(self: &Arc<Self>, bytes: usize) -> QueueEntry {
-        QueueEntry::new(Arc::clone(self), bytes)
+    /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits. It gets a pod that has
+    /// the port of the scaled Service; `None`: the Revision is one of Knative, and each of its pods takes the request.
+    pub fn queue_entry(
+        self: &Arc<Self>,
+        service_port: Option<NonZeroU16>,
+        bytes: usize,
+    ) -> QueueEntry {
+        QueueEntry::new(Arc::clone(self), service_port, bytes)
     }
 
-    /// Handles a failed dial to the permit's pod: the pod gets no requests for a short pause.
+    /// Handles a failed dial to the permit's pod: the pod gets no requests for the port for a short pause.
     pub fn on_dial_failed(self: &Arc<Self>, permit: PodPermit) {
         let pod = Arc::clone(&permit.pod);
         let paused = self.pause_pod(pod.key);

@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    num::NonZeroU16,
     sync::Arc,
     time::Duration,
 };
 
 use common::{
     service_routing::{NodeTopology, SelectionRule, TopologyHints},
-    wire::{self, AllowedSources, AppProtocol},
+    wire::{self, AllowedSources, AppProtocol, PodPort},
 };
 use smol_str::SmolStr;
 
@@ -18,7 +19,7 @@ use smol_str::SmolStr;
 pub struct RevisionRouteSettings {
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
     pub concurrency_limit: u32,
-    /// HTTP version that its pods speak.
+    /// Protocol that its pods speak on their serving port.
     pub protocol: AppProtocol,
     /// Timeouts of its requests.
     pub timeouts: RequestTimeouts,
@@ -80,6 +81,38 @@ pub struct PodTableEntry {
     pub name: SmolStr,
     /// Clients that should use the pod.
     pub hints: TopologyHints,
+    /// Ports to which a scaled Service leads; empty for a pod of a Knative Revision.
+    pub ports: Box<[PodPort]>,
+}
+
+/// Address at which a pod takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodServingAddress {
+    /// Port of the scaled Service whose requests it takes; `None`: it takes all requests of its Knative Revision.
+    pub service_port: Option<NonZeroU16>,
+    /// IP address of the pod, and the port on which it listens.
+    pub address: SocketAddr,
+    /// Protocol that the pod speaks there.
+    pub protocol: AppProtocol,
+}
+
+impl PodTableEntry {
+    /// Addresses at which the pod takes requests: one for each port of a scaled Service that it has. A pod of a Knative
+    /// Revision has one, for the Revision's `protocol`. None until the pod's network exists.
+    pub fn serving_addresses(
+        &self,
+        protocol: AppProtocol,
+    ) -> impl Iterator<Item = PodServingAddress> {
+        self.address.into_iter().flat_map(move |address| {
+            let own = PodServingAddress { service_port: None, address, protocol };
+            let ports = self.ports.iter().map(move |it| PodServingAddress {
+                service_port: Some(it.service_port),
+                address: SocketAddr::new(address.ip(), it.port.get()),
+                protocol: it.protocol,
+            });
+            self.ports.is_empty().then_some(own).into_iter().chain(ports)
+        })
+    }
 }
 
 /// Pods of one Revision in the RouteTable, by uid.
@@ -122,6 +155,8 @@ impl<'a> PodPreference<'a> {
 
 #[cfg(test)]
 mod tests {
+    use common::fixtures;
+
     use super::*;
 
     /// Returns the uids of the preferred ones of these pods, which are pairs of uid and hint for a zone.
@@ -134,6 +169,7 @@ mod tests {
                 is_early_ready: false,
                 name: (*uid).into(),
                 hints,
+                ports: Box::default(),
             };
             ((*uid).to_owned(), pod)
         };
@@ -146,6 +182,31 @@ mod tests {
         let is_preferred =
             |pod: &PodTableEntry| preference.as_ref().is_some_and(|it| it.selects(&pod.hints));
         table.iter().filter(|(_, pod)| is_preferred(pod)).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    #[test]
+    fn a_pod_takes_requests_at_its_own_port_or_at_each_port_of_its_service() {
+        use AppProtocol::{H2c, Http1, Tcp};
+        let own = SocketAddr::from(([10, 0, 0, 1], 8080));
+        let serving = |address: Option<SocketAddr>, ports: &[PodPort]| -> Vec<PodServingAddress> {
+            let pod = PodTableEntry {
+                address,
+                is_ready: true,
+                is_early_ready: false,
+                name: "p".into(),
+                hints: TopologyHints::default(),
+                ports: ports.into(),
+            };
+            pod.serving_addresses(H2c).collect()
+        };
+        let at = |service_port, port, protocol| {
+            let address = SocketAddr::new(own.ip(), port);
+            PodServingAddress { service_port: NonZeroU16::new(service_port), address, protocol }
+        };
+        let ports = [fixtures::pod_port(80, 8080, Http1), fixtures::pod_port(5432, 5433, Tcp)];
+        assert_eq!(serving(Some(own), &[]), [at(0, 8080, H2c)]);
+        assert_eq!(serving(Some(own), &ports), [at(80, 8080, Http1), at(5432, 5433, Tcp)]);
+        assert!(serving(None, &ports).is_empty() && serving(None, &[]).is_empty());
     }
 
     #[test]

@@ -4,12 +4,17 @@
 //! or when a slot is granted. The call that adds capacity also dispatches the first request of the queue. Therefore,
 //! whenever a call returns, either no request waits or no pod has capacity.
 //!
+//! A pod of a scaled Service counts as one pod for each port of the Service, with requests and pauses of its own.
+//! Requests for a port go to the pods that have it, and wait for no other port. The bounds hold for all ports together.
+//!
 //! | word | meaning |
 //! |---|---|
 //! | arrival number | place of a request in the order of arrival, which it keeps when it waits a second time |
+//! | service port | port of the scaled Service that a request is for; `None` for requests of Knative Revisions |
+//! | queue place | service port and arrival number of a request |
 //! | admit | give a pod to a request at once |
 //! | enqueue | let a request wait, in the order of the arrival numbers |
-//! | dispatch | give a pod to the waiting request with the lowest arrival number |
+//! | dispatch | give a pod to the waiting request with the lowest arrival number for which one has capacity |
 //! | waiter | `W`, the shell's handle of a waiting request; the queue only returns it |
 //! | early-ready pod | pod that the agent of its node has reported as ready before the RouteTable lists it so |
 //! | open pod | ready or early-ready pod that takes requests |
@@ -19,7 +24,11 @@
 //!
 //! [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+    ops::{Bound, Range},
+};
 
 use crate::{
     budget::WaitQueueBounds,
@@ -34,6 +43,15 @@ const QUEUED_PER_SLOT: usize = 10;
 /// Place of a request in the order of arrival. A request keeps it when it waits a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArrivalNumber(u64);
+
+/// Place of a request among those that wait: behind the earlier ones for the same port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QueuePlace {
+    /// Port of the scaled Service that the request is for; `None`: its Revision is one of Knative.
+    pub service_port: Option<NonZeroU16>,
+    /// Place in the order of arrival, over all ports.
+    pub arrival: ArrivalNumber,
+}
 
 /// Number of one pause of a pod. It distinguishes the pause from later ones of the same pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +83,7 @@ pub struct WaitQueue<W> {
     last_pause: u64,
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
-    waiting: BTreeMap<ArrivalNumber, QueuedWaiter<W>>,
+    waiting: BTreeMap<QueuePlace, QueuedWaiter<W>>,
     waiting_bytes: usize,
     last_arrival: u64,
 }
@@ -95,28 +113,34 @@ impl<W> WaitQueue<W> {
         }
     }
 
-    /// Registers the arrival of a request.
-    pub fn assign_arrival_number(&mut self) -> ArrivalNumber {
+    /// Registers the arrival of a request for a port. Returns its place.
+    pub fn assign_place(&mut self, service_port: Option<NonZeroU16>) -> QueuePlace {
         self.last_arrival += 1;
-        ArrivalNumber(self.last_arrival)
+        QueuePlace { service_port, arrival: ArrivalNumber(self.last_arrival) }
     }
 
-    /// Chooses a pod for one request and occupies its capacity. `None`: no pod has capacity, so the request has to
-    /// [`enqueue`](Self::enqueue).
-    pub fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
+    /// Chooses a pod for one request for a port and occupies its capacity. `None`: no pod has capacity, so the request
+    /// has to [`enqueue`](Self::enqueue).
+    pub fn admit(
+        &mut self,
+        service_port: Option<NonZeroU16>,
+        random: u64,
+    ) -> Option<PodEndpointKey> {
         // Nearly all Revisions have no hints, so that their requests need no second list.
         let pick = if self.preferred_pods.is_empty() { pick_pod } else { pick_preferred_pod };
-        let at = pick(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
-        let load = &mut self.open_pods[at];
+        let range = self.open_range(service_port);
+        let pods = &self.open_pods[range.clone()];
+        let at = pick(pods, self.limit, &mut self.round_robin_cursor, random)?;
+        let load = &mut self.open_pods[range.start + at];
         load.in_flight += 1;
         load.free_slots = load.free_slots.saturating_sub(1);
         Some(load.key)
     }
 
-    /// Puts a request of `bytes` bytes into the queue, by its arrival number. Fails if a bound is reached.
+    /// Puts a request of `bytes` bytes into the queue, at its place. Fails if a bound is reached.
     pub fn enqueue(
         &mut self,
-        arrival: ArrivalNumber,
+        place: QueuePlace,
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
@@ -125,13 +149,13 @@ impl<W> WaitQueue<W> {
             return Err(WaitQueueFull);
         }
         self.waiting_bytes = total_bytes;
-        self.waiting.insert(arrival, QueuedWaiter { waiter, bytes });
+        self.waiting.insert(place, QueuedWaiter { waiter, bytes });
         Ok(())
     }
 
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
-    pub fn remove_waiter(&mut self, arrival: ArrivalNumber) -> Option<W> {
-        let removed = self.waiting.remove(&arrival)?;
+    pub fn remove_waiter(&mut self, place: QueuePlace) -> Option<W> {
+        let removed = self.waiting.remove(&place)?;
         self.waiting_bytes -= removed.bytes;
         Some(removed.waiter)
     }
@@ -260,9 +284,10 @@ impl<W> WaitQueue<W> {
         Some(pause)
     }
 
-    /// Returns true if a pod other than `pod` is open.
+    /// Returns true if a pod other than `pod` is open for the same port.
     pub fn has_other_open(&self, pod: PodEndpointKey) -> bool {
-        self.open_pods.iter().any(|load| load.key != pod)
+        let range = self.open_range(pod.service_port);
+        self.open_pods[range].iter().any(|load| load.key != pod)
     }
 
     /// Ends this pause of a pod, which is then open again. It has no effect if the pause has ended already, even if the
@@ -312,13 +337,43 @@ impl<W> WaitQueue<W> {
         // One random value for each pick: with one value for all, every request of the batch would compare the same two
         // pods.
         let mut out = Vec::new();
-        while !self.waiting.is_empty() {
-            let Some(pod) = self.admit(random()) else { break };
-            let (_, first) = self.waiting.pop_first().expect("not empty: checked by the loop");
+        while let Some(place) = self.next_place() {
+            let pod = self.admit(place.service_port, random());
+            let pod = pod.expect("a pod for that port has capacity: `next_place` found one");
+            let first = self.waiting.remove(&place).expect("`next_place` returns one that waits");
             self.waiting_bytes -= first.bytes;
             out.push((first.waiter, pod));
         }
         out
+    }
+
+    /// Place of the waiting request that arrived first, among those for whose port a pod has capacity.
+    fn next_place(&self) -> Option<QueuePlace> {
+        let places = self.first_places().filter(|place| self.has_capacity(place.service_port));
+        places.min_by_key(|place| place.arrival)
+    }
+
+    /// Place of the first waiting request for each port.
+    fn first_places(&self) -> impl Iterator<Item = QueuePlace> {
+        let behind = move |place: &QueuePlace| {
+            let last = QueuePlace { arrival: ArrivalNumber(u64::MAX), ..*place };
+            let later = self.waiting.range((Bound::Excluded(last), Bound::Unbounded));
+            later.map(|(place, _)| *place).next()
+        };
+        std::iter::successors(self.waiting.keys().next().copied(), behind)
+    }
+
+    /// Returns true if [`admit`](Self::admit) finds a pod for the port.
+    fn has_capacity(&self, service_port: Option<NonZeroU16>) -> bool {
+        let mut pods = self.open_pods[self.open_range(service_port)].iter();
+        pods.any(|load| self.limit == 0 || load.free_slots > 0)
+    }
+
+    /// Range of the open pods that take requests for the port.
+    fn open_range(&self, service_port: Option<NonZeroU16>) -> Range<usize> {
+        let begin = self.open_pods.partition_point(|load| load.key.service_port < service_port);
+        let end = self.open_pods.partition_point(|load| load.key.service_port <= service_port);
+        begin..end
     }
 }
 

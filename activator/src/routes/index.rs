@@ -96,12 +96,13 @@ impl RouteIndex {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
-    /// Service of a Revision's own name: all of its requests are for that Revision.
+    /// Service of a Revision's own name: all of its requests are for that Revision. `None` for the name of a scaled
+    /// Service, which states none of its ports: each of them is a service of its own.
     pub fn service_for_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         let index = self.read();
         let revision = Arc::clone(&index.revisions.get(name)?.0);
         // A Revision that is only referred to is not in the table, not yet or not any more.
-        if index.missing_since.contains_key(name) {
+        if index.missing_since.contains_key(name) || revision.is_of_scaled_service() {
             return None;
         }
         Some(Arc::new(RoutedService {
@@ -109,6 +110,8 @@ impl RouteIndex {
             targets: Box::new([TrafficShare { revision, percent: 100 }]),
             path: ConnectionPath::Activator,
             path_since: Instant::now(),
+            protocol: None,
+            service_port: None,
             port: 0,
             hosts: Box::default(),
             gateway_rules: None,

@@ -1,8 +1,11 @@
 //! Shell: a service of the RouteTable, and the match of a request to it.
 
-use std::{sync::Arc, time::Instant};
+use std::{num::NonZeroU16, sync::Arc, time::Instant};
 
-use common::wire::{ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting};
+use common::wire::{
+    AppProtocol, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting,
+};
+use smol_str::SmolStr;
 
 use crate::revisions::revision::ActivatorRevision;
 
@@ -17,6 +20,11 @@ pub struct RoutedService {
     pub path: ConnectionPath,
     /// Start of the time in which it has its present path.
     pub path_since: Instant,
+    /// Protocol of the port; `None`: that of the Revision.
+    pub protocol: Option<AppProtocol>,
+    /// Port of the scaled Service that it is: each pod has its own port for it. `None`: it is one of Knative, whose
+    /// requests go to the pods' serving port.
+    pub service_port: Option<NonZeroU16>,
     pub(crate) port: u16,
     pub(crate) hosts: Box<[Box<str>]>,
     pub(crate) gateway_rules: Option<Box<GatewayRules>>,
@@ -52,6 +60,22 @@ impl From<Arc<RoutedService>> for ServiceMatch {
 }
 
 impl RoutedService {
+    /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, it is so if
+    /// all of its Revisions in the table speak raw TCP, and there is one.
+    pub fn takes_raw_tcp(&self) -> bool {
+        let is_tcp = |protocol: AppProtocol| protocol == AppProtocol::Tcp;
+        let mut known = self.targets.iter().filter_map(|it| it.revision.protocol()).peekable();
+        match self.protocol {
+            Some(protocol) => is_tcp(protocol),
+            None => known.peek().is_some() && known.all(is_tcp),
+        }
+    }
+
+    /// Name of the Kubernetes Service, without the port of a scaled one.
+    pub fn kubernetes_name(&self) -> SmolStr {
+        self.name.split_port().map_or_else(|| self.name.name.clone(), |(service, _)| service.name)
+    }
+
     /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
     pub fn tags(&self) -> Option<&TagRouting> {
         self.gateway_rules.as_ref()?.tag_routing.as_ref()

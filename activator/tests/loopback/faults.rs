@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// Pseudo-random sequence that is the same each time (xorshift64, Marsaglia 2003).
-struct FaultRng(u64);
+pub(crate) struct FaultRng(pub(crate) u64);
 
 impl FaultRng {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -115,7 +115,7 @@ async fn abort_request(
     read.await.ok();
 }
 
-async fn assert_no_state_left(fixture: &ActivatorFixture) {
+pub(crate) async fn assert_no_state_left(fixture: &ActivatorFixture) {
     let served = fixture.activator.forwarder.routes.revision(&revision()).unwrap();
     wait_until(|| (served.queue_metrics().at_pods, served.waiting_count()) == (0, 0)).await;
     wait_until(|| fixture.waiting_totals().0 == fixture.waiting_totals().1).await;

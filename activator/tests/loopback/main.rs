@@ -24,4 +24,8 @@ mod responses;
 mod routes;
 #[path = "../running_activator/mod.rs"]
 mod running_activator;
+mod scaled_ports;
 mod stopping;
+mod tcp;
+mod tcp_components;
+mod tcp_streams;

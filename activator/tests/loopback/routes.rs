@@ -136,7 +136,7 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
     let chosen = async || {
         let mut uids = BTreeSet::new();
         for _ in 0..20 {
-            let mut request = served.queue_entry(0);
+            let mut request = served.queue_entry(None, 0);
             let permit = request.acquire_permit().await.unwrap();
             uids.insert(permit.pod.uid.to_string());
         }
@@ -167,11 +167,12 @@ async fn a_request_that_waits_again_displaces_no_other() {
         is_early_ready: false,
         name: "p".into(),
         hints: TopologyHints::default(),
+        ports: Box::default(),
     };
     let topology = ActivatorTopology::default();
     let pods = PodTable::from([("p".to_owned(), entry)]);
     served.set_pods(&pods, &topology);
-    let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
+    let (mut first, mut second) = (served.queue_entry(None, 0), served.queue_entry(None, 0));
     served.on_dial_failed(first.acquire_permit().await.unwrap());
     served.set_pods(&PodTable::new(), &topology);
     let waiting = async {
@@ -195,7 +196,7 @@ async fn requests_at_a_removed_revision_fail() {
     let routes = &fixture.activator.forwarder.routes;
     let gone = || update(vec![RouteChange::Removed(RouteKey::Revision(revision()))]);
     let served = routes.revision(&revision()).unwrap();
-    let mut entry = served.queue_entry(0);
+    let mut entry = served.queue_entry(None, 0);
     let waits = entry.acquire_permit();
     let goes = async {
         while served.waiting_count() < 1 {

@@ -16,7 +16,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::ClientConnectionServer;
-use crate::{clients::connections::ClientConnection, entrypoint::Entrypoint, tcp_socket};
+use crate::{
+    clients::connections::ClientConnection,
+    entrypoint::Entrypoint,
+    tcp_socket::{self, ResettingStream},
+};
 
 /// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
@@ -76,6 +80,7 @@ impl ClientConnectionServer {
         let edge = self.forwarder.edge_policy.current();
         let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
         let Some(client_connection) = self.connections.register().filter(is_allowed) else {
+            self.refuse_connection(stream, entrypoint);
             return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
         };
         let server = Arc::clone(self);
@@ -94,6 +99,15 @@ impl ClientConnectionServer {
             }
             server.forwarder.metrics.client_connections.dec();
         });
+    }
+
+    /// Closes a connection that is one too many. To a client of raw TCP an orderly end would look like an empty stream.
+    fn refuse_connection(&self, stream: TcpStream, entrypoint: Entrypoint) {
+        if let Entrypoint::Service(port) = entrypoint
+            && self.forwarder.tcp_service_by_port(port).is_some()
+        {
+            drop(ResettingStream::new(stream));
+        }
     }
 
     /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.

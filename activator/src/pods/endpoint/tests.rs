@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 
-const PROTOCOLS: [AppProtocol; 2] = [AppProtocol::Http1, AppProtocol::H2c];
+const PROTOCOLS: [AppProtocol; 3] = [AppProtocol::Http1, AppProtocol::H2c, AppProtocol::Tcp];
 
 fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
     let settings = PodConnectionSettings {
@@ -16,7 +16,8 @@ fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
         metrics: ActivatorMetrics::register(&mut Registry::default()),
     };
     let identity = PodIdentity { uid: "uid".into(), name: "name".into() };
-    Arc::new(PodEndpoint::new(PodEndpointKey { address, id: 1 }, identity, protocol, settings))
+    let key = PodEndpointKey { service_port: None, address, id: 1 };
+    Arc::new(PodEndpoint::new(key, identity, protocol, settings))
 }
 
 /// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1
@@ -31,7 +32,7 @@ async fn start_silent_listener() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     (listener, address, plugs)
 }
 
-/// A WebSocket to a pod that speaks HTTP/2 has a dial of its own, in HTTP/1.1.
+/// A WebSocket to a pod that speaks HTTP/2 has a dial of its own, in HTTP/1.1. So has each other protocol.
 #[tokio::test]
 async fn dials_for_one_and_for_all_count_alike() {
     for protocol in PROTOCOLS {

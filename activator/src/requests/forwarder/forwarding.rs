@@ -50,7 +50,8 @@ impl RequestForwarder {
         pending: &mut PendingRequest,
     ) -> Result<PodResponse, ProxyRequestError> {
         let client = Arc::clone(&pending.connection);
-        let mut queue_entry = pending.revision.queue_entry(pending.charged_bytes());
+        let service_port = pending.service.service_port;
+        let mut queue_entry = pending.revision.queue_entry(service_port, pending.charged_bytes());
         let (mut failed_dials, mut closed_connections) = (0, 0);
         loop {
             // The bytes of a refused connection do not count any more. So its request ends at once, whatever it waits
@@ -174,7 +175,7 @@ impl RequestForwarder {
 
 /// Waits for a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if one
 /// is open.
-async fn connect_to_pod(
+pub(super) async fn connect_to_pod(
     permit: &PodPermit,
     protocol: AppProtocol,
     queue_entry: &mut QueueEntry,

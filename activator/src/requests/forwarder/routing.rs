@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::wire::TagRouting;
+use common::wire::{AppProtocol, TagRouting};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 
 use super::RequestForwarder;
@@ -54,8 +54,13 @@ impl RequestForwarder {
             return Ok(Routed::Respond(redirect_to_https(&head)?.into()));
         }
         let (service, tag) = self.select_tag(&service_match, &head);
-        let (revision, settings) = choose_revision(&service)?;
+        let (revision, mut settings) = choose_revision(&service)?;
         check_network_policy(entrypoint, client.address, &settings)?;
+        // The ports of a scaled Service have protocols of their own.
+        settings.protocol = service.protocol.unwrap_or(settings.protocol);
+        if settings.protocol == AppProtocol::Tcp {
+            return Err(ProxyRequestError::RawTcpService(service.name.to_string()));
+        }
         let client_version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
         let socket = head
@@ -152,7 +157,7 @@ impl RequestForwarder {
 }
 
 /// Revision of the service chosen at random by the percents, with its settings.
-fn choose_revision(
+pub(super) fn choose_revision(
     service: &RoutedService,
 ) -> Result<(Arc<ActivatorRevision>, RevisionRouteSettings), ProxyRequestError> {
     let chosen = pick_by_percent(&service.targets, |it| it.percent, random_u64());
@@ -164,7 +169,7 @@ fn choose_revision(
 
 /// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
 /// not known; there the policies' rules for the activator apply, as for any gateway.
-fn check_network_policy(
+pub(super) fn check_network_policy(
     entrypoint: Entrypoint,
     client: IpAddr,
     settings: &RevisionRouteSettings,

@@ -1,6 +1,6 @@
 //! Shell: the entry of one request in the wait queue of a Revision.
 
-use std::{sync::Arc, time::Instant};
+use std::{num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::RequestTotals;
 use tokio::sync::oneshot;
@@ -10,7 +10,7 @@ use super::{ActivatorRevision, PodPermit, send_permits};
 use crate::{
     clock::{now_ns, random_u64},
     request_error::ProxyRequestError,
-    revisions::wait_queue::ArrivalNumber,
+    revisions::wait_queue::QueuePlace,
 };
 
 /// Entry of one request, from its first wait until the head of its response. It keeps the request's place if no pod has
@@ -18,8 +18,10 @@ use crate::{
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
+    /// Port of the scaled Service that it is for; `None`: the Revision is one of Knative.
+    service_port: Option<NonZeroU16>,
     /// Place in the order of arrival, from the first time that it asks for a pod.
-    arrival: Option<ArrivalNumber>,
+    place: Option<QueuePlace>,
     bytes: usize,
     /// Start of the time for which it counts as waiting; `None`: it does not count as waiting. A request that gets a
     /// permit at once counts only once its dial is late, so that one with a fast pod costs no more than its permit.
@@ -27,9 +29,13 @@ pub struct QueueEntry {
 }
 
 impl QueueEntry {
-    /// Creates the entry of a request that holds `bytes` bytes while it waits.
-    pub(super) fn new(revision: Arc<ActivatorRevision>, bytes: usize) -> Self {
-        Self { revision, arrival: None, bytes, waiting_since: None }
+    /// Creates the entry of a request for this port that holds `bytes` bytes while it waits.
+    pub(super) fn new(
+        revision: Arc<ActivatorRevision>,
+        service_port: Option<NonZeroU16>,
+        bytes: usize,
+    ) -> Self {
+        Self { revision, service_port, place: None, bytes, waiting_since: None }
     }
 
     /// Waits for capacity at a pod and returns the permit. Returns at once if a pod has capacity.
@@ -39,11 +45,12 @@ impl QueueEntry {
             state.ensure_slots_if_limited(&self.revision);
             let active = state.ensure_active(self.revision.context.queue_bounds);
             // After a failed dial, and before a resend, the request comes back here. It keeps its place in the order.
-            let arrival = *self.arrival.get_or_insert_with(|| {
+            let service_port = self.service_port;
+            let place = *self.place.get_or_insert_with(|| {
                 active.queue_entries += 1;
-                active.wait_queue.assign_arrival_number()
+                active.wait_queue.assign_place(service_port)
             });
-            if let Some(key) = active.wait_queue.admit(random_u64()) {
+            if let Some(key) = active.wait_queue.admit(service_port, random_u64()) {
                 let permit = self.revision.grant_permit(active, key);
                 state.on_dispatched_to(&permit.pod);
                 return Ok(permit);
@@ -51,7 +58,7 @@ impl QueueEntry {
             let (waiter, permit_rx) = oneshot::channel();
             active
                 .wait_queue
-                .enqueue(arrival, self.bytes, waiter)
+                .enqueue(place, self.bytes, waiter)
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = active.wait_queue.waiting_count();
             // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
@@ -124,12 +131,12 @@ fn count_wait(waiting_since: &mut Option<Instant>, totals: &mut RequestTotals) -
 
 impl Drop for QueueEntry {
     fn drop(&mut self) {
-        let Some(arrival) = self.arrival else { return };
+        let Some(place) = self.place else { return };
         let (waiter, permits) = {
             let mut state = self.revision.lock_state();
             let waiter = state.active.as_mut().and_then(|active| {
                 active.queue_entries -= 1;
-                active.wait_queue.remove_waiter(arrival)
+                active.wait_queue.remove_waiter(place)
             });
             let dispatched = waiter
                 .as_ref()

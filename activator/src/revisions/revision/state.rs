@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::SocketAddr,
-    num::NonZeroU32,
+    num::{NonZeroU16, NonZeroU32},
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -20,7 +20,10 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
-        route_settings::{ActivatorTopology, PodPreference, PodTable, RevisionRouteSettings},
+        route_settings::{
+            ActivatorTopology, PodPreference, PodServingAddress, PodTable, PodTableEntry,
+            RevisionRouteSettings,
+        },
         wait_queue::{DispatchedRequest, WaitQueue},
     },
     slots::revision_slots::RevisionSlots,
@@ -50,7 +53,7 @@ pub(super) struct ActiveRevisionState {
 }
 
 impl LockedRevisionState {
-    /// Hard limit of each pod, and the HTTP version of the pods.
+    /// Hard limit of each pod, and the protocol of the pods' serving port.
     pub(super) fn limit_and_protocol(&self) -> (u32, AppProtocol) {
         self.route_settings
             .as_ref()
@@ -145,8 +148,8 @@ impl ActiveRevisionState {
         counts
     }
 
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address, and prefers those that hints prefer
-    /// for an activator at its place. Returns the keys of the pods that take requests, sorted.
+    /// Keeps a [`PodEndpoint`] for each address at which a pod of the RouteTable takes requests, and prefers those that
+    /// hints prefer for an activator at its place. Returns the keys of the pods that take requests, sorted.
     ///
     /// An early-ready pod takes requests only without a hard limit: other activators grant the slots of pods that the
     /// table lists as ready.
@@ -157,40 +160,72 @@ impl ActiveRevisionState {
         (limit, protocol): (u32, AppProtocol),
         context: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
-        // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
-        // key.
-        let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
-            self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
+        let mut before = FormerEndpoints::new(self.pods.drain());
         let preference = PodPreference::new(table, topology);
         let (mut ready, mut preferred) = (Vec::new(), Vec::new());
         for (uid, it) in table {
-            let Some(address) = it.address else { continue };
-            let endpoint = before.remove(&(uid.as_str().into(), address));
-            let pod = endpoint.unwrap_or_else(|| {
-                let key = PodEndpointKey {
-                    address,
-                    id: context.next_pod_id.fetch_add(1, Ordering::Relaxed),
-                };
-                let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
-                Arc::new(PodEndpoint::new(key, identity, protocol, context.pod_settings.clone()))
-            });
             let takes_requests = it.is_ready || (it.is_early_ready && limit == 0);
-            pod.set_ready(takes_requests);
-            if takes_requests {
-                ready.push(pod.key);
-                // The hints of an early-ready pod are not known yet.
-                if it.is_ready
-                    && preference.as_ref().is_some_and(|preference| preference.selects(&it.hints))
-                {
+            // The hints of an early-ready pod are not known yet.
+            let is_preferred = it.is_ready
+                && preference.as_ref().is_some_and(|preference| preference.selects(&it.hints));
+            // Several ports of one pod do not share the slots of a hard limit. Only scaled Services have several, and
+            // these have no hard limit.
+            for address in it.serving_addresses(protocol) {
+                let pod = before.take_or_create(uid, it, address, context);
+                pod.set_ready(takes_requests);
+                if takes_requests {
+                    ready.push(pod.key);
+                }
+                if is_preferred {
                     preferred.push(pod.key);
                 }
+                self.pods.insert(pod.key, pod);
             }
-            self.pods.insert(pod.key, pod);
         }
-        // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
-        before.values().for_each(|pod| pod.set_ready(false));
+        before.close_connections();
         self.wait_queue.set_preferred(preferred);
         ready.sort_unstable();
         ready
+    }
+}
+
+/// Endpoints before a change of the table, by uid, service port and address. Each keeps its connections if the table
+/// still has it; with another address it is a new endpoint, with a new key.
+struct FormerEndpoints(HashMap<(SmolStr, Option<NonZeroU16>, SocketAddr), Arc<PodEndpoint>>);
+
+impl FormerEndpoints {
+    fn new(pods: impl Iterator<Item = (PodEndpointKey, Arc<PodEndpoint>)>) -> Self {
+        Self(
+            pods.map(|(key, pod)| ((pod.uid.clone(), key.service_port, key.address), pod))
+                .collect(),
+        )
+    }
+
+    /// Takes out the endpoint of a pod at this address, or creates it.
+    fn take_or_create(
+        &mut self,
+        uid: &str,
+        entry: &PodTableEntry,
+        serving: PodServingAddress,
+        context: &RevisionContext,
+    ) -> Arc<PodEndpoint> {
+        let PodServingAddress { service_port, address, protocol } = serving;
+        let identity = PodIdentity { uid: uid.into(), name: entry.name.clone() };
+        let former = (identity.uid.clone(), service_port, address);
+        // Its connections are of no use for another protocol.
+        if self.0.get(&former).is_some_and(|pod| pod.protocol() == protocol)
+            && let Some(pod) = self.0.remove(&former)
+        {
+            return pod;
+        }
+        let id = context.next_pod_id.fetch_add(1, Ordering::Relaxed);
+        let key = PodEndpointKey { service_port, address, id };
+        Arc::new(PodEndpoint::new(key, identity, protocol, context.pod_settings.clone()))
+    }
+
+    /// Closes the idle connections of endpoints that the table does not have any more. Their last requests end, and no
+    /// connection of theirs is used again.
+    fn close_connections(self) {
+        self.0.values().for_each(|pod| pod.set_ready(false));
     }
 }

@@ -52,6 +52,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         is_early_ready: false,
         name: "pod".into(),
         hints: TopologyHints::default(),
+        ports: Box::default(),
     };
     revision.set_pods(&PodTable::from([("uid".to_owned(), pod)]), &ActivatorTopology::default());
     revision
@@ -61,7 +62,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
 async fn a_request_that_is_dispatched_while_overdue_ones_fail_gets_its_permit() {
     let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
     let revision = limited_revision(&context);
-    let mut entry = revision.queue_entry(0);
+    let mut entry = revision.queue_entry(None, 0);
     let mut permit = pin!(entry.acquire_permit());
     assert!(permit.as_mut().now_or_never().is_none(), "a new activator grants no slots yet");
     // The Revision was missing in the table and is back, and it has not noticed yet that slots may be granted.

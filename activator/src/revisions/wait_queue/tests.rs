@@ -7,7 +7,13 @@ use super::*;
 const WIDE_BOUNDS: WaitQueueBounds = WaitQueueBounds { max_requests: 100, max_bytes: 10_000 };
 
 fn pod(last: u8) -> PodEndpointKey {
-    PodEndpointKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
+    pod_port(last, None)
+}
+
+/// Returns the key of a pod's port for a port of a scaled Service.
+fn pod_port(last: u8, service_port: Option<NonZeroU16>) -> PodEndpointKey {
+    let address = SocketAddr::from(([10, 0, 0, last], 8080));
+    PodEndpointKey { service_port, address, id: u64::from(last) }
 }
 
 /// Queue of an activator that holds all slots of its pods.
@@ -53,27 +59,30 @@ impl<W> SoleHolderQueueFixture<W> {
         dispatched
     }
 
-    fn assign_arrival_number(&mut self) -> ArrivalNumber {
-        self.wait_queue.assign_arrival_number()
+    fn assign_place(&mut self) -> QueuePlace {
+        self.wait_queue.assign_place(None)
     }
 
     fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
-        let pod = self.wait_queue.admit(random)?;
+        self.admit_to_port(None, random)
+    }
+
+    fn admit_to_port(
+        &mut self,
+        service_port: Option<NonZeroU16>,
+        random: u64,
+    ) -> Option<PodEndpointKey> {
+        let pod = self.wait_queue.admit(service_port, random)?;
         *self.in_flight.entry(pod).or_default() += 1;
         Some(pod)
     }
 
-    fn enqueue(
-        &mut self,
-        arrival: ArrivalNumber,
-        bytes: usize,
-        waiter: W,
-    ) -> Result<(), WaitQueueFull> {
-        self.wait_queue.enqueue(arrival, bytes, waiter)
+    fn enqueue(&mut self, place: QueuePlace, bytes: usize, waiter: W) -> Result<(), WaitQueueFull> {
+        self.wait_queue.enqueue(place, bytes, waiter)
     }
 
-    fn remove_waiter(&mut self, arrival: ArrivalNumber) -> Option<W> {
-        self.wait_queue.remove_waiter(arrival)
+    fn remove_waiter(&mut self, place: QueuePlace) -> Option<W> {
+        self.wait_queue.remove_waiter(place)
     }
 
     fn on_routes(
@@ -120,11 +129,19 @@ impl<W> SoleHolderQueueFixture<W> {
     }
 }
 
-fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> ArrivalNumber {
-    let arrival = queue.assign_arrival_number();
-    assert_eq!(queue.admit(0), None);
-    queue.enqueue(arrival, 1, name).expect("below the bounds");
-    arrival
+fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> QueuePlace {
+    enqueue_for_port(queue, None, name)
+}
+
+fn enqueue_for_port(
+    queue: &mut SoleHolderQueueFixture<u32>,
+    service_port: Option<NonZeroU16>,
+    name: u32,
+) -> QueuePlace {
+    let place = queue.wait_queue.assign_place(service_port);
+    assert_eq!(queue.admit_to_port(service_port, 0), None);
+    queue.enqueue(place, 1, name).expect("below the bounds");
+    place
 }
 
 #[test]
@@ -156,7 +173,7 @@ fn a_higher_limit_dispatches_at_once() {
 #[test]
 fn the_queue_is_bounded_by_requests_and_by_bytes() {
     let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
-    let [one, two, three] = [(); 3].map(|()| queue.assign_arrival_number());
+    let [one, two, three] = [(); 3].map(|()| queue.assign_place());
     assert_eq!(queue.enqueue(one, 6, ()), Ok(()));
     assert_eq!(queue.enqueue(two, 5, ()), Err(WaitQueueFull));
     assert_eq!(queue.enqueue(two, 4, ()), Ok(()));
@@ -171,8 +188,8 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
     assert_eq!(queue.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| queue.admit(0).is_some()).count();
     let enqueue = |queue: &mut SoleHolderQueueFixture<()>| {
-        let arrival = queue.assign_arrival_number();
-        queue.enqueue(arrival, 0, ()).is_ok()
+        let place = queue.assign_place();
+        queue.enqueue(place, 0, ()).is_ok()
     };
     assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
     assert!(queue.pause_pod(pod(1)).is_some(), "a paused pod still counts");
@@ -207,7 +224,7 @@ fn a_removed_waiter_is_not_dispatched() {
 fn a_request_whose_dial_failed_keeps_its_place() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     assert_eq!(queue.on_routes([pod(1)], 1, || 0), []);
-    let first = queue.assign_arrival_number();
+    let first = queue.assign_place();
     assert_eq!(queue.admit(0), Some(pod(1)));
     enqueue_request(&mut queue, 2);
     let pause = queue.pause_pod(pod(1)).expect("it is open");
@@ -252,6 +269,58 @@ fn a_draining_pod_keeps_its_count_for_its_return() {
     assert_eq!(queue.admit(0), None, "its one place is still taken");
 }
 
+#[test]
+fn requests_for_a_port_wait_only_for_pods_that_have_it() {
+    let [http, postgres] = [80, 5432].map(NonZeroU16::new);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    for (name, port) in [(1, postgres), (2, http), (3, postgres), (4, http)] {
+        enqueue_for_port(&mut queue, port, name);
+    }
+    let [first, second] = [pod_port(1, http), pod_port(2, http)];
+    assert_eq!(queue.on_routes([first], 0, || 0), [(2, first), (4, first)]);
+    assert_eq!(queue.on_routes([first, second], 0, || 0), [], "no pod has the other port");
+    assert_eq!(queue.admit_to_port(postgres, 0), None);
+    assert_eq!(queue.admit_to_port(http, 0), Some(second), "the less loaded one");
+    let third = pod_port(3, postgres);
+    assert_eq!(queue.on_routes([first, third], 0, || 0), [(1, third), (3, third)]);
+    assert_eq!((queue.waiting_count(), queue.in_flight()), (0, 5));
+}
+
+#[test]
+fn capacity_at_several_ports_is_given_in_the_order_of_arrival() {
+    let [http, postgres] = [80, 5432].map(NonZeroU16::new);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    for (name, port) in [(1, postgres), (2, http), (3, postgres)] {
+        enqueue_for_port(&mut queue, port, name);
+    }
+    let pods = [pod_port(1, http), pod_port(1, postgres)];
+    assert_eq!(queue.on_routes(pods, 0, || 0), [(1, pods[1]), (2, pods[0]), (3, pods[1])]);
+}
+
+#[test]
+fn a_pause_at_one_port_concerns_no_other_port_of_the_pod() {
+    let [http, postgres] = [80, 5432].map(NonZeroU16::new);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    let pods = [pod_port(1, http), pod_port(1, postgres)];
+    queue.on_routes(pods, 0, || 0);
+    let pause = queue.pause_pod(pods[1]).expect("it is open");
+    assert!(!queue.wait_queue.has_other_open(pods[1]), "another port is no other pod");
+    enqueue_for_port(&mut queue, postgres, 1);
+    assert_eq!(queue.admit_to_port(http, 0), Some(pods[0]));
+    assert_eq!(queue.resume_pod(pods[1], pause, || 0), [(1, pods[1])]);
+}
+
+#[test]
+fn the_bounds_hold_for_all_ports_together() {
+    let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
+    let places = [80, 443, 5432].map(|port| queue.wait_queue.assign_place(NonZeroU16::new(port)));
+    assert_eq!(queue.enqueue(places[0], 6, ()), Ok(()));
+    assert_eq!(queue.enqueue(places[1], 5, ()), Err(WaitQueueFull));
+    assert_eq!(queue.enqueue(places[1], 4, ()), Ok(()));
+    assert_eq!(queue.enqueue(places[2], 0, ()), Err(WaitQueueFull));
+    assert_eq!(queue.wait_queue.drain_waiters().len(), 2);
+}
+
 #[derive(Clone, Debug)]
 enum WaitQueueOpCase {
     Request,
@@ -277,8 +346,10 @@ fn ops() -> impl Strategy<Value = Vec<WaitQueueOpCase>> {
 /// Model of a shell's requests, to be compared with the queue's state.
 #[derive(Debug, Default)]
 struct WaitQueueModel {
-    waiting: Vec<(ArrivalNumber, u32)>,
-    in_flight: Vec<(ArrivalNumber, u32, PodEndpointKey)>,
+    /// Number of ports; pods and requests are spread over them by their numbers.
+    ports: u8,
+    waiting: Vec<(QueuePlace, u32)>,
+    in_flight: Vec<(QueuePlace, u32, PodEndpointKey)>,
     ended: Vec<u32>,
     ready: BTreeSet<u8>,
     paused: BTreeMap<u8, PauseNumber>,
@@ -289,27 +360,42 @@ struct WaitQueueModel {
 }
 
 impl WaitQueueModel {
+    /// Returns the port of a pod or request with this number; `None` for each `ports`-th one.
+    fn port_of(&self, number: u32) -> Option<NonZeroU16> {
+        NonZeroU16::new(u16::try_from(number % u32::from(self.ports)).expect("small"))
+    }
+
+    fn pod(&self, last: u8) -> PodEndpointKey {
+        pod_port(last, self.port_of(u32::from(last)))
+    }
+
     fn on_dispatched(&mut self, all: Vec<DispatchedRequest<u32>>) {
         for (name, pod) in all {
-            let (arrival, first) = self.waiting.remove(0);
+            let is_for_port =
+                |(place, _): &(QueuePlace, u32)| place.service_port == pod.service_port;
+            let at = self.waiting.iter().position(is_for_port).expect("one waits for the port");
+            let (place, first) = self.waiting.remove(at);
             assert_eq!(name, first, "in order of arrival, and none twice");
-            self.in_flight.push((arrival, name, pod));
+            self.in_flight.push((place, name, pod));
         }
     }
 
     fn admit_or_enqueue(
         &mut self,
         queue: &mut SoleHolderQueueFixture<u32>,
-        arrival: ArrivalNumber,
+        place: QueuePlace,
         name: u32,
         random: u64,
     ) {
-        if let Some(pod) = queue.admit(random) {
-            assert!(self.waiting.is_empty(), "no request overtakes those that wait");
-            self.in_flight.push((arrival, name, pod));
-        } else if queue.enqueue(arrival, 7, name).is_ok() {
-            let at = self.waiting.partition_point(|(other, _)| *other < arrival);
-            self.waiting.insert(at, (arrival, name));
+        let port = place.service_port;
+        if let Some(pod) = queue.admit_to_port(port, random) {
+            let has_others = self.waiting.iter().any(|(other, _)| other.service_port == port);
+            assert!(!has_others, "no request overtakes those that wait for the port");
+            assert_eq!(pod.service_port, port);
+            self.in_flight.push((place, name, pod));
+        } else if queue.enqueue(place, 7, name).is_ok() {
+            let at = self.waiting.partition_point(|(other, _)| other.arrival < place.arrival);
+            self.waiting.insert(at, (place, name));
         } else {
             let of_pods = self.ready.len() * usize::try_from(self.limit).unwrap_or(0) * 10;
             assert!(self.waiting.len() >= 5 + of_pods, "refused only when full");
@@ -326,12 +412,12 @@ impl WaitQueueModel {
         match op {
             WaitQueueOpCase::Request => {
                 self.requests += 1;
-                let arrival = queue.assign_arrival_number();
-                self.admit_or_enqueue(queue, arrival, self.requests, random());
+                let place = queue.wait_queue.assign_place(self.port_of(self.requests));
+                self.admit_or_enqueue(queue, place, self.requests, random());
             }
             WaitQueueOpCase::Leave(at) if !self.waiting.is_empty() => {
-                let (arrival, name) = self.waiting.remove(at % self.waiting.len());
-                assert_eq!(queue.remove_waiter(arrival), Some(name));
+                let (place, name) = self.waiting.remove(at % self.waiting.len());
+                assert_eq!(queue.remove_waiter(place), Some(name));
                 self.ended.push(name);
             }
             WaitQueueOpCase::Done(at) if !self.in_flight.is_empty() => {
@@ -340,13 +426,13 @@ impl WaitQueueModel {
                 self.on_dispatched(queue.on_request_done(pod, random));
             }
             WaitQueueOpCase::Failed(at) if !self.in_flight.is_empty() => {
-                let (arrival, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
+                let (place, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
                 if let Some(pause) = queue.pause_pod(pod) {
                     self.paused.insert(last_octet(pod), pause);
                     self.pause_timers.push((pod, pause));
                 }
                 self.on_dispatched(queue.on_request_done(pod, &mut random));
-                self.admit_or_enqueue(queue, arrival, name, random());
+                self.admit_or_enqueue(queue, place, name, random());
             }
             WaitQueueOpCase::Resume(at) if !self.pause_timers.is_empty() => {
                 let (pod, pause) = self.pause_timers.swap_remove(at % self.pause_timers.len());
@@ -357,7 +443,8 @@ impl WaitQueueModel {
                 self.ready = ready.iter().copied().collect();
                 self.paused.retain(|last, _| self.ready.contains(last));
                 self.limit = limit;
-                self.on_dispatched(queue.on_routes(ready.into_iter().map(pod), limit, random));
+                let ready: Vec<PodEndpointKey> = ready.iter().map(|last| self.pod(*last)).collect();
+                self.on_dispatched(queue.on_routes(ready, limit, random));
             }
             WaitQueueOpCase::Leave(_)
             | WaitQueueOpCase::Done(_)
@@ -366,9 +453,11 @@ impl WaitQueueModel {
         }
     }
 
-    /// Capacity of the open pods; `None`: no hard limit.
-    fn free_slots(&self) -> Option<usize> {
-        let open: Vec<_> = self.ready.iter().filter(|it| !self.paused.contains_key(it)).collect();
+    /// Capacity of the open pods for a port; `None`: no hard limit.
+    fn free_slots(&self, port: Option<NonZeroU16>) -> Option<usize> {
+        let is_open =
+            |it: &&u8| !self.paused.contains_key(it) && self.port_of(u32::from(**it)) == port;
+        let open: Vec<_> = self.ready.iter().filter(is_open).collect();
         if open.is_empty() {
             return Some(0);
         }
@@ -388,9 +477,9 @@ fn last_octet(pod: PodEndpointKey) -> u8 {
 proptest! {
     /// Under any order of events every request is waiting, in flight or ended, and none waits while a pod has capacity.
     #[test]
-    fn no_request_is_lost_or_dispatched_twice(ops in ops(), seed in any::<u64>()) {
+    fn no_request_is_lost_or_dispatched_twice(ops in ops(), ports in 1..4u8, seed in any::<u64>()) {
         let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
-        let (mut model, mut state) = (WaitQueueModel::default(), seed);
+        let (mut model, mut state) = (WaitQueueModel { ports, ..WaitQueueModel::default() }, seed);
         for op in ops {
             model.step(&mut queue, op, || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -400,7 +489,8 @@ proptest! {
             prop_assert_eq!(queue.in_flight(), u64::try_from(model.in_flight.len()).expect("small"));
             let total = model.waiting.len() + model.in_flight.len() + model.ended.len();
             prop_assert_eq!(u32::try_from(total).expect("small"), model.requests);
-            prop_assert!(model.waiting.is_empty() || model.free_slots() == Some(0));
+            let mut waiting = model.waiting.iter().map(|(place, _)| place.service_port);
+            prop_assert!(waiting.all(|port| model.free_slots(port) == Some(0)));
         }
     }
 

@@ -84,6 +84,8 @@ impl RouteIndexState {
             name: entry.name,
             path: entry.connection_path,
             path_since: since.unwrap_or_else(Instant::now),
+            protocol: entry.protocol,
+            service_port: entry.uses_pod_ports.then_some(entry.port),
             port: entry.activator_port.get(),
             hosts: entry.hosts.into_iter().map(Into::into).collect(),
             gateway_rules: entry.gateway_rules,
@@ -262,6 +264,7 @@ impl RouteIndexState {
             is_early_ready,
             name: entry.name.into(),
             hints: entry.hints,
+            ports: entry.ports.into(),
         };
         self.pods_by_revision
             .entry(entry.revision.clone())

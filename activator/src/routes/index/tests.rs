@@ -134,7 +134,7 @@ proptest! {
         let mut model = EarlyPodModel::default();
         for step in steps {
             model.apply(&index, &name, &step);
-            let mut request = revision.queue_entry(0);
+            let mut request = revision.queue_entry(None, 0);
             let permit = request.acquire_permit().now_or_never();
             let address = permit.map(|permit| permit.unwrap().pod.key.address);
             prop_assert_eq!(address, model.serving_address().map(socket_address), "{:?}", step);
@@ -166,7 +166,7 @@ fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
             }
             // An older copy of the pods could replace the table's a moment later.
             for _ in 0..4 {
-                let mut request = revision.queue_entry(0);
+                let mut request = revision.queue_entry(None, 0);
                 served += usize::from(request.acquire_permit().now_or_never().is_some());
                 std::thread::yield_now();
             }

@@ -1,0 +1,182 @@
+//! Shell: a raw TCP connection, from its accept to its end. It is one request for the service of its port.
+//!
+//! It waits for a pod as a request of HTTP does, with the same bounds and timeouts. Nothing is read meanwhile, so a
+//! failed dial can be repeated, and the server may speak first. A failure has no response, so the client gets a reset.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use common::wire::{AppProtocol, NamespacedName};
+use tokio::net::TcpStream;
+use tracing::{debug, info};
+
+use super::{
+    RequestForwarder,
+    forwarding::connect_to_pod,
+    routing::{check_network_policy, choose_revision},
+};
+use crate::{
+    budget::REQUEST_OVERHEAD_BYTES,
+    clients::connections::ClientConnection,
+    entrypoint::Entrypoint,
+    metrics::{TcpConnectionCounters, TcpConnectionEnd},
+    pods::connection::PodConnection,
+    request_error::ProxyRequestError,
+    requests::{
+        request_timer::RequestTimer, splice_pipes::SplicePipes, tcp_failure_log::TcpFailureLog,
+        tcp_relay::relay_tcp,
+    },
+    revisions::revision::{ActivatorRevision, PodPermit, QueueEntry},
+    routes::service::RoutedService,
+    tcp_socket::{self, ResettingStream},
+};
+
+/// State that all raw TCP connections share.
+#[derive(Debug, Default)]
+pub(crate) struct TcpForwarding {
+    pipes: SplicePipes,
+    failure_log: Mutex<TcpFailureLog>,
+}
+
+/// End of the wait for a pod.
+enum TcpWaitEnd {
+    /// The pod has accepted a connection.
+    Connected(PodPermit, ResettingStream),
+    /// The connection has ended before.
+    Ended(TcpConnectionEnd),
+}
+
+/// Guard that counts a connection at its end. One that is dropped before was cut off.
+struct TcpConnectionGuard<'a> {
+    counters: &'a TcpConnectionCounters,
+    end: TcpConnectionEnd,
+}
+
+impl Drop for TcpConnectionGuard<'_> {
+    fn drop(&mut self) {
+        self.counters.count_end(self.end);
+    }
+}
+
+impl RequestForwarder {
+    /// Service behind a port of the activator, if its connections are raw TCP. `None`: it takes HTTP, or there is none.
+    pub fn tcp_service_by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+        self.routes.service_by_port(port).filter(|service| service.takes_raw_tcp())
+    }
+
+    /// Serves a raw TCP connection until it has ended.
+    pub async fn serve_tcp(
+        &self,
+        stream: TcpStream,
+        service: &RoutedService,
+        client: IpAddr,
+        connection: &Arc<ClientConnection>,
+    ) {
+        let counters = &self.metrics.tcp_connections;
+        let mut guard = TcpConnectionGuard { counters, end: TcpConnectionEnd::CutOff };
+        // A connection with a request is never closed in favour of a new one.
+        let _request_guard = connection.start_request();
+        let stream = ResettingStream::new(stream);
+        guard.end = match self.forward_tcp(stream, service, client, connection).await {
+            Ok(end) => end,
+            Err(failure) => {
+                self.tcp.log_failure(&service.name, client, &failure);
+                TcpConnectionEnd::Failed
+            }
+        };
+    }
+
+    async fn forward_tcp(
+        &self,
+        stream: ResettingStream,
+        service: &RoutedService,
+        client: IpAddr,
+        connection: &Arc<ClientConnection>,
+    ) -> Result<TcpConnectionEnd, ProxyRequestError> {
+        let (permit, pod) = match self.wait_for_pod(&stream, service, client, connection).await? {
+            TcpWaitEnd::Connected(permit, pod) => (permit, pod),
+            TcpWaitEnd::Ended(end) => return Ok(end),
+        };
+        let relayed = tokio::select! {
+            relayed = relay_tcp(stream.stream(), pod.stream(), &self.tcp.pipes) => relayed,
+            () = self.close_upgraded.cancelled() => return Ok(TcpConnectionEnd::CutOff),
+        };
+        if let Err(error) = relayed {
+            let error = common::link::error_chain(&error);
+            debug!(pod = %permit.pod.uid, %error, "TCP connection broke");
+            return Ok(TcpConnectionEnd::Reset);
+        }
+        stream.close();
+        pod.close();
+        Ok(TcpConnectionEnd::Complete)
+    }
+
+    /// Waits until a pod has accepted a connection for this one, for at most the time that a request of HTTP may wait.
+    async fn wait_for_pod(
+        &self,
+        stream: &ResettingStream,
+        service: &RoutedService,
+        client: IpAddr,
+        connection: &Arc<ClientConnection>,
+    ) -> Result<TcpWaitEnd, ProxyRequestError> {
+        let (revision, settings) = choose_revision(service)?;
+        check_network_policy(Entrypoint::Service(service.port), client, &settings)?;
+        let stream = stream.stream();
+        if let Err(error) = tcp_socket::keep_urgent_inline(stream) {
+            debug!(%client, %error, "client gone at once");
+            return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::Cancelled));
+        }
+        let charge = connection.try_charge_head(REQUEST_OVERHEAD_BYTES);
+        let charge = charge.ok_or(ProxyRequestError::TooManyRequestBytes)?;
+        let mut timer = RequestTimer::start(settings.timeouts);
+        let mut queue_entry = revision.queue_entry(service.service_port, charge.bytes());
+        let (permit, pod) = tokio::select! {
+            // Biased to the reasons for which it must not take the capacity of a pod.
+            biased;
+            () = connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
+            () = self.close_upgraded.cancelled() => return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::CutOff)),
+            _ = tcp_socket::wait_broken(stream) => return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::Cancelled)),
+            connected = self.connect_tcp(&revision, &mut queue_entry) => connected?,
+            () = timer.expired() => return Err(ProxyRequestError::Timeout),
+        };
+        // From here on the eBPF programs count the connection at the pod: it must not count as waiting as well.
+        queue_entry.finish_waiting();
+        Ok(TcpWaitEnd::Connected(permit, ResettingStream::new(pod)))
+    }
+
+    /// Waits for capacity at a pod and for a connection to it. Dials that fail are repeated for as long as the caller
+    /// waits: the client has lost nothing by them.
+    async fn connect_tcp(
+        &self,
+        revision: &Arc<ActivatorRevision>,
+        queue_entry: &mut QueueEntry,
+    ) -> Result<(PodPermit, TcpStream), ProxyRequestError> {
+        loop {
+            let permit = queue_entry.acquire_permit().await?;
+            let connected = connect_to_pod(&permit, AppProtocol::Tcp, queue_entry).await;
+            if let Ok(Some(stream)) = connected.map(PodConnection::into_raw_tcp) {
+                return Ok((permit, stream));
+            }
+            // The pod is avoided for a pause, and the connection keeps its place in the queue.
+            revision.on_dial_failed(permit);
+            self.metrics.retries.inc();
+        }
+    }
+}
+
+impl TcpForwarding {
+    fn log_failure(&self, service: &NamespacedName, client: IpAddr, failure: &ProxyRequestError) {
+        let mut log = self.failure_log.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = log.record(Instant::now(), service);
+        drop(log);
+        match due {
+            Some(failures) => {
+                info!(%service, %client, %failure, failures, "TCP connection reset: no pod took it");
+            }
+            None => debug!(%service, %client, %failure, "TCP connection reset: no pod took it"),
+        }
+    }
+}

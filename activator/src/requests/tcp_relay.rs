@@ -1,0 +1,186 @@
+//! Shell: bytes of a raw TCP connection, passed on between client and pod as if there were no activator.
+//!
+//! The end of one direction is passed on, and the other direction continues. If one side breaks off, all that has come
+//! from it is passed on before the connection ends. While nothing passes, a connection holds neither buffer nor pipe.
+
+use std::io;
+
+use tokio::{net::TcpStream, task::coop::consume_budget};
+
+use crate::{
+    requests::splice_pipes::{LentPipe, SplicePipes},
+    tcp_socket,
+};
+
+/// Number of bytes that are copied at once. Both directions together hold less than the budget counts for a client
+/// connection, which has three buffers of this size over HTTP.
+const COPY_BUFFER_BYTES: usize = 8 << 10;
+
+/// Error because of which a connection ended before both sides had closed it.
+#[derive(Debug, thiserror::Error)]
+#[error("{} has broken off", .peer.label())]
+pub(crate) struct TcpRelayError {
+    peer: TcpRelayPeer,
+    #[source]
+    source: io::Error,
+}
+
+/// Side of a relayed connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TcpRelayPeer {
+    Client,
+    Pod,
+}
+
+impl TcpRelayPeer {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Pod => "pod",
+        }
+    }
+}
+
+/// One side, with the connection to it.
+#[derive(Clone, Copy, Debug)]
+struct RelaySide<'a> {
+    peer: TcpRelayPeer,
+    stream: &'a TcpStream,
+}
+
+impl RelaySide<'_> {
+    fn broken(self, source: io::Error) -> TcpRelayError {
+        TcpRelayError { peer: self.peer, source }
+    }
+
+    /// Waits until the side has reset its connection, or the kernel has found out that it is gone.
+    async fn wait_broken(self) -> TcpRelayError {
+        self.broken(tcp_socket::wait_broken(self.stream).await)
+    }
+}
+
+/// Result of one direction. The error names the side that has broken off.
+type HalfResult = Result<(), TcpRelayError>;
+
+/// Result of one step of a direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CopyStep {
+    /// Everything that had come was passed on.
+    Drained,
+    /// A whole buffer was passed on, and more may have come.
+    HasMore,
+    /// Everything was passed on, and the sender has closed its half.
+    SenderClosed,
+}
+
+/// Passes bytes on, both ways, until both sides have closed their halves or one has broken off.
+pub(crate) async fn relay_tcp(
+    client: &TcpStream,
+    pod: &TcpStream,
+    pipes: &SplicePipes,
+) -> Result<(), TcpRelayError> {
+    let client = RelaySide { peer: TcpRelayPeer::Client, stream: client };
+    let pod = RelaySide { peer: TcpRelayPeer::Pod, stream: pod };
+    let (up, down) = (copy_half(client, pod, pipes), copy_half(pod, client, pipes));
+    tokio::pin!(up, down);
+    let (mut up_end, mut down_end) = (None, None);
+    loop {
+        tokio::select! {
+            end = up.as_mut(), if up_end.is_none() => up_end = Some(check_sender(end, client)?),
+            end = down.as_mut(), if down_end.is_none() => down_end = Some(check_sender(end, pod)?),
+            // Nothing is read any more from a side that has closed its half, so no read finds out that it is gone.
+            error = client.wait_broken(), if up_end.is_some() => return Err(error),
+            error = pod.wait_broken(), if down_end.is_some() => return Err(error),
+        }
+        (up_end, down_end) = match (up_end, down_end) {
+            (Some(up), Some(down)) => return up.and(down),
+            one_or_none => one_or_none,
+        };
+    }
+}
+
+/// Returns the result of a direction whose sender has not broken off. Otherwise the connection ends at once, because
+/// all that has come from there was passed on. If the receiver has broken off, the other direction ends soon, and
+/// passes on before what the receiver had sent.
+fn check_sender(end: HalfResult, sender: RelaySide<'_>) -> Result<HalfResult, TcpRelayError> {
+    match end {
+        Err(error) if error.peer == sender.peer => Err(error),
+        end => Ok(end),
+    }
+}
+
+/// Passes bytes on in one direction until the sender closes its half, and then passes that on.
+async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) -> HalfResult {
+    let mut has_more = false;
+    loop {
+        // Buffer and pipe are there only between this wait and the next one.
+        from.stream.readable().await.map_err(|error| from.broken(error))?;
+        consume_budget().await;
+        let pipe = if has_more { pipes.lend() } else { None };
+        let step = match pipe {
+            Some(pipe) => splice_bytes(from, to, pipe).await?,
+            None => copy_bytes(from, to).await?,
+        };
+        has_more = step == CopyStep::HasMore;
+        if step == CopyStep::SenderClosed {
+            let closed = tcp_socket::close_sending_half(to.stream);
+            return closed.map_err(|error| to.broken(error));
+        }
+    }
+}
+
+/// Copies what has come, up to the first full buffer.
+async fn copy_bytes(from: RelaySide<'_>, to: RelaySide<'_>) -> Result<CopyStep, TcpRelayError> {
+    let mut buffer = vec![0; COPY_BUFFER_BYTES];
+    loop {
+        let count = match from.stream.try_read(&mut buffer) {
+            Ok(0) => return Ok(CopyStep::SenderClosed),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(CopyStep::Drained);
+            }
+            Err(error) => return Err(from.broken(error)),
+        };
+        let written = write_all(to.stream, &buffer[..count]).await;
+        written.map_err(|error| to.broken(error))?;
+        if count == buffer.len() {
+            return Ok(CopyStep::HasMore);
+        }
+        consume_budget().await;
+    }
+}
+
+async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.try_write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Passes on through a pipe what has come. The end of the sender's bytes is left to a read: the kernel also moves
+/// nothing at an urgent byte.
+async fn splice_bytes(
+    from: RelaySide<'_>,
+    to: RelaySide<'_>,
+    mut pipe: LentPipe<'_>,
+) -> Result<CopyStep, TcpRelayError> {
+    while pipe.try_fill(from.stream).map_err(|error| from.broken(error))? {
+        while !pipe.is_empty() {
+            match pipe.try_drain(to.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    to.stream.writable().await.map_err(|error| to.broken(error))?;
+                }
+                drained => drained.map_err(|error| to.broken(error))?,
+            }
+        }
+        consume_budget().await;
+    }
+    Ok(CopyStep::Drained)
+}
+
+#[cfg(test)]
+mod tests;
