@@ -12,8 +12,8 @@ use std::{
 use crate::{
     service_routing::TopologyHints,
     wire::{
-        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe,
-        RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
+        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, PodPort,
+        ReadinessProbe, RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
     },
 };
 
@@ -35,6 +35,29 @@ pub fn service(name: &NamespacedName, revision: &NamespacedName) -> ServiceEntry
         connection_path: ConnectionPath::Direct,
         hosts: Vec::new(),
         gateway_rules: None,
+        protocol: None,
+        uses_pod_ports: false,
+        affinity: None,
+    }
+}
+
+/// Returns the entry for a port of a scaled Service on the direct path, without addresses. Its target is the Revision
+/// with the Service's name.
+///
+/// # Panics
+///
+/// If the port is 0.
+pub fn scaled_port(
+    service_name: &NamespacedName,
+    port: u16,
+    protocol: AppProtocol,
+) -> ServiceEntry {
+    let port = NonZeroU16::new(port).expect("a service has a port");
+    ServiceEntry {
+        port,
+        protocol: Some(protocol),
+        uses_pod_ports: true,
+        ..service(&service_name.with_port(port), service_name)
     }
 }
 
@@ -73,7 +96,20 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         awaits_report: false,
         port: POD_PORT,
         probe: ReadinessProbe::listener_probe(),
+        ports: Vec::new(),
+        keeps_binds: false,
     }
+}
+
+/// Returns the port of a pod for a port of a scaled Service.
+///
+/// # Panics
+///
+/// If one of the ports is 0.
+pub fn pod_port(service_port: u16, port: u16, protocol: AppProtocol) -> PodPort {
+    let [service_port, port] =
+        [service_port, port].map(|it| NonZeroU16::new(it).expect("not zero"));
+    PodPort { service_port, port, protocol }
 }
 
 /// Returns a pod that serves at `address`; the rest is as in [`pod`].

@@ -60,6 +60,8 @@ pub use usage::{
 
 /// Namespace and name of a Kubernetes object, written as `namespace/name`.
 ///
+/// The entry for a port of a scaled Service has the name `namespace/service:port`, which no object has.
+///
 /// Up to 23 bytes of either are stored in place, and a copy of a longer one shares its memory. A sleeping service has a
 /// dozen copies of its names over all components.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,6 +81,17 @@ impl NamespacedName {
     pub fn new(namespace: impl Into<SmolStr>, name: impl Into<SmolStr>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
+
+    /// Builds the name of the entry for a port of the scaled Service with this name.
+    pub fn with_port(&self, port: NonZeroU16) -> Self {
+        Self::new(self.namespace.clone(), format!("{}:{port}", self.name))
+    }
+
+    /// Splits the name of an entry for a port into the Service's name and the port. `None`: this name has no port.
+    pub fn split_port(&self) -> Option<(Self, NonZeroU16)> {
+        let (service, port) = self.name.split_once(':')?;
+        Some((Self::new(self.namespace.clone(), service), parse_port_suffix(port)?))
+    }
 }
 
 impl fmt::Display for NamespacedName {
@@ -92,12 +105,30 @@ impl FromStr for NamespacedName {
 
     fn from_str(text: &str) -> Result<Self, WireError> {
         match text.split_once('/') {
-            Some((namespace, name)) if is_dns_label(namespace) && is_dns_subdomain(name) => {
+            Some((namespace, name)) if is_dns_label(namespace) && is_entry_name(name) => {
                 Ok(Self::new(namespace, name))
             }
-            _ => Err(WireError::new("name", text, "must be namespace/name")),
+            _ => {
+                let rule = "must be namespace/name or namespace/service:port";
+                Err(WireError::new("name", text, rule))
+            }
         }
     }
+}
+
+/// Returns true for the name of an object, and for that of a Service with a port.
+fn is_entry_name(name: &str) -> bool {
+    match name.split_once(':') {
+        // The name of a Kubernetes Service is a label.
+        Some((service, port)) => is_dns_label(service) && parse_port_suffix(port).is_some(),
+        None => is_dns_subdomain(name),
+    }
+}
+
+/// Parses a port as [`NamespacedName::with_port`] writes it. One port has one name, so signs and leading zeros are
+/// refused.
+fn parse_port_suffix(digits: &str) -> Option<NonZeroU16> {
+    digits.parse::<NonZeroU16>().ok().filter(|port| port.to_string() == digits)
 }
 
 /// Returns true if `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
@@ -138,7 +169,8 @@ pub enum ClientComponent {
 
 // --- Entries of the RouteTable --------------------------------------------------------------------------
 
-/// One addressable name: a Route, or a tag of a Route (`<tag>-<route>`).
+/// One addressable name: a Route, a tag of a Route (`<tag>-<route>`), or a port of a scaled Service
+/// (`<service>:<port>`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceEntry {
     /// Namespace and name of the addressable name.
@@ -149,7 +181,8 @@ pub struct ServiceEntry {
     pub port: NonZeroU16,
     /// Port reserved for this service at every activator.
     pub activator_port: NonZeroU16,
-    /// Traffic targets; their percents add up to 100. Empty: no Revision to route to yet, answer 503.
+    /// Traffic targets; their percents add up to 100. Empty: no Revision to route to yet, answer 503. A port of a
+    /// scaled Service has one target at most.
     pub targets: Vec<RouteTarget>,
     /// Path of new connections while pods are ready.
     pub connection_path: ConnectionPath,
@@ -157,6 +190,12 @@ pub struct ServiceEntry {
     pub hosts: Vec<String>,
     /// Gateway rules beyond `hosts`. Few services have any, so the others pay for one word.
     pub gateway_rules: Option<Box<GatewayRules>>,
+    /// Protocol of the port; `None`: that of the target Revision.
+    pub protocol: Option<AppProtocol>,
+    /// True for a port of a scaled Service: each pod has its own port for it, in [`PodEntry::ports`].
+    pub uses_pod_ports: bool,
+    /// Time for which a client keeps its pod after its last connect; `None`: no affinity. Sent in whole milliseconds.
+    pub affinity: Option<Duration>,
 }
 
 /// Gateway rules of a service beyond routing its hosts to it.
@@ -249,13 +288,26 @@ pub struct RevisionEntry {
     pub allowed_sources: Option<Arc<AllowedSources>>,
 }
 
-/// Protocol that a Revision's pods speak on their serving port.
+/// Protocol that pods speak on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppProtocol {
     /// HTTP/1.1 (port name `http1` or none).
     Http1,
     /// HTTP/2 without TLS (port name `h2c`).
     H2c,
+    /// Bytes of any protocol: a connection is one request.
+    Tcp,
+}
+
+/// Port of a pod to which a port of a scaled Service leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodPort {
+    /// Port of the Service, as clients connect to it.
+    pub service_port: NonZeroU16,
+    /// Port on which the pod listens.
+    pub port: NonZeroU16,
+    /// Protocol that the pod speaks on it.
+    pub protocol: AppProtocol,
 }
 
 /// Pod of a Revision, as the data plane sees it.
@@ -284,10 +336,26 @@ pub struct PodEntry {
     /// True if the pod is starting, and becomes ready once the agent of its node reports it as ready at `address`.
     /// Activators with streams of that agent need not wait for the table then.
     pub awaits_report: bool,
-    /// Serving port of the pod (`PORT`).
+    /// Serving port of the pod (`PORT`). For a pod of a scaled Service, the port that its probe asks, else that of the
+    /// first port of the Service.
     pub port: NonZeroU16,
     /// Readiness probe that the agent on the pod's node runs.
     pub probe: ReadinessProbe,
+    /// Ports to which a scaled Service leads, sorted by `service_port`; empty for pods of Knative Revisions.
+    pub ports: Vec<PodPort>,
+    /// True if a bind to loopback stays as it is: the pod is not one that Rouse made.
+    pub keeps_binds: bool,
+}
+
+impl PodEntry {
+    /// Returns the pod's port for a service; `None`: the pod has none for it.
+    pub fn port_for(&self, service: &ServiceEntry) -> Option<NonZeroU16> {
+        if !service.uses_pod_ports {
+            return Some(self.port);
+        }
+        let own = self.ports.iter().find(|it| it.service_port == service.port);
+        own.map(|it| it.port)
+    }
 }
 
 /// Phase of a pod for routing.

@@ -109,7 +109,7 @@ pub fn rewrite_request_head(
     rewrite_host(&mut head.headers, context.host_rewrite)?;
     match context.protocol {
         AppProtocol::H2c if upgrade.is_none() => convert_to_http2(head),
-        AppProtocol::H2c | AppProtocol::Http1 => {
+        AppProtocol::H2c | AppProtocol::Http1 | AppProtocol::Tcp => {
             join_cookies(&mut head.headers);
             head.version = Version::HTTP_11;
         }

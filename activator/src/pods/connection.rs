@@ -112,6 +112,9 @@ impl PodConnection {
                 Ok(Self::Http1(Box::new(Http1PodConnection::new(stream, max_idle))))
             }
             AppProtocol::H2c => Self::open_http2(stream, max_idle).await,
+            AppProtocol::Tcp => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "its port does not speak HTTP"))
+            }
         }
     }
 

@@ -94,7 +94,9 @@ impl PodEndpoint {
         settings: PodConnectionSettings,
     ) -> Self {
         let pool = Mutex::new(match protocol {
-            AppProtocol::Http1 => PodConnectionPool::new(settings.listen_backlog),
+            AppProtocol::Http1 | AppProtocol::Tcp => {
+                PodConnectionPool::new(settings.listen_backlog)
+            }
             AppProtocol::H2c => PodConnectionPool::for_shared(),
         });
         let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));

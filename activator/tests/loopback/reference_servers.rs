@@ -136,6 +136,7 @@ async fn compare_http2(
         let what = format!("{protocol:?} {method} {target} {body:?}");
         let direct = match protocol {
             AppProtocol::H2c => over_http2(server.address, input.clone()).await,
+            AppProtocol::Tcp => unreachable!("the cases are HTTP requests"),
             AppProtocol::Http1 => {
                 let (head, body) = encode_as_http1(input);
                 ask(server.address, &head, body).await

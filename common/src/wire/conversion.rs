@@ -116,6 +116,43 @@ fn raw_connection_path(value: ConnectionPath) -> i32 {
     }
 }
 
+/// Parses a protocol that may be absent. An unknown one is refused: traffic in the wrong protocol would fail in a less
+/// obvious way.
+fn parse_optional_protocol(field: &'static str, value: i32) -> WireResult<Option<AppProtocol>> {
+    match raw::Protocol::try_from(value) {
+        Ok(raw::Protocol::Http1) => Ok(Some(AppProtocol::Http1)),
+        Ok(raw::Protocol::H2c) => Ok(Some(AppProtocol::H2c)),
+        Ok(raw::Protocol::Tcp) => Ok(Some(AppProtocol::Tcp)),
+        Ok(raw::Protocol::Unspecified) => Ok(None),
+        Err(_) => Err(unknown_protocol(field, value)),
+    }
+}
+
+fn parse_protocol(field: &'static str, value: i32) -> WireResult<AppProtocol> {
+    parse_optional_protocol(field, value)?.ok_or_else(|| unknown_protocol(field, value))
+}
+
+fn unknown_protocol(field: &'static str, value: i32) -> WireError {
+    WireError::new(field, value, "must be a known protocol")
+}
+
+fn raw_protocol(value: AppProtocol) -> i32 {
+    match value {
+        AppProtocol::Http1 => raw::Protocol::Http1.into(),
+        AppProtocol::H2c => raw::Protocol::H2c.into(),
+        AppProtocol::Tcp => raw::Protocol::Tcp.into(),
+    }
+}
+
+/// Parses the name of a Revision. Unlike that of a service, it has no port.
+fn parse_revision_name(text: &str) -> WireResult<NamespacedName> {
+    let name: NamespacedName = text.parse()?;
+    if name.split_port().is_some() {
+        return Err(WireError::new("revision", text, "must be namespace/name"));
+    }
+    Ok(name)
+}
+
 impl TryFrom<raw::Subscriber> for ComponentReplica {
     type Error = WireError;
     fn try_from(message: raw::Subscriber) -> WireResult<Self> {

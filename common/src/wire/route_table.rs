@@ -10,7 +10,7 @@ use super::{
 /// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteTable {
-    /// Addressable names: Routes and their tags.
+    /// Addressable names: Routes, their tags, and ports of scaled Services.
     pub services: BTreeMap<NamespacedName, ServiceEntry>,
     /// Revisions that some service names, or that still have pods.
     pub revisions: BTreeMap<NamespacedName, RevisionEntry>,

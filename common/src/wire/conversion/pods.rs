@@ -21,7 +21,7 @@ impl TryFrom<raw::Pod> for PodEntry {
         Ok(Self {
             uid: require_nonempty("pod.uid", message.uid)?,
             name: message.name,
-            revision: message.revision.parse()?,
+            revision: parse_revision_name(&message.revision)?,
             node: message.node,
             zone: message.zone,
             hints: TopologyHints { zone: message.for_zone.into(), node: message.for_node.into() },
@@ -35,7 +35,23 @@ impl TryFrom<raw::Pod> for PodEntry {
                 && address.is_some(),
             port: parse_port("pod.port", message.port)?,
             probe: require("pod.probe", message.probe)?.try_into()?,
+            ports: parse_pod_ports(message.ports)?,
+            keeps_binds: message.keeps_binds,
         })
+    }
+}
+
+/// Parses the ports of a pod and sorts them by `service_port`.
+fn parse_pod_ports(all: Vec<raw::PodPort>) -> WireResult<Vec<PodPort>> {
+    let mut ports = all.into_iter().map(PodPort::try_from).collect::<WireResult<Vec<_>>>()?;
+    ports.sort_unstable_by_key(|it| it.service_port);
+    // Two ports of the pod for one of the Service: connections would depend on the order of the message.
+    match ports.windows(2).find(|pair| pair[0].service_port == pair[1].service_port) {
+        Some(pair) => {
+            let rule = "a service port leads to one port of a pod";
+            Err(WireError::new("pod.ports", pair[0].service_port, rule))
+        }
+        None => Ok(ports),
     }
 }
 
@@ -60,7 +76,30 @@ impl From<PodEntry> for raw::Pod {
             confirmed: value.kubelet_ready,
             for_zone: value.hints.zone.into(),
             for_node: value.hints.node.into(),
+            ports: value.ports.into_iter().map(Into::into).collect(),
+            keeps_binds: value.keeps_binds,
             by_report: value.awaits_report,
+        }
+    }
+}
+
+impl TryFrom<raw::PodPort> for PodPort {
+    type Error = WireError;
+    fn try_from(message: raw::PodPort) -> WireResult<Self> {
+        Ok(Self {
+            service_port: parse_port("pod_port.service_port", message.service_port)?,
+            port: parse_port("pod_port.port", message.port)?,
+            protocol: parse_protocol("pod_port.protocol", message.protocol)?,
+        })
+    }
+}
+
+impl From<PodPort> for raw::PodPort {
+    fn from(value: PodPort) -> Self {
+        Self {
+            service_port: value.service_port.get().into(),
+            port: value.port.get().into(),
+            protocol: raw_protocol(value.protocol),
         }
     }
 }

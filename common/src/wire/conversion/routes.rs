@@ -47,7 +47,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
         use raw::route_gone::Key;
         Ok(match require("gone.key", message.key)? {
             Key::Service(name) => Self::Service(name.parse()?),
-            Key::Revision(name) => Self::Revision(name.parse()?),
+            Key::Revision(name) => Self::Revision(parse_revision_name(&name)?),
             Key::Pod(uid) => Self::Pod(require_nonempty("gone.pod", uid)?),
             Key::Activator(name) => Self::Activator(require_nonempty("gone.activator", name)?),
             Key::Replicas(at) => Self::Replicas(parse_server_component("gone.replicas", at)?),
@@ -76,17 +76,12 @@ impl From<RouteKey> for raw::RouteGone {
 impl TryFrom<raw::Service> for ServiceEntry {
     type Error = WireError;
     fn try_from(message: raw::Service) -> WireResult<Self> {
-        let connection_path = parse_connection_path("service.path", message.path())?;
-        let targets = message
-            .targets
-            .into_iter()
-            .map(RouteTarget::try_from)
-            .collect::<WireResult<Vec<_>>>()?;
-        let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
-        // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
-        if !targets.is_empty() && total != 100 {
-            return Err(WireError::new("service.targets", total, "percents must add up to 100"));
-        }
+        let (uses_pod_ports, path) = (message.scaled.is_some(), message.path());
+        let targets = parse_targets(message.targets)?;
+        let (targets, connection_path) = match message.scaled {
+            Some(scaled) => parse_scaled_port(scaled, &targets)?,
+            None => (targets, parse_connection_path("service.path", path)?),
+        };
         Ok(Self {
             name: message.name.parse()?,
             addresses: parse_addresses("service.addresses", &message.addresses)?,
@@ -99,23 +94,72 @@ impl TryFrom<raw::Service> for ServiceEntry {
                 .ingress
                 .map(|rules| rules.try_into().map(Box::new))
                 .transpose()?,
+            protocol: parse_optional_protocol("service.protocol", message.protocol)?,
+            uses_pod_ports,
+            affinity: parse_optional_ms(message.affinity_ms),
         })
     }
 }
 
+fn parse_targets(all: Vec<raw::Target>) -> WireResult<Vec<RouteTarget>> {
+    let targets = all.into_iter().map(RouteTarget::try_from).collect::<WireResult<Vec<_>>>()?;
+    let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
+    // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
+    if !targets.is_empty() && total != 100 {
+        return Err(WireError::new("service.targets", total, "percents must add up to 100"));
+    }
+    Ok(targets)
+}
+
+/// Returns targets and path of a port of a scaled Service. `others` are the targets beside `scaled`: none are allowed.
+fn parse_scaled_port(
+    message: raw::ScaledPort,
+    others: &[RouteTarget],
+) -> WireResult<(Vec<RouteTarget>, ConnectionPath)> {
+    let connection_path = parse_connection_path("scaled.path", message.path())?;
+    if !others.is_empty() {
+        let rule = "must be empty for a port of a scaled Service";
+        return Err(WireError::new("service.targets", others.len(), rule));
+    }
+    // Empty stands for none: names of Revisions are never empty.
+    if message.revision.is_empty() {
+        return Ok((Vec::new(), connection_path));
+    }
+    let revision = parse_revision_name(&message.revision)?;
+    Ok((vec![RouteTarget { revision, percent: 100 }], connection_path))
+}
+
 impl From<ServiceEntry> for raw::Service {
     fn from(value: ServiceEntry) -> Self {
+        let ServiceEntry { targets, connection_path, .. } = value;
+        // An earlier release refuses a name with a port. Even if it did not, it would find no target here, and the path
+        // through activators: it does not know `scaled`.
+        let (targets, connection_path, scaled) = if value.uses_pod_ports {
+            let scaled = raw_scaled_port(&targets, connection_path);
+            (Vec::new(), ConnectionPath::Activator, Some(scaled))
+        } else {
+            (targets, connection_path, None)
+        };
         Self {
             name: value.name.to_string(),
             addresses: value.addresses.into_iter().map(address_octets).collect(),
             port: value.port.get().into(),
             activator_port: value.activator_port.get().into(),
-            targets: value.targets.into_iter().map(Into::into).collect(),
-            path: raw_connection_path(value.connection_path),
+            targets: targets.into_iter().map(Into::into).collect(),
+            path: raw_connection_path(connection_path),
             hosts: value.hosts,
             ingress: value.gateway_rules.map(|rules| (*rules).into()),
+            scaled,
+            affinity_ms: value.affinity.map_or(0, to_ms),
+            protocol: value.protocol.map_or(raw::Protocol::Unspecified as i32, raw_protocol),
         }
     }
+}
+
+fn raw_scaled_port(targets: &[RouteTarget], connection_path: ConnectionPath) -> raw::ScaledPort {
+    debug_assert!(targets.len() <= 1, "a scaled Service has one Revision: {targets:?}");
+    let revision = targets.first().map(|it| it.revision.to_string()).unwrap_or_default();
+    raw::ScaledPort { revision, path: raw_connection_path(connection_path) }
 }
 
 impl TryFrom<raw::Ingress> for GatewayRules {
@@ -194,7 +238,7 @@ impl TryFrom<raw::Target> for RouteTarget {
         let rule = "must be 1 to 100";
         let percent =
             percent.ok_or_else(|| WireError::new("target.percent", message.percent, rule))?;
-        Ok(Self { revision: message.revision.parse()?, percent })
+        Ok(Self { revision: parse_revision_name(&message.revision)?, percent })
     }
 }
 
@@ -207,21 +251,9 @@ impl From<RouteTarget> for raw::Target {
 impl TryFrom<raw::Revision> for RevisionEntry {
     type Error = WireError;
     fn try_from(message: raw::Revision) -> WireResult<Self> {
-        // An unknown protocol is refused: a request in the wrong protocol would fail in a less obvious way.
-        let protocol = match message.protocol() {
-            raw::Protocol::Http1 => AppProtocol::Http1,
-            raw::Protocol::H2c => AppProtocol::H2c,
-            raw::Protocol::Unspecified => {
-                return Err(WireError::new(
-                    "revision.protocol",
-                    message.protocol,
-                    "must be a known protocol",
-                ));
-            }
-        };
         let timeout = parse_optional_ms(message.timeout_ms);
         Ok(Self {
-            name: message.name.parse()?,
+            name: parse_revision_name(&message.name)?,
             service: message.service.into(),
             configuration: message.configuration.into(),
             container_concurrency: message.container_concurrency,
@@ -229,7 +261,7 @@ impl TryFrom<raw::Revision> for RevisionEntry {
                 .ok_or_else(|| WireError::new("revision.timeout_ms", 0, "must be above 0"))?,
             response_start_timeout: parse_optional_ms(message.response_start_timeout_ms),
             idle_timeout: parse_optional_ms(message.idle_timeout_ms),
-            protocol,
+            protocol: parse_protocol("revision.protocol", message.protocol)?,
             // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::apply_item`.
             policy: message.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: message.reachable,
@@ -245,10 +277,6 @@ impl TryFrom<raw::Revision> for RevisionEntry {
 
 impl From<RevisionEntry> for raw::Revision {
     fn from(value: RevisionEntry) -> Self {
-        let protocol = match value.protocol {
-            AppProtocol::Http1 => raw::Protocol::Http1,
-            AppProtocol::H2c => raw::Protocol::H2c,
-        };
         Self {
             name: value.name.to_string(),
             service: value.service.into(),
@@ -257,7 +285,7 @@ impl From<RevisionEntry> for raw::Revision {
             timeout_ms: to_ms(value.timeout),
             response_start_timeout_ms: value.response_start_timeout.map_or(0, to_ms),
             idle_timeout_ms: value.idle_timeout.map_or(0, to_ms),
-            protocol: protocol.into(),
+            protocol: raw_protocol(value.protocol),
             policy: value.policy.map(|policy| Arc::unwrap_or_clone(policy).into()),
             reachable: value.reachable,
             initial_scale_reached: value.initial_scale_reached,

@@ -31,7 +31,7 @@ fn parse_claim(message: raw::Claim) -> WireResult<(NamespacedName, SlotClaim)> {
         former_grants: former.collect::<WireResult<_>>()?,
         live_activators: to_name_set(message.known),
     };
-    Ok((message.revision.parse()?, claim))
+    Ok((parse_revision_name(&message.revision)?, claim))
 }
 
 fn raw_claim(revision: &NamespacedName, value: SlotClaim) -> raw::Claim {
@@ -64,7 +64,7 @@ impl TryFrom<raw::ClaimItem> for SlotClaimItem {
                 let (revision, it) = parse_claim(it)?;
                 Self::Claim(revision, it)
             }
-            What::Gone(name) => Self::Removed(name.parse()?),
+            What::Gone(name) => Self::Removed(parse_revision_name(&name)?),
             What::Synced(_) => Self::Synced,
             What::Bye(_) => Self::Goodbye,
         })
@@ -96,7 +96,7 @@ impl TryFrom<raw::GrantItem> for SlotGrantItem {
                 let raw::Grant { revision, epoch, number, held: slots, keep, acts } = it;
                 let held = parse_slots_by_pod(slots)?;
                 Self::Grant(
-                    revision.parse()?,
+                    parse_revision_name(&revision)?,
                     SlotGrant {
                         owner_term: epoch,
                         grant_number: number,
@@ -106,7 +106,7 @@ impl TryFrom<raw::GrantItem> for SlotGrantItem {
                     },
                 )
             }
-            What::Gone(name) => Self::Removed(name.parse()?),
+            What::Gone(name) => Self::Removed(parse_revision_name(&name)?),
             What::Synced(_) => Self::Synced,
         })
     }

@@ -32,7 +32,7 @@ impl TryFrom<raw::UsageKey> for UsageKey {
     type Error = WireError;
     fn try_from(message: raw::UsageKey) -> WireResult<Self> {
         let pod = (!message.pod.is_empty()).then_some(message.pod);
-        Ok(Self { revision: message.revision.parse()?, pod })
+        Ok(Self { revision: parse_revision_name(&message.revision)?, pod })
     }
 }
 
@@ -108,7 +108,7 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
             What::Sender(message) => Self::Sender(message.try_into()?),
             What::SinceMs(ms) => Self::Since(ms),
             What::Decision(message) => Self::Decision(message.try_into()?),
-            What::Gone(name) => Self::Removed(name.parse()?),
+            What::Gone(name) => Self::Removed(parse_revision_name(&name)?),
             What::Synced(_) => Self::Synced,
         })
     }
@@ -161,7 +161,7 @@ impl TryFrom<raw::Decision> for ScaleDecision {
         };
         Ok(Self {
             connection_path: parse_connection_path("decision.path", message.path())?,
-            revision: message.revision.parse()?,
+            revision: parse_revision_name(&message.revision)?,
             requested_scale: message.wanted,
             activator_count: message.activators,
             activity,

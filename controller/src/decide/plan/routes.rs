@@ -104,6 +104,8 @@ fn pod_subject(
         awaits_report: scale::awaits_report(pod, context),
         port: context.template.port,
         probe: context.template.agent_probe(),
+        ports: Vec::new(),
+        keeps_binds: false,
     })
 }
 
