@@ -244,6 +244,7 @@ impl ApiServerFixture {
             route_labels: BTreeMap::new(),
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_000),
+            serves_tcp: false,
         })
     }
 }

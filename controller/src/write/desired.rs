@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_route_name, has_child_named},
-        service_children,
+        plan, service_children,
     },
     model::{
         cluster_state::{ClusterState, ObjectOwner, RouteNameAllocation},
@@ -242,5 +242,6 @@ fn with_placeholder<T>(
         route_labels: app.route_labels(),
         route_annotations: app.route_annotations(),
         activator_port: Some(allocation.activator_port),
+        serves_tcp: plan::serves_tcp(app, owner, allocation.tag.as_deref(), cluster),
     }))
 }

@@ -71,6 +71,8 @@ pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
 ];
 /// Path of new connections, `direct` or `activator`, which overrides the autoscaler's rule.
 pub const PATH: &str = "rouse.dev/path";
+/// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.
+pub const PROTOCOL: &str = "rouse.dev/protocol";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
 pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 /// Retired spelling of [`TOPOLOGY_MODE`], which counts first.

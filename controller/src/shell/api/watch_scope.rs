@@ -254,6 +254,7 @@ mod tests {
             route_labels: BTreeMap::new(),
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_007),
+            serves_tcp: true,
         };
         let made = placeholder_service(&placeholder).body;
         let mut kept = made.clone();

@@ -95,6 +95,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     route_labels: BTreeMap::new(),
     route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
+    serves_tcp: false,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);
@@ -360,6 +361,37 @@ fn a_revision_has_two_services() {
         (at(&private.body, class), at(&public.body, class)),
         (&json!("Private"), &json!("Public"))
     );
+}
+
+#[test]
+fn objects_of_a_revision_name_the_protocol_that_its_template_names() {
+    let objects = |protocol: &str| {
+        let mut fixture = ChildrenFixture::plain();
+        fixture.annotations.insert("rouse.dev/protocol".into(), protocol.into());
+        let revision = fixture.revision();
+        let port = services::private_service(&revision).body["spec"]["ports"][0].take();
+        let pa = scaling::pod_autoscaler(&revision, RevisionReachability::Reachable);
+        let asleep = [activator(1, &["10.0.0.1"])];
+        let slices = slices::revision_slices(&revision, &[], 8080, &asleep, 2, no_hints()).len();
+        let port = json!([port["name"], port["appProtocol"], port["port"]]);
+        (port, pa.body["spec"]["protocolType"].clone(), slices)
+    };
+    assert_eq!(objects("http1"), (json!(["http", null, 80]), json!("http1"), 1));
+    assert_eq!(objects("h2c"), (json!(["http2", "kubernetes.io/h2c", 81]), json!("h2c"), 1));
+    // Activators could not know the Revision of a connection without a host.
+    assert_eq!(objects("tcp"), (json!(["tcp", "tcp", 80]), json!("tcp"), 0));
+}
+
+#[test]
+fn a_name_that_serves_raw_tcp_tells_meshes_so() {
+    let name = PlaceholderSpec { serves_tcp: true, ..ROUTE };
+    let service = services::placeholder_service(&name);
+    let slices = slices::route_name_slices(&name, &[activator(1, &["10.0.0.1"])], 0, no_hints());
+    for (object, ports) in [(&service, "/spec/ports/0"), (&slices[0], "/ports/0")] {
+        let port = at(&object.body, ports);
+        // A name that changed with the protocol would separate the Service from its slices for a moment.
+        assert_eq!((&port["name"], &port["appProtocol"]), (&json!("http"), &json!("tcp")));
+    }
 }
 
 #[test]

@@ -146,7 +146,9 @@ pub(super) fn check_serverless_service(
         problems.push(Problem::missing("spec"));
         return;
     };
-    for (name, values) in [("mode", ["Serve", "Proxy"]), ("protocolType", ["http1", "h2c"])] {
+    let fields: [(&str, &[&str]); 2] =
+        [("mode", &["Serve", "Proxy"]), ("protocolType", &["http1", "h2c", "tcp"])];
+    for (name, values) in fields {
         let value = defaults::text_field(spec, name);
         if value.is_empty() {
             problems.push(Problem::missing(format!("spec.{name}")));
