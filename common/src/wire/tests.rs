@@ -1,6 +1,8 @@
 use super::*;
 use crate::request_log::LogTemplate;
 
+mod scaled_services;
+
 fn name(text: &str) -> NamespacedName {
     text.parse().expect("a valid name")
 }

@@ -188,6 +188,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::Route
         | ResourceKind::DomainMapping
         | ResourceKind::EndpointSlice
+        | ResourceKind::StatefulSet
         | ResourceKind::ConfigMap
         | ResourceKind::ClusterDomainClaim
         | ResourceKind::Namespace => &[],

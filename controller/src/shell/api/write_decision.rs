@@ -76,7 +76,13 @@ pub fn next_write(
             scale_action(min_replicas, max_replicas, pods_to_remove, observed)
         }
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
-        (DesiredState::Absent | DesiredState::Scale { .. }, _)
+        (
+            DesiredState::Absent
+            | DesiredState::Scale { .. }
+            | DesiredState::Replicas { .. }
+            | DesiredState::GivenBack { .. },
+            _,
+        )
         | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
         (DesiredState::Body(body), ObjectPart::Object) => object_action(key, body, observed),
         (DesiredState::Body(mut status), ObjectPart::Status) => {
