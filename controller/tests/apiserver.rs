@@ -27,6 +27,7 @@ use controller::{
             lease_state::LeaseTiming,
             metrics::ApiServerMetrics,
             pull_secrets::ClusterPullSecrets,
+            watch_scope::watch_scopes,
             watches::{WatchUpdate, start_watches},
             write_queue::WriteLimits,
             writer::ObjectWriter,
@@ -122,7 +123,7 @@ fn apply_watch_update(writer: &ObjectWriter, update: WatchUpdate) {
         WatchUpdate::Object { resource, name, observed, .. } => {
             writer.handle_observed(resource, &name, observed)
         }
-        WatchUpdate::Deleted { resource, name } => writer.handle_deleted(resource, &name),
+        WatchUpdate::Deleted { resource, name, .. } => writer.handle_deleted(resource, &name),
     }
 }
 
@@ -142,7 +143,8 @@ impl ApiServerFixture {
             WriteLimits::default(),
             Arc::clone(&metrics),
         ));
-        let mut updates = start_watches(&client, "knative-serving", &metrics, &stop);
+        let scopes = watch_scopes("knative-serving");
+        let mut updates = start_watches(&client, scopes, &metrics, &stop);
         let observing_writer = Arc::clone(&writer);
         tokio::spawn(async move {
             while let Some(update) = updates.recv().await {
@@ -607,10 +609,11 @@ async fn watches_report_all_objects_and_then_changes() {
     let fixture = ApiServerFixture::new("watch").await;
     fixture.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
-    let mut updates = start_watches(&fixture.client, "knative-serving", &Arc::default(), &stop);
+    let scopes = watch_scopes("knative-serving");
+    let mut updates = start_watches(&fixture.client, scopes, &Arc::default(), &stop);
     let is_own = |update: &WatchUpdate| match update {
         WatchUpdate::Object { resource: ResourceKind::Route, name, .. }
-        | WatchUpdate::Deleted { resource: ResourceKind::Route, name } => {
+        | WatchUpdate::Deleted { resource: ResourceKind::Route, name, .. } => {
             name.namespace == fixture.namespace
         }
         WatchUpdate::ListBegun(scope) | WatchUpdate::ListCompleted(scope) => {
