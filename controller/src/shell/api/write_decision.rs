@@ -253,8 +253,8 @@ fn scale_action(
     }
 }
 
-/// Writes the number of pods and its record, unless the workload has both already. A workload of another UID, or one
-/// that is being deleted, is left alone: the state machine will observe it.
+/// Writes the number of pods and its record, unless the workload is known to have both, or to be in deletion. The state
+/// machine may know a new workload before the cache does; the version in the body keeps the write from any other one.
 fn replicas_action(
     key: &ObjectPartKey,
     version: &WorkloadVersion,
@@ -262,30 +262,33 @@ fn replicas_action(
     pods_to_remove: Vec<NamespacedName>,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
-    let Some(observed) = observed.filter(|it| is_workload(it, version)) else {
-        return WriteAction::None;
-    };
     let ReplicaRecord { scaled_to, user_replicas } = record;
-    let is_recorded =
-        (observed.scaled_to, observed.user_replicas) == (Some(scaled_to), Some(user_replicas));
-    if is_recorded && observed.replicas == Some(i64::from(scaled_to)) {
+    let is_done = |it: &ObservedObject| {
+        let recorded = (it.scaled_to, it.user_replicas);
+        recorded == (Some(scaled_to), Some(user_replicas))
+            && it.replicas == Some(i64::from(scaled_to))
+    };
+    let known = observed.filter(|it| it.uid == version.uid);
+    if known.is_some_and(|it| it.is_terminating || is_done(it)) {
         return WriteAction::None;
     }
     WriteAction::Replicas { body: replicas_body(key, version, record), pods_to_remove }
 }
 
-/// Gives a workload back, unless it has neither a record nor another number than it should have.
+/// Gives a workload back, unless it is known to be in deletion, or to have its number and no record.
 fn give_back_action(
     key: &ObjectPartKey,
     version: WorkloadVersion,
     replicas: Option<u32>,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
-    let Some(observed) = observed.filter(|it| is_workload(it, &version)) else {
-        return WriteAction::None;
+    let known = observed.filter(|it| it.uid == version.uid);
+    let has = |it: &ObservedObject, number: u32| it.replicas == Some(i64::from(number));
+    let missing = replicas.filter(|number| known.is_none_or(|it| !has(it, *number)));
+    let is_done = |it: &ObservedObject| {
+        missing.is_none() && it.scaled_to.is_none() && it.user_replicas.is_none()
     };
-    let missing = replicas.filter(|it| observed.replicas != Some(i64::from(*it)));
-    if missing.is_none() && observed.scaled_to.is_none() && observed.user_replicas.is_none() {
+    if known.is_some_and(|it| it.is_terminating || is_done(it)) {
         return WriteAction::None;
     }
     let body = missing.map(|replicas| {
@@ -293,10 +296,6 @@ fn give_back_action(
         replicas_body(key, &version, record)
     });
     WriteAction::GiveBack { version, body }
-}
-
-fn is_workload(observed: &ObservedObject, version: &WorkloadVersion) -> bool {
-    observed.uid == version.uid && !observed.is_terminating
 }
 
 /// Returns the body that sets the number of pods of a workload, with its record and the expected version.
@@ -509,7 +508,7 @@ mod tests {
     #[test]
     fn replicas_are_written_with_their_record_and_the_version_they_follow_from() {
         let pods_to_remove = vec![NamespacedName::new("default", "pod")];
-        let write = |observed: &ObservedObject| {
+        let write = |observed: Option<&ObservedObject>| {
             let desired = DesiredState::Replicas {
                 version: version(),
                 replicas: 0,
@@ -517,9 +516,10 @@ mod tests {
                 pods_to_remove: pods_to_remove.clone(),
             };
             let key = key(ResourceKind::StatefulSet, ObjectPart::Scale);
-            next_write(&key, desired, Some(observed), None)
+            next_write(&key, desired, observed, None)
         };
-        assert_eq!(write(&workload(0, Some((0, 3)))), WriteAction::None);
+        let done = workload(0, Some((0, 3)));
+        assert_eq!(write(Some(&done)), WriteAction::None);
         let body = json!({
             "apiVersion": "apps/v1", "kind": "StatefulSet",
             "metadata": {
@@ -531,20 +531,22 @@ mod tests {
         let expected = WriteAction::Replicas { body, pods_to_remove: pods_to_remove.clone() };
         // Another number, a number of another client, and a user's number that was not recorded.
         for observed in [workload(3, Some((0, 3))), workload(0, None), workload(0, Some((0, 2)))] {
-            assert_eq!(write(&observed), expected, "{observed:?}");
+            assert_eq!(write(Some(&observed)), expected, "{observed:?}");
         }
-        let replaced = ObservedObject { uid: "v".into(), ..workload(3, None) };
+        // The state machine knows a new workload first.
+        let replaced = ObservedObject { uid: "v".into(), ..done };
+        assert_eq!([write(Some(&replaced)), write(None)], [expected.clone(), expected]);
         let going = ObservedObject { is_terminating: true, ..workload(3, None) };
-        assert_eq!([write(&replaced), write(&going)], [WriteAction::None, WriteAction::None]);
+        assert_eq!(write(Some(&going)), WriteAction::None);
     }
 
     /// The number comes first: without the record it would count as the user's.
     #[test]
     fn a_workload_is_given_back_with_its_number_and_without_its_record() {
-        let write = |replicas: Option<u32>, observed: &ObservedObject| {
+        let write = |replicas: Option<u32>, observed: Option<ObservedObject>| {
             let desired = DesiredState::GivenBack { version: version(), replicas };
             let key = key(ResourceKind::Deployment, ObjectPart::Scale);
-            match next_write(&key, desired, Some(observed), None) {
+            match next_write(&key, desired, observed.as_ref(), None) {
                 WriteAction::GiveBack { version: sent, body } => {
                     assert_eq!(sent, version());
                     Some(body.map(|it| (it["spec"].clone(), it["metadata"]["annotations"].clone())))
@@ -559,13 +561,14 @@ mod tests {
             json!({"replicas": 3}),
             json!({"rouse.dev/scaled-to": "3", "rouse.dev/replicas": "3"}),
         );
-        assert_eq!(write(Some(3), &workload(0, Some((0, 3)))), Some(Some(first)));
-        assert_eq!(write(Some(3), &workload(3, Some((3, 3)))), Some(None));
-        assert_eq!(write(None, &workload(5, Some((0, 3)))), Some(None));
-        assert_eq!(write(None, &workload(5, None)), None);
-        assert_eq!(write(Some(3), &workload(3, None)), None, "it was given back");
-        let replaced = ObservedObject { uid: "v".into(), ..workload(0, Some((0, 3))) };
-        assert_eq!(write(Some(3), &replaced), None);
+        assert_eq!(write(Some(3), Some(workload(0, Some((0, 3))))), Some(Some(first.clone())));
+        assert_eq!(write(Some(3), Some(workload(3, Some((3, 3))))), Some(None));
+        assert_eq!(write(None, Some(workload(5, Some((0, 3))))), Some(None));
+        assert_eq!(write(None, Some(workload(5, None))), None);
+        assert_eq!(write(Some(3), Some(workload(3, None))), None, "it was given back");
+        assert_eq!(write(Some(3), None), Some(Some(first)), "the cache does not know it yet");
+        let going = ObservedObject { is_terminating: true, ..workload(0, Some((0, 3))) };
+        assert_eq!(write(Some(3), Some(going)), None);
     }
 
     /// A write that another client undoes is delayed, and a service that wakes and sleeps by itself is not.
