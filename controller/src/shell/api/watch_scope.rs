@@ -250,6 +250,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
                     "clusterIP",
                     "clusterIPs",
                     "externalName",
+                    "externalTrafficPolicy",
                     "internalTrafficPolicy",
                     "ipFamilyPolicy",
                     "ports",
@@ -438,6 +439,22 @@ mod tests {
         let mut kept = made.clone();
         prune_fields(ResourceKind::Service, &mut kept);
         assert_eq!(kept["spec"], made["spec"]);
+    }
+
+    #[test]
+    fn a_service_of_a_user_keeps_what_a_scaled_service_depends_on() {
+        let kept = json!({
+            "clusterIP": "None", "clusterIPs": ["None"], "externalName": "a.example.com",
+            "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local",
+            "ports": [{"port": 80, "targetPort": "http", "appProtocol": "tcp"}],
+            "selector": {"app": "a"}, "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}},
+            "trafficDistribution": "PreferClose", "type": "NodePort",
+        });
+        let mut service = json!({"metadata": {"name": "a"}, "spec": kept});
+        service["spec"]["externalIPs"] = json!(["192.0.2.1"]);
+        trim_object(&WatchScope::all_of(ResourceKind::Service), &mut service);
+        assert_eq!(service["spec"], kept);
     }
 
     #[test]
