@@ -40,6 +40,7 @@ mod pods;
 mod replicas;
 mod reports;
 mod route_references;
+mod scaled_services;
 mod settings;
 mod timers;
 mod write_keys;
@@ -50,6 +51,7 @@ use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use events::{ControllerEffects, ControllerEvent};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
+pub use scaled_services::ServiceEventRecord;
 pub use settings::ConfigMapEventRecord;
 use timers::AppTimers;
 
@@ -100,6 +102,8 @@ pub struct ControllerStateMachine {
     apps_to_rewrite: VecDeque<NamespacedName>,
     /// Events on ConfigMaps that this replica records only if it becomes the leader.
     unrecorded_events: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
+    /// True once a scaled Service, or something of one, was observed.
+    needs_workload_watch: bool,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -129,6 +133,7 @@ impl ControllerStateMachine {
             draining_apps: BTreeSet::new(),
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
+            needs_workload_watch: false,
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -175,6 +180,7 @@ impl ControllerStateMachine {
         // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
         self.reconcile_claimants(now);
         self.apply_pending_decisions(now);
+        self.effects.needs_workload_watch = self.needs_workload_watch;
         std::mem::take(&mut self.effects)
     }
 
@@ -231,6 +237,7 @@ impl ControllerStateMachine {
             }
             Event::ClientPodObserved { name, pod } => self.handle_client_pod(name, pod, now),
             Event::ClientPodsListed => self.handle_client_list(now),
+            Event::WorkloadsListed => self.handle_workload_list(now),
             Event::WriteErrorChanged { key, error } => self.handle_write_error(&key, error, now),
             Event::ChildrenMissing { app, owner_resource, owner, error } => {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)

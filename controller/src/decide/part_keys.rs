@@ -86,6 +86,7 @@ pub(crate) fn has_child_named(
         | ResourceKind::Route
         | ResourceKind::DomainMapping
         | ResourceKind::ClusterDomainClaim
+        | ResourceKind::StatefulSet
         | ResourceKind::Pod
         | ResourceKind::Node
         | ResourceKind::ConfigMap

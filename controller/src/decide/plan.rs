@@ -25,7 +25,7 @@ mod topology;
 mod traffic;
 
 pub(crate) use revision_conditions::{CONTAINER_MISSING, reported_deadline_reason};
-pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
+pub(crate) use routes::{is_direct_path, placeholder_name, route_host, serves_tcp};
 pub(crate) use topology::hint_mode;
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.

@@ -16,11 +16,15 @@ pub use resource::ResourceKind;
 
 /// Field manager of the controller's applies in `managedFields`.
 pub const FIELD_MANAGER: &str = "rouse";
+/// Field manager of replicas and their record on the workload of a scaled Service. It is not [`FIELD_MANAGER`]: an apply
+/// removes each field that its manager applied before and leaves out now.
+pub const SCALE_FIELD_MANAGER: &str = "rouse-scale";
 
 /// Part of an object that is written on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectPart {
-    /// Replicas of a Deployment, and the deletion cost of pods that should go. Never waits for another part.
+    /// Replicas of a Deployment or StatefulSet, and the deletion cost of pods that should go. Never waits for another
+    /// part.
     Scale,
     /// Everything of the object but its status.
     Object,
@@ -75,6 +79,49 @@ pub enum DesiredState {
         /// Pods to remove first if the Deployment is scaled down.
         pods_to_remove: Vec<NamespacedName>,
     },
+    /// Number of pods of the workload of a scaled Service, with the record of who wrote it; for [`ObjectPart::Scale`]
+    /// only. Exactly this is written, in one server-side apply by [`SCALE_FIELD_MANAGER`]: `spec.replicas` and both
+    /// annotations of [`ReplicaRecord`].
+    Replicas {
+        /// Version of the workload that the number follows from: a later number of another client must stay.
+        version: WorkloadVersion,
+        /// Value of `spec.replicas`, and of the annotation that records it.
+        replicas: u32,
+        /// Number of the user, for the other annotation.
+        recorded: u32,
+        /// Pods to remove first, if the number is lower than the present one. Empty for a StatefulSet, which always
+        /// ends the pods with the highest ordinals.
+        pods_to_remove: Vec<NamespacedName>,
+    },
+    /// End of the management of a workload; for [`ObjectPart::Scale`] only. Both annotations of [`ReplicaRecord`] are
+    /// removed, and with them what [`SCALE_FIELD_MANAGER`] owns of the object. An apply that leaves `spec.replicas` out
+    /// must not do that: the API server would remove the number, and set one pod as the default.
+    GivenBack {
+        /// Version of the workload that this follows from.
+        version: WorkloadVersion,
+        /// Value to set for `spec.replicas`; `None`: the present number stays.
+        replicas: Option<u32>,
+    },
+}
+
+/// Version of a workload, as the state machine has observed it. A write with it fails if the workload has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadVersion {
+    /// UID of the workload.
+    pub uid: Box<str>,
+    /// Value of `metadata.resourceVersion`.
+    pub resource_version: Box<str>,
+}
+
+/// Record of the last write of the replicas of a workload, in two annotations of it. So a restart, another leader or a
+/// lost response does not hide who wrote the present number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaRecord {
+    /// Number that the controller wrote last (`rouse.dev/scaled-to`). The present number is the controller's if it is
+    /// the same.
+    pub scaled_to: u32,
+    /// Number of the user at that time (`rouse.dev/replicas`), at least 1.
+    pub user_replicas: u32,
 }
 
 /// Write error: the reason why an object cannot be written, for conditions and Events.

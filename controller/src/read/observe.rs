@@ -33,8 +33,10 @@ use crate::{
 };
 
 mod pods;
+mod scaled_service;
 
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
+pub use scaled_service::is_scaled_autoscaler;
 
 /// Label with the zone of a node.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";

@@ -8,11 +8,15 @@
 
 use std::collections::BTreeMap;
 
+use common::wire::AppProtocol;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::model::{knative::RevisionSpec, object::ResourceKind};
+use crate::model::{
+    knative::{RevisionSpec, user_container},
+    object::ResourceKind,
+};
 
 pub mod deployment;
 pub mod hpa;
@@ -111,11 +115,9 @@ impl<'a> RevisionView<'a> {
         OwnerObject { resource: ResourceKind::Revision, name: self.name, uid: self.uid }
     }
 
-    /// Returns true if its pods speak HTTP/2 without TLS (a port named `h2c`).
-    pub fn is_h2c(&self) -> bool {
-        let containers = &self.spec.pod.containers;
-        let ports = containers.iter().flat_map(|it| it.ports.iter().flatten());
-        ports.clone().any(|port| port.name.as_deref() == Some("h2c"))
+    /// Returns the protocol that its pods speak.
+    pub fn protocol(&self) -> AppProtocol {
+        user_container::read_protocol(self.annotations, &self.spec.pod.containers)
     }
 
     /// Image with digest of a container, once it is resolved.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_route_name, has_child_named},
-        service_children,
+        plan, service_children,
     },
     model::{
         cluster_state::{ClusterState, ObjectOwner, RouteNameAllocation},
@@ -52,7 +52,8 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
-        ResourceKind::Node
+        ResourceKind::StatefulSet
+        | ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
         | ResourceKind::NetworkPolicy => DesiredState::Unmanaged,
@@ -75,7 +76,11 @@ pub fn local_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Valu
         &ObjectPartKey::new(resource, part, key.name.clone()),
     ) {
         DesiredState::Body(body) => Some(body),
-        DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => None,
+        DesiredState::Unmanaged
+        | DesiredState::Absent
+        | DesiredState::Scale { .. }
+        | DesiredState::Replicas { .. }
+        | DesiredState::GivenBack { .. } => None,
     };
     let mut object = part(ObjectPart::Object)?;
     object["status"] = part(ObjectPart::Status).unwrap_or_default();
@@ -242,5 +247,6 @@ fn with_placeholder<T>(
         route_labels: app.route_labels(),
         route_annotations: app.route_annotations(),
         activator_port: Some(allocation.activator_port),
+        serves_tcp: plan::serves_tcp(app, owner, allocation.tag.as_deref(), cluster),
     }))
 }

@@ -34,7 +34,7 @@ use crate::{
             domain_mapping::DomainMappingStatus,
             key::{self, DECISION_ANNOTATION},
         },
-        object::{LocalObjectKey, LocalObjectKind},
+        object::{LocalObjectKey, LocalObjectKind, names::tagged_name},
         rollout,
     },
 };
@@ -104,18 +104,36 @@ fn object_json(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Seria
     })
 }
 
-fn internal_address(name: &NamespacedName, cluster: &ClusterState) -> Option<AddressableUrl> {
+fn internal_address(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<AddressableUrl> {
     let domain = &cluster.settings.cluster_domain;
-    Some(AddressableUrl { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
+    let url = match plan::serves_tcp(app, name, None, cluster) {
+        true => tcp_url(name, None, cluster),
+        false => format!("http://{}.{}.svc.{domain}", name.name, name.namespace),
+    };
+    Some(AddressableUrl { url })
 }
 
-/// Returns the external URL of a Route or of one of its tags; empty if no valid host results.
+/// Returns the URL of a name of a Route that serves raw TCP, which only clients inside the cluster can reach.
+fn tcp_url(name: &NamespacedName, tag: Option<&str>, cluster: &ClusterState) -> String {
+    let (service, domain) = (tagged_name(tag, &name.name), &cluster.settings.cluster_domain);
+    format!("tcp://{service}.{}.svc.{domain}:80", name.namespace)
+}
+
+/// Returns the external URL of a Route or of one of its tags; empty if no valid host results. A name that serves raw
+/// TCP has none, and the internal URL is returned.
 fn external_url(
     app: &AppState,
     name: &NamespacedName,
     tag: Option<&str>,
     cluster: &ClusterState,
 ) -> String {
+    if plan::serves_tcp(app, name, tag, cluster) {
+        return tcp_url(name, tag, cluster);
+    }
     plan::route_host(app, name, tag, cluster).map(|it| it.url).unwrap_or_default()
 }
 
@@ -153,7 +171,7 @@ fn render_service(
         latest_created_revision_name: latest_created_name(app),
         latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
         url: if routed { external_url(app, name, None, cluster) } else { String::new() },
-        address: internal_address(name, cluster).filter(|_| routed),
+        address: internal_address(app, name, cluster).filter(|_| routed),
         traffic: status_traffic(app, name, cluster),
     };
     let traffic = spec_traffic(&manifest.traffic);
@@ -207,7 +225,7 @@ fn render_route(
         observed_generation: route.meta.generation.into(),
         conditions: render_conditions(&app.conditions, &ROUTE_CONDITIONS),
         url: if routed { external_url(app, name, None, cluster) } else { String::new() },
-        address: internal_address(name, cluster).filter(|_| routed),
+        address: internal_address(app, name, cluster).filter(|_| routed),
         traffic: status_traffic(app, name, cluster),
         annotations: route
             .rollout

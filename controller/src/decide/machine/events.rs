@@ -8,7 +8,7 @@ use common::{
 };
 use serde_json::Value;
 
-use super::{ConfigMapEventRecord, DigestResolution};
+use super::{ConfigMapEventRecord, DigestResolution, ServiceEventRecord};
 use crate::model::{
     cluster_state::{AppState, ServiceManifest},
     network_policies::PolicyClientPod,
@@ -68,6 +68,9 @@ pub enum ControllerEvent {
     ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
     /// All pods that NetworkPolicies may admit have been observed.
     ClientPodsListed,
+    /// All Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users that existed when they were first
+    /// listed have been observed, after [`ControllerEffects::needs_workload_watch`].
+    WorkloadsListed,
     /// A write error of an object; `None`: its last write succeeded.
     WriteErrorChanged { key: ObjectPartKey, error: Option<WriteError> },
     /// Child objects of an app's object do not exist; `None`: all exist.
@@ -104,6 +107,11 @@ pub struct ControllerEffects {
     pub config_map_events: Vec<ConfigMapEventRecord>,
     /// Revisions whose digests are to be resolved, or are no longer needed.
     pub revisions_to_resolve: Vec<NamespacedName>,
+    /// Events to record on Services of users.
+    pub service_events: Vec<ServiceEventRecord>,
+    /// True if the Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users must be watched: a scaled
+    /// Service exists, or something of one. Once true, it is true in all later effects.
+    pub needs_workload_watch: bool,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused_reports: u64,
 }

@@ -56,11 +56,9 @@ impl ControllerStateMachine {
             ResourceKind::EndpointSlice => self.observe_slice(&name, object),
             ResourceKind::DomainMapping => self.observe_domain_mapping(&name, object, now),
             ResourceKind::ClusterDomainClaim => self.observe_domain_claim(&name, object, now),
+            ResourceKind::StatefulSet | ResourceKind::HorizontalPodAutoscaler => {}
             // These kinds are only written.
-            ResourceKind::HorizontalPodAutoscaler
-            | ResourceKind::ServerlessService
-            | ResourceKind::Metric
-            | ResourceKind::Image => {}
+            ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
     }
 

@@ -89,6 +89,15 @@ fn resolve_target<'a>(
     }
 }
 
+/// Returns true if the name of a Route to which the mapping refers serves raw TCP.
+fn target_serves_tcp(cluster: &ClusterState, mapping: &DomainMappingState) -> bool {
+    let Some(route) = cluster.app_of_route_name(&mapping.target) else { return false };
+    let Some(app) = cluster.apps.get(&route) else { return false };
+    let mut names = app.allocations().iter();
+    let target = names.find(|it| routes::placeholder_name(it, &route.name) == mapping.target.name);
+    target.is_some_and(|it| routes::serves_tcp(app, &route, it.tag.as_deref(), cluster))
+}
+
 /// Sets all conditions of a mapping.
 pub fn update_conditions(
     cluster: &ClusterState,
@@ -103,6 +112,15 @@ pub fn update_conditions(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
         )),
+        Ok(_) if target_serves_tcp(cluster, mapping) => {
+            ConditionStatus::False(ConditionReason::new(
+                "ResolveFailed",
+                format!(
+                    "{} {:?} speaks raw TCP, and only HTTP names a domain",
+                    mapping.target_resource, mapping.target.name
+                ),
+            ))
+        }
         Ok(_) => ConditionStatus::True(None),
     };
     let certificate = match &mapping.tls_secret {

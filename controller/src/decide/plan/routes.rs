@@ -134,13 +134,8 @@ fn service_subject(
 ) -> ServiceEntry {
     let settings = &cluster.settings;
     let service_name = placeholder_name(allocation, &name.name);
-    let shares = match &allocation.tag {
-        None => traffic::revision_shares(app.traffic()),
-        Some(tag) => {
-            let tagged = app.traffic().iter().find(|it| it.tag.as_ref() == Some(tag));
-            tagged.map(|it| (&*it.revision_name, 100)).into_iter().collect()
-        }
-    };
+    let shares = name_shares(app, allocation.tag.as_deref());
+    let is_tcp = serves_tcp(app, name, allocation.tag.as_deref(), cluster);
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only_revision = match shares.as_slice() {
         [(revision, _)] => find_revision(revision, app, name, templates, cluster),
@@ -155,7 +150,8 @@ fn service_subject(
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    let host = route_host(app, name, allocation.tag.as_deref(), cluster);
+    // Bytes of any protocol name no host, by which a gateway could find their service.
+    let host = route_host(app, name, allocation.tag.as_deref(), cluster).filter(|_| !is_tcp);
     let public_host = host.filter(|host| {
         let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders);
         !host.is_private
@@ -175,13 +171,14 @@ fn service_subject(
         connection_path: only_revision
             .as_ref()
             // An activator must read the header.
-            .filter(|_| !has_tag_header_routing(app, cluster))
+            .filter(|_| is_tcp || !has_tag_header_routing(app, cluster))
             .map_or(ConnectionPath::Activator, |(revision, template)| {
                 connection_path(app, revision, &context_for(template))
             }),
         hosts: public_host.map(|it| it.host).into_iter().collect(),
-        gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster),
-        protocol: None,
+        gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster)
+            .filter(|_| !is_tcp),
+        protocol: is_tcp.then_some(AppProtocol::Tcp),
         uses_pod_ports: false,
         affinity: None,
     }
@@ -191,6 +188,37 @@ fn service_subject(
 fn awaits_agents(app: &AppState, cluster: &ClusterState) -> bool {
     !app.conditions.is_true(ConditionType::RouteIngress)
         && cluster.pods.reporters.has_complete_list(ClientComponent::Agent)
+}
+
+/// Returns the Revisions behind a Route's own name or the name of a tag, each with its percent.
+fn name_shares<'a>(app: &'a AppState, tag: Option<&str>) -> Vec<(&'a str, u8)> {
+    let Some(tag) = tag else { return traffic::revision_shares(app.traffic()) };
+    let tagged = app.traffic().iter().find(|it| it.tag.as_deref() == Some(tag));
+    tagged.map(|it| (&*it.revision_name, 100)).into_iter().collect()
+}
+
+/// Returns true if connections to a name of a Route carry bytes of any protocol, since a Revision behind it speaks
+/// `tcp`. Before any Revision has traffic, the latest one decides.
+///
+/// An activator must know it before it reads from the client. So with several Revisions, the HTTP of another one is
+/// passed on as bytes, too.
+pub(crate) fn serves_tcp(
+    app: &AppState,
+    name: &NamespacedName,
+    tag: Option<&str>,
+    cluster: &ClusterState,
+) -> bool {
+    let is_tcp = |revision: &AppRevision| {
+        ParsedTemplate::of_revision(revision, cluster).protocol == AppProtocol::Tcp
+    };
+    let shares = name_shares(app, tag);
+    if shares.is_empty() {
+        return app.latest_created().is_some_and(is_tcp);
+    }
+    shares.iter().any(|(revision, _)| {
+        let own = app.revision(revision);
+        own.or_else(|| cluster.revision(&name.namespace, revision)).is_some_and(is_tcp)
+    })
 }
 
 /// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.
@@ -305,7 +333,7 @@ pub(crate) fn is_direct_path(
     let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split
-        && !has_tag_header_routing(app, cluster)
+        && (template.protocol == AppProtocol::Tcp || !has_tag_header_routing(app, cluster))
         && connection_path(app, revision, &context) == ConnectionPath::Direct
 }
 
@@ -334,13 +362,15 @@ fn connection_path(
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle_timeout = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let has_limit = context.template.container_concurrency > 0
-        || start_timeout.is_some()
-        || idle_timeout.is_some();
     let is_balanced_h2c =
         context.template.protocol == AppProtocol::H2c && requested_path != Some("direct");
     let is_logged = configs.observability.needs_activator();
-    if requested_path == Some("activator") || has_limit || is_balanced_h2c || is_logged {
+    // Bytes of any protocol have no responses, which these settings are about.
+    let has_responses = context.template.protocol != AppProtocol::Tcp;
+    let needs_activator = context.template.container_concurrency > 0
+        || is_balanced_h2c
+        || (has_responses && (start_timeout.is_some() || idle_timeout.is_some() || is_logged));
+    if requested_path == Some("activator") || needs_activator {
         return ConnectionPath::Activator;
     }
     scale::burst_path(revision, context)

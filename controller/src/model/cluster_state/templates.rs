@@ -110,7 +110,6 @@ impl ParsedTemplate {
         let serving_index = user_container::serving_index(containers);
         let port = containers.get(serving_index).and_then(|it| it.ports.as_ref()?.first());
         let number = port.and_then(|port| u16::try_from(port.container_port).ok());
-        let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
         let timeout = raw.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
@@ -120,7 +119,7 @@ impl ParsedTemplate {
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
             serving_index,
             port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
-            protocol: if h2c { AppProtocol::H2c } else { AppProtocol::Http1 },
+            protocol: user_container::read_protocol(annotations, containers),
             raw,
         }
     }

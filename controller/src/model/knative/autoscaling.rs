@@ -27,7 +27,7 @@ pub struct PodAutoscalerSpec {
     /// Reachability of the Revision by Routes; empty while unknown.
     #[serde(skip_serializing_if = "KnativeReachability::is_unknown")]
     pub reachability: KnativeReachability,
-    /// Protocol of the pods: `http1` or `h2c`.
+    /// Protocol of the pods: `http1`, `h2c` or `tcp`.
     pub protocol_type: String,
 }
 

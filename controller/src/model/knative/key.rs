@@ -71,6 +71,8 @@ pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
 ];
 /// Path of new connections, `direct` or `activator`, which overrides the autoscaler's rule.
 pub const PATH: &str = "rouse.dev/path";
+/// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.
+pub const PROTOCOL: &str = "rouse.dev/protocol";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
 pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 /// Retired spelling of [`TOPOLOGY_MODE`], which counts first.
@@ -93,6 +95,16 @@ pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 pub const DRAINING: &str = "rouse.dev/draining";
 /// Annotation with the service's own port number at the activators.
 pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
+/// Annotation of a Kubernetes Service that lets its workload sleep: `true` makes it a scaled Service.
+pub const SCALE_TO_ZERO: &str = "rouse.dev/scale-to-zero";
+/// Label of the PodAutoscaler of a scaled Service: the Service's name.
+pub const SCALED_SERVICE: &str = "rouse.dev/scaled-service";
+/// Annotation of the PodAutoscaler of a scaled Service: the ports at the activators, as `80=20017,5432=20018`.
+pub const ACTIVATOR_PORTS: &str = "rouse.dev/activator-ports";
+/// Annotation of the workload of a scaled Service: the number of pods that the controller wrote last.
+pub const SCALED_TO: &str = "rouse.dev/scaled-to";
+/// Annotation of the workload of a scaled Service: the number of pods that its user wants while it is awake.
+pub const USER_REPLICAS: &str = "rouse.dev/replicas";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {

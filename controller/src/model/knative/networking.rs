@@ -22,7 +22,7 @@ pub struct ServerlessServiceSpec {
     pub mode: KnativeServerlessMode,
     /// Deployment whose pods serve the Revision.
     pub object_ref: NamespacedObjectRef,
-    /// Protocol of the pods: `http1` or `h2c`.
+    /// Protocol of the pods: `http1`, `h2c` or `tcp`.
     pub protocol_type: String,
     /// Number of activators that serve the Revision; 0: all.
     #[serde(skip_serializing_if = "is_zero")]

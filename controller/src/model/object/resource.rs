@@ -17,6 +17,8 @@ pub enum ResourceKind {
     DomainMapping,
     /// `Deployment` of the group `apps`.
     Deployment,
+    /// `StatefulSet` of the group `apps`.
+    StatefulSet,
     /// `Pod` of the core group.
     Pod,
     /// `Service` of the core group, as opposed to Knative's.
@@ -66,13 +68,14 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
         Self::Route,
         Self::DomainMapping,
         Self::Deployment,
+        Self::StatefulSet,
         Self::Pod,
         Self::Service,
         Self::EndpointSlice,
@@ -102,6 +105,7 @@ impl ResourceKind {
                 resource_names(SERVING, "v1beta1", "DomainMapping", "domainmappings")
             }
             Self::Deployment => resource_names("apps", "v1", "Deployment", "deployments"),
+            Self::StatefulSet => resource_names("apps", "v1", "StatefulSet", "statefulsets"),
             Self::Pod => resource_names("", "v1", "Pod", "pods"),
             Self::Service => resource_names("", "v1", "Service", "services"),
             Self::EndpointSlice => {

@@ -13,7 +13,7 @@ use super::{
     known_keys::{self, MetadataPlace},
     local_warnings, metadata, probe, revision_template, security,
     settings::{RuleSettings, TemplateParent},
-    traffic,
+    tcp_warnings, traffic,
     typed::parse_typed,
 };
 use crate::model::{
@@ -296,10 +296,12 @@ fn collect_warnings(
     known_keys::warn_template_metadata(inner, at, warnings);
     let inner: ObjectMeta = parse_typed(inner, at, &mut Vec::new());
     known_keys::warn_unused_keys(&inner, MetadataPlace::Template, at, warnings);
-    let pod: PodSpec = match request.object.pointer("/spec/template/spec") {
-        Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
-        None => PodSpec::default(),
-    };
+    let spec = request.object.pointer("/spec/template/spec").unwrap_or(&Value::Null);
+    // A Configuration has no hosts, and a warning about its annotations exists already.
+    let no_meta = ObjectMeta::default();
+    let route_meta = if request.kind == AdmittedKind::Service { meta } else { &no_meta };
+    tcp_warnings::warn_http_settings(route_meta, &inner, spec, warnings);
+    let pod: PodSpec = serde_json::from_value(spec.clone()).unwrap_or_default();
     match request.settings.platform {
         PlatformKind::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.

@@ -10,7 +10,10 @@ use serde_json::json;
 
 use super::{dns_names, settings::TemplateParent};
 use crate::model::{
-    cluster_state::HintMode, go_values::parse_duration, knative::key, problem::Problem,
+    cluster_state::HintMode,
+    go_values::parse_duration,
+    knative::{key, user_container::parse_protocol},
+    problem::Problem,
     scale_policy,
 };
 
@@ -118,6 +121,7 @@ pub(super) fn check_template_annotations(
     }
     check_path(annotations, at, problems);
     check_traffic_distribution(annotations, at, problems);
+    check_protocol(annotations, at, problems);
     check_sidecar(annotations, at, problems);
     for (name, value) in annotations {
         let problem = match name.strip_prefix("features.knative.dev/") {
@@ -178,6 +182,15 @@ fn check_traffic_distribution(all: &AnnotationMap, at: &str, problems: &mut Vec<
     if let Some(value) = all.get(key::TRAFFIC_DISTRIBUTION).filter(is_unknown) {
         let problem = Problem::invalid(format!("{at}.{}", key::TRAFFIC_DISTRIBUTION), value);
         problems.push(problem.with_details("use PreferSameZone, PreferSameNode or PreferClose"));
+    }
+}
+
+/// Checks Rouse's own annotation for the protocol of a Revision's pods.
+fn check_protocol(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
+    let is_unknown = |it: &&String| parse_protocol(it).is_none();
+    if let Some(value) = all.get(key::PROTOCOL).filter(is_unknown) {
+        let problem = Problem::invalid(format!("{at}.{}", key::PROTOCOL), value);
+        problems.push(problem.with_details("use http1, h2c or tcp"));
     }
 }
 

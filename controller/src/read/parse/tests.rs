@@ -311,6 +311,10 @@ fn limits_and_annotations_are_bounded() {
             annotated("rouse.dev/traffic-distribution: near"),
             "invalid value: near: spec.template.metadata.annotations.rouse.dev/traffic-distribution (use PreferSameZone, PreferSameNode or PreferClose)",
         ),
+        (
+            annotated("rouse.dev/protocol: udp"),
+            "invalid value: udp: spec.template.metadata.annotations.rouse.dev/protocol (use http1, h2c or tcp)",
+        ),
     ]);
 }
 

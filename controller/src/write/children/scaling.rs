@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use common::wire::AppProtocol;
 use serde_json::{Value, json};
 
 use super::{ChildObject, RevisionView, meta};
@@ -31,7 +32,11 @@ pub enum ServerlessServiceMode {
 }
 
 fn protocol_type(revision: &RevisionView<'_>) -> &'static str {
-    if revision.is_h2c() { "h2c" } else { "http1" }
+    match revision.protocol() {
+        AppProtocol::Http1 => "http1",
+        AppProtocol::H2c => "h2c",
+        AppProtocol::Tcp => "tcp",
+    }
 }
 
 fn scale_target_ref(revision: &RevisionView<'_>) -> Value {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use common::wire::AppProtocol;
 use k8s_openapi::{
     api::core::v1::{ServicePort, ServiceSpec},
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
@@ -30,9 +31,10 @@ const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
 const HTTP2_PORT: i32 = 81;
 
-/// Annotations of a Route that its Services do not inherit.
-const UNINHERITED_ANNOTATIONS: [&str; 4] = [
+/// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
+const UNINHERITED_ANNOTATIONS: [&str; 5] = [
     APPLIED_ANNOTATION,
+    key::SCALE_TO_ZERO,
     ACTIVATOR_PORT_ANNOTATION,
     key::ALLOCATIONS,
     "kubectl.kubernetes.io/last-applied-configuration",
@@ -45,7 +47,7 @@ pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
         user_container::serving_port(containers.get(user_container::serving_index(containers)));
     let spec = ServiceSpec {
         selector: Some(meta::pod_selector(revision)),
-        ports: Some(vec![service_port(revision.is_h2c(), Some(port))]),
+        ports: Some(vec![service_port(revision.protocol(), Some(port))]),
         ..ServiceSpec::default()
     };
     revision_service(revision, private_service_name(revision.name), "Private", spec)
@@ -54,7 +56,7 @@ pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
 /// Builds the Service that carries the Revision's name, without a selector.
 pub fn public_service(revision: &RevisionView<'_>) -> ChildObject {
     let spec = ServiceSpec {
-        ports: Some(vec![service_port(revision.is_h2c(), None)]),
+        ports: Some(vec![service_port(revision.protocol(), None)]),
         ..ServiceSpec::default()
     };
     revision_service(revision, revision.name.into(), "Public", spec)
@@ -76,15 +78,36 @@ fn revision_service(
     ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
 }
 
-fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
-    let port = if h2c { HTTP2_PORT } else { HTTP_PORT };
+fn service_port(protocol: AppProtocol, target: Option<i32>) -> ServicePort {
+    let port = match protocol {
+        AppProtocol::H2c => HTTP2_PORT,
+        AppProtocol::Http1 | AppProtocol::Tcp => HTTP_PORT,
+    };
     ServicePort {
-        name: Some(if h2c { "http2" } else { "http" }.into()),
-        app_protocol: h2c.then(|| "kubernetes.io/h2c".into()),
+        name: Some(port_name(protocol).into()),
+        app_protocol: app_protocol(protocol).map(Into::into),
         port,
         protocol: Some("TCP".into()),
         target_port: Some(IntOrString::Int(target.unwrap_or(port))),
         ..ServicePort::default()
+    }
+}
+
+/// Name of the port of a Revision's Services for a protocol.
+pub(super) fn port_name(protocol: AppProtocol) -> &'static str {
+    match protocol {
+        AppProtocol::Http1 => "http",
+        AppProtocol::H2c => "http2",
+        AppProtocol::Tcp => "tcp",
+    }
+}
+
+/// Value of a port's `appProtocol`, by which a mesh knows the protocol; `None`: HTTP/1.1, which the name shows.
+pub(super) fn app_protocol(protocol: AppProtocol) -> Option<&'static str> {
+    match protocol {
+        AppProtocol::Http1 => None,
+        AppProtocol::H2c => Some("kubernetes.io/h2c"),
+        AppProtocol::Tcp => Some("tcp"),
     }
 }
 
@@ -107,6 +130,8 @@ pub struct PlaceholderSpec<'a> {
     pub route_annotations: BTreeMap<String, String>,
     /// The name's own port number at the activators, once it is allocated.
     pub activator_port: Option<u16>,
+    /// True if the name serves raw TCP.
+    pub serves_tcp: bool,
 }
 
 impl PlaceholderSpec<'_> {
@@ -138,6 +163,12 @@ impl PlaceholderSpec<'_> {
         annotations
     }
 
+    /// Value of `appProtocol` of the name's port. The port's name stays the same whatever the protocol: kube-proxy finds
+    /// the slices of a Service by it, and both objects never change at the same moment.
+    pub(super) fn app_protocol(&self) -> Option<&'static str> {
+        self.serves_tcp.then_some(AppProtocol::Tcp).and_then(app_protocol)
+    }
+
     /// The Route as the owner of its children.
     pub fn owner(&self) -> OwnerObject<'_> {
         OwnerObject { resource: ResourceKind::Route, name: self.route, uid: self.route_uid }
@@ -164,6 +195,7 @@ pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
         session_affinity: Some("None".into()),
         ports: Some(vec![ServicePort {
             name: Some("http".into()),
+            app_protocol: of.app_protocol().map(Into::into),
             port: HTTP_PORT,
             protocol: Some("TCP".into()),
             target_port: Some(IntOrString::Int(HTTP_PORT)),

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use common::service_routing::TopologyHints;
+use common::{service_routing::TopologyHints, wire::AppProtocol};
 use k8s_openapi::{
     api::{
         core::v1::ObjectReference,
@@ -13,7 +13,11 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{ChildObject, RevisionView, meta, services::PlaceholderSpec, subset};
+use super::{
+    ChildObject, RevisionView, meta,
+    services::{self, PlaceholderSpec},
+    subset,
+};
 use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
     model::object::{
@@ -83,9 +87,9 @@ pub fn route_name_slices(
         };
         let port = EndpointPort {
             name: Some("http".into()),
+            app_protocol: of.app_protocol().map(Into::into),
             port: Some(port.into()),
             protocol: Some("TCP".into()),
-            ..EndpointPort::default()
         };
         slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &port)
     };
@@ -95,7 +99,8 @@ pub fn route_name_slices(
 /// Builds the slices of a Revision's own Service, one for each family in which a pod or activator has an address.
 ///
 /// In each family the slice lists all `pods` that serve in it, or without any `count` of the activators: kube-proxy
-/// reads only the slices of the families in which the Service has a ClusterIP, and the cluster chooses these.
+/// reads only the slices of the families in which the Service has a ClusterIP, and the cluster chooses these. A
+/// Revision that speaks raw TCP has no slice without pods, since no host would tell activators the Revision.
 pub fn revision_slices(
     revision: &RevisionView<'_>,
     pods: &[SliceEndpoint],
@@ -105,6 +110,8 @@ pub fn revision_slices(
     rules: HintRules<'_>,
 ) -> Vec<ChildObject> {
     let target = format!("{}/{}", revision.namespace, revision.name);
+    let protocol = revision.protocol();
+    let activators: &[SliceEndpoint] = if protocol == AppProtocol::Tcp { &[] } else { activators };
     let slice = |(family, suffix): (IpFamily, &str)| {
         let serving: Vec<&SliceEndpoint> = pods.iter().filter(|it| family.is_of(it)).collect();
         let (backends, hints, port) = if serving.is_empty() {
@@ -118,8 +125,8 @@ pub fn revision_slices(
             (serving, hints, port)
         };
         let port = EndpointPort {
-            name: Some(if revision.is_h2c() { "http2" } else { "http" }.into()),
-            app_protocol: revision.is_h2c().then(|| "kubernetes.io/h2c".into()),
+            name: Some(services::port_name(protocol).into()),
+            app_protocol: services::app_protocol(protocol).map(Into::into),
             port: Some(port.into()),
             protocol: Some("TCP".into()),
         };

@@ -95,6 +95,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     route_labels: BTreeMap::new(),
     route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
+    serves_tcp: false,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);
@@ -363,6 +364,49 @@ fn a_revision_has_two_services() {
 }
 
 #[test]
+fn objects_of_a_revision_name_the_protocol_that_its_template_names() {
+    let objects = |protocol: &str| {
+        let mut fixture = ChildrenFixture::plain();
+        fixture.annotations.insert("rouse.dev/protocol".into(), protocol.into());
+        let revision = fixture.revision();
+        let port = services::private_service(&revision).body["spec"]["ports"][0].take();
+        let pa = scaling::pod_autoscaler(&revision, RevisionReachability::Reachable);
+        let asleep = [activator(1, &["10.0.0.1"])];
+        let slices = slices::revision_slices(&revision, &[], 8080, &asleep, 2, no_hints()).len();
+        let port = json!([port["name"], port["appProtocol"], port["port"]]);
+        (port, pa.body["spec"]["protocolType"].clone(), slices)
+    };
+    assert_eq!(objects("http1"), (json!(["http", null, 80]), json!("http1"), 1));
+    assert_eq!(objects("h2c"), (json!(["http2", "kubernetes.io/h2c", 81]), json!("h2c"), 1));
+    // Activators could not know the Revision of a connection without a host.
+    assert_eq!(objects("tcp"), (json!(["tcp", "tcp", 80]), json!("tcp"), 0));
+}
+
+/// A Revision scales to zero by itself. Its Service would compete with it for its Deployment.
+#[test]
+fn no_child_of_a_revision_is_a_scaled_service() {
+    let mut fixture = ChildrenFixture::plain();
+    fixture.annotations.insert("rouse.dev/scale-to-zero".into(), "true".into());
+    let revision = fixture.revision();
+    for child in [services::private_service(&revision), services::public_service(&revision)] {
+        let annotations = &child.body["metadata"]["annotations"];
+        assert!(annotations["rouse.dev/scale-to-zero"].is_null(), "{annotations}");
+    }
+}
+
+#[test]
+fn a_name_that_serves_raw_tcp_tells_meshes_so() {
+    let name = PlaceholderSpec { serves_tcp: true, ..ROUTE };
+    let service = services::placeholder_service(&name);
+    let slices = slices::route_name_slices(&name, &[activator(1, &["10.0.0.1"])], 0, no_hints());
+    for (object, ports) in [(&service, "/spec/ports/0"), (&slices[0], "/ports/0")] {
+        let port = at(&object.body, ports);
+        // A name that changed with the protocol would separate the Service from its slices for a moment.
+        assert_eq!((&port["name"], &port["appProtocol"]), (&json!("http"), &json!("tcp")));
+    }
+}
+
+#[test]
 fn tools_see_how_a_revision_scales() {
     let fixture = ChildrenFixture::plain();
     let revision = fixture.revision();
@@ -423,6 +467,7 @@ fn a_routes_name_gets_a_service_without_selector() {
             ("serving.knative.dev/creator", "somebody"),
             ("rouse.dev/activator-port", "1"),
             ("rouse.dev/applied", "0"),
+            ("rouse.dev/scale-to-zero", "true"),
             ("kubectl.kubernetes.io/last-applied-configuration", "{}"),
         ]),
         ..ROUTE

@@ -30,6 +30,7 @@ mod inherited_metadata;
 mod long_names;
 mod name_conflicts;
 mod pod_changes;
+mod protocols;
 mod revision_services;
 mod route_references;
 mod topology;

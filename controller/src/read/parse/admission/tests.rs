@@ -712,6 +712,27 @@ fn insecure_defaults_and_older_spellings_get_warnings() {
     assert_eq!(problem::knative_message(&result.warnings), expected);
 }
 
+#[test]
+fn settings_of_http_beside_raw_tcp_get_warnings() {
+    let warnings = |protocol: &str| {
+        let object = yaml(&format!(
+            "{{metadata: {{name: a, annotations: {{networking.knative.dev/http-protocol: redirected}}}}, spec: {{template: {{metadata: {{annotations: {{rouse.dev/protocol: {protocol}}}}}, spec: {{idleTimeoutSeconds: 7, containers: [{{image: a}}]}}}}}}}}"
+        ));
+        let request = create_request(AdmittedKind::Service, &object, &FEATURES);
+        let (filled, _) = apply_defaults(&request);
+        let result = validate(&create_request(AdmittedKind::Service, &filled, &FEATURES));
+        assert_eq!(result.problems, []);
+        let without_effect = result.warnings.into_iter().filter(|it| it.message.contains("effect"));
+        without_effect.map(|it| it.path).collect::<Vec<_>>()
+    };
+    let expected = [
+        "metadata.annotations.networking.knative.dev/http-protocol",
+        "spec.template.spec.idleTimeoutSeconds",
+    ];
+    assert_eq!(warnings("tcp"), expected);
+    assert_eq!(warnings("h2c"), [""; 0]);
+}
+
 /// Kinds that the controller writes may also be written by users, without any effect.
 #[test]
 fn kinds_that_only_the_controller_writes_get_a_warning() {

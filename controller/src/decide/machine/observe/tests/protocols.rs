@@ -1,0 +1,119 @@
+//! Raw TCP of Knative Services, by the annotation `rouse.dev/protocol` of a template.
+
+use common::wire::AppProtocol;
+
+use super::*;
+
+/// Applies the Service `hello`, which has the tag `now`, with this protocol and limits of its requests, and lets its
+/// pods become ready.
+fn apply_with_protocol(api_server: &mut FakeApiServer, image: &str, protocol: &str, limits: Value) {
+    let mut template = template(image, 1);
+    template["metadata"]["annotations"][key::PROTOCOL] = json!(protocol);
+    for (field, value) in limits.as_object().into_iter().flatten() {
+        template["spec"][field] = value.clone();
+    }
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    let spec = json!({"template": template, "traffic": traffic});
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", spec);
+    api_server.report_all_ready();
+}
+
+#[test]
+fn a_service_of_raw_tcp_has_no_host_outside() {
+    let mut api_server = FakeApiServer::new();
+    apply_with_protocol(&mut api_server, "hello:v1", "tcp", json!({}));
+    let table = api_server.table();
+    let service = &table.services[&name("hello")];
+    assert_eq!((service.protocol, &service.hosts[..]), (Some(AppProtocol::Tcp), &[] as &[String]));
+    assert_eq!(table.revisions[&name("hello-00001")].protocol, AppProtocol::Tcp);
+    let status = &api_server.object(ResourceKind::KnativeService, "hello")["status"];
+    let url = json!("tcp://hello.default.svc.cluster.local:80");
+    assert_eq!((&status["url"], &status["address"]["url"]), (&url, &url));
+    let placeholder = api_server.object(ResourceKind::Service, "hello");
+    assert_eq!(placeholder["spec"]["ports"][0]["appProtocol"], "tcp");
+}
+
+/// The gateway cannot find a service of raw TCP, so the mapping must not promise it.
+#[test]
+fn a_domain_of_raw_tcp_is_refused_until_http_returns() {
+    let mut api_server = FakeApiServer::new();
+    let domain = "www.shop.test";
+    api_server.claim_domain(domain, NAMESPACE);
+    api_server.map_domain(domain, "Service", "hello");
+    apply_with_protocol(&mut api_server, "hello:v1", "tcp", json!({}));
+    let resolved = |api_server: &FakeApiServer| {
+        api_server.condition(ResourceKind::DomainMapping, domain, "ReferenceResolved")
+    };
+    let refused = "False ResolveFailed: services.serving.knative.dev \"hello\" speaks raw TCP, and only HTTP names a domain";
+    assert_eq!(resolved(&api_server), refused);
+    let rules = |api_server: &FakeApiServer| {
+        let rules = api_server.table().services[&name("hello")].gateway_rules.clone();
+        rules.map(|it| it.mapped_domains.len())
+    };
+    assert_eq!(rules(&api_server), None);
+    apply_with_protocol(&mut api_server, "hello:v2", "http1", json!({}));
+    assert_eq!((resolved(&api_server), rules(&api_server)), ("True : ".into(), Some(1)));
+    let hosts = api_server.table().services[&name("hello")].hosts.clone();
+    assert_eq!(hosts, ["hello.default.localhost"]);
+}
+
+#[test]
+fn a_hard_limit_leads_raw_tcp_through_activators_and_rules_of_http_do_not() {
+    let path = |protocol: &str, limits: Value, tag_headers: &str| {
+        let mut api_server = FakeApiServer::new();
+        let features = json!({"tag-header-based-routing": tag_headers});
+        api_server.set_config_map("config-features", features);
+        apply_with_protocol(&mut api_server, "hello:v1", protocol, limits);
+        api_server.decide("hello-00001", 1);
+        api_server.table().services[&name("hello")].connection_path
+    };
+    for protocol in ["http1", "tcp"] {
+        assert_eq!(path(protocol, json!({}), "disabled"), ConnectionPath::Direct, "{protocol}");
+        let limit = json!({"containerConcurrency": 1});
+        assert_eq!(path(protocol, limit, "disabled"), ConnectionPath::Activator, "{protocol}");
+    }
+    // Only requests have such a header, and only responses this limit.
+    let idle = json!({"idleTimeoutSeconds": 7});
+    for (limits, tag_headers) in [(json!({}), "enabled"), (idle, "disabled")] {
+        assert_eq!(path("http1", limits.clone(), tag_headers), ConnectionPath::Activator);
+        assert_eq!(path("tcp", limits, tag_headers), ConnectionPath::Direct);
+    }
+}
+
+/// An activator knows the protocol of a name before it chooses a Revision.
+#[test]
+fn a_name_that_is_shared_with_http_carries_raw_tcp() {
+    let mut api_server = FakeApiServer::new();
+    apply_with_protocol(&mut api_server, "hello:v1", "http1", json!({}));
+    let mut second = template("hello:v2", 1);
+    second["metadata"]["annotations"][key::PROTOCOL] = json!("tcp");
+    let spec = |first: u8| {
+        let traffic = json!([
+            {"revisionName": "hello-00001", "percent": first, "tag": "first"},
+            {"revisionName": "hello-00002", "percent": 100 - first, "tag": "second"},
+        ]);
+        json!({"template": second, "traffic": traffic})
+    };
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", spec(50));
+    api_server.report_all_ready();
+    let protocols = |api_server: &FakeApiServer| {
+        let table = api_server.table();
+        ["hello", "first-hello", "second-hello"].map(|it| table.services[&name(it)].protocol)
+    };
+    let tcp = Some(AppProtocol::Tcp);
+    assert_eq!(protocols(&api_server), [tcp, None, tcp]);
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", spec(100));
+    assert_eq!(protocols(&api_server), [None, None, tcp]);
+}
+
+/// A client that waits for the server's first byte would get nothing from an activator that waits for its request.
+#[test]
+fn a_first_revision_that_is_not_ready_decides_the_protocol_of_its_name() {
+    let mut api_server = FakeApiServer::new();
+    let mut template = template("hello:v1", 1);
+    template["metadata"]["annotations"][key::PROTOCOL] = json!("tcp");
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+    let table = api_server.table();
+    let service = &table.services[&name("hello")];
+    assert_eq!((service.targets.len(), service.protocol), (0, Some(AppProtocol::Tcp)));
+}

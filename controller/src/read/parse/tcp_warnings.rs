@@ -1,0 +1,36 @@
+//! Pure: warnings about settings of HTTP that have no effect on a Revision that speaks raw TCP.
+
+use common::wire::AppProtocol;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+use crate::model::{
+    knative::{key, user_container::parse_protocol},
+    problem::Problem,
+};
+
+/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`. `meta` is the
+/// metadata of the object, `template` that of its template, and `spec` the spec of its template.
+pub(super) fn warn_http_settings(
+    meta: &ObjectMeta,
+    template: &ObjectMeta,
+    spec: &Value,
+    warnings: &mut Vec<Problem>,
+) {
+    let value = template.annotations.as_ref().and_then(|all| all.get(key::PROTOCOL));
+    if value.and_then(|it| parse_protocol(it)) != Some(AppProtocol::Tcp) {
+        return;
+    }
+    let mut warn = |at: String, field: &str, reason: &str| {
+        warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
+    };
+    let annotations = meta.annotations.iter().flat_map(|all| all.keys());
+    for name in annotations.filter(|it| key::HTTP_PROTOCOL.contains(&it.as_str())) {
+        warn(format!("metadata.annotations.{name}"), name, "raw TCP has no host outside");
+    }
+    if spec["idleTimeoutSeconds"].as_i64().is_some_and(|it| it > 0) {
+        let field = "idleTimeoutSeconds";
+        let at = format!("spec.template.spec.{field}");
+        warn(at, field, "connections of raw TCP may be idle without limit");
+    }
+}
