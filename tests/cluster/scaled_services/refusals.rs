@@ -7,8 +7,9 @@ use tests::test_cluster::{HELLO_IMAGE, find_condition};
 use super::{HTTP_PORTS, ScaledApp, scaled_service};
 
 /// Reasons that keep a Service from sleeping until it or its workload changes.
-const REASONS: [&str; 11] = [
-    "HeadlessService",
+const REASONS: [&str; 12] = [
+    "InvalidAnnotation",
+    "Headless",
     "ExternalName",
     "NoSelector",
     "NoWorkload",
@@ -25,7 +26,7 @@ const REASONS: [&str; 11] = [
 fn refused_services() -> [(&'static str, String, &'static str); 9] {
     let http = |settings: &str| format!("{settings}{HTTP_PORTS}");
     [
-        ("headless", http("clusterIP: None, selector: {app: idle}, "), "HeadlessService"),
+        ("headless", http("clusterIP: None, selector: {app: idle}, "), "Headless"),
         ("external", http("type: ExternalName, externalName: example.com, "), "ExternalName"),
         ("unselective", http(""), "NoSelector"),
         ("alone", http("selector: {app: absent}, "), "NoWorkload"),
@@ -129,9 +130,13 @@ fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
         bare_pod("stray", "mixed"),
     ];
     let of_shared = format!("selector: {{app: shared}}, {HTTP_PORTS}");
+    let of_idle = format!("selector: {{app: idle}}, {HTTP_PORTS}");
+    let misspelt = scaled_service("misspelt", &of_idle);
+    let misspelt = misspelt.replace("annotations: {", "annotations: {rouse.dev/protocol: udp, ");
     let refused = refused_services();
     let services = refused.iter().map(|(name, spec, _)| scaled_service(name, spec));
-    let services: Vec<String> = services.chain([scaled_service("older", &of_shared)]).collect();
+    let services = services.chain([misspelt, scaled_service("older", &of_shared)]);
+    let services: Vec<String> = services.collect();
     rouse.apply(namespace, &[&workloads[..], &services].concat().join("---\n")).expect("valid");
     let (older, younger, taken) = (app("older"), app("younger"), app("taken"));
     wait_accepted(&older);
@@ -141,6 +146,7 @@ fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
     for &(name, _, reason) in &refused {
         wait_refused(&app(name), reason);
     }
+    wait_refused(&app("misspelt"), "InvalidAnnotation");
     wait_refused(&younger, "WorkloadTaken");
     wait_refused(&taken, "NameTaken");
 
