@@ -23,7 +23,7 @@ const REASONS: [&str; 12] = [
 ];
 
 /// Services that are refused for themselves or for their workload: name, spec and reason.
-fn refused_services() -> [(&'static str, String, &'static str); 9] {
+fn refused_services() -> [(&'static str, String, &'static str); 10] {
     let http = |settings: &str| format!("{settings}{HTTP_PORTS}");
     [
         ("headless", http("clusterIP: None, selector: {app: idle}, "), "Headless"),
@@ -38,6 +38,7 @@ fn refused_services() -> [(&'static str, String, &'static str); 9] {
             http("internalTrafficPolicy: Local, selector: {app: idle}, "),
             "InternalTrafficPolicyLocal",
         ),
+        ("of-knative", http("selector: {app: idle}, "), "NameTaken"),
         (
             "datagrams",
             "selector: {app: idle}, ports: [{port: 53, protocol: UDP}]".to_owned(),
@@ -118,8 +119,6 @@ fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
     let namespace = rouse.namespace("scaled-refused");
     let namespace = &namespace.name;
     let app = |name: &'static str| ScaledApp::deployment(&rouse, namespace, name);
-    let asleep = ", autoscaling.knative.dev/initial-scale: \"0\"";
-    rouse.apply_until_ready(namespace, &service_manifest("taken", asleep, HELLO_CONTAINER));
     let workloads = [
         idle_deployment("idle", "idle", ""),
         idle_deployment("pair-a", "pair", ""),
@@ -138,17 +137,16 @@ fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
     let services = services.chain([misspelt, scaled_service("older", &of_shared)]);
     let services: Vec<String> = services.collect();
     rouse.apply(namespace, &[&workloads[..], &services].concat().join("---\n")).expect("valid");
-    let (older, younger, taken) = (app("older"), app("younger"), app("taken"));
+    let (older, younger) = (app("older"), app("younger"));
     wait_accepted(&older);
-    younger.apply(&[scaled_service(younger.name, &of_shared)]);
-    // The Service of a Route is Rouse's own.
-    taken.kubectl(&["annotate", "service", taken.name, "rouse.dev/scale-to-zero=true"]);
+    let asleep = ", autoscaling.knative.dev/initial-scale: \"0\"";
+    let knative = service_manifest("of-knative", asleep, HELLO_CONTAINER);
+    younger.apply(&[scaled_service(younger.name, &of_shared), knative]);
     for &(name, _, reason) in &refused {
         wait_refused(&app(name), reason);
     }
     wait_refused(&app("misspelt"), "InvalidAnnotation");
     wait_refused(&younger, "WorkloadTaken");
-    wait_refused(&taken, "NameTaken");
 
     // A refusal ends with its reason.
     rouse.apply(namespace, &idle_deployment("late", "absent", "")).expect("it is valid");
