@@ -113,6 +113,19 @@ fn wait_accepted(app: &ScaledApp<'_>) {
     });
 }
 
+/// Creates a Service that is younger than another one by their creation times, which are in whole seconds.
+fn apply_younger(younger: &ScaledApp<'_>, older: &ScaledApp<'_>, spec: &str) {
+    let created = |app: &ScaledApp<'_>| app.get("service")["metadata"]["creationTimestamp"].clone();
+    older.rouse.cluster.wait("another second", || {
+        younger.apply(&[scaled_service(younger.name, spec)]);
+        if created(younger) != created(older) {
+            return Some(());
+        }
+        younger.kubectl(&["delete", "service", younger.name]);
+        None
+    });
+}
+
 #[test]
 fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
     let rouse = RouseCluster::shared();
@@ -139,9 +152,10 @@ fn each_refusal_is_a_condition_of_the_autoscaler_and_an_event_on_the_service() {
     rouse.apply(namespace, &[&workloads[..], &services].concat().join("---\n")).expect("valid");
     let (older, younger) = (app("older"), app("younger"));
     wait_accepted(&older);
+    apply_younger(&younger, &older, &of_shared);
     let asleep = ", autoscaling.knative.dev/initial-scale: \"0\"";
     let knative = service_manifest("of-knative", asleep, HELLO_CONTAINER);
-    younger.apply(&[scaled_service(younger.name, &of_shared), knative]);
+    rouse.apply(namespace, &knative).expect("admission accepts it");
     for &(name, _, reason) in &refused {
         wait_refused(&app(name), reason);
     }
