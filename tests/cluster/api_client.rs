@@ -5,7 +5,7 @@ use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, 
 use tests::test_cluster::TestCluster;
 
 /// A word for each kind that tests read.
-const KINDS: &str = "cm,events,pod,quota,secrets,svc,ns,no,ds,deployment,rs,hpa,lease,endpointslices,\
+const KINDS: &str = "cm,events,pod,quota,secrets,svc,ns,no,ds,deployment,rs,sts,hpa,lease,endpointslices,\
                      mutatingwebhookconfiguration,crd,ksvc,configuration,revisions,route,domainmapping,pa,\
                      metrics.autoscaling.internal.knative.dev,sks,images.caching.internal.knative.dev";
 

@@ -24,6 +24,7 @@ mod pod_termination;
 mod probes;
 mod revision_gc;
 mod runtime_contract;
+mod scaled_services;
 mod service_lifecycle;
 mod sidecars;
 mod third_party_manifests;

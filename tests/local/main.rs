@@ -11,5 +11,6 @@ mod misbehaving_clients;
 mod namespaces;
 mod node_restarts;
 mod pods;
+mod raw_tcp;
 mod registry;
 mod service_lifecycle;

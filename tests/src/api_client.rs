@@ -173,6 +173,7 @@ const KINDS: &[ObjectKind] = &[
     namespaced("apps/v1", "daemonsets", "daemonset ds"),
     namespaced("apps/v1", "deployments", "deployment deploy"),
     namespaced("apps/v1", "replicasets", "replicaset rs"),
+    namespaced("apps/v1", "statefulsets", "statefulset sts"),
     namespaced("autoscaling/v2", "horizontalpodautoscalers", "horizontalpodautoscaler hpa"),
     namespaced("coordination.k8s.io/v1", "leases", "lease"),
     namespaced("discovery.k8s.io/v1", "endpointslices", "endpointslice"),

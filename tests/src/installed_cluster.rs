@@ -97,6 +97,11 @@ impl RouseCluster {
         format!("{}:{port}", self.node_address)
     }
 
+    /// Address of a node, for node ports of Services.
+    pub fn node_address(&self) -> &str {
+        &self.node_address
+    }
+
     /// Returns true if every component, both nodes and the clients are ready.
     fn is_healthy(&self) -> bool {
         let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM_NAMESPACE]);
@@ -181,7 +186,12 @@ impl RouseCluster {
     /// Sends a request for `host` to the gateway, from outside of the cluster.
     pub fn get_through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> CurlResponse {
         let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
-        let args = curl_words(&url, &[&[host.as_str()][..], headers].concat());
+        self.get_from_outside(&url, &[&[host.as_str()][..], headers].concat())
+    }
+
+    /// Sends a request from outside of the cluster.
+    pub fn get_from_outside(&self, url: &str, headers: &[&str]) -> CurlResponse {
+        let args = curl_words(url, headers);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         CurlResponse::parse(self.cluster.run(&args))
     }

@@ -1,4 +1,4 @@
-//! A client of upgraded connections: it requests one, sends its input there, and prints the received data.
+//! A client of upgraded connections and of raw TCP: it opens one, sends its input there, and prints the received data.
 //!
 //! The executable `tunnel` runs this inside a client's pod; the test's side is
 //! [`StreamingExchange`](crate::streaming_exchange::StreamingExchange).
@@ -7,13 +7,16 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
 
-/// Runs the program `tunnel ADDRESS HOST PATH`. At the end of its input it shuts down its sending side; it ends with
-/// the connection. Its output begins with the head of the response.
+/// Runs the program `tunnel ADDRESS [HOST PATH]`. At the end of its input it shuts down its sending side; it ends with
+/// the connection. Its output begins with the head of the response. Without host and path it requests nothing: the
+/// connection is raw TCP.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let [address, host, path] = args else {
-        return Err("usage: tunnel ADDRESS HOST PATH".into());
+    let (address, head) = match args {
+        [address] => (address, String::new()),
+        [address, host, path] => (address, head(host, path)),
+        _ => return Err("usage: tunnel ADDRESS [HOST PATH]".into()),
     };
-    run_tunnel(address, &head(host, path)).map_err(|error| format!("{address}: {error}"))
+    run_tunnel(address, &head).map_err(|error| format!("{address}: {error}"))
 }
 
 /// Request of a WebSocket client, with the key of RFC 6455 §1.3, because the response's key is not checked.

@@ -33,6 +33,9 @@ pub(crate) struct HelloConfig {
     pub(crate) exit_on_term: bool,
     /// `HELLO_IDS`: folder of a file, named after the pod, to which the `id` of each request is appended as it begins.
     pub(crate) ids: Option<PathBuf>,
+    /// `HELLO_ECHO_PORT`: port of the [`echo`](crate::echo); none by default. On `PORT`, the echo takes the place of
+    /// HTTP.
+    pub(crate) echo_port: Option<u16>,
 }
 
 /// Addresses on which the server listens.
@@ -76,7 +79,13 @@ impl HelloConfig {
             ignore_term: flag("HELLO_IGNORE_TERM"),
             exit_on_term: flag("HELLO_EXIT_ON_TERM"),
             ids: get("HELLO_IDS").map(PathBuf::from),
+            echo_port: parse_variable("HELLO_ECHO_PORT", get("HELLO_ECHO_PORT"))?,
         })
+    }
+
+    /// Port of HTTP; `None` if the echo has it.
+    pub(crate) fn http_port(&self) -> Option<u16> {
+        Some(self.port).filter(|port| self.echo_port != Some(*port))
     }
 }
 
@@ -149,8 +158,17 @@ mod tests {
             files: None,
             exit_on_term: false,
             ids: None,
+            echo_port: None,
         };
         assert_eq!(config(&[]), Ok(expected));
+    }
+
+    #[test]
+    fn the_echo_takes_the_place_of_http_on_its_port_alone() {
+        let ports = |pairs: &[(&str, &str)]| config(pairs).map(|it| (it.http_port(), it.echo_port));
+        assert_eq!(ports(&[]), Ok((Some(8080), None)));
+        assert_eq!(ports(&[("HELLO_ECHO_PORT", "5432")]), Ok((Some(8080), Some(5432))));
+        assert_eq!(ports(&[("HELLO_ECHO_PORT", "8080")]), Ok((None, Some(8080))));
     }
 
     #[test]

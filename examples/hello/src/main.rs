@@ -9,11 +9,14 @@
 //! | query of any path | see [`requested_response::RequestedResponse`] |
 //! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`respond::respond`] |
 //! | environment | see [`config::HelloConfig`] |
+//!
+//! On a port of its own it speaks a protocol that is not HTTP: see [`echo`].
 #![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
 #![forbid(unsafe_code)]
 
 mod app;
 mod config;
+mod echo;
 mod request_counts;
 mod request_ids;
 mod requested_response;

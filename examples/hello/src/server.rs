@@ -21,6 +21,7 @@ use tokio::{
 use crate::{
     app::{HelloApp, sleep},
     config::HelloConfig,
+    echo,
     request_counts::HelloCounts,
     request_ids::RequestIdFile,
     respond::respond,
@@ -38,7 +39,8 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     sleep(config.listen_delay).await;
     let ids = RequestIdFile::open(config.ids.as_deref(), &config.pod)?;
-    let listener = listen(&config)?;
+    let listener = listen(&config, config.http_port())?;
+    let echo_listener = listen(&config, config.echo_port)?;
     let listening_us = unix_us();
     let HelloConfig { ignore_term, exit_on_term, exit_after, .. } = config;
     let exit_at = exit_after.map(|wait| started + wait);
@@ -58,6 +60,13 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
                         }
                         Err(error) => println!("hello: cannot accept: {error}"),
                     },
+                    peer = accept_or_never(echo_listener.as_ref()) => match peer {
+                        Ok((stream, peer)) => {
+                            app.counts.record_connection();
+                            tokio::task::spawn_local(serve_echo(stream, peer, app.clone()));
+                        }
+                        Err(error) => println!("hello: cannot accept: {error}"),
+                    },
                     _ = term.recv(), if !ignore_term => break,
                     () = sleep_until_or_never(exit_at) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
                 }
@@ -68,8 +77,8 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     if exit_on_term {
         return Ok(());
     }
-    // The listener first, so that new connections go to other pods from now on.
-    drop(listener);
+    // The listeners first, so that new connections go to other pods from now on.
+    drop((listener, echo_listener));
     shutdown_tx.send_replace(true);
     drop(shutdown_rx);
     if tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks).await.is_err() {
@@ -97,8 +106,9 @@ async fn accept_or_never(listener: Option<&TcpListener>) -> io::Result<(TcpStrea
     }
 }
 
-fn listen(config: &HelloConfig) -> io::Result<Option<TcpListener>> {
-    let Some(address) = config.listen.address(config.port) else { return Ok(None) };
+/// Listens on a port; `None` without a port, or if the configuration forbids it.
+fn listen(config: &HelloConfig, port: Option<u16>) -> io::Result<Option<TcpListener>> {
+    let Some(address) = port.and_then(|it| config.listen.address(it)) else { return Ok(None) };
     let bound = bind_listener(address).or_else(|error| match address.ip() {
         // A pod without IPv6 still serves IPv4.
         IpAddr::V6(ip) if ip.is_unspecified() => {
@@ -145,6 +155,13 @@ async fn serve_connection(
     }
     // An error here is the client's reset, and there is no connection to report it on.
     let _ = connection.await;
+}
+
+async fn serve_echo(stream: TcpStream, peer: SocketAddr, app: Rc<HelloApp>) {
+    // One connection is one request, as Rouse counts those of protocols that it does not read.
+    let _guard = app.counts.begin_request();
+    // An error is the client's reset, and there is no connection to report it on.
+    let _ = echo::greet_and_echo(stream, peer, &app.config.pod).await;
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 
 /// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
 /// the shared cluster.
-const PARALLEL_TESTS: [&str; 16] = [
+const PARALLEL_TESTS: [&str; 17] = [
     "baseline::",
     "network_paths::",
     "runtime_contract::",
@@ -43,6 +43,7 @@ const PARALLEL_TESTS: [&str; 16] = [
     "sidecars::",
     "service_lifecycle::",
     "error_conditions::",
+    "scaled_services::",
 ];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
