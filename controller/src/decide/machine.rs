@@ -46,6 +46,7 @@ mod timers;
 mod write_keys;
 mod zones;
 
+use ControllerEvent as Event;
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
@@ -184,8 +185,7 @@ impl ControllerStateMachine {
         std::mem::take(&mut self.effects)
     }
 
-    fn handle_event(&mut self, event: ControllerEvent, now: UnixMillis) {
-        use ControllerEvent as Event;
+    fn handle_event(&mut self, event: Event, now: UnixMillis) {
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
             Event::ManifestRefused { name, reason } => self.refuse_manifest(name, &reason, now),

@@ -518,7 +518,7 @@ fn sim_service(number: u8, direct: bool, addresses: usize) -> ServiceEntry {
 /// Returns a pod of the simulation. Each third pod has no port for the scaled Service.
 fn sim_pod(number: u8, revision: u8, phase: RoutingPhase) -> PodEntry {
     let mut it = pod(number, revision, phase);
-    if revision == SIM_SCALED_SERVICE && number % 3 != 0 {
+    if revision == SIM_SCALED_SERVICE && !number.is_multiple_of(3) {
         let port = 9000 + u16::from(number % 2);
         it.ports = vec![fixtures::pod_port(80, port, AppProtocol::Http1)];
     }

@@ -735,18 +735,18 @@ mod tests {
     fn a_scale_with_a_conflict_is_decided_again_once_its_workload_is_observed() {
         let (mut state, name) = (state(), NamespacedName::new("default", "a"));
         let resource = ResourceKind::StatefulSet;
-        let scale = key(resource, ObjectPart::Scale);
+        let scale = [key(resource, ObjectPart::Scale)];
         state.handle_observed(resource, &name, seen(&json!({}), "7"));
         assert_eq!(drain_queue(&mut state), [], "a user's own is not checked");
-        state.queue.add(scale.clone());
-        assert_eq!(drain_queue(&mut state), [scale.clone()]);
-        state.finish(&scale, &WriteOutcome::Conflict, UnixMillis(1));
+        state.queue.add(scale[0].clone());
+        assert_eq!(drain_queue(&mut state), scale);
+        state.finish(&scale[0], &WriteOutcome::Conflict, UnixMillis(1));
         assert_eq!(drain_queue(&mut state), [], "it waits");
         // A read after the conflict stores the version before the watch reports it.
         assert!(state.cache.apply_watched(resource, &name, seen(&json!({}), "8")));
         state.handle_observed(resource, &name, seen(&json!({}), "8"));
-        assert_eq!(drain_queue(&mut state), [scale.clone()]);
-        state.finish(&scale, &WriteOutcome::Done, UnixMillis(1));
+        assert_eq!(drain_queue(&mut state), scale);
+        state.finish(&scale[0], &WriteOutcome::Done, UnixMillis(1));
         state.handle_observed(resource, &name, seen(&json!({}), "9"));
         assert_eq!(drain_queue(&mut state), [], "the conflict is over");
     }
