@@ -276,6 +276,20 @@ fn run_as_root(
     libtest_args: &[&str],
     parallelism: u8,
 ) -> Result<TierOutcome> {
+    let mut command =
+        root_test_command(target, args, builder, extra_variables, libtest_args, parallelism)?;
+    run_and_count(&mut command)
+}
+
+/// Returns the command that runs the test program `target` as root, `parallelism` tests at a time.
+fn root_test_command(
+    target: &str,
+    args: &TestArgs,
+    builder: &TestBuilder,
+    extra_variables: &[(&str, &OsStr)],
+    libtest_args: &[&str],
+    parallelism: u8,
+) -> Result<Command> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
     let (executable, rouse) = (builder.build_target(target)?, builder.build_rouse()?);
     let images = workspace.target.join("images");
@@ -292,7 +306,7 @@ fn run_as_root(
         .args(libtest_args)
         .arg(format!("--test-threads={parallelism}"))
         .current_dir(workspace.root.join("tests"));
-    run_and_count(&mut command)
+    Ok(command)
 }
 
 /// Builds the test program of the kernel tier, with the eBPF programs embedded.
@@ -333,12 +347,17 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
 
 /// Runs a test program, prints its output, and counts results.
 fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
+    run_and_count_lines(command, |line| println!("{line}"))
+}
+
+/// Runs a test program, passes each line of its output to `print`, and counts its results.
+fn run_and_count_lines(command: &mut Command, mut print: impl FnMut(&str)) -> Result<TierOutcome> {
     // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
     let is_sequential = command.get_args().any(|it| it == "--test-threads=1");
     let mut counts = TestCounts::default();
     let mut last_line_at = Instant::now();
     let has_passed = sh::run_with_lines(command, |line| {
-        println!("{line}");
+        print(line);
         counts.parse_line(line);
         if is_sequential {
             counts.record_seconds(line, last_line_at.elapsed().as_secs_f64());

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{
     TestArgs, TierOutcome,
     build::{TestBuilder, TestProgram},
-    run_and_count, run_as_root,
+    root_test_command, run_and_count, run_and_count_lines, run_as_root,
     test_counts::TestCounts,
 };
 use crate::{
@@ -19,6 +19,8 @@ use crate::{
 
 /// Name of the cluster that all other tests share. The first test that needs Rouse installs it there.
 const SHARED_CLUSTER: &str = "rouse-installed";
+/// Name of the cluster of the [`SEPARATE_TESTS`], which run beside those of the shared one.
+const SEPARATE_CLUSTER: &str = "rouse-separate";
 /// Name of the cluster, an API server alone, that only the controller's own tests use.
 const API_SERVER_CLUSTER: &str = "rouse-alone";
 /// Test programs of the controller that need this API server.
@@ -45,6 +47,9 @@ const PARALLEL_TESTS: [&str; 17] = [
     "error_conditions::",
     "scaled_services::",
 ];
+/// Modules whose tests run one at a time on a cluster of their own. They take half of the time of all tests that run
+/// alone, and mostly wait.
+const SEPARATE_TESTS: [&str; 3] = ["faults::", "upgrade::", "pod_termination::"];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
 /// Number of [`PARALLEL_TESTS`] that run at a time. They often wait for pods and time windows.
@@ -61,24 +66,96 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     }
     let xtask = std::env::current_exe()?;
     sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
+    let rouse = builder.build_rouse()?;
+    let (outcome, separate) = thread::scope(|scope| {
+        // Named tests all run on the shared cluster.
+        let separate = args
+            .names
+            .is_empty()
+            .then(|| scope.spawn(|| run_separate_tests(&xtask, &rouse, args, builder)));
+        let outcome = run_on_shared_cluster(&xtask, &rouse, args, builder);
+        let join = |it: thread::ScopedJoinHandle<'_, _>| {
+            it.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        (outcome, separate.map(join))
+    });
+    let mut outcome = chart_outcome.combine(outcome?);
+    if let Some(separate) = separate {
+        outcome = outcome.combine(separate?);
+    }
+    if let TierOutcome::Ran { skipped_note, counts, .. } = &mut outcome
+        && counts.ignored > 0
+    {
+        let count = counts.ignored;
+        skipped_note.push_str(&format!("; skipped {count} that take minutes (--long)"));
+    }
+    Ok(outcome)
+}
+
+/// Runs the controller's tests against an API server alone, and all but the [`SEPARATE_TESTS`] against the shared
+/// cluster.
+fn run_on_shared_cluster(
+    xtask: &Path,
+    rouse: &Path,
+    args: &TestArgs,
+    builder: &TestBuilder,
+) -> Result<TierOutcome> {
     // Such a cluster is a developer's and stays: those of killed runs have been removed.
     let did_exist = cluster::exists(SHARED_CLUSTER)?;
-    let rouse = builder.build_rouse()?;
-    let mut up_command = shared_up_command(&xtask, args, &rouse, did_exist);
+    let mut up_command = nodes_up_command(xtask, SHARED_CLUSTER, args, rouse, did_exist);
     // The cluster with nodes starts meanwhile: both mostly wait.
     let (api_server_outcome, started) = thread::scope(|scope| {
         let starting = scope.spawn(|| sh::run(&mut up_command));
-        let outcome = run_on_api_server(&xtask, args, builder);
+        let outcome = run_on_api_server(xtask, args, builder);
         (outcome, starting.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     let outcome = api_server_outcome.and_then(|api_server_outcome| {
         started?;
-        Ok(api_server_outcome.combine(run_on_cluster(&xtask, &rouse, args, builder)?))
+        Ok(api_server_outcome.combine(run_on_cluster(xtask, rouse, args, builder)?))
     });
     if !did_exist {
-        sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("down"))?;
+        sh::run(cluster_command(xtask, SHARED_CLUSTER).arg("down"))?;
     }
-    Ok(chart_outcome.combine(outcome?))
+    outcome
+}
+
+/// Runs the [`SEPARATE_TESTS`] on their own cluster, and prints their output once all have ended.
+fn run_separate_tests(
+    xtask: &Path,
+    rouse: &Path,
+    args: &TestArgs,
+    builder: &TestBuilder,
+) -> Result<TierOutcome> {
+    let did_exist = cluster::exists(SEPARATE_CLUSTER)?;
+    sh::run(&mut nodes_up_command(xtask, SEPARATE_CLUSTER, args, rouse, did_exist))?;
+    let variables = cluster_variables(SEPARATE_CLUSTER, xtask, rouse);
+    let mut libtest_args = SEPARATE_TESTS.to_vec();
+    libtest_args.extend(args.long.then_some("--include-ignored"));
+    let mut command = root_test_command("cluster", args, builder, &variables, &libtest_args, 1)?;
+    let mut output = String::new();
+    let outcome = run_and_count_lines(&mut command, |line| {
+        output.push_str(line);
+        output.push('\n');
+    });
+    println!("\non the cluster {SEPARATE_CLUSTER}:\n{output}");
+    if !did_exist {
+        sh::run(cluster_command(xtask, SEPARATE_CLUSTER).arg("down"))?;
+    }
+    outcome
+}
+
+/// Environment variables of tests that run on the cluster `name`.
+fn cluster_variables<'a>(
+    name: &'a str,
+    xtask: &'a Path,
+    rouse: &'a Path,
+) -> [(&'static str, &'a OsStr); 3] {
+    [
+        ("ROUSE_CLUSTER", OsStr::new(name)),
+        ("ROUSE_XTASK", xtask.as_os_str()),
+        // Clusters that tests start get the same image.
+        (image::PROGRAM_VARIABLE, rouse.as_os_str()),
+    ]
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
@@ -158,9 +235,15 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
     command
 }
 
-/// Command that starts the cluster that the tests share, with the program `rouse` in its image.
-fn shared_up_command(xtask: &Path, args: &TestArgs, rouse: &Path, does_exist: bool) -> Command {
-    let mut command = up_command(xtask, SHARED_CLUSTER);
+/// Command that starts a cluster of two nodes, with the program `rouse` in its image.
+fn nodes_up_command(
+    xtask: &Path,
+    name: &str,
+    args: &TestArgs,
+    rouse: &Path,
+    does_exist: bool,
+) -> Command {
+    let mut command = up_command(xtask, name);
     // Both images are built here as the user; tests that start clusters of their own find them built.
     command.args(["--image", "hello", "--image", "rouse"]);
     command.env(image::PROGRAM_VARIABLE, rouse);
@@ -185,12 +268,7 @@ fn run_on_cluster(
     if !cluster::has_kn()? {
         skipped_modules.push(("kn::", "no kn is on the PATH and none could be built"));
     }
-    let variables = [
-        ("ROUSE_CLUSTER", OsStr::new(SHARED_CLUSTER)),
-        ("ROUSE_XTASK", xtask.as_os_str()),
-        // Clusters that tests start get the same image.
-        (image::PROGRAM_VARIABLE, rouse.as_os_str()),
-    ];
+    let variables = cluster_variables(SHARED_CLUSTER, xtask, rouse);
     run_tests(args, builder, &variables, &skipped_modules)
 }
 
@@ -208,20 +286,17 @@ fn run_tests(
     let mut outcome = if args.names.is_empty() {
         // Two runs: first the modules that may run in parallel, then all others one at a time.
         let parallel = [&libtest_args[..], &PARALLEL_TESTS].concat();
-        let skip_parallel = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
-        let sequential: Vec<&str> = libtest_args.iter().copied().chain(skip_parallel).collect();
+        let others = PARALLEL_TESTS.iter().chain(&SEPARATE_TESTS);
+        let skip_others = others.flat_map(|module| ["--skip", module]);
+        let sequential: Vec<&str> = libtest_args.iter().copied().chain(skip_others).collect();
         let outcome = run_as_root("cluster", args, builder, variables, &parallel, PARALLELISM)?;
         outcome.combine(run_as_root("cluster", args, builder, variables, &sequential, 1)?)
     } else {
         run_as_root("cluster", args, builder, variables, &libtest_args, 1)?
     };
-    if let TierOutcome::Ran { skipped_note, counts, .. } = &mut outcome {
+    if let TierOutcome::Ran { skipped_note, .. } = &mut outcome {
         for (module, reason) in skipped_modules {
             skipped_note.push_str(&format!("; skipped {module} ({reason})"));
-        }
-        if counts.ignored > 0 {
-            let count = counts.ignored;
-            skipped_note.push_str(&format!("; skipped {count} that take minutes (--long)"));
         }
     }
     Ok(outcome)

@@ -275,6 +275,15 @@ fn extents_fit_after_quarantine_only_if_free_runs_are_long_enough() {
     assert!(pool.fits_after_quarantine(&[30], MapShare::All));
 }
 
+/// Returns the address of a pod with each port at which it serves.
+fn all_addresses(pod: &PodEntry) -> impl Iterator<Item = SocketAddr> {
+    let ports = pod.ports.iter().map(|it| it.port.get());
+    pod.address.into_iter().flat_map(move |at| {
+        let others = ports.clone().map(move |port| SocketAddr::new(at.ip(), port));
+        others.chain([at])
+    })
+}
+
 proptest! {
     /// The agent acknowledges the draining pods of a version once a plan is not partial. There is room for three of up
     /// to six addresses, and for few pods.
@@ -295,7 +304,7 @@ proptest! {
                 continue;
             }
             let ready = sim.table.pods.values().filter(|pod| pod.phase == RoutingPhase::Ready);
-            let ready: BTreeSet<SocketAddr> = ready.filter_map(|pod| pod.address).collect();
+            let ready: BTreeSet<SocketAddr> = ready.flat_map(all_addresses).collect();
             for (key, (_, list, _)) in kernel.all() {
                 for at in list.iter().filter_map(BackendTarget::pod_address) {
                     prop_assert!(ready.contains(&at), "{:?} leads to {}", key, at);
