@@ -111,7 +111,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "hello",
-        &["config request_counts request_ids requested_response", "app", "respond", "server"],
+        &["config echo request_counts request_ids requested_response", "app", "respond", "server"],
     ),
     (
         "rouse",
