@@ -16,7 +16,8 @@ use controller::{
     model::{
         cluster_state::DeploymentSettings,
         object::{
-            DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
+            DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind,
+            SCALE_FIELD_MANAGER, WorkloadVersion, WriteError,
         },
     },
     shell::{
@@ -27,6 +28,7 @@ use controller::{
             lease_state::LeaseTiming,
             metrics::ApiServerMetrics,
             pull_secrets::ClusterPullSecrets,
+            watch_scope::{watch_scopes, workload_scopes},
             watches::{WatchUpdate, start_watches},
             write_queue::WriteLimits,
             writer::ObjectWriter,
@@ -122,7 +124,7 @@ fn apply_watch_update(writer: &ObjectWriter, update: WatchUpdate) {
         WatchUpdate::Object { resource, name, observed, .. } => {
             writer.handle_observed(resource, &name, observed)
         }
-        WatchUpdate::Deleted { resource, name } => writer.handle_deleted(resource, &name),
+        WatchUpdate::Deleted { resource, name, .. } => writer.handle_deleted(resource, &name),
     }
 }
 
@@ -142,7 +144,9 @@ impl ApiServerFixture {
             WriteLimits::default(),
             Arc::clone(&metrics),
         ));
-        let mut updates = start_watches(&client, "knative-serving", &metrics, &stop);
+        let system = "knative-serving";
+        let scopes = [watch_scopes(system), workload_scopes(system)].concat();
+        let mut updates = start_watches(&client, scopes, &metrics, &stop);
         let observing_writer = Arc::clone(&writer);
         tokio::spawn(async move {
             while let Some(update) = updates.recv().await {
@@ -602,15 +606,79 @@ async fn nothing_is_retried_in_a_terminating_namespace() {
     assert!(fixture.source.write_errors.lock().unwrap().is_empty());
 }
 
+/// Returns the version of a workload as the API server holds it.
+fn version_of(workload: &Value) -> WorkloadVersion {
+    let text = |field: &str| workload["metadata"][field].as_str().unwrap().into();
+    WorkloadVersion { uid: text("uid"), resource_version: text("resourceVersion") }
+}
+
+/// A number of a user that the controller has not observed stays, and nothing of the controller is left in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_replicas_of_a_users_deployment_are_written_and_given_back() {
+    let fixture = ApiServerFixture::new("replicas").await;
+    let (resource, labels) = (ResourceKind::Deployment, json!({"app": "web"}));
+    let spec = json!({
+        "replicas": 3, "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "web", "image": "any"}]},
+        },
+    });
+    let body = json!({"spec": spec});
+    let created = fixture.create_object(resource, "web", body).await;
+    let created = serde_json::to_value(created).unwrap();
+    let key = fixture.key(resource, ObjectPart::Scale, "web");
+    let sleeping = |workload: &Value| DesiredState::Replicas {
+        version: version_of(workload),
+        replicas: 0,
+        recorded: 3,
+        pods_to_remove: Vec::new(),
+    };
+    fixture.patch_object(resource, "web", &json!({"spec": {"replicas": 5}})).await;
+    // Number in the spec, and the record of it.
+    let numbers = |object: &Value| {
+        let record = ["rouse.dev/scaled-to", "rouse.dev/replicas"]
+            .map(|key| object["metadata"]["annotations"][key].clone());
+        (object["spec"]["replicas"].clone(), record)
+    };
+    let conflict = async || {
+        while fixture.writer.observed(resource, &key.name).is_none_or(|it| it.replicas != Some(5)) {
+            sleep(Duration::from_millis(50)).await;
+        }
+        // The decision follows from a version before that, so each attempt fails and waits for the next.
+        fixture.set_desired(&key, sleeping(&created));
+        while fixture.writer.queue_lengths().1 == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), conflict()).await.expect("a conflict");
+    let changed = fixture.get(resource, "web").await.unwrap();
+    assert_eq!(numbers(&changed), (json!(5), [Value::Null, Value::Null]));
+
+    let is_asleep = |object: Option<&Value>| object.is_some_and(|it| it["spec"]["replicas"] == 0);
+    fixture.set_desired(&key, sleeping(&changed));
+    let asleep = fixture.wait_until(resource, "web", is_asleep).await.unwrap();
+    assert_eq!(numbers(&asleep), (json!(0), [json!("0"), json!("3")]));
+    let given_back = DesiredState::GivenBack { version: version_of(&asleep), replicas: Some(3) };
+    fixture.set_desired(&key, given_back);
+    let is_free = |object: Option<&Value>| {
+        object.is_some_and(|it| numbers(it) == (json!(3), [Value::Null, Value::Null]))
+    };
+    let free = fixture.wait_until(resource, "web", is_free).await.unwrap();
+    let managers = free["metadata"]["managedFields"].as_array().unwrap();
+    assert!(managers.iter().all(|it| it["manager"] != SCALE_FIELD_MANAGER), "{managers:?}");
+}
+
 #[tokio::test]
 async fn watches_report_all_objects_and_then_changes() {
     let fixture = ApiServerFixture::new("watch").await;
     fixture.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
-    let mut updates = start_watches(&fixture.client, "knative-serving", &Arc::default(), &stop);
+    let scopes = watch_scopes("knative-serving");
+    let mut updates = start_watches(&fixture.client, scopes, &Arc::default(), &stop);
     let is_own = |update: &WatchUpdate| match update {
         WatchUpdate::Object { resource: ResourceKind::Route, name, .. }
-        | WatchUpdate::Deleted { resource: ResourceKind::Route, name } => {
+        | WatchUpdate::Deleted { resource: ResourceKind::Route, name, .. } => {
             name.namespace == fixture.namespace
         }
         WatchUpdate::ListBegun(scope) | WatchUpdate::ListCompleted(scope) => {

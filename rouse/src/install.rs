@@ -16,6 +16,7 @@ pub(crate) mod cluster;
 mod configs;
 mod flow_schemas;
 mod generated_files;
+mod given_back;
 mod knative_conflict;
 pub(crate) mod kube_proxy_check;
 pub(crate) mod kube_proxy_needs;

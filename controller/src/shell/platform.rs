@@ -31,7 +31,7 @@ use crate::{
             leader_election::{LeaderElector, Leadership},
             lease_state::LeaseTiming,
             metrics::ApiServerMetrics,
-            watch_scope::{list_position, watch_scopes},
+            watch_scope::{has_revision_label, list_position, watch_scopes},
             watches::{WatchUpdate, start_watches},
             write_queue::WriteLimits,
             writer::ObjectWriter,
@@ -46,6 +46,7 @@ use crate::{
 };
 
 mod client_pods;
+mod workloads;
 
 /// Connection of the machine to the API server: watches, writer, leader election and webhook.
 pub struct KubernetesPlatform {
@@ -160,14 +161,16 @@ impl KubernetesPlatform {
         admin.not_ready_reasons = Box::new(move || {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
-            let waits_for_clients = (unlisted.is_empty() && !synced.is_set())
-                .then(|| "the pods that network policies admit are not listed yet".to_owned());
+            let waits_for_more = (unlisted.is_empty() && !synced.is_set()).then(|| {
+                "pods that network policies admit, or workloads of scaled Services, are not listed yet"
+                    .to_owned()
+            });
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let has_no_certificate = has_webhook && !is_late && certificates.bundle().is_none();
             let no_certificate =
                 has_no_certificate.then(|| "the webhook's certificate is not there yet".to_owned());
-            let reasons = other_reasons().into_iter().chain(waits).chain(waits_for_clients);
+            let reasons = other_reasons().into_iter().chain(waits).chain(waits_for_more);
             reasons.chain(no_certificate).collect()
         });
         admin
@@ -175,21 +178,31 @@ impl KubernetesPlatform {
 
     /// Runs watches, leader election, writer and webhook until `shutdown`. The webhook ends a few seconds later.
     pub async fn run(&self, shutdown: CancellationToken) {
-        let mut updates =
-            start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
+        let scopes = watch_scopes(&self.system_namespace);
+        let mut updates = start_watches(&self.client, scopes, &self.metrics, &shutdown);
         if !self.apply_first_lists(&mut updates).await {
             return;
         }
         self.check_network_policies();
-        let clients_listed = OnceSignal::new();
+        let (clients_listed, workloads_listed) = (OnceSignal::new(), OnceSignal::new());
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
-        // A policy that names pods waits until these are known, and the first routes would admit all clients.
-        if *self.needs_client_pods.borrow() {
-            tokio::select! {
-                () = client_watch.as_mut() => {}
-                () = clients_listed.wait() => {}
-                () = shutdown.cancelled() => return,
+        let mut workload_watch =
+            std::pin::pin!(self.watch_workloads(workloads_listed.clone(), &shutdown));
+        let later_lists = async {
+            // A policy that names pods waits until these are known, and the first routes would admit all clients.
+            if *self.needs_client_pods.borrow() {
+                clients_listed.wait().await;
             }
+            // The first routes would not have the scaled Services.
+            if *self.runtime.workload_watch_need().borrow() {
+                workloads_listed.wait().await;
+            }
+        };
+        tokio::select! {
+            () = later_lists => {}
+            () = client_watch.as_mut() => {}
+            () = workload_watch.as_mut() => {}
+            () = shutdown.cancelled() => return,
         }
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
@@ -208,6 +221,7 @@ impl KubernetesPlatform {
             () = webhook.as_mut() => return,
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
+            () = workload_watch => {}
             () = shutdown.cancelled() => {}
         }
         if self.webhook.is_some() && shutdown.is_cancelled() {
@@ -325,8 +339,8 @@ impl KubernetesPlatform {
             WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),
             WatchUpdate::Object { resource, name, observed, object } => {
                 // The machine comes first: the writer compares the observed state with what the machine now wants. The
-                // kinds that this condition leaves out are only written, and concern the cache alone.
-                if list_position(resource).is_some() || needs_hpa(resource, &object) {
+                // objects that this condition leaves out are only written, and concern the cache alone.
+                if list_position(resource).is_some() || is_read_partly(resource, &object) {
                     self.runtime.step(ControllerEvent::ObjectObserved {
                         resource,
                         name: name.clone(),
@@ -340,7 +354,11 @@ impl KubernetesPlatform {
                     _ => {}
                 }
             }
-            WatchUpdate::Deleted { resource, name } => self.apply_deletion(resource, &name),
+            WatchUpdate::Deleted { scope, resource, name } => {
+                if !self.writer.has_left(&scope, &name) {
+                    self.apply_deletion(resource, &name);
+                }
+            }
             WatchUpdate::ListCompleted(scope) => {
                 for name in self.writer.end_list(&scope) {
                     self.apply_deletion(scope.resource, &name);
@@ -354,7 +372,9 @@ impl KubernetesPlatform {
     /// writer, on another thread, could find the object missing and still desired, and create a user's deleted Revision
     /// again.
     fn apply_deletion(&self, resource: ResourceKind, name: &NamespacedName) {
-        if list_position(resource).is_some() || resource == ResourceKind::PodAutoscaler {
+        let is_read_partly =
+            matches!(resource, ResourceKind::PodAutoscaler | ResourceKind::HorizontalPodAutoscaler);
+        if list_position(resource).is_some() || is_read_partly {
             self.runtime.step(ControllerEvent::ObjectObserved {
                 resource,
                 name: name.clone(),
@@ -380,15 +400,37 @@ async fn finish_webhook(webhook: impl Future<Output = ()>, stop: &CancellationTo
     }
 }
 
-/// Returns true for a PodAutoscaler of the class HPA, whose UID the machine needs for the HorizontalPodAutoscaler. Only
-/// the writer reads other PodAutoscalers.
-fn needs_hpa(resource: ResourceKind, object: &Value) -> bool {
-    resource == ResourceKind::PodAutoscaler && observe::is_hpa_class(object)
+/// Returns true for objects that the machine reads, of kinds of which only the writer reads the others.
+///
+/// - PodAutoscalers of the class HPA: the machine needs their UIDs for the HorizontalPodAutoscalers.
+/// - PodAutoscalers of scaled Services: they record ports at the activators.
+/// - HorizontalPodAutoscalers of users: they may keep the number of a scaled Service's pods.
+fn is_read_partly(resource: ResourceKind, object: &Value) -> bool {
+    match resource {
+        ResourceKind::PodAutoscaler => {
+            observe::is_hpa_class(object) || observe::is_scaled_autoscaler(object)
+        }
+        ResourceKind::HorizontalPodAutoscaler => !has_revision_label(object),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_machine_gets_autoscalers_of_users_and_of_scaled_services() {
+        let is_read = |resource, labels: Value| {
+            is_read_partly(resource, &serde_json::json!({"metadata": {"labels": labels}}))
+        };
+        let of_revision = serde_json::json!({"serving.knative.dev/revisionUID": "u"});
+        let of_service = serde_json::json!({"rouse.dev/scaled-service": "db"});
+        let (autoscaler, hpa) =
+            (ResourceKind::PodAutoscaler, ResourceKind::HorizontalPodAutoscaler);
+        assert!(is_read(autoscaler, of_service) && !is_read(autoscaler, of_revision.clone()));
+        assert!(is_read(hpa, Value::Null) && !is_read(hpa, of_revision));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_stopping_replica_serves_its_webhook_a_moment_longer() {

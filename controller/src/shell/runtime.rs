@@ -22,11 +22,13 @@ use tracing::warn;
 use crate::{
     decide::machine::{
         ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
-        RouteFingerprint,
+        RouteFingerprint, ServiceEventRecord,
     },
     model::{
         cluster_state::{ControllerSettings, Uid, UnixMillis},
-        object::{DesiredState, LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
+        object::{
+            DesiredState, LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
+        },
     },
     shell::{
         api::{
@@ -72,6 +74,8 @@ pub struct ControllerRuntime {
     failed_writes: Mutex<BTreeSet<ObjectPartKey>>,
     /// Objects that lack required child objects.
     incomplete_owners: Mutex<IncompleteOwners>,
+    /// True once workloads and pods of users must be watched on Kubernetes.
+    needs_workload_watch: watch::Sender<bool>,
     objects_changed: Notify,
     timer_changed: Notify,
     /// Start of this process, by the monotonic clock and in ms since 1970.
@@ -97,6 +101,7 @@ impl ControllerRuntime {
             digest_resolver: OnceLock::new(),
             failed_writes: Mutex::default(),
             incomplete_owners: Mutex::default(),
+            needs_workload_watch: watch::Sender::new(false),
             objects_changed: Notify::new(),
             timer_changed: Notify::new(),
             started_at: (Instant::now(), unix_ms),
@@ -137,7 +142,12 @@ impl ControllerRuntime {
         if timer != old_timer {
             self.timer_changed.notify_one();
         }
+        if effects.needs_workload_watch {
+            self.needs_workload_watch
+                .send_if_modified(|is_needed| !std::mem::replace(is_needed, true));
+        }
         self.record_config_map_events(effects.config_map_events);
+        self.record_service_events(effects.service_events);
         effects.revisions_to_resolve.iter().for_each(|revision| self.resolve_digests(revision));
         if let Some(writer) = self.object_writer.get() {
             writer.schedule_checks(effects.apps_to_check);
@@ -175,6 +185,20 @@ impl ControllerRuntime {
                 message: event.message,
             });
         }
+    }
+
+    /// Sends Events about Services of users.
+    fn record_service_events(&self, records: Vec<ServiceEventRecord>) {
+        let Some(events) = self.event_inbox.get() else { return };
+        for ServiceEventRecord { name, uid, is_warning, reason, message } in records {
+            let resource = ResourceKind::Service;
+            events.record(ObjectEvent { resource, name, uid, is_warning, reason, message });
+        }
+    }
+
+    /// Returns a receiver of the need for watches of workloads and pods of users; once true, it stays true.
+    pub fn workload_watch_need(&self) -> watch::Receiver<bool> {
+        self.needs_workload_watch.subscribe()
     }
 
     /// Sets the resolver of image digests.
@@ -324,10 +348,15 @@ impl DesiredStateSource for ControllerRuntime {
     }
 
     fn write_result(&self, key: &ObjectPartKey, error: Option<WriteError>) {
-        if let (Some(events), Some(error)) = (self.event_inbox.get(), &error)
-            && let DesiredState::Body(body) = self.desired_state(key)
-        {
-            events.record_write_error(key, &body, error);
+        if let (Some(events), Some(error)) = (self.event_inbox.get(), &error) {
+            match self.desired_state(key) {
+                DesiredState::Body(body) => events.record_write_error(key, &body, error),
+                DesiredState::Replicas { version, .. }
+                | DesiredState::GivenBack { version, .. } => {
+                    events.record_workload_error(key, &version.uid, error);
+                }
+                DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => {}
+            }
         }
         // A success is news only after an error, and nearly all writes succeed.
         let is_new = match error {
@@ -395,7 +424,17 @@ impl DesiredStateSource for ControllerRuntime {
         let message = format!(
             "written {writes} times with the same content, since something undoes it each time; it is written less and less often"
         );
-        events.record_write_error(key, body, &WriteError { reason: "WrittenRepeatedly", message });
+        let error = WriteError { reason: "WrittenRepeatedly", message };
+        match key.part {
+            // Its user owns the workload of a scaled Service.
+            ObjectPart::Scale => {
+                let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
+                events.record_workload_error(key, uid, &error);
+            }
+            ObjectPart::Object | ObjectPart::Status => {
+                events.record_write_error(key, body, &error);
+            }
+        }
     }
 }
 
@@ -437,10 +476,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        model::{
-            cluster_state::{ClusterState, PlatformKind},
-            object::ObjectPart,
-        },
+        model::cluster_state::{ClusterState, PlatformKind},
         shell::api::{events, leader_election::Leadership, write_queue::WriteLimits},
     };
 
@@ -545,6 +581,34 @@ mod tests {
         let [event_type, kind, name, message] = repeated.await.expect("it is told");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Route", "hello"]);
         assert!(message.contains("written 7 times with the same content"), "{message}");
+        shutdown.cancel();
+    }
+
+    /// A workload and a Service of a user have no owner that an Event could be about.
+    #[tokio::test(start_paused = true)]
+    async fn events_about_a_scaled_service_are_recorded_on_its_own_objects() {
+        let (client, mut events) = api_server();
+        let shutdown = CancellationToken::new();
+        let (shared, _writer) = recording_runtime(client, &shutdown);
+        let name = NamespacedName::new("default", "db");
+        let mut next = async |reason: &str| {
+            let event = timeout(Duration::from_secs(60), next_event(&mut events, reason)).await;
+            event.expect("an Event")
+        };
+        let key = ObjectPartKey::new(ResourceKind::StatefulSet, ObjectPart::Scale, name.clone());
+        shared.written_repeatedly(&key, &json!({"metadata": {"uid": "u"}}), 31);
+        let [event_type, kind, object, message] = next("WrittenRepeatedly").await;
+        assert_eq!([&*event_type, &*kind, &*object], ["Warning", "StatefulSet", "db"]);
+        assert!(message.contains("written 31 times"), "{message}");
+        shared.record_service_events(vec![ServiceEventRecord {
+            name,
+            uid: "s".into(),
+            is_warning: false,
+            reason: "ReplicasManaged".into(),
+            message: "remove spec.replicas".into(),
+        }]);
+        let expected = ["Normal", "Service", "db", "remove spec.replicas"];
+        assert_eq!(next("ReplicasManaged").await, expected);
         shutdown.cancel();
     }
 

@@ -192,6 +192,33 @@ impl ClusterClient {
         deleted.map(drop).with_context(|| format!("cannot delete {kind}s of namespace {namespace}"))
     }
 
+    /// Patches an object until no other client changes it between read and patch. `patch` makes the merge patch for the
+    /// present state; `None`: nothing is to be changed. Returns true if the object was changed.
+    pub(super) async fn merge(
+        &self,
+        object: &Value,
+        patch: impl Fn(&Value) -> Option<Value>,
+    ) -> Result<bool> {
+        let started = Instant::now();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let params =
+            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        loop {
+            let Some(present) = self.get(object).await? else { return Ok(false) };
+            let Some(body) = patch(&present) else { return Ok(false) };
+            match self.api_of(object).patch(name, &params, &Patch::Merge(&body)).await {
+                Ok(_) => return Ok(true),
+                Err(kube::Error::Api(status))
+                    if status.code == 409 && started.elapsed() < RETRY_TIMEOUT => {}
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("cannot change {}", kind_and_name(object)));
+                }
+            }
+            wait_poll_interval().await;
+        }
+    }
+
     /// Deletes an object; returns false if there was none.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();

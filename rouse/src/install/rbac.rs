@@ -35,7 +35,7 @@ const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "dele
 
 /// Permissions of the controller in all namespaces, because services may be in any of them, and on the namespaces and
 /// nodes themselves.
-pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
+pub(crate) const CLUSTER_RULES: [RbacRule; 25] = [
     RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -101,7 +101,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
         resources: &["horizontalpodautoscalers"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "scaling of Revisions of the class hpa.autoscaling.knative.dev",
+        reason: "scaling of Revisions of the class hpa.autoscaling.knative.dev; number of pods that one of a user keeps for a scaled Service",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
@@ -129,7 +129,14 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
         resources: &["deployments"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "the pods of a Revision",
+        reason: "the pods of a Revision; number of pods of a scaled Service",
+    },
+    RbacRule {
+        groups: &["apps"],
+        resources: &["statefulsets"],
+        names: &[],
+        verbs: &["get", "list", "watch", "patch"],
+        reason: "number of pods of a scaled Service",
     },
     RbacRule {
         groups: &["apps"],
@@ -143,21 +150,28 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
         resources: &["services"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "addresses of Routes and Revisions",
+        reason: "addresses of Routes and Revisions; scaled Services, which users write",
+    },
+    RbacRule {
+        groups: &[""],
+        resources: &["services/finalizers"],
+        names: &[],
+        verbs: &["update"],
+        reason: "as owners of PodAutoscalers and EndpointSlices, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "endpoints of a Route's Service: activators, for clients without an agent",
+        reason: "endpoints of the Service of a Route, or of a scaled Service that sleeps: activators, for clients without an agent",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices/restricted"],
         names: &[],
         verbs: &["create"],
-        reason: "endpoints of a Route's Service, where the cluster (OpenShift) restricts addresses of other namespaces",
+        reason: "the same endpoints, where the cluster (OpenShift) restricts addresses of other namespaces",
     },
     RbacRule {
         groups: &[""],

@@ -5,13 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use agent::config::ClusterIpMode;
 use clap::{Parser as _, ValueEnum as _};
 use common::request_log;
-use controller::model::{
-    cluster_state::ControllerSettings,
-    config_maps::{
-        Configs, NetworkConfig, RevisionDefaults,
-        go_template::GoTemplate,
-        network::{DOMAIN_TEMPLATE, TAG_TEMPLATE},
+use controller::{
+    model::{
+        cluster_state::ControllerSettings,
+        config_maps::{
+            Configs, NetworkConfig, RevisionDefaults,
+            go_template::GoTemplate,
+            network::{DOMAIN_TEMPLATE, TAG_TEMPLATE},
+        },
+        object::ResourceKind,
     },
+    shell::api::watch_scope::{watch_scopes, workload_scopes},
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
@@ -509,6 +513,38 @@ fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
             assert!(rule.verbs.iter().all(|verb| !["list", "watch"].contains(verb)));
             let reads_or_makes = rule.verbs == ["create"] || rule.verbs == ["get"];
             assert!(reads_or_makes || !rule.names.is_empty());
+        }
+    }
+}
+
+#[test]
+fn the_controller_may_list_each_kind_that_it_watches() {
+    let may_list = |rules: &[rbac::RbacRule], group: &str, plural: &str| {
+        rules.iter().any(|rule| {
+            let is_about = rule.groups.contains(&group) && rule.resources.contains(&plural);
+            let has_verbs = ["list", "watch"].iter().all(|verb| rule.verbs.contains(verb));
+            is_about && has_verbs && rule.names.is_empty()
+        })
+    };
+    for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE)].concat() {
+        let (group, plural) = (scope.resource.group(), scope.resource.plural());
+        let is_permitted = may_list(&rbac::CLUSTER_RULES, group, plural)
+            || (scope.namespace.is_some() && may_list(&rbac::NAMESPACE_RULES, group, plural));
+        assert!(is_permitted, "{}", scope.label());
+    }
+}
+
+#[test]
+fn the_controller_may_write_the_replicas_of_both_kinds_of_workloads() {
+    for resource in [ResourceKind::Deployment, ResourceKind::StatefulSet] {
+        // A conflict is followed by a read, and a workload is read before it is given back.
+        for verb in ["get", "patch"] {
+            let is_permitted = rbac::CLUSTER_RULES.iter().any(|rule| {
+                rule.groups.contains(&resource.group())
+                    && rule.resources.contains(&resource.plural())
+                    && rule.verbs.contains(&verb)
+            });
+            assert!(is_permitted, "{verb} {resource}");
         }
     }
 }

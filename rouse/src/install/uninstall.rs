@@ -11,7 +11,9 @@ use serde_json::Value;
 
 use super::{
     cluster::{self, ClusterClient},
-    configs, kube_proxy_check, objects, readiness,
+    configs,
+    given_back::give_back_patch,
+    kube_proxy_check, objects, readiness,
     settings::InstallSettings,
     webhook_object, workloads,
 };
@@ -48,6 +50,7 @@ pub(super) async fn run(
     if crds {
         remove_user_objects(cluster).await?;
     }
+    give_workloads_back(cluster).await?;
     // Only now: with the controller gone nothing writes the EndpointSlices again.
     remove_endpoint_slices(cluster).await?;
     remove_agent_pins(cluster, settings).await?;
@@ -117,6 +120,22 @@ async fn remove_user_objects(cluster: &ClusterClient) -> Result<()> {
         }
     }
     stdout::print_line("removed all services with their pods")?;
+    Ok(())
+}
+
+/// Gives the workloads of scaled Services back to their users. They are ordinary Deployments and StatefulSets, and those
+/// that sleep get their pods back.
+async fn give_workloads_back(cluster: &ClusterClient) -> Result<()> {
+    let mut count = 0;
+    for kind in ["Deployment", "StatefulSet"] {
+        let workloads = cluster.list("apps/v1", kind, None, "").await?;
+        for workload in workloads.iter().filter(|it| give_back_patch(it).is_some()) {
+            count += u32::from(cluster.merge(workload, give_back_patch).await?);
+        }
+    }
+    if count > 0 {
+        stdout::print_line(&format!("gave back {count} workloads of scaled Services"))?;
+    }
     Ok(())
 }
 

@@ -85,6 +85,18 @@ impl EventInbox {
         }
     }
 
+    /// Records a write error of the number of pods, on the workload of a user that has this UID.
+    pub fn record_workload_error(&self, key: &ObjectPartKey, uid: &str, error: &WriteError) {
+        self.record(ObjectEvent {
+            resource: key.resource,
+            name: key.name.clone(),
+            uid: uid.to_owned(),
+            is_warning: true,
+            reason: error.reason.into(),
+            message: error.message.clone(),
+        });
+    }
+
     /// Queues an Event, or drops and counts it if the inbox is full.
     pub fn record(&self, event: ObjectEvent) {
         if self.sender.try_send(event).is_err() {

@@ -5,10 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use common::wire::NamespacedName;
 use serde_json::Value;
 
-use super::watch_scope::WatchScope;
-use crate::model::object::{
-    ObjectPartKey, ResourceKind,
-    hash::{applied_hash, stable_json_hash},
+use super::watch_scope::{WatchScope, has_revision_label};
+use crate::model::{
+    knative::key,
+    object::{
+        ObjectPartKey, ResourceKind,
+        hash::{applied_hash, stable_json_hash},
+        json,
+    },
 };
 
 /// Origin of an object that the cache stores.
@@ -43,6 +47,12 @@ pub struct ObservedObject {
     pub spec_hash: u64,
     /// True if another client changed the spec after the controller's last apply.
     pub changed_by_others: bool,
+    /// True if the object has the label of a Revision.
+    pub has_revision_label: bool,
+    /// Number of pods that the controller wrote last, as the workload of a scaled Service records it.
+    pub scaled_to: Option<u32>,
+    /// Number of pods that its user wants, as the workload of a scaled Service records it.
+    pub user_replicas: Option<u32>,
 }
 
 impl ObservedObject {
@@ -53,6 +63,7 @@ impl ObservedObject {
         let owners = meta["ownerReferences"].as_array();
         let controller = owners.into_iter().flatten().find(|it| it["controller"] == true);
         let generation = meta["generation"].as_i64().unwrap_or(0);
+        let number = |key: &str| json::annotation(object, key).and_then(|it| it.parse().ok());
         Self {
             uid: text("uid"),
             resource_version: text("resourceVersion"),
@@ -64,6 +75,9 @@ impl ObservedObject {
             is_terminating: meta["deletionTimestamp"].is_string(),
             spec_hash: if generation == 0 { stable_json_hash(&object["spec"]) } else { 0 },
             changed_by_others: false,
+            has_revision_label: has_revision_label(object),
+            scaled_to: number(key::SCALED_TO),
+            user_replicas: number(key::USER_REPLICAS),
         }
     }
 
@@ -102,8 +116,9 @@ impl ObjectCache {
 
     /// Begins a full list of a watch's objects, after a start or a lost watch.
     pub fn begin_list(&mut self, scope: &WatchScope) {
-        let all = self.objects.get(&scope.resource).into_iter().flat_map(HashMap::keys);
-        let names = all.filter(|name| scope.covers(name)).cloned().collect();
+        let all = self.objects.get(&scope.resource).into_iter().flatten();
+        let covered = all.filter(|(name, object)| scope.covers(name, object.has_revision_label));
+        let names = covered.map(|(name, _)| name.clone()).collect();
         // kube's watcher may begin a list again before the last one ended.
         self.unlisted.retain(|(listed_scope, _)| listed_scope != scope);
         self.unlisted.push((scope.clone(), names));
@@ -155,7 +170,9 @@ impl ObjectCache {
         if self.get(*resource, name).is_none() {
             // The current list may be of a time after a second deletion. If it is of a time before the creation, the
             // watch reports the creation next.
-            let covers = |scope: &WatchScope| scope.resource == *resource && scope.covers(name);
+            let covers = |scope: &WatchScope| {
+                scope.resource == *resource && scope.covers(name, observed.has_revision_label)
+            };
             for (_, names) in self.unlisted.iter_mut().filter(|(scope, _)| covers(scope)) {
                 names.insert(name.clone());
             }
@@ -215,6 +232,12 @@ impl ObjectCache {
             };
             self.insert(resource, name, observed, ObjectOrigin::Observed);
         }
+    }
+
+    /// Returns true if an object is known and not in this scope: another watch of its kind has it now.
+    pub fn has_left(&self, scope: &WatchScope, name: &NamespacedName) -> bool {
+        let known = self.get(scope.resource, name);
+        known.is_some_and(|it| !scope.covers(name, it.has_revision_label))
     }
 
     /// Removes a deleted object, and the marks of requests about it.
@@ -383,19 +406,71 @@ mod tests {
     fn objects_that_a_new_list_omits_are_returned() {
         let mut cache = ObjectCache::default();
         let kind = ResourceKind::Pod;
-        let pods = |it: &&WatchScope| it.resource == kind && it.excluded_namespace.is_some();
-        let scopes = crate::shell::api::watch_scope::watch_scopes("default-system");
-        let scope = scopes.iter().find(pods).unwrap();
+        let of_revision =
+            |version: &str| ObservedObject { has_revision_label: true, ..seen(version) };
         cache.apply_watched(kind, &NamespacedName::new("default-system", "part"), seen("1"));
+        cache.apply_watched(kind, &name("of-a-user"), seen("1"));
         for object_name in ["a", "b"] {
-            cache.apply_watched(kind, &name(object_name), seen("1"));
+            cache.apply_watched(kind, &name(object_name), of_revision("1"));
         }
+        let scope = &pod_scope(true);
         cache.begin_list(scope);
-        cache.apply_watched(kind, &name("b"), seen("1"));
-        cache.apply_watched(kind, &name("c"), seen("2"));
+        cache.apply_watched(kind, &name("b"), of_revision("1"));
+        cache.apply_watched(kind, &name("c"), of_revision("2"));
         assert_eq!(cache.end_list(scope), [name("a")]);
-        assert_eq!(cache.count(kind), 4, "they stay until they are removed");
+        assert_eq!(cache.count(kind), 5, "they stay until they are removed");
         assert_eq!(cache.end_list(scope), []);
+        let scope = &pod_scope(false);
+        cache.begin_list(scope);
+        assert_eq!(cache.end_list(scope), [name("of-a-user")]);
+    }
+
+    /// Returns the scope of the pods outside the system namespace, of Revisions or of users.
+    fn pod_scope(is_of_revisions: bool) -> WatchScope {
+        use crate::shell::api::watch_scope::{watch_scopes, workload_scopes};
+        let mut all = [watch_scopes("default-system"), workload_scopes("default-system")].concat();
+        all.retain(|it| {
+            it.resource == ResourceKind::Pod && it.has_revision_label == Some(is_of_revisions)
+        });
+        all.swap_remove(0)
+    }
+
+    /// Both watches of a kind report an object whose label was changed: one as new, the other as deleted.
+    #[test]
+    fn an_object_that_moves_to_another_watch_is_not_deleted() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Pod);
+        let of_revision = ObservedObject { has_revision_label: true, ..seen("2") };
+        cache.apply_watched(kind, &name("a"), seen("1"));
+        assert!(!cache.has_left(&pod_scope(false), &name("a")), "it was deleted, or leaves first");
+        cache.apply_watched(kind, &name("a"), of_revision);
+        assert!(cache.has_left(&pod_scope(false), &name("a")));
+        assert!(!cache.has_left(&pod_scope(true), &name("a")));
+        assert!(!cache.has_left(&pod_scope(true), &name("b")), "it is not known");
+    }
+
+    /// A response to a write names an object that the current list of its watch may omit.
+    #[test]
+    fn a_response_about_a_users_object_does_not_outlive_the_list_of_users() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Pod);
+        let key = ObjectPartKey::new(kind, ObjectPart::Object, name("a"));
+        [true, false].iter().for_each(|it| cache.begin_list(&pod_scope(*it)));
+        cache.begin_request(&key);
+        assert!(cache.apply_response(&key, seen("1"), ObjectOrigin::Observed));
+        assert_eq!(cache.end_list(&pod_scope(true)), []);
+        assert_eq!(cache.end_list(&pod_scope(false)), [name("a")]);
+    }
+
+    #[test]
+    fn the_record_of_replicas_is_read_as_far_as_it_is_readable() {
+        let record = |annotations: Value| {
+            let meta = json!({"name": "a", "annotations": annotations});
+            let observed = ObservedObject::from_object(&json!({"metadata": meta}));
+            (observed.scaled_to, observed.user_replicas)
+        };
+        let both = json!({key::SCALED_TO: "0", key::USER_REPLICAS: "3"});
+        assert_eq!(record(both), (Some(0), Some(3)));
+        assert_eq!(record(json!({key::SCALED_TO: "-1"})), (None, None));
+        assert_eq!(record(json!({key::USER_REPLICAS: "2"})), (None, Some(2)));
     }
 
     #[test]

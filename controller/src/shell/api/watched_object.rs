@@ -41,7 +41,7 @@ pub(super) trait ObjectShape: fmt::Debug + 'static {
     const TRIMMED_PARTS: TrimmedParts;
 }
 
-/// Pods, without their containers and volumes, which the controller does not read.
+/// Pods of Revisions, without their containers and volumes, which the controller does not read.
 #[derive(Debug)]
 pub(super) struct PodShape;
 
@@ -49,12 +49,37 @@ impl ObjectShape for PodShape {
     const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::Pod);
 }
 
-/// Deployments, without their pod templates, which the controller does not read.
+/// Deployments of Revisions, without their pod templates, which the controller does not read.
 #[derive(Debug)]
 pub(super) struct DeploymentShape;
 
 impl ObjectShape for DeploymentShape {
     const TRIMMED_PARTS: TrimmedParts = watch_scope::trimmed_parts(Kind::Deployment);
+}
+
+/// Pods of users and of the system namespace, without their volumes.
+#[derive(Debug)]
+pub(super) struct UserPodShape;
+
+impl ObjectShape for UserPodShape {
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::user_parts(Kind::Pod);
+}
+
+/// Deployments and StatefulSets of users. Of their pod templates only [`trim_object`](watch_scope::trim_object) removes
+/// something.
+#[derive(Debug)]
+pub(super) struct UserWorkloadShape;
+
+impl ObjectShape for UserWorkloadShape {
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::user_parts(Kind::Deployment);
+}
+
+/// HorizontalPodAutoscalers of users, without their metrics.
+#[derive(Debug)]
+pub(super) struct UserHpaShape;
+
+impl ObjectShape for UserHpaShape {
+    const TRIMMED_PARTS: TrimmedParts = watch_scope::user_parts(Kind::HorizontalPodAutoscaler);
 }
 
 /// Kinds of which the controller reads metadata and status, so that their specs are not kept.
@@ -239,6 +264,33 @@ mod tests {
         let bare = r#"{"metadata": {}, "spec": null}"#;
         let read = serde_json::from_str::<WatchedObject<DeploymentShape>>(bare).unwrap().value;
         assert_eq!(read, json!({"metadata": {}, "spec": null}));
+    }
+
+    /// Each kind is parsed by a type, and a response is trimmed by the object's label: both must agree.
+    #[test]
+    fn an_object_of_a_user_is_read_as_it_is_trimmed() {
+        let object = json!({
+            "metadata": {"name": "a"},
+            "spec": {
+                "replicas": 1, "nodeName": "n", "template": {"spec": {"containers": []}},
+                "containers": [], "volumes": [], "scaleTargetRef": {}, "metrics": [],
+            },
+            "status": {"phase": "Running", "readyReplicas": 1, "currentMetrics": []},
+        });
+        fn read<S: ObjectShape>(text: &str) -> Value {
+            serde_json::from_str::<WatchedObject<S>>(text).unwrap().value
+        }
+        let text = object.to_string();
+        for (kind, read) in [
+            (Kind::Pod, read::<UserPodShape>(&text)),
+            (Kind::Deployment, read::<UserWorkloadShape>(&text)),
+            (Kind::StatefulSet, read::<UserWorkloadShape>(&text)),
+            (Kind::HorizontalPodAutoscaler, read::<UserHpaShape>(&text)),
+        ] {
+            let mut trimmed = object.clone();
+            watch_scope::prune_fields(kind, &mut trimmed);
+            assert_eq!(read, trimmed, "{kind}");
+        }
     }
 
     #[test]

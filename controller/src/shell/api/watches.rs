@@ -25,7 +25,8 @@ use super::{
     object_cache::ObservedObject,
     watch_scope::{self, WatchScope},
     watched_object::{
-        DeploymentShape, FullShape, ObjectShape, PodShape, WatchedObject, WriteOnlyShape,
+        DeploymentShape, FullShape, ObjectShape, PodShape, UserHpaShape, UserPodShape,
+        UserWorkloadShape, WatchedObject, WriteOnlyShape,
     },
 };
 use crate::model::object::ResourceKind;
@@ -52,22 +53,21 @@ pub enum WatchUpdate {
         /// The object, trimmed.
         object: Box<Value>,
     },
-    /// An object was deleted.
-    Deleted { resource: ResourceKind, name: NamespacedName },
+    /// An object was deleted, or has left this scope.
+    Deleted { scope: Arc<WatchScope>, resource: ResourceKind, name: NamespacedName },
     /// The full list of this scope is complete.
     ListCompleted(Arc<WatchScope>),
 }
 
-/// Watches all scopes until `shutdown`.
+/// Watches these scopes until `shutdown`.
 pub fn start_watches(
     client: &Client,
-    system_namespace: &str,
+    scopes: Vec<WatchScope>,
     metrics: &Arc<ApiServerMetrics>,
     shutdown: &CancellationToken,
 ) -> mpsc::Receiver<WatchUpdate> {
     let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
     let mut tasks = JoinSet::new();
-    let scopes = watch_scope::watch_scopes(system_namespace);
     let pending_lists = PendingLists::new(&scopes);
     for scope in scopes {
         let watch = WatchTask {
@@ -132,9 +132,19 @@ impl WatchTask {
     async fn run(self, client: Client) {
         // The list waits, so that the objects to which the listed ones refer are known.
         self.pending_lists.wait_for_turn(self.scope.resource).await;
+        let is_of_revisions = self.scope.has_revision_label == Some(true);
         match self.scope.resource {
-            ResourceKind::Pod => self.watch_kind::<PodShape>(client).await,
-            ResourceKind::Deployment => self.watch_kind::<DeploymentShape>(client).await,
+            ResourceKind::Pod if is_of_revisions => self.watch_kind::<PodShape>(client).await,
+            ResourceKind::Pod => self.watch_kind::<UserPodShape>(client).await,
+            ResourceKind::Deployment if is_of_revisions => {
+                self.watch_kind::<DeploymentShape>(client).await
+            }
+            ResourceKind::Deployment | ResourceKind::StatefulSet => {
+                self.watch_kind::<UserWorkloadShape>(client).await
+            }
+            ResourceKind::HorizontalPodAutoscaler if !is_of_revisions => {
+                self.watch_kind::<UserHpaShape>(client).await
+            }
             ResourceKind::PodAutoscaler
             | ResourceKind::ServerlessService
             | ResourceKind::HorizontalPodAutoscaler
@@ -196,7 +206,10 @@ impl WatchTask {
         match event {
             Event::Init => WatchUpdate::ListBegun(Arc::clone(&self.scope)),
             Event::InitDone => WatchUpdate::ListCompleted(Arc::clone(&self.scope)),
-            Event::Delete(object) => WatchUpdate::Deleted { resource, name: object_name(&object) },
+            Event::Delete(object) => {
+                let (scope, name) = (Arc::clone(&self.scope), object_name(&object));
+                WatchUpdate::Deleted { scope, resource, name }
+            }
             Event::Apply(object) | Event::InitApply(object) => {
                 let (name, mut value) = (object_name(&object), object.value);
                 watch_scope::trim_object(&self.scope, &mut value);

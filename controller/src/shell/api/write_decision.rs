@@ -4,9 +4,13 @@ use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
 use super::object_cache::ObservedObject;
-use crate::model::object::{
-    DesiredState, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
-    hash::{APPLIED_ANNOTATION, stable_json_hash},
+use crate::model::{
+    knative::key::{SCALED_TO, USER_REPLICAS},
+    object::{
+        DesiredState, ObjectPart, ObjectPartKey, ReplicaRecord, ResourceKind, WorkloadVersion,
+        WriteError,
+        hash::{APPLIED_ANNOTATION, applied_hash, stable_json_hash},
+    },
 };
 
 /// Next write of one part of an object.
@@ -30,6 +34,21 @@ pub enum WriteAction {
         /// Pods that get a deletion cost before the scale.
         pods_to_remove: Vec<NamespacedName>,
     },
+    /// Apply this body, the number of pods of a scaled Service's workload with its record, after marking the pods to
+    /// remove first. The body has the version of the workload, and another version refuses it.
+    Replicas {
+        /// Body of the apply.
+        body: Value,
+        /// Pods that get a deletion cost before the apply.
+        pods_to_remove: Vec<NamespacedName>,
+    },
+    /// Give the workload of a scaled Service back, if it still has this version.
+    GiveBack {
+        /// Version of the workload that the state machine has observed.
+        version: WorkloadVersion,
+        /// Body to apply first, which sets the number of pods; `None`: the present number stays.
+        body: Option<Value>,
+    },
     /// Delete the object, if it still has this UID.
     Delete(Box<str>),
     /// Write nothing: an object of another owner has the name.
@@ -37,16 +56,31 @@ pub enum WriteAction {
 }
 
 impl WriteAction {
-    /// Returns the body to write to the object itself, if the action has one.
+    /// Returns the body to write to the object itself, if the action has one whose repetitions count.
     pub fn body(&self) -> Option<&Value> {
         match self {
-            Self::Create(body) | Self::Apply(body) | Self::Restore(body) => Some(body),
+            Self::Create(body)
+            | Self::Apply(body)
+            | Self::Restore(body)
+            | Self::Replicas { body, .. } => Some(body),
             Self::None
             | Self::Status(_)
             | Self::Scale { .. }
+            | Self::GiveBack { .. }
             | Self::Delete(_)
             | Self::NotOwned(_) => None,
         }
+    }
+
+    /// Returns the [body](Self::body) with a hash of its content, which is equal for each repetition.
+    pub fn content(&self) -> Option<(&Value, u64)> {
+        let body = self.body()?;
+        let hash = match self {
+            // Each write names another version, and the record has all numbers.
+            Self::Replicas { .. } => stable_json_hash(&body["metadata"]["annotations"]),
+            _ => applied_hash(body).unwrap_or_default(),
+        };
+        Some((body, hash))
     }
 }
 
@@ -74,6 +108,16 @@ pub fn next_write(
         (DesiredState::Absent, ObjectPart::Object) => delete_action(key, observed),
         (DesiredState::Scale { min_replicas, max_replicas, pods_to_remove }, ObjectPart::Scale) => {
             scale_action(min_replicas, max_replicas, pods_to_remove, observed)
+        }
+        (
+            DesiredState::Replicas { version, replicas, recorded, pods_to_remove },
+            ObjectPart::Scale,
+        ) => {
+            let record = ReplicaRecord { scaled_to: replicas, user_replicas: recorded };
+            replicas_action(key, &version, record, pods_to_remove, observed)
+        }
+        (DesiredState::GivenBack { version, replicas }, ObjectPart::Scale) => {
+            give_back_action(key, version, replicas, observed)
         }
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
         (
@@ -207,6 +251,71 @@ fn scale_action(
         true => WriteAction::None,
         false => WriteAction::Scale { replicas, pods_to_remove },
     }
+}
+
+/// Writes the number of pods and its record, unless the workload is known to have both, or to be in deletion. The state
+/// machine may know a new workload before the cache does; the version in the body keeps the write from any other one.
+fn replicas_action(
+    key: &ObjectPartKey,
+    version: &WorkloadVersion,
+    record: ReplicaRecord,
+    pods_to_remove: Vec<NamespacedName>,
+    observed: Option<&ObservedObject>,
+) -> WriteAction {
+    let ReplicaRecord { scaled_to, user_replicas } = record;
+    let is_done = |it: &ObservedObject| {
+        let recorded = (it.scaled_to, it.user_replicas);
+        recorded == (Some(scaled_to), Some(user_replicas))
+            && it.replicas == Some(i64::from(scaled_to))
+    };
+    let known = observed.filter(|it| it.uid == version.uid);
+    if known.is_some_and(|it| it.is_terminating || is_done(it)) {
+        return WriteAction::None;
+    }
+    WriteAction::Replicas { body: replicas_body(key, version, record), pods_to_remove }
+}
+
+/// Gives a workload back, unless it is known to be in deletion, or to have its number and no record.
+fn give_back_action(
+    key: &ObjectPartKey,
+    version: WorkloadVersion,
+    replicas: Option<u32>,
+    observed: Option<&ObservedObject>,
+) -> WriteAction {
+    let known = observed.filter(|it| it.uid == version.uid);
+    let has = |it: &ObservedObject, number: u32| it.replicas == Some(i64::from(number));
+    let missing = replicas.filter(|number| known.is_none_or(|it| !has(it, *number)));
+    let is_done = |it: &ObservedObject| {
+        missing.is_none() && it.scaled_to.is_none() && it.user_replicas.is_none()
+    };
+    if known.is_some_and(|it| it.is_terminating || is_done(it)) {
+        return WriteAction::None;
+    }
+    let body = missing.map(|replicas| {
+        let record = ReplicaRecord { scaled_to: replicas, user_replicas: replicas };
+        replicas_body(key, &version, record)
+    });
+    WriteAction::GiveBack { version, body }
+}
+
+/// Returns the body that sets the number of pods of a workload, with its record and the expected version.
+fn replicas_body(key: &ObjectPartKey, version: &WorkloadVersion, record: ReplicaRecord) -> Value {
+    let ReplicaRecord { scaled_to, user_replicas } = record;
+    json!({
+        "apiVersion": key.resource.api_version(),
+        "kind": key.resource.kind(),
+        "metadata": {
+            "name": key.name.name.as_str(),
+            "namespace": key.name.namespace.as_str(),
+            "uid": version.uid,
+            "resourceVersion": version.resource_version,
+            "annotations": {
+                SCALED_TO: scaled_to.to_string(),
+                USER_REPLICAS: user_replicas.to_string(),
+            },
+        },
+        "spec": {"replicas": scaled_to},
+    })
 }
 
 #[cfg(test)]
@@ -377,5 +486,109 @@ mod tests {
             [scale(4, 7), scale(0, 3), scale(6, 7)],
             [WriteAction::None, scale_to(3), scale_to(6)]
         );
+    }
+
+    /// Returns a workload of a user as the API server holds it: its number of pods, and the record of it.
+    fn workload(replicas: i64, record: Option<(u32, u32)>) -> ObservedObject {
+        ObservedObject {
+            uid: "u".into(),
+            resource_version: "9".into(),
+            replicas: Some(replicas),
+            scaled_to: record.map(|it| it.0),
+            user_replicas: record.map(|it| it.1),
+            ..ObservedObject::default()
+        }
+    }
+
+    /// Returns the version that the state machine has observed, which may be behind the cache.
+    fn version() -> WorkloadVersion {
+        WorkloadVersion { uid: "u".into(), resource_version: "7".into() }
+    }
+
+    #[test]
+    fn replicas_are_written_with_their_record_and_the_version_they_follow_from() {
+        let pods_to_remove = vec![NamespacedName::new("default", "pod")];
+        let write = |observed: Option<&ObservedObject>| {
+            let desired = DesiredState::Replicas {
+                version: version(),
+                replicas: 0,
+                recorded: 3,
+                pods_to_remove: pods_to_remove.clone(),
+            };
+            let key = key(ResourceKind::StatefulSet, ObjectPart::Scale);
+            next_write(&key, desired, observed, None)
+        };
+        let done = workload(0, Some((0, 3)));
+        assert_eq!(write(Some(&done)), WriteAction::None);
+        let body = json!({
+            "apiVersion": "apps/v1", "kind": "StatefulSet",
+            "metadata": {
+                "name": "hello", "namespace": "default", "uid": "u", "resourceVersion": "7",
+                "annotations": {"rouse.dev/scaled-to": "0", "rouse.dev/replicas": "3"},
+            },
+            "spec": {"replicas": 0},
+        });
+        let expected = WriteAction::Replicas { body, pods_to_remove: pods_to_remove.clone() };
+        // Another number, a number of another client, and a user's number that was not recorded.
+        for observed in [workload(3, Some((0, 3))), workload(0, None), workload(0, Some((0, 2)))] {
+            assert_eq!(write(Some(&observed)), expected, "{observed:?}");
+        }
+        // The state machine knows a new workload first.
+        let replaced = ObservedObject { uid: "v".into(), ..done };
+        assert_eq!([write(Some(&replaced)), write(None)], [expected.clone(), expected]);
+        let going = ObservedObject { is_terminating: true, ..workload(3, None) };
+        assert_eq!(write(Some(&going)), WriteAction::None);
+    }
+
+    /// The number comes first: without the record it would count as the user's.
+    #[test]
+    fn a_workload_is_given_back_with_its_number_and_without_its_record() {
+        let write = |replicas: Option<u32>, observed: Option<ObservedObject>| {
+            let desired = DesiredState::GivenBack { version: version(), replicas };
+            let key = key(ResourceKind::Deployment, ObjectPart::Scale);
+            match next_write(&key, desired, observed.as_ref(), None) {
+                WriteAction::GiveBack { version: sent, body } => {
+                    assert_eq!(sent, version());
+                    Some(body.map(|it| (it["spec"].clone(), it["metadata"]["annotations"].clone())))
+                }
+                other => {
+                    assert_eq!(other, WriteAction::None);
+                    None
+                }
+            }
+        };
+        let first = (
+            json!({"replicas": 3}),
+            json!({"rouse.dev/scaled-to": "3", "rouse.dev/replicas": "3"}),
+        );
+        assert_eq!(write(Some(3), Some(workload(0, Some((0, 3))))), Some(Some(first.clone())));
+        assert_eq!(write(Some(3), Some(workload(3, Some((3, 3))))), Some(None));
+        assert_eq!(write(None, Some(workload(5, Some((0, 3))))), Some(None));
+        assert_eq!(write(None, Some(workload(5, None))), None);
+        assert_eq!(write(Some(3), Some(workload(3, None))), None, "it was given back");
+        assert_eq!(write(Some(3), None), Some(Some(first)), "the cache does not know it yet");
+        let going = ObservedObject { is_terminating: true, ..workload(0, Some((0, 3))) };
+        assert_eq!(write(Some(3), Some(going)), None);
+    }
+
+    /// A write that another client undoes is delayed, and a service that wakes and sleeps by itself is not.
+    #[test]
+    fn equal_numbers_are_repetitions_whatever_their_version() {
+        let content = |resource_version: &str, replicas: u32| {
+            let version =
+                WorkloadVersion { resource_version: resource_version.into(), ..version() };
+            let desired = DesiredState::Replicas {
+                version,
+                replicas,
+                recorded: 3,
+                pods_to_remove: Vec::new(),
+            };
+            let key = key(ResourceKind::Deployment, ObjectPart::Scale);
+            let action = next_write(&key, desired, Some(&workload(2, None)), None);
+            action.content().map(|(_, hash)| hash)
+        };
+        assert!(content("7", 0).is_some());
+        assert_eq!(content("7", 0), content("8", 0));
+        assert_ne!(content("7", 0), content("7", 3));
     }
 }

@@ -20,14 +20,13 @@
 //! `cargo xtask bench resync` measures a restart.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use common::wire::NamespacedName;
 use kube::Client;
-use serde_json::Value;
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -50,7 +49,7 @@ use super::{
 };
 use crate::model::{
     cluster_state::UnixMillis,
-    object::{ObjectPart, ObjectPartKey, ResourceKind, hash::applied_hash},
+    object::{ObjectPart, ObjectPartKey, ResourceKind},
 };
 
 mod requests;
@@ -77,6 +76,8 @@ struct WriterState {
     cache: ObjectCache,
     applied_statuses: HashMap<ObjectPartKey, AppliedStatus>,
     repeated_writes: RepeatedWrites,
+    /// Scales that the API server refused, since the workload has changed. The next observation of it decides again.
+    conflicting_scales: HashSet<ObjectPartKey>,
     child_checks: ChildCheckSchedule,
 }
 
@@ -160,6 +161,11 @@ impl ObjectWriter {
     #[must_use]
     pub fn end_list(&self, scope: &WatchScope) -> Vec<NamespacedName> {
         self.with_state(|state| state.cache.end_list(scope))
+    }
+
+    /// Returns true if an object is known and not in this scope any more: another watch of its kind has it now.
+    pub fn has_left(&self, scope: &WatchScope, name: &NamespacedName) -> bool {
+        self.with_state(|state| state.cache.has_left(scope, name))
     }
 
     /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
@@ -249,7 +255,7 @@ impl ObjectWriter {
             self.finish(key, &WriteOutcome::Done, source);
             return None;
         }
-        if action.body().is_some_and(|body| self.is_delayed_repeat(key, body, source)) {
+        if self.is_delayed_repeat(key, &action, source) {
             return None;
         }
         // Marked before the request begins, so that a deletion during the request is noticed.
@@ -261,11 +267,13 @@ impl ObjectWriter {
     fn is_delayed_repeat(
         &self,
         key: &ObjectPartKey,
-        body: &Value,
+        action: &WriteAction,
         source: &dyn DesiredStateSource,
     ) -> bool {
-        let (now, body_hash) = (self.now(), applied_hash(body).unwrap_or_default());
-        let Some(wait) = self.with_state(|state| state.repeated_writes.delay(key, body_hash, now))
+        let Some((body, content_hash)) = action.content() else { return false };
+        let now = self.now();
+        let Some(wait) =
+            self.with_state(|state| state.repeated_writes.delay(key, content_hash, now))
         else {
             return false;
         };
@@ -311,7 +319,7 @@ impl ObjectWriter {
         leadership: &Leadership,
     ) {
         let began = Instant::now();
-        let body_hash = action.body().map(|body| applied_hash(body).unwrap_or_default());
+        let content_hash = action.content().map(|(_, hash)| hash);
         // The permission may have ended since the task was spawned.
         let outcome = if leadership.may_write() {
             let done = timeout(REQUEST_TIMEOUT, self.perform(&key, action, source)).await;
@@ -321,9 +329,9 @@ impl ObjectWriter {
         };
         self.metrics.record_write(&key, &outcome, began.elapsed());
         // Only successful writes count: a failed one has a backoff of its own.
-        if let Some(body_hash) = body_hash.filter(|_| outcome == WriteOutcome::Done) {
+        if let Some(content_hash) = content_hash.filter(|_| outcome == WriteOutcome::Done) {
             self.with_state(|state| {
-                state.repeated_writes.record_write(&key, body_hash, self.now())
+                state.repeated_writes.record_write(&key, content_hash, self.now())
             });
         }
         self.finish(&key, &outcome, source);
@@ -345,10 +353,7 @@ impl ObjectWriter {
                 debug!(object = %key, outcome = outcome.label(), "not written")
             }
         }
-        self.with_state(|state| {
-            state.cache.end_request(key);
-            state.queue.finish(key, outcome, self.now());
-        });
+        self.with_state(|state| state.finish(key, outcome, self.now()));
         self.wake.notify_one();
     }
 }
@@ -360,6 +365,7 @@ impl WriterState {
             cache: ObjectCache::default(),
             applied_statuses: HashMap::new(),
             repeated_writes: RepeatedWrites::default(),
+            conflicting_scales: HashSet::new(),
             child_checks: ChildCheckSchedule::default(),
         }
     }
@@ -371,12 +377,28 @@ impl WriterState {
         self.queue.next_at(now).into_iter().chain(due).min()
     }
 
+    /// Ends the write of a key.
+    fn finish(&mut self, key: &ObjectPartKey, outcome: &WriteOutcome, now: UnixMillis) {
+        self.cache.end_request(key);
+        if key.part == ObjectPart::Scale && *outcome == WriteOutcome::Conflict {
+            self.conflicting_scales.insert(key.clone());
+        } else {
+            self.conflicting_scales.remove(key);
+        }
+        self.queue.finish(key, outcome, now);
+    }
+
     fn handle_observed(
         &mut self,
         resource: ResourceKind,
         name: &NamespacedName,
         observed: ObservedObject,
     ) {
+        // The state machine knows this version now, also if a read after the conflict had stored it here before.
+        let scale = scale_key(resource, name);
+        if let Some(key) = scale.filter(|it| self.conflicting_scales.remove(it)) {
+            self.queue.add(key);
+        }
         let ours = observed.applied_hash.is_some();
         if !self.cache.apply_watched(resource, name, observed) {
             return;
@@ -409,6 +431,7 @@ impl WriterState {
         self.queue.clear();
         self.cache.end_all_requests();
         self.applied_statuses.clear();
+        self.conflicting_scales.clear();
         self.child_checks.clear();
     }
 }
@@ -419,9 +442,9 @@ fn keys_after_creation(key: &ObjectPartKey) -> impl Iterator<Item = ObjectPartKe
     [status].into_iter().chain(scale_key(key.resource, &key.name))
 }
 
-/// Returns the key of a Deployment's scale, which an apply of the object never writes.
+/// Returns the key of a workload's scale, which an apply of the object never writes.
 fn scale_key(resource: ResourceKind, name: &NamespacedName) -> Option<ObjectPartKey> {
-    let scales = resource == ResourceKind::Deployment;
+    let scales = matches!(resource, ResourceKind::Deployment | ResourceKind::StatefulSet);
     scales.then(|| ObjectPartKey::new(resource, ObjectPart::Scale, name.clone()))
 }
 
@@ -443,7 +466,7 @@ mod tests {
         write::desired::RequiredChildren,
     };
     use hyper::{Method, Request, Response};
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tokio::sync::{mpsc, oneshot};
 
     fn state() -> WriterState {
@@ -705,6 +728,27 @@ mod tests {
         assert_eq!(drain_queue(&mut state), [], "nothing has changed");
         state.handle_observed(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(drain_queue(&mut state), [], "without the annotation it is not ours any more");
+    }
+
+    /// The delay after a failure may be long, and the observed version is the one that the next decision follows from.
+    #[test]
+    fn a_scale_with_a_conflict_is_decided_again_once_its_workload_is_observed() {
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        let resource = ResourceKind::StatefulSet;
+        let scale = key(resource, ObjectPart::Scale);
+        state.handle_observed(resource, &name, seen(&json!({}), "7"));
+        assert_eq!(drain_queue(&mut state), [], "a user's own is not checked");
+        state.queue.add(scale.clone());
+        assert_eq!(drain_queue(&mut state), [scale.clone()]);
+        state.finish(&scale, &WriteOutcome::Conflict, UnixMillis(1));
+        assert_eq!(drain_queue(&mut state), [], "it waits");
+        // A read after the conflict stores the version before the watch reports it.
+        assert!(state.cache.apply_watched(resource, &name, seen(&json!({}), "8")));
+        state.handle_observed(resource, &name, seen(&json!({}), "8"));
+        assert_eq!(drain_queue(&mut state), [scale.clone()]);
+        state.finish(&scale, &WriteOutcome::Done, UnixMillis(1));
+        state.handle_observed(resource, &name, seen(&json!({}), "9"));
+        assert_eq!(drain_queue(&mut state), [], "the conflict is over");
     }
 
     /// An entry that was removed sooner would let the writer create an object again that is desired only until the

@@ -9,8 +9,10 @@ use crate::model::{knative::key, scale_policy::AUTOSCALING_PREFIX};
 
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
 const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, key::ROUTE];
-/// Annotations of a Revision that its children do not inherit: most change while it runs.
-const UNINHERITED_ANNOTATIONS: [&str; 6] = [
+/// Annotations of a Revision that its children do not inherit: most change while it runs. With [`key::SCALE_TO_ZERO`]
+/// its Services would be scaled Services.
+const UNINHERITED_ANNOTATIONS: [&str; 7] = [
+    key::SCALE_TO_ZERO,
     "serving.knative.dev/lastPinned",
     key::NO_GC,
     key::ROUTING_STATE_MODIFIED,

@@ -31,9 +31,10 @@ const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
 const HTTP2_PORT: i32 = 81;
 
-/// Annotations of a Route that its Services do not inherit.
-const UNINHERITED_ANNOTATIONS: [&str; 4] = [
+/// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
+const UNINHERITED_ANNOTATIONS: [&str; 5] = [
     APPLIED_ANNOTATION,
+    key::SCALE_TO_ZERO,
     ACTIVATOR_PORT_ANNOTATION,
     key::ALLOCATIONS,
     "kubectl.kubernetes.io/last-applied-configuration",

@@ -382,6 +382,18 @@ fn objects_of_a_revision_name_the_protocol_that_its_template_names() {
     assert_eq!(objects("tcp"), (json!(["tcp", "tcp", 80]), json!("tcp"), 0));
 }
 
+/// A Revision scales to zero by itself. Its Service would compete with it for its Deployment.
+#[test]
+fn no_child_of_a_revision_is_a_scaled_service() {
+    let mut fixture = ChildrenFixture::plain();
+    fixture.annotations.insert("rouse.dev/scale-to-zero".into(), "true".into());
+    let revision = fixture.revision();
+    for child in [services::private_service(&revision), services::public_service(&revision)] {
+        let annotations = &child.body["metadata"]["annotations"];
+        assert!(annotations["rouse.dev/scale-to-zero"].is_null(), "{annotations}");
+    }
+}
+
 #[test]
 fn a_name_that_serves_raw_tcp_tells_meshes_so() {
     let name = PlaceholderSpec { serves_tcp: true, ..ROUTE };
@@ -455,6 +467,7 @@ fn a_routes_name_gets_a_service_without_selector() {
             ("serving.knative.dev/creator", "somebody"),
             ("rouse.dev/activator-port", "1"),
             ("rouse.dev/applied", "0"),
+            ("rouse.dev/scale-to-zero", "true"),
             ("kubectl.kubernetes.io/last-applied-configuration", "{}"),
         ]),
         ..ROUTE

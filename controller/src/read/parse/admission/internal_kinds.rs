@@ -172,11 +172,12 @@ pub(super) fn warn_without_effect(
             format!("a {what} has no effect: the kernel counts, and nothing is scraped")
         }
         _ if !has_owner => {
-            format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
+            let owners = "a Revision or a scaled Service";
+            format!("a {what} has no effect unless it is made for {owners}: nothing acts on it")
         }
         // The controller's own writes pass here, too; it ignores warnings.
         _ if request.old.is_some() => {
-            format!("what is written into a {what} has no effect: it follows from its Revision")
+            format!("what is written into a {what} has no effect: it follows from its owner")
         }
         _ => return,
     };

@@ -1,7 +1,10 @@
 //! Shell: requests of the writer to the API server.
 
 use common::wire::NamespacedName;
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
+use k8s_openapi::{
+    api::autoscaling::v1::{Scale, ScaleSpec},
+    apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
+};
 use kube::{
     api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
@@ -11,7 +14,13 @@ use tracing::{debug, info};
 
 use super::{ObjectWriter, keys_after_creation};
 use crate::{
-    model::object::{FIELD_MANAGER, ObjectPartKey, ResourceKind, hash::stable_json_hash},
+    model::{
+        knative::key::{SCALED_TO, USER_REPLICAS},
+        object::{
+            FIELD_MANAGER, ObjectPartKey, ResourceKind, SCALE_FIELD_MANAGER, WorkloadVersion,
+            hash::stable_json_hash,
+        },
+    },
     shell::api::{
         DesiredStateSource,
         client::object_api,
@@ -45,6 +54,12 @@ impl ObjectWriter {
             WriteAction::Status(body) => self.apply_status(key, body).await,
             WriteAction::Scale { replicas, pods_to_remove } => {
                 self.scale(key, replicas, &pods_to_remove).await
+            }
+            WriteAction::Replicas { body, pods_to_remove } => {
+                self.apply_replicas(key, &body, &pods_to_remove).await
+            }
+            WriteAction::GiveBack { version, body } => {
+                self.give_back(key, &version, body.as_ref()).await
             }
             WriteAction::Delete(uid) => self.delete(key, &uid).await,
         }
@@ -137,18 +152,9 @@ impl ObjectWriter {
         replicas: i64,
         pods_to_remove: &[NamespacedName],
     ) -> WriteOutcome {
-        let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
-        let marks = pods_to_remove.iter().map(|pod| self.annotate_pod(pod, &cost));
-        for marked in futures::future::join_all(marks).await {
-            match marked {
-                Ok(_) => {}
-                // A pod that is already gone need not be chosen.
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                Err(error) => return self.handle_error(key, error).await,
-            }
+        if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
+            return outcome;
         }
-        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes. Without a mark it
-        // may choose a busy pod, so a failed mark postpones the scale.
         match self.replace_scale(key, replicas).await {
             Ok(scale) => {
                 info!(object = %key, replicas, "scaled");
@@ -156,6 +162,90 @@ impl ObjectWriter {
                 self.with_state(|state| {
                     state.cache.apply_scale(key.resource, &key.name, &version, replicas)
                 });
+                WriteOutcome::Done
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    /// Marks the pods that should be removed first. An error is the outcome of the whole scale.
+    ///
+    /// The marks come before the scale: the ReplicaSet controller chooses pods as soon as the number changes. Without a
+    /// mark it may choose a busy pod, so a failed mark postpones the scale.
+    async fn mark_pods(
+        &self,
+        key: &ObjectPartKey,
+        pods: &[NamespacedName],
+    ) -> Result<(), WriteOutcome> {
+        let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
+        let marks = pods.iter().map(|pod| self.annotate_pod(pod, &cost));
+        for marked in futures::future::join_all(marks).await {
+            match marked {
+                Ok(_) => {}
+                // A pod that is already gone need not be chosen.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(self.handle_error(key, error).await),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the number of pods of a scaled Service's workload with its record. A change of the workload that the state
+    /// machine has not observed makes a conflict, and the next decision contains it.
+    async fn apply_replicas(
+        &self,
+        key: &ObjectPartKey,
+        body: &Value,
+        pods_to_remove: &[NamespacedName],
+    ) -> WriteOutcome {
+        if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
+            return outcome;
+        }
+        let api = object_api(&self.client, key.resource, &key.name);
+        match api.patch(&key.name.name, &replicas_params(), &Patch::Apply(body)).await {
+            Ok(object) => {
+                info!(object = %key, replicas = %body["spec"]["replicas"], "scaled");
+                self.store_response(key, object, ObjectOrigin::Observed);
+                WriteOutcome::Done
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    /// Removes the record of replicas from a workload, and every field from the writer's ownership. `body` is applied
+    /// before, and sets the number of pods.
+    ///
+    /// An apply of nothing would remove the fields that the writer owns: then the API server sets one pod.
+    async fn give_back(
+        &self,
+        key: &ObjectPartKey,
+        version: &WorkloadVersion,
+        body: Option<&Value>,
+    ) -> WriteOutcome {
+        let (api, name) = (object_api(&self.client, key.resource, &key.name), &key.name.name);
+        let current = match body {
+            Some(body) => api.patch(name, &replicas_params(), &Patch::Apply(body)).await,
+            None => api.get(name).await,
+        };
+        let object = match current {
+            Ok(object) => object,
+            Err(error) => return self.handle_error(key, error).await,
+        };
+        // A read finds any version, and an apply only the expected one.
+        let found = object.metadata.resource_version.as_deref().unwrap_or_default();
+        if body.is_none() && found != &*version.resource_version {
+            self.store_response(key, object, ObjectOrigin::Observed);
+            return WriteOutcome::Conflict;
+        }
+        let params = PatchParams {
+            field_manager: Some(SCALE_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let patch = release_patch(&object);
+        match api.patch(name, &params, &Patch::Merge(&patch)).await {
+            Ok(object) => {
+                info!(object = %key, "given back");
+                self.store_response(key, object, ObjectOrigin::Observed);
                 WriteOutcome::Done
             }
             Err(error) => self.handle_error(key, error).await,
@@ -280,9 +370,31 @@ fn apply_params() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
+fn replicas_params() -> PatchParams {
+    PatchParams::apply(SCALE_FIELD_MANAGER).force()
+}
+
+/// Returns the merge patch that removes the record of replicas from a workload of this version, with all that
+/// [`SCALE_FIELD_MANAGER`] owns of it.
+fn release_patch(object: &DynamicObject) -> Value {
+    let mut metadata = json!({
+        "resourceVersion": object.metadata.resource_version,
+        "annotations": {SCALED_TO: null, USER_REPLICAS: null},
+    });
+    if let Some(owners) = &object.metadata.managed_fields {
+        let is_other =
+            |it: &&ManagedFieldsEntry| it.manager.as_deref() != Some(SCALE_FIELD_MANAGER);
+        metadata["managedFields"] = json!(owners.iter().filter(is_other).collect::<Vec<_>>());
+    }
+    json!({"metadata": metadata})
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::{
+        collections::VecDeque,
+        sync::{Arc, Mutex},
+    };
 
     use hyper::{Method, Request, Response};
     use kube::client::Body;
@@ -314,6 +426,116 @@ mod tests {
         let outcome = writer.scale(&key, 1, &[name("a-1")]).await;
         let is_written = methods.lock().expect("no panic").contains(&Method::PUT);
         (outcome, is_written)
+    }
+
+    /// Method, query and body of a request.
+    type SentRequest = (Method, String, Value);
+
+    /// Returns a writer whose API server answers with these codes and bodies in turn, and the requests that it gets.
+    fn writer_with_responses(
+        responses: impl Into<VecDeque<(u16, Value)>>,
+    ) -> (ObjectWriter, Arc<Mutex<Vec<SentRequest>>>) {
+        let sent: Arc<Mutex<Vec<SentRequest>>> = Arc::default();
+        let responses: VecDeque<(u16, Value)> = responses.into();
+        let (seen, responses) = (Arc::clone(&sent), Arc::new(Mutex::new(responses)));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (seen, responses) = (Arc::clone(&seen), Arc::clone(&responses));
+            async move {
+                let method = request.method().clone();
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                seen.lock().expect("no panic").push((method, query, body));
+                let next = responses.lock().expect("no panic").pop_front();
+                let (code, body) = next.expect("no further request");
+                let body = Body::from(body.to_string().into_bytes());
+                Response::builder().status(code).body(body)
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        (ObjectWriter::new(client, WriteLimits::default(), Arc::default()), sent)
+    }
+
+    fn workload_scale() -> ObjectPartKey {
+        let name = NamespacedName::new("default", "db");
+        ObjectPartKey::new(ResourceKind::StatefulSet, ObjectPart::Scale, name)
+    }
+
+    /// Returns a workload of this version, of which the writer and its user own fields.
+    fn workload(version: &str) -> Value {
+        let owners = json!([
+            {"manager": SCALE_FIELD_MANAGER, "operation": "Apply"}, {"manager": "kubectl"},
+        ]);
+        let metadata = json!({
+            "name": "db", "namespace": "default", "uid": "u", "resourceVersion": version,
+            "managedFields": owners,
+        });
+        json!({"metadata": metadata, "spec": {"replicas": 3}})
+    }
+
+    fn failure(code: u16) -> (u16, Value) {
+        (code, json!({"kind": "Status", "status": "Failure", "code": code}))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_replicas_of_a_workload_are_applied_by_a_manager_of_their_own() {
+        let (writer, sent) = writer_with_responses([(200, workload("8"))]);
+        let body = json!({"metadata": {"name": "db"}, "spec": {"replicas": 0}});
+        let outcome = writer.apply_replicas(&workload_scale(), &body, &[]).await;
+        assert_eq!(outcome, WriteOutcome::Done);
+        let sent = sent.lock().expect("no panic");
+        let [(method, query, applied)] = sent.as_slice() else { panic!("{sent:?}") };
+        assert_eq!((method, applied), (&Method::PATCH, &body));
+        assert!(
+            query.contains("fieldManager=rouse-scale") && query.contains("force=true"),
+            "{query}"
+        );
+    }
+
+    /// The number of another client must stay, so the next decision waits for the version that has it.
+    #[tokio::test(start_paused = true)]
+    async fn replicas_that_follow_from_an_old_version_are_a_conflict() {
+        let (writer, sent) = writer_with_responses([failure(409), (200, workload("9"))]);
+        let key = workload_scale();
+        let body = json!({"metadata": {"name": "db"}, "spec": {"replicas": 0}});
+        writer.with_state(|state| state.cache.begin_request(&key));
+        assert_eq!(writer.apply_replicas(&key, &body, &[]).await, WriteOutcome::Conflict);
+        let methods: Vec<Method> =
+            sent.lock().expect("no panic").iter().map(|it| it.0.clone()).collect();
+        assert_eq!(methods, [Method::PATCH, Method::GET]);
+        let observed = writer.observed(key.resource, &key.name).expect("it was read");
+        assert_eq!((&*observed.resource_version, observed.replicas), ("9", Some(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_workload_is_given_back_without_a_field_that_the_writer_owns() {
+        let version = WorkloadVersion { uid: "u".into(), resource_version: "7".into() };
+        let number = json!({"metadata": {"name": "db"}, "spec": {"replicas": 3}});
+        // With a number, the response to it has the version that the second patch names.
+        for (body, first, found) in [(Some(&number), Method::PATCH, "8"), (None, Method::GET, "7")]
+        {
+            let (writer, sent) =
+                writer_with_responses([(200, workload(found)), (200, workload("10"))]);
+            let outcome = writer.give_back(&workload_scale(), &version, body).await;
+            assert_eq!(outcome, WriteOutcome::Done);
+            let sent = sent.lock().expect("no panic");
+            let [(method, _, _), (_, _, patch)] = sent.as_slice() else { panic!("{sent:?}") };
+            assert_eq!(*method, first);
+            let annotations = json!({SCALED_TO: null, USER_REPLICAS: null});
+            let metadata = json!({
+                "resourceVersion": found, "annotations": annotations,
+                "managedFields": [{"manager": "kubectl"}],
+            });
+            assert_eq!(*patch, json!({"metadata": metadata}));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_workload_that_has_changed_meanwhile_is_not_given_back() {
+        let version = WorkloadVersion { uid: "u".into(), resource_version: "7".into() };
+        let (writer, sent) = writer_with_responses([(200, workload("8"))]);
+        let outcome = writer.give_back(&workload_scale(), &version, None).await;
+        assert_eq!((outcome, sent.lock().expect("no panic").len()), (WriteOutcome::Conflict, 1));
     }
 
     #[test]

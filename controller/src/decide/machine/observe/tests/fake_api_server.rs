@@ -164,6 +164,8 @@ impl FakeApiServer {
             WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
                 self.scale(&key.name, replicas, &leaving_pods)
             }
+            // Scaled Services are not modelled here.
+            WriteAction::Replicas { .. } | WriteAction::GiveBack { .. } => Vec::new(),
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
