@@ -49,6 +49,7 @@ mod zones;
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
+use events::ControllerEvent as Event;
 pub use events::{ControllerEffects, ControllerEvent};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use scaled_services::ServiceEventRecord;
@@ -157,6 +158,7 @@ impl ControllerStateMachine {
             self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
+        self.check_abandoned_workloads();
     }
 
     /// Returns the cluster state as it is now.
@@ -185,7 +187,6 @@ impl ControllerStateMachine {
     }
 
     fn handle_event(&mut self, event: ControllerEvent, now: UnixMillis) {
-        use ControllerEvent as Event;
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
             Event::ManifestRefused { name, reason } => self.refuse_manifest(name, &reason, now),

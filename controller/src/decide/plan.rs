@@ -25,7 +25,9 @@ pub(crate) mod scaled_service;
 mod topology;
 mod traffic;
 
-pub(crate) use revision_conditions::{CONTAINER_MISSING, reported_deadline_reason};
+pub(crate) use revision_conditions::{
+    CONTAINER_MISSING, is_inactive_reason, reported_deadline_reason,
+};
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host, serves_tcp};
 pub(crate) use topology::hint_mode;
 

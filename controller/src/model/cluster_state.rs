@@ -275,10 +275,10 @@ impl ClusterState {
         Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
     }
 
-    /// Returns a Revision by name, whichever app it belongs to.
+    /// Returns a Revision by name, whichever app it belongs to. No Route can name that of a scaled Service.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&AppRevision> {
         let app = self.app_of_revision(&NamespacedName::new(namespace, name))?;
-        self.apps.get(&app)?.revision(name)
+        self.apps.get(&app)?.revision(name).filter(|it| !it.is_scaled_service)
     }
 
     /// Returns the app whose Route has this name, as its own or for one of its tags.

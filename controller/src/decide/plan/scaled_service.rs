@@ -23,11 +23,11 @@ mod replicas;
 mod resolution;
 mod routes;
 
-pub(crate) use replicas::desired_replicas;
+pub(crate) use replicas::{desired_replicas, has_slice};
 pub(crate) use resolution::resolve_workload;
 
 /// Time after which a refusal is reported that is often over in a moment, in milliseconds.
-const REPORT_DELAY_MS: u64 = 5000;
+pub(crate) const REPORT_DELAY_MS: u64 = 5000;
 /// Time for which slices still lead to activators once the kubelet has reported a pod as ready, in milliseconds.
 /// Kubernetes' own slice lists the pod a moment later than the controller observes it.
 const SLICE_LINGER_MS: u64 = 5000;
@@ -171,13 +171,14 @@ fn update_slices(
         None => !binding.is_terminating,
         // Without slices there is nothing to keep: a replica that starts makes none for pods that are ready.
         Some(since) => {
-            replicas::has_slice(name, context.cluster)
+            has_slice(name, context.cluster)
                 && !timer.is_due_or_schedule(since.plus_ms(SLICE_LINGER_MS), context.now)
         }
     };
 }
 
-/// Sets the condition of the Service: false while it is refused, or while its workload does not sleep.
+/// Sets the condition of the Service: false while it is refused, while its workload does not sleep, and while its pods
+/// fail.
 fn update_condition(app: &mut AppState, now: UnixMillis, timer: &mut PlanTimer) {
     let Some(scaled) = app.scaled.as_deref() else { return };
     let status = if let Some(refused) = &scaled.refusal {
@@ -191,14 +192,17 @@ fn update_condition(app: &mut AppState, now: UnixMillis, timer: &mut PlanTimer) 
     } else if scaled.foreign_writes.is_managed {
         ConditionStatus::False(managed_reason())
     } else {
-        ConditionStatus::True(None)
+        let revision = app.revisions.iter().find(|it| it.is_scaled_service);
+        let blocked = revision.and_then(|it| it.blocked_reason.as_deref());
+        let failure = revision.and_then(|it| it.failure.as_deref());
+        blocked.or(failure).cloned().map_or(ConditionStatus::True(None), ConditionStatus::False)
     };
     app.conditions.set(ConditionType::ScaledServiceReady, status, now);
 }
 
 fn managed_reason() -> ConditionReason {
     let message = "Another client keeps writing spec.replicas while no request asks for the workload, so it does not \
-                   sleep: remove spec.replicas from its manifest, then take the annotation rouse.dev/scale-to-zero away \
-                   and set it again";
+                   sleep: remove spec.replicas from its manifest, then take the annotation \
+                   rouse.dev/scale-to-zero away and set it again";
     ConditionReason::new(REPLICAS_MANAGED, message)
 }

@@ -1,8 +1,8 @@
 //! Pure: numbers of pods that other clients write into the workload of a scaled Service.
 //!
-//! A number above 0 that another client writes is a wish of its user. It is kept for a stable window, so a workload that
-//! was asleep serves for that long. A tool that restores a manifest writes its number again and again: then the workload
-//! would start and stop all the time, so it sleeps no more.
+//! A number above 0 that another client writes is a wish of its user. It is kept for a stable window, so a workload
+//! that was asleep serves for that long. A tool that restores a manifest writes its number again and again: then the
+//! workload would start and stop all the time, so it sleeps no more.
 
 use crate::model::cluster_state::{ForeignWrites, UnixMillis, WorkloadBinding};
 
@@ -19,12 +19,20 @@ pub(crate) fn record_number(
     now: UnixMillis,
 ) {
     // A HorizontalPodAutoscaler writes for itself.
-    let is_wish = |it: &WorkloadBinding| it.is_foreign_number() && it.hpa_min_replicas.is_none();
-    if !is_wish(present) || present.replicas == 0 {
+    let is_wish = |it: &WorkloadBinding| {
+        let is_own = it.record.is_some_and(|record| record.scaled_to == it.replicas);
+        !is_own && it.hpa_min_replicas.is_none() && it.replicas > 0
+    };
+    if !is_wish(present) {
         writes.kept = None;
         return;
     }
-    let previous = previous.filter(|it| it.uid == present.uid && is_wish(it) && it.replicas > 0);
+    let previous = previous.filter(|it| it.uid == present.uid);
+    // Without a record, the number that is found first may be of any time.
+    if present.record.is_none() && previous.is_none() {
+        return;
+    }
+    let previous = previous.filter(|it| is_wish(it));
     if previous.is_some_and(|it| it.replicas == present.replicas) {
         return;
     }
@@ -81,6 +89,17 @@ mod tests {
         let hpa = WorkloadBinding { hpa_min_replicas: Some(1), ..binding(5, 3) };
         record_number(&mut writes, Some(&binding(3, 3)), &hpa, UnixMillis(13));
         assert_eq!(writes.kept, None, "a HorizontalPodAutoscaler wrote it");
+    }
+
+    #[test]
+    fn before_the_first_write_of_the_controller_only_a_change_is_of_another_client() {
+        let unrecorded = |replicas| WorkloadBinding { record: None, ..binding(replicas, 0) };
+        let mut writes = ForeignWrites::default();
+        record_number(&mut writes, None, &unrecorded(3), UnixMillis(1));
+        record_number(&mut writes, Some(&unrecorded(3)), &unrecorded(3), UnixMillis(2));
+        assert_eq!(writes.kept, None);
+        record_number(&mut writes, Some(&unrecorded(3)), &unrecorded(5), UnixMillis(3));
+        assert_eq!((writes.kept, writes.wakes.len()), (Some((5, UnixMillis(3))), 0));
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub(crate) fn desired_replicas(
 }
 
 /// Returns true if a slice leads connections to the Service to an activator.
-pub(super) fn has_slice(name: &NamespacedName, cluster: &ClusterState) -> bool {
+pub(crate) fn has_slice(name: &NamespacedName, cluster: &ClusterState) -> bool {
     let mut slices = names::scaled_slice_names(&name.name).into_iter();
     slices.any(|slice| {
         let slice = NamespacedName::new(name.namespace.clone(), slice);
