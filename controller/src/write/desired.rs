@@ -3,6 +3,8 @@
 //! Only Rouse's part is desired state. A Service belongs to its user, so only its status is. A Configuration, Route or
 //! Revision is desired if a parent object requires it; its status always is.
 
+use std::time::Duration;
+
 use common::wire::NamespacedName;
 use serde_json::Value;
 
@@ -228,6 +230,16 @@ fn is_superfluous_placeholder(cluster: &ClusterState, name: &NamespacedName) -> 
     })
 }
 
+fn placeholder_affinity(
+    cluster: &ClusterState,
+    owner: &NamespacedName,
+    allocation: &RouteNameAllocation,
+) -> Option<Duration> {
+    let name = plan::placeholder_name(allocation, &owner.name);
+    let name = NamespacedName::new(owner.namespace.clone(), name);
+    cluster.names.placeholders.get(&name)?.affinity
+}
+
 /// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.
 fn with_placeholder<T>(
     cluster: &ClusterState,
@@ -248,5 +260,6 @@ fn with_placeholder<T>(
         route_annotations: app.route_annotations(),
         activator_port: Some(allocation.activator_port),
         serves_tcp: plan::serves_tcp(app, owner, allocation.tag.as_deref(), cluster),
+        affinity: placeholder_affinity(cluster, owner, allocation),
     }))
 }

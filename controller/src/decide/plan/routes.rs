@@ -165,8 +165,8 @@ fn service_subject(
     });
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
+    let entry_name = NamespacedName::new(name.namespace.clone(), service_name.as_str());
     ServiceEntry {
-        name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
         addresses: settings.cluster_ips(&allocation.cluster_ips),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allocation.activator_port).unwrap_or(SERVICE_PORT),
@@ -183,7 +183,9 @@ fn service_subject(
             .filter(|_| !is_tcp),
         protocol: is_tcp.then_some(AppProtocol::Tcp),
         uses_pod_ports: false,
-        affinity: None,
+        // Only a user of the Service sets it.
+        affinity: cluster.names.placeholders.get(&entry_name).and_then(|it| it.affinity),
+        name: entry_name,
     }
 }
 
