@@ -206,8 +206,8 @@ impl ScalePolicyConfig {
 }
 
 /// Bounds the scale of a workload by the number of pods that its user wants while it is awake: it wakes to that number,
-/// and grows beyond it only with an annotation for the maximum. Returns a problem for each annotation that has no effect
-/// because of that.
+/// and grows beyond it only with an annotation for the maximum. Returns a problem for each annotation that has no
+/// effect because of that.
 pub fn bound_by_replicas(
     policy: &mut ScalePolicy,
     replicas: u32,

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::model::rollout::Rollout;
 
-/// All objects of one name in a namespace: a Service with its child objects, a Configuration or Route alone, or a scaled
-/// Service.
+/// All objects of one name in a namespace: a Service with its child objects, a Configuration or Route alone, or a
+/// scaled Service.
 ///
 /// An object with the UID 0 is desired and does not exist yet.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -48,8 +48,8 @@ pub struct AppRevision {
     /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
     /// serves and scales.
     pub is_orphan: bool,
-    /// True if the Revision stands for the workload of a scaled Service, whose name it has. No object of the API is this
-    /// Revision, and none is made for it.
+    /// True if the Revision stands for the workload of a scaled Service, whose name it has. No object of the API is
+    /// this Revision, and none is made for it.
     pub is_scaled_service: bool,
 }
 

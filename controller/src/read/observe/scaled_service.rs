@@ -318,3 +318,133 @@ pub fn read_autoscaler_conditions(object: &Value) -> (ConditionSet, ConditionSet
     fields::read_conditions(&mut revision, object, &REVISION_CONDITIONS);
     (app, revision)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a Service with these ports, and with one annotation if its value is not empty.
+    fn service(ports: &Value, annotation: (&str, &str)) -> UserService {
+        let spec = json!({"selector": {"app": "web"}, "clusterIP": "10.96.0.7", "ports": ports});
+        let mut object = json!({"metadata": {"name": "web"}, "spec": spec});
+        if !annotation.1.is_empty() {
+            object["metadata"]["annotations"][annotation.0] = json!(annotation.1);
+        }
+        read_user_service(&object).expect("a user's own")
+    }
+
+    #[test]
+    fn the_protocol_of_a_port_follows_from_its_app_protocol_or_its_name() {
+        use AppProtocol::{H2c, Http1, Tcp};
+        for (name, app_protocol, expected) in [
+            ("http", "", Http1),
+            ("http-web", "", Http1),
+            ("web", "http", Http1),
+            ("web", "HTTP", Http1),
+            ("sql", "kubernetes.io/ws", Http1),
+            ("grpc-web", "", Http1),
+            ("h2c", "", H2c),
+            ("http2", "", H2c),
+            ("grpc", "", H2c),
+            ("web", "kubernetes.io/h2c", H2c),
+            ("https", "", Tcp),
+            ("web", "https", Tcp),
+            ("web", "kubernetes.io/wss", Tcp),
+            ("http-tls", "", Tcp),
+            ("http", "tcp", Tcp),
+            ("news", "", Tcp),
+            ("", "", Tcp),
+        ] {
+            let port = json!([{"name": name, "port": 80, "appProtocol": app_protocol}]);
+            let read = service(&port, ("", "")).ports[0].protocol;
+            assert_eq!(read, expected, "{name:?} {app_protocol:?}");
+        }
+        let ports = json!([{"name": "sql", "port": 1}, {"name": "http", "port": 2}]);
+        for (value, expected) in [("http", Http1), ("http1", Http1), ("h2c", H2c), ("tcp", Tcp)] {
+            let service = service(&ports, ("rouse.dev/protocol", value));
+            assert!(service.ports.iter().all(|it| it.protocol == expected), "{value}");
+            assert_eq!(service.refusal, None);
+        }
+    }
+
+    #[test]
+    fn ports_without_a_name_or_target_and_of_other_protocols_are_read() {
+        let service = service(
+            &json!([
+                {"port": 80},
+                {"port": 81, "targetPort": "web", "protocol": "TCP"},
+                {"port": 82, "targetPort": 8082},
+                {"port": 53, "protocol": "UDP"},
+                {"port": 54, "protocol": "SCTP"},
+            ]),
+            ("", ""),
+        );
+        let number = |it: u16| PortTarget::Number(NonZeroU16::new(it).expect("a port"));
+        let targets: Vec<&PortTarget> = service.ports.iter().map(|it| &it.target).collect();
+        assert_eq!(targets, [&number(80), &PortTarget::Name("web".into()), &number(8082)]);
+        assert_eq!(service.other_ports.join(" "), "53/UDP 54/SCTP");
+    }
+
+    #[test]
+    fn a_service_that_the_controller_made_is_none_of_a_user() {
+        for label in ["serving.knative.dev/route", "serving.knative.dev/revision"] {
+            let mut object = json!({"metadata": {"name": "web", "labels": {label: "x"}}});
+            object["metadata"]["annotations"] = json!({"rouse.dev/scale-to-zero": "true"});
+            assert_eq!(read_user_service(&object), None, "{label}");
+        }
+    }
+
+    #[test]
+    fn affinity_lasts_three_hours_unless_the_service_sets_a_time() {
+        let client = |seconds: Value| {
+            let config = json!({"clientIP": {"timeoutSeconds": seconds}});
+            read_affinity(&json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": config}))
+        };
+        assert_eq!(client(json!(60)), Some(Duration::from_secs(60)));
+        assert_eq!(client(Value::Null), Some(Duration::from_secs(10_800)));
+        assert_eq!(read_affinity(&json!({"sessionAffinity": "None"})), None);
+    }
+
+    #[test]
+    fn the_record_of_a_workload_is_read_as_far_as_it_is_readable() {
+        let record = |annotations: Value| {
+            let metadata = json!({"name": "web", "annotations": annotations});
+            read_workload(&json!({"metadata": metadata, "spec": {}})).record
+        };
+        let expected = |scaled_to, user_replicas| Some(ReplicaRecord { scaled_to, user_replicas });
+        let both = json!({"rouse.dev/scaled-to": "0", "rouse.dev/replicas": "3"});
+        assert_eq!(record(both), expected(0, 3));
+        assert_eq!(record(json!({"rouse.dev/scaled-to": "2"})), expected(2, 2));
+        assert_eq!(record(json!({"rouse.dev/scaled-to": "0"})), expected(0, 1));
+        let never = json!({"rouse.dev/scaled-to": "0", "rouse.dev/replicas": "0"});
+        assert_eq!(record(never), expected(0, 1), "it would never wake");
+        assert_eq!(record(json!({"rouse.dev/replicas": "3"})), None);
+    }
+
+    #[test]
+    fn the_ports_that_a_pod_autoscaler_records_are_read_as_far_as_they_are_readable() {
+        let read = |text: &str| {
+            let ports = parse_activator_ports(text);
+            ports.iter().map(|it| (it.service_port.get(), it.activator_port.get())).collect()
+        };
+        let pairs: Vec<(u16, u16)> = read("80=20017,5432=20018");
+        assert_eq!(pairs, [(80, 20_017), (5432, 20_018)]);
+        let pairs: Vec<(u16, u16)> = read(" 80=20017 ,x=1,81=0,82,=3,70000=4");
+        assert_eq!(pairs, [(80, 20_017)]);
+    }
+
+    #[test]
+    fn a_horizontal_pod_autoscaler_of_another_kind_concerns_no_workload() {
+        let read = |kind: &str, min: Value| {
+            let spec = json!({"scaleTargetRef": {"kind": kind, "name": "db"}, "minReplicas": min});
+            let metadata = json!({"name": "x", "namespace": "default"});
+            read_user_autoscaler(&json!({"metadata": metadata, "spec": spec}))
+        };
+        let found = read("StatefulSet", json!(2)).expect("a workload");
+        assert_eq!(found.target.to_string(), "StatefulSet \"db\"");
+        assert_eq!((&*found.target.name.namespace, found.min_replicas), ("default", 2));
+        assert_eq!(read("Deployment", Value::Null).map(|it| it.min_replicas), Some(1));
+        assert_eq!(read("Deployment", json!(0)).map(|it| it.min_replicas), Some(1));
+        assert_eq!(read("Rollout", json!(1)), None);
+    }
+}
