@@ -1,7 +1,7 @@
 //! Pure: observations of scaled Services, of their workloads, pods and PodAutoscalers.
 //!
 //! A Service selects its workload by labels, so each observation may change what several Services scale. An observation
-//! only names these; each is resolved anew before its next plan.
+//! only names these; each is resolved again before its next plan.
 
 use std::collections::BTreeSet;
 

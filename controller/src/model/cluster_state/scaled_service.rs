@@ -95,12 +95,12 @@ pub struct UserServicePort {
     /// Protocol of the connections.
     pub protocol: AppProtocol,
     /// Port of the pods that it leads to.
-    pub target: PortTarget,
+    pub target: TargetPort,
 }
 
 /// Port of a pod, as a Service names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortTarget {
+pub enum TargetPort {
     /// Number of the port.
     Number(NonZeroU16),
     /// Name of a container's port, which may have another number in each pod.

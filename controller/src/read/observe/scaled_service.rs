@@ -23,7 +23,7 @@ use crate::{
     model::{
         cluster_state::{
             ActivatorPort, AutoscalerRecord, CompactStringMap, ConditionSet, ConditionType,
-            PodOwner, PortTarget, ScaledRefusal, UserAutoscaler, UserService, UserServicePort,
+            PodOwner, ScaledRefusal, TargetPort, UserAutoscaler, UserService, UserServicePort,
             WorkloadKey, WorkloadKind, WorkloadPod, WorkloadState,
         },
         knative::{key, user_container::parse_protocol},
@@ -128,8 +128,8 @@ fn read_service_port(port: &Value, protocol: Option<&str>) -> Option<UserService
     let number = read_port(&port["port"])?;
     let name = port["name"].as_str().unwrap_or_default();
     let target = match &port["targetPort"] {
-        Value::String(name) => PortTarget::Name(name.as_str().into()),
-        target => PortTarget::Number(read_port(target).unwrap_or(number)),
+        Value::String(name) => TargetPort::Name(name.as_str().into()),
+        target => TargetPort::Number(read_port(target).unwrap_or(number)),
     };
     let by_annotation = protocol.and_then(parse_service_protocol);
     let protocol = by_annotation
@@ -379,9 +379,9 @@ mod tests {
             ]),
             ("", ""),
         );
-        let number = |it: u16| PortTarget::Number(NonZeroU16::new(it).expect("a port"));
-        let targets: Vec<&PortTarget> = service.ports.iter().map(|it| &it.target).collect();
-        assert_eq!(targets, [&number(80), &PortTarget::Name("web".into()), &number(8082)]);
+        let number = |it: u16| TargetPort::Number(NonZeroU16::new(it).expect("a port"));
+        let targets: Vec<&TargetPort> = service.ports.iter().map(|it| &it.target).collect();
+        assert_eq!(targets, [&number(80), &TargetPort::Name("web".into()), &number(8082)]);
         assert_eq!(service.other_ports.join(" "), "53/UDP 54/SCTP");
     }
 

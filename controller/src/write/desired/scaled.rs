@@ -59,7 +59,7 @@ pub(super) fn autoscaler_part(
         // Nothing is known yet, or a refusal may be over in a moment.
         (Some(_) | None, _) => return DesiredState::Unmanaged,
     };
-    // The owner of an object cannot be changed: the object is made anew.
+    // The owner of an object cannot be changed: the object is made again.
     let is_own = |it: &AutoscalerRecord| it.owner_uid.as_deref() == Some(owner.uid);
     match (key.part, &scaled.autoscaler) {
         (ObjectPart::Object, Some(observed)) if !is_own(observed) => DesiredState::Absent,

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 
 use crate::model::{
-    cluster_state::{PodLayout, PortTarget, UserService, UserServicePort, WorkloadBinding},
+    cluster_state::{PodLayout, TargetPort, UserService, UserServicePort, WorkloadBinding},
     knative::{
         RevisionSpec, RevisionTemplate, key,
         user_container::{ReplacedPorts, set_probe_port},
@@ -73,10 +73,10 @@ pub(crate) fn is_tcp_only(service: &UserService) -> bool {
 
 /// Returns the number of the pod's port that a Service means. Names are those of ports of containers, also of init
 /// containers that keep running (Kubernetes' `pkg/api/v1/service`, `FindPort`).
-fn find_port(pod: &PodSpec, target: &PortTarget) -> Option<NonZeroU16> {
+fn find_port(pod: &PodSpec, target: &TargetPort) -> Option<NonZeroU16> {
     let name = match target {
-        PortTarget::Number(number) => return Some(*number),
-        PortTarget::Name(name) => name,
+        TargetPort::Number(number) => return Some(*number),
+        TargetPort::Name(name) => name,
     };
     let sidecars = pod.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|it| it.restart_policy.as_deref() == Some("Always"));

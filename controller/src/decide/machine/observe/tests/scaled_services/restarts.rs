@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Starts both replicas anew, and makes one of them the leader. No agent has reported to them yet.
+/// Starts both replicas again, and makes one of them the leader. No agent has reported to them yet.
 fn restart(api_server: &mut FakeApiServer) {
     let [leader, other] = [api_server.start_replica(), api_server.start_replica()];
     (api_server.machine, api_server.other_replica) = (leader, Some(other));
