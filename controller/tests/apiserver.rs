@@ -249,6 +249,7 @@ impl ApiServerFixture {
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_000),
             serves_tcp: false,
+            affinity: None,
         })
     }
 }

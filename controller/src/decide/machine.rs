@@ -50,6 +50,7 @@ use ControllerEvent as Event;
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
+use events::ControllerEvent as Event;
 pub use events::{ControllerEffects, ControllerEvent};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use scaled_services::ServiceEventRecord;
@@ -158,6 +159,7 @@ impl ControllerStateMachine {
             self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
+        self.check_abandoned_workloads();
     }
 
     /// Returns the cluster state as it is now.

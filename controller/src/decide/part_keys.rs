@@ -7,7 +7,7 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod,
-            RouteNameAllocation,
+            RouteNameAllocation, WorkloadKey, WorkloadKind,
         },
         object::{
             ObjectPart, ObjectPartKey, ResourceKind,
@@ -64,6 +64,10 @@ pub(crate) fn has_child_named(
     revision: &AppRevision,
 ) -> bool {
     let (revision_name, name) = (&*revision.name, key.name.name.as_str());
+    // Objects of a user may have any of these names.
+    if revision.is_scaled_service {
+        return false;
+    }
     match key.resource {
         ResourceKind::Deployment => names::deployment_name(revision_name) == name,
         ResourceKind::Image => container_names(revision, cluster)
@@ -231,17 +235,23 @@ pub fn app_keys(
     app: &AppState,
     cluster: &ClusterState,
 ) -> Vec<ObjectPartKey> {
-    let mut all: Vec<ObjectPartKey> = status_keys(name).into();
-    all.extend(object_keys(name));
-    all.extend(route_name_keys(name, app));
+    let mut all = scaled_keys(name, app);
+    if !app.is_scaled_service_only() {
+        all.extend(status_keys(name));
+        all.extend(object_keys(name));
+        all.extend(route_name_keys(name, app));
+    }
     for revision in &app.revisions {
+        all.extend(drain_annotation_keys(&name.namespace, revision));
+        if revision.is_scaled_service {
+            continue;
+        }
         // Earlier versions made a Metric, which must be removed.
         let revision_name = NamespacedName::new(name.namespace.clone(), &*revision.name);
         all.push(ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, revision_name));
         all.extend(revision_keys(&name.namespace, revision, &container_names(revision, cluster)));
         all.extend(hpa_key(&name.namespace, revision, cluster));
         all.extend(scale_keys(&name.namespace, revision));
-        all.extend(drain_annotation_keys(&name.namespace, revision));
     }
     all
 }
@@ -252,6 +262,49 @@ pub fn container_names(revision: &AppRevision, cluster: &ClusterState) -> Vec<St
     let pod = &template.raw.spec.pod;
     let all = pod.init_containers.iter().flatten().chain(&pod.containers);
     all.map(|it| it.name.clone()).collect()
+}
+
+/// Returns the keys of all parts that the controller writes for a scaled Service: its PodAutoscaler, its slices, and
+/// the number of its workload's pods.
+pub fn scaled_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
+    let Some(scaled) = &app.scaled else { return Vec::new() };
+    let autoscaler = [ObjectPart::Object, ObjectPart::Status]
+        .map(|part| ObjectPartKey::new(ResourceKind::PodAutoscaler, part, name.clone()));
+    let slices = names::scaled_slice_names(&name.name).map(|slice| {
+        let slice = NamespacedName::new(name.namespace.clone(), slice);
+        ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, slice)
+    });
+    let workload = scaled.binding.as_ref().map(|it| workload_key(&it.key));
+    autoscaler.into_iter().chain(slices).chain(workload).collect()
+}
+
+/// Returns the scaled Service that a PodAutoscaler, a slice or a workload belongs to.
+pub fn scaled_service_of(cluster: &ClusterState, key: &ObjectPartKey) -> Option<NamespacedName> {
+    let service = match key.resource {
+        ResourceKind::PodAutoscaler => key.name.clone(),
+        ResourceKind::EndpointSlice => {
+            let service = names::scaled_service_of_slice(&key.name.name)?;
+            NamespacedName::new(key.name.namespace.clone(), service)
+        }
+        resource => {
+            let kind = WorkloadKind::from_resource(resource)?;
+            let workload = WorkloadKey { name: key.name.clone(), kind };
+            return cluster.workloads.holder(&workload).cloned();
+        }
+    };
+    cluster.apps.get(&service).is_some_and(|app| app.scaled.is_some()).then_some(service)
+}
+
+/// Returns the key of the number of a workload's pods.
+pub fn workload_key(workload: &WorkloadKey) -> ObjectPartKey {
+    ObjectPartKey::new(workload.kind.resource(), ObjectPart::Scale, workload.name.clone())
+}
+
+/// Returns the keys of the slices and of the ServerlessService on the path of connections to an app, if it has any.
+pub fn app_path_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
+    let revisions = app.revisions.iter().filter(|it| !it.is_scaled_service);
+    let paths = revisions.flat_map(|it| path_keys(&name.namespace, it));
+    paths.chain(scaled_keys(name, app)).collect()
 }
 
 /// Returns the keys of an app's Configuration and Route.
@@ -281,7 +334,8 @@ pub fn owner_exceptions(
 ) -> Vec<NamespacedName> {
     let begins_with_app =
         |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
-    let children = app.revisions.iter().flat_map(|revision| {
+    let revisions = app.revisions.iter().filter(|it| !it.is_scaled_service);
+    let children = revisions.flat_map(|revision| {
         let all = revision_keys(&name.namespace, revision, &container_names(revision, cluster));
         let path_keys = path_keys(&name.namespace, revision);
         all.into_iter().chain(path_keys).map(|key| key.name).filter(|it| !begins_with_app(&it.name))

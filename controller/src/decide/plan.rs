@@ -21,10 +21,13 @@ pub mod revision;
 mod revision_conditions;
 mod routes;
 mod scale;
+pub(crate) mod scaled_service;
 mod topology;
 mod traffic;
 
-pub(crate) use revision_conditions::{CONTAINER_MISSING, reported_deadline_reason};
+pub(crate) use revision_conditions::{
+    CONTAINER_MISSING, is_inactive_reason, reported_deadline_reason,
+};
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host, serves_tcp};
 pub(crate) use topology::hint_mode;
 
@@ -49,6 +52,9 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
         return AppPlan { app: None, routes: Vec::new(), timer: None };
     };
     let mut app = AppState::clone(app_state);
+    if app.is_scaled_service_only() {
+        return scaled_service::plan_app(app, name, cluster, now);
+    }
     revision::ensure_latest_revision(&mut app, name, cluster, now);
     let mut templates = parsed_templates(&app, cluster);
     let mut timer = run_passes(&mut app, name, &templates, cluster, now);
@@ -67,10 +73,9 @@ pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) 
         }
     }
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
-    let has_no_object = app.service.is_none()
-        && app.configuration.is_none()
-        && app.route.is_none()
-        && !app.has_lone_revision();
+    scaled_service::plan_refused(&mut app, now, &mut timer);
+    let has_no_object =
+        !app.has_knative_object() && !app.has_lone_revision() && app.scaled.is_none();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
     let is_deleted = has_no_object || app.cascades_deletion(cluster.settings.platform);
     let ended = is_deleted && app.revisions.iter().all(|it| it.pods.is_empty());
@@ -115,6 +120,9 @@ fn parsed_templates(app: &AppState, cluster: &ClusterState) -> Vec<Arc<ParsedTem
 /// Returns the subjects of the RouteTable for an app that is already as planned.
 pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
     let Some(app) = cluster.apps.get(name) else { return Vec::new() };
+    if app.is_scaled_service_only() {
+        return scaled_service::route_subjects(app, name, cluster);
+    }
     routes::route_subjects(app, name, &parsed_templates(app, cluster), cluster)
 }
 
@@ -194,6 +202,11 @@ impl<'a> RevisionPlanContext<'a> {
     fn zone(&self, pod: &RevisionPod) -> String {
         let zone = pod.kube_status.as_ref().and_then(|it| self.cluster.nodes.zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
+    }
+
+    /// Returns the template of a pod whose containers may differ from those of its Revision's other pods.
+    fn own_template(&self, pod: &RevisionPod) -> Option<Arc<ParsedTemplate>> {
+        pod.layout.as_ref().map(|it| ParsedTemplate::of_layout(it, self.cluster))
     }
 
     fn revision_key(&self, revision: &AppRevision) -> NamespacedName {

@@ -31,10 +31,12 @@ mod domain_mappings;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod revision;
+mod scaled_service;
 mod settings;
 mod templates;
 mod topology;
 mod values;
+mod workloads;
 
 pub use activator_slices::ActivatorSlices;
 pub use app::{
@@ -50,10 +52,18 @@ pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
     RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
 };
+pub use scaled_service::{
+    ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, PodLayout, RefusalState,
+    ScaledRefusal, ScaledServiceState, TargetPort, UserService, UserServicePort, WorkloadBinding,
+};
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};
 pub use topology::{HintMode, HintedPod, RevisionTopology};
 pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
+pub use workloads::{
+    ObservedWorkloads, PodOwner, UserAutoscaler, WorkloadKey, WorkloadKind, WorkloadPod,
+    WorkloadState,
+};
 
 /// Everything the controller has observed, as of one moment.
 #[derive(Clone, Debug)]
@@ -90,6 +100,8 @@ pub struct ClusterState {
     pub is_leader: bool,
     /// Records of scale beside those in the Revisions.
     pub scaling: ScaleRecords,
+    /// Workloads and pods of users, once a scaled Service exists.
+    pub workloads: ObservedWorkloads,
 }
 
 /// ClusterIPs and activator ports that are allocated.
@@ -216,6 +228,7 @@ impl Default for ClusterState {
             // The local node has one controller, which always leads; on Kubernetes the lease decides first.
             is_leader: true,
             scaling: ScaleRecords::default(),
+            workloads: ObservedWorkloads::default(),
         }
     }
 }
@@ -262,10 +275,10 @@ impl ClusterState {
         Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
     }
 
-    /// Returns a Revision by name, whichever app it belongs to.
+    /// Returns a Revision by name, whichever app it belongs to. No Route can name that of a scaled Service.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&AppRevision> {
         let app = self.app_of_revision(&NamespacedName::new(namespace, name))?;
-        self.apps.get(&app)?.revision(name)
+        self.apps.get(&app)?.revision(name).filter(|it| !it.is_scaled_service)
     }
 
     /// Returns the app whose Route has this name, as its own or for one of its tags.
@@ -286,7 +299,19 @@ impl ClusterState {
         from.take_while(move |(object_name, _)| object_name == name).map(|(_, app)| app)
     }
 
+    /// Returns the app of an entry of the RouteTable for a service: for a name of a Route, or for a port of a scaled
+    /// Service.
+    pub fn app_of_service(&self, name: &NamespacedName) -> Option<NamespacedName> {
+        match name.split_port() {
+            Some((service, _)) => {
+                self.apps.get(&service).is_some_and(|app| app.scaled.is_some()).then_some(service)
+            }
+            None => self.app_of_route_name(name),
+        }
+    }
+
     /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.
+    /// That of a scaled Service has the app's own name.
     pub fn app_of_revision(&self, revision: &NamespacedName) -> Option<NamespacedName> {
         let has = |app: &NamespacedName| {
             self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())
@@ -295,6 +320,7 @@ impl ClusterState {
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
         let mut apps = cuts.map(|app| NamespacedName::new(revision.namespace.clone(), app));
         apps.find(|it| has(it))
+            .or_else(|| has(revision).then(|| revision.clone()))
             .or_else(|| self.exceptional_owners(revision).find(|it| has(it)).cloned())
     }
 }

@@ -23,7 +23,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use crate::model::{knative::user_container::USER_PORT_NAME, object::json::array_items};
+use crate::model::object::json::array_items;
 
 type LabelMap = BTreeMap<String, String>;
 
@@ -47,6 +47,15 @@ pub struct NetworkPolicies {
 pub struct PolicyClientPod {
     labels: LabelMap,
     addresses: Vec<IpAddr>,
+}
+
+/// Port of pods, as rules of policies name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyPort<'a> {
+    /// Number of the port.
+    pub number: u16,
+    /// Name of the port in the pod; empty without one.
+    pub name: &'a str,
 }
 
 /// A policy that restricts ingress traffic.
@@ -162,12 +171,17 @@ impl NetworkPolicies {
         all.any(|it| it.has_peer(AdmittedPeer::is_pods))
     }
 
+    /// Returns true if the namespace has a policy that restricts ingress traffic.
+    pub fn has_policy_in(&self, namespace: &SmolStr) -> bool {
+        self.policies_in(namespace).next().is_some()
+    }
+
     /// Returns the sources that may connect to pods of `namespace` with these labels at this port; `None`: all sources.
     pub fn admitted_sources(
         &self,
         namespace: &SmolStr,
         labels: impl FnOnce() -> LabelMap,
-        port: u16,
+        port: PolicyPort<'_>,
     ) -> Option<Arc<AllowedSources>> {
         let mut policies = self.policies_in(namespace).peekable();
         // Nearly all namespaces have no policy: without one the labels are not even computed.
@@ -304,11 +318,11 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
 }
 
 impl IngressRule {
-    fn covers_port(&self, port: u16) -> bool {
+    fn covers_port(&self, port: PolicyPort<'_>) -> bool {
         self.ports.is_empty()
             || self.ports.iter().any(|admitted| match admitted {
-                AdmittedPort::Range { first, last } => (*first..=*last).contains(&port),
-                AdmittedPort::Name(name) => name == USER_PORT_NAME,
+                AdmittedPort::Range { first, last } => (*first..=*last).contains(&port.number),
+                AdmittedPort::Name(name) => !name.is_empty() && name == port.name,
             })
     }
 }

@@ -205,6 +205,35 @@ impl ScalePolicyConfig {
     }
 }
 
+/// Bounds the scale of a workload by the number of pods that its user wants while it is awake: it wakes to that number,
+/// and grows beyond it only with an annotation for the maximum. Returns a problem for each annotation that has no
+/// effect because of that.
+pub fn bound_by_replicas(
+    policy: &mut ScalePolicy,
+    replicas: u32,
+    annotations: &BTreeMap<String, String>,
+) -> Vec<Problem> {
+    let reader = AnnotationReader::new(annotations, "metadata.annotations");
+    let max = reader.get(&["max-scale", "maxScale"]);
+    let max: Option<u32> = max.and_then(|(_, text)| text.parse().ok());
+    let least_max = replicas.max(policy.min_scale);
+    policy.max_scale = match max {
+        // A maximum that is refused has left the default in force.
+        Some(0) if policy.max_scale == 0 => 0,
+        Some(max) if policy.max_scale == max => least_max.max(max),
+        Some(_) | None => least_max,
+    };
+    (policy.initial_scale, policy.activation_scale) = (replicas, replicas);
+    let without_effect = |names: [&'static str; 2]| {
+        let (name, _) = reader.get(&names)?;
+        let message = "the number of the workload's own spec.replicas counts instead";
+        Some(Problem::new(reader.field_path(name), message))
+    };
+    let starts = ["initial-scale", "initialScale"];
+    let activations = ["activation-scale", "activationScale"];
+    [starts, activations].into_iter().filter_map(without_effect).collect()
+}
+
 /// Returns true if a HorizontalPodAutoscaler may name a metric so: the name is a part of a path (apimachinery
 /// `api/validation/path`).
 fn is_metric_name(name: &str) -> bool {

@@ -36,7 +36,10 @@ mod pods;
 mod scaled_service;
 
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
-pub use scaled_service::is_scaled_autoscaler;
+pub use scaled_service::{
+    is_scaled_autoscaler, read_autoscaler_conditions, read_scaled_autoscaler, read_user_autoscaler,
+    read_user_service, read_workload, read_workload_pod,
+};
 
 /// Label with the zone of a node.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -264,6 +267,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
         is_cluster_local,
         owner_uid: owner,
         created,
+        affinity: scaled_service::read_affinity(&object["spec"]),
     })
 }
 

@@ -184,6 +184,7 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         stage: PodStage::Serving,
         restored_address: last_address,
         kube_status: None,
+        layout: None,
     })
 }
 

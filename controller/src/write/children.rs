@@ -84,6 +84,11 @@ impl OwnerObject<'_> {
             block_owner_deletion: Some(true),
         }
     }
+
+    /// Owner reference to an object of a user: nothing keeps its deletion waiting.
+    pub fn to_weak_owner_reference(&self) -> OwnerReference {
+        OwnerReference { block_owner_deletion: Some(false), ..self.to_owner_reference() }
+    }
 }
 
 /// A Revision, as far as its child objects depend on it.

@@ -3,12 +3,14 @@
 //! Only Rouse's part is desired state. A Service belongs to its user, so only its status is. A Configuration, Route or
 //! Revision is desired if a parent object requires it; its status always is.
 
+use std::time::Duration;
+
 use common::wire::NamespacedName;
 use serde_json::Value;
 
 use crate::{
     decide::{
-        part_keys::{find_owner_revision, find_route_name, has_child_named},
+        part_keys::{find_owner_revision, find_route_name, has_child_named, owner_revision_of},
         plan, service_children,
     },
     model::{
@@ -26,6 +28,7 @@ mod drain_annotations;
 mod endpoint_slices;
 mod required_children;
 mod revision_children;
+mod scaled;
 
 pub use required_children::{RequiredChildren, required_children};
 use revision_children::LiveRevision;
@@ -41,9 +44,9 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::Configuration => knative_part(cluster, key, LocalObjectKind::Configuration),
         ResourceKind::Route => knative_part(cluster, key, LocalObjectKind::Route),
         ResourceKind::Revision => revision_part(cluster, key),
-        ResourceKind::Deployment
-        | ResourceKind::PodAutoscaler
-        | ResourceKind::ServerlessService
+        ResourceKind::Deployment | ResourceKind::StatefulSet => workload_part(cluster, key),
+        ResourceKind::PodAutoscaler => autoscaler_part(cluster, key),
+        ResourceKind::ServerlessService
         | ResourceKind::HorizontalPodAutoscaler
         | ResourceKind::Metric
         | ResourceKind::Image => revision_children::child_part(cluster, key),
@@ -52,11 +55,33 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
-        ResourceKind::StatefulSet
-        | ResourceKind::Node
+        ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
         | ResourceKind::NetworkPolicy => DesiredState::Unmanaged,
+    }
+}
+
+/// Returns the desired state of a Deployment or StatefulSet. Of a user's own, that is its number of pods at most.
+fn workload_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    let is_scale = key.part == ObjectPart::Scale;
+    let of_user = is_scale.then(|| scaled::workload_scale(cluster, key)).flatten();
+    of_user.unwrap_or_else(|| revision_children::child_part(cluster, key))
+}
+
+/// Returns the desired state of a PodAutoscaler: of a Revision, or of a scaled Service.
+fn autoscaler_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    let app = cluster.apps.get(&key.name);
+    let Some((app, scaled)) = app.and_then(|app| Some((app, app.scaled.as_deref()?))) else {
+        return revision_children::child_part(cluster, key);
+    };
+    match owner_revision_of(cluster, key) {
+        None => scaled::autoscaler_part(cluster, key, app, scaled),
+        // A Revision has the name: its PodAutoscaler takes the place of the other one.
+        Some(_) if scaled.autoscaler.is_some() => {
+            scaled::superfluous_autoscaler(cluster, key, scaled)
+        }
+        Some(_) => revision_children::child_part(cluster, key),
     }
 }
 
@@ -228,6 +253,16 @@ fn is_superfluous_placeholder(cluster: &ClusterState, name: &NamespacedName) -> 
     })
 }
 
+fn placeholder_affinity(
+    cluster: &ClusterState,
+    owner: &NamespacedName,
+    allocation: &RouteNameAllocation,
+) -> Option<Duration> {
+    let name = plan::placeholder_name(allocation, &owner.name);
+    let name = NamespacedName::new(owner.namespace.clone(), name);
+    cluster.names.placeholders.get(&name)?.affinity
+}
+
 /// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.
 fn with_placeholder<T>(
     cluster: &ClusterState,
@@ -248,5 +283,6 @@ fn with_placeholder<T>(
         route_annotations: app.route_annotations(),
         activator_port: Some(allocation.activator_port),
         serves_tcp: plan::serves_tcp(app, owner, allocation.tag.as_deref(), cluster),
+        affinity: placeholder_affinity(cluster, owner, allocation),
     }))
 }

@@ -207,14 +207,14 @@ pub(super) fn release_allocations(all: &[RouteNameAllocation], cluster: &mut Clu
 }
 
 /// Plans the Routes again that found no port, since one is free now.
-fn plan_unallocated_apps(cluster: &mut ClusterState) {
+pub(super) fn plan_unallocated_apps(cluster: &mut ClusterState) {
     for name in std::mem::take(&mut cluster.allocated.unallocated_apps) {
         cluster.names.registry.mark_claimant_changed(NameClaimant::Route(name));
     }
 }
 
 /// Hashes a name with FNV-1a: names spread over the range, and a returning name gets its old numbers if they are free.
-fn hash_route_name(name: &NamespacedName, tag: Option<&str>) -> u32 {
+pub(super) fn hash_route_name(name: &NamespacedName, tag: Option<&str>) -> u32 {
     let bytes = [tag.unwrap_or_default(), "/", &name.namespace, "/", &name.name];
     let bytes = bytes.iter().flat_map(|part| part.bytes());
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -233,7 +233,7 @@ fn free_suffix(hash: u32, cluster: &ClusterState) -> Option<u16> {
     all.find(|suffix| !is_reserved(*suffix) && !taken.contains(suffix))
 }
 
-fn free_port(hash: u32, cluster: &ClusterState) -> Option<u16> {
+pub(super) fn free_port(hash: u32, cluster: &ClusterState) -> Option<u16> {
     let (first, last) = cluster.settings.activator_port_range;
     let span = u32::from(last - first) + 1;
     let mut all = (0..span).map(|step| (hash % span + step) % span);

@@ -32,10 +32,28 @@ impl ControllerStateMachine {
             return;
         }
         let Some(current) = self.cluster.apps.get(name).cloned() else { return };
-        name_claims::update_route_claims(&current, name, &mut self.cluster);
+        if current.scaled.is_none() {
+            return self.apply_next_plan(name, &current, previous, to_store, now);
+        }
+        let resolved = self.resolve_scaled_service(name, now);
+        self.apply_next_plan(name, &current, previous, to_store, now);
+        self.finish_resolution(name, &current, resolved, now);
+    }
+
+    /// Plans one app and applies the plan. `current` is the app as it was before the workload of a scaled Service was
+    /// resolved.
+    fn apply_next_plan(
+        &mut self,
+        name: &NamespacedName,
+        current: &AppState,
+        previous: Option<&AppState>,
+        to_store: ObjectsToStore,
+        now: UnixMillis,
+    ) {
+        name_claims::update_route_claims(current, name, &mut self.cluster);
         // The plan reads which names the app owns, so its claims must be current.
         let plan = plan::plan_app(&self.cluster, name, now);
-        let previous = previous.unwrap_or(&current);
+        let previous = previous.unwrap_or(current);
         self.update_routes(name, previous, &plan);
         match self.cluster.settings.platform {
             PlatformKind::Local => {
@@ -53,9 +71,9 @@ impl ControllerStateMachine {
             }
         }
         self.timers.set(name, plan.timer);
-        reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
-        self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
-        self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
+        reports::forget_revived_pods(&mut self.cluster, current, plan.app.as_ref());
+        self.update_owner_exceptions(name, Some(current), plan.app.as_ref());
+        self.keep_decisions_of_deleted(name, current, plan.app.as_ref());
         self.drop_stale_blocking_causes(name, plan.app.as_ref());
         self.drop_external_scales(name, previous, plan.app.as_ref());
         let Some(app) = plan.app else {
@@ -80,11 +98,15 @@ impl ControllerStateMachine {
             self.routes.set(key.clone(), RouteFingerprint::of_change(change));
             keys.insert(key);
         }
-        // Another app may have taken over the name, whose subject must stay.
+        // Another app may have taken over the name or the pod, whose subject must stay.
         let is_others = |key: &RouteKey| match key {
             RouteKey::Service(it) => {
-                self.cluster.app_of_route_name(it).is_some_and(|app| app != *name)
+                self.cluster.app_of_service(it).is_some_and(|app| app != *name)
             }
+            RouteKey::Revision(it) => {
+                self.cluster.app_of_revision(it).is_some_and(|app| app != *name)
+            }
+            RouteKey::Pod(uid) => self.pod_index.apps.get(uid).is_some_and(|app| app != name),
             _ => false,
         };
         for key in
@@ -213,6 +235,9 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
         .allocations()
         .iter()
         .map(|it| RouteKey::Service(full(&plan::placeholder_name(it, &name.name))));
+    let ports = app.scaled.iter().flat_map(|it| &it.ports);
+    let services =
+        services.chain(ports.map(|it| RouteKey::Service(name.with_port(it.service_port))));
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()

@@ -186,7 +186,12 @@ impl ControllerStateMachine {
         if let Some(owner) = part_keys::owner_route_of(&self.cluster, key) {
             return Some((owner, BlockedPart::RouteChildren));
         }
-        let (owner, revision) = part_keys::owner_revision_of(&self.cluster, key)?;
-        Some((owner, BlockedPart::Revision(revision)))
+        if let Some((owner, revision)) = part_keys::owner_revision_of(&self.cluster, key) {
+            return Some((owner, BlockedPart::Revision(revision)));
+        }
+        // The Revision of a scaled Service has its name.
+        let service = part_keys::scaled_service_of(&self.cluster, key)?;
+        let revision = service.name.as_str().into();
+        Some((service, BlockedPart::Revision(revision)))
     }
 }

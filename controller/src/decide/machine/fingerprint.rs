@@ -72,7 +72,7 @@ impl ControllerStateMachine {
         last: &mut Option<(NamespacedName, HashMap<RouteKey, RouteChange>)>,
     ) -> Option<RouteChange> {
         let app = match key {
-            RouteKey::Service(name) => self.cluster.app_of_route_name(name)?,
+            RouteKey::Service(name) => self.cluster.app_of_service(name)?,
             RouteKey::Revision(name) => self.cluster.app_of_revision(name)?,
             RouteKey::Pod(uid) => self.pod_index.apps.get(uid)?.clone(),
             RouteKey::Replicas(component) => {

@@ -2,6 +2,7 @@
 
 use common::wire::NamespacedName;
 use serde_json::Value;
+use smol_str::SmolStr;
 
 use super::{
     BlockedPart, ControllerStateMachine, ObjectsToStore, allocate,
@@ -13,9 +14,10 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ConfigurationState, RevisionPod, RouteState,
-            ServiceManifest, ServiceState, UnixMillis, conditions,
+            ServiceManifest, ServiceState, UnixMillis, WorkloadKind, conditions,
         },
-        object::{ObjectPart, ObjectPartKey, ResourceKind},
+        knative::key,
+        object::{ObjectPart, ObjectPartKey, ResourceKind, json},
     },
     read::{fields, observe},
 };
@@ -33,33 +35,53 @@ impl ControllerStateMachine {
             ResourceKind::KnativeService => self.observe_service(name, object, now),
             ResourceKind::Configuration => self.observe_configuration(name, object, now),
             ResourceKind::Route => self.observe_route(name, object, now),
-            ResourceKind::Revision => self.observe_revision(&name, object, now),
-            ResourceKind::Deployment => self.observe_deployment(&name, object, now),
+            ResourceKind::Revision => {
+                self.observe_revision(&name, object, now);
+                self.reconcile_namesake(&name, now);
+            }
+            ResourceKind::Deployment => {
+                self.observe_deployment(&name, object.filter(|it| is_of_revision(it)), now);
+                let of_user = object.filter(|it| !is_of_revision(it));
+                self.observe_workload(WorkloadKind::Deployment, &name, of_user, now);
+            }
+            ResourceKind::StatefulSet => {
+                self.observe_workload(WorkloadKind::StatefulSet, &name, object, now);
+            }
+            ResourceKind::HorizontalPodAutoscaler => {
+                let of_user = object.filter(|it| !is_of_revision(it));
+                self.observe_user_autoscaler(&name, of_user, now);
+            }
             ResourceKind::Pod => self.observe_pod(&name, object, now),
-            ResourceKind::Service => self.observe_placeholder(&name, object, now),
+            ResourceKind::Service => {
+                self.observe_user_service(&name, object, now);
+                self.observe_placeholder(&name, object, now);
+            }
             ResourceKind::Node => self.observe_node(&name.name, object, now),
             ResourceKind::ConfigMap => self.observe_config_map(&name, object, now),
             ResourceKind::NetworkPolicy => {
                 let changed_apps = self.cluster.network_policies.set_policy(name, object);
                 self.reconcile_namespaces(&changed_apps, now);
             }
-            ResourceKind::Namespace => {
-                let is_terminating = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
-                match object.is_some_and(is_terminating) {
-                    true => self.cluster.terminating_namespaces.insert(name.name.clone()),
-                    false => self.cluster.terminating_namespaces.remove(&name.name),
-                };
-                let changed_apps = self.cluster.network_policies.set_namespace(&name.name, object);
-                self.reconcile_namespaces(&changed_apps, now);
+            ResourceKind::Namespace => self.observe_namespace(&name.name, object, now),
+            ResourceKind::PodAutoscaler => {
+                self.observe_scaled_autoscaler(&name, object, now);
+                self.observe_pod_autoscaler(name, object);
             }
-            ResourceKind::PodAutoscaler => self.observe_pod_autoscaler(name, object),
-            ResourceKind::EndpointSlice => self.observe_slice(&name, object),
+            ResourceKind::EndpointSlice => self.observe_slice(&name, object, now),
             ResourceKind::DomainMapping => self.observe_domain_mapping(&name, object, now),
             ResourceKind::ClusterDomainClaim => self.observe_domain_claim(&name, object, now),
-            ResourceKind::StatefulSet | ResourceKind::HorizontalPodAutoscaler => {}
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
+    }
+
+    fn observe_namespace(&mut self, name: &SmolStr, object: Option<&Value>, now: UnixMillis) {
+        match object.is_some_and(json::is_terminating) {
+            true => self.cluster.terminating_namespaces.insert(name.clone()),
+            false => self.cluster.terminating_namespaces.remove(name),
+        };
+        let changed_apps = self.cluster.network_policies.set_namespace(name, object);
+        self.reconcile_namespaces(&changed_apps, now);
     }
 
     /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed, so
@@ -277,10 +299,12 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let is_cluster_local = |cluster: &ClusterState| {
-            cluster.names.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
+        // The app has no field for these, but its routes and URLs depend on them.
+        let unstored = |cluster: &ClusterState| {
+            let placeholder = cluster.names.placeholders.get(name);
+            placeholder.map(|it| (it.is_cluster_local, it.affinity)).unwrap_or_default()
         };
-        let was_cluster_local = is_cluster_local(&self.cluster);
+        let before = unstored(&self.cluster);
         match object.and_then(observe::read_placeholder) {
             Some(observed) => drop(self.cluster.names.placeholders.insert(name.clone(), observed)),
             None => {
@@ -294,14 +318,18 @@ impl ControllerStateMachine {
         let owner_app = owner.clone();
         let planned = self
             .change_app(owner, now, |app, cluster| allocate::allocate(app, &owner_app, cluster));
-        if was_cluster_local != is_cluster_local(&self.cluster) {
-            // The app has no field for it, but its routes and URLs depend on it.
+        if before != unstored(&self.cluster) {
             self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
             if !planned {
                 self.reconcile_app(&owner_app, now);
             }
         }
     }
+}
+
+/// Returns true if the controller has made an object of this kind for a Revision.
+fn is_of_revision(object: &Value) -> bool {
+    json::label(object, key::REVISION_UID).is_some()
 }
 
 fn with_interned_template(

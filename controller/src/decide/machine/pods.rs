@@ -9,7 +9,7 @@ use super::ControllerStateMachine;
 use crate::{
     decide::part_keys,
     model::cluster_state::{
-        AppState, KubeletReadiness, NodeState, PodStage, RevisionPod, UnixMillis,
+        AppState, KubePodStatus, KubeletReadiness, NodeState, PodStage, RevisionPod, UnixMillis,
     },
     read::observe,
 };
@@ -24,8 +24,10 @@ impl ControllerStateMachine {
         if self.observe_component_pod(name, object, now) {
             return;
         }
-        // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while.
-        if let Some(rejection) = object.and_then(observe::read_rejection) {
+        // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while. A pod of a
+        // user's workload may have asked for more than those of Revisions do.
+        let of_revision = object.filter(|it| observe::revision_name_of(it).is_some());
+        if let Some(rejection) = of_revision.and_then(observe::read_rejection) {
             let at = rejection.at.map_or(now, |at| at.min(now));
             self.cluster.nodes.record_rejection(rejection.node, at, now);
         }
@@ -38,6 +40,7 @@ impl ControllerStateMachine {
             ))
         }) {
             Some((owner, revision, (pod, status))) => {
+                self.observe_workload_pod(name, None, now);
                 self.pod_index.apps.insert(pod.uid.to_string(), owner.clone());
                 self.pod_index.uids.insert(name.clone(), pod.uid.clone());
                 let is_same_status = self.cluster.pods.statuses.get(&*pod.uid) == Some(&status);
@@ -63,7 +66,10 @@ impl ControllerStateMachine {
                 }
                 self.apply_unplaced_reports(&uid, now);
             }
-            None => self.remove_pod(name, now),
+            None => {
+                self.remove_pod(name, now);
+                self.observe_workload_pod(name, object, now);
+            }
         }
     }
 
@@ -131,10 +137,9 @@ impl ControllerStateMachine {
         let apps = if self.is_loading { Vec::new() } else { self.apps_on_node(node) };
         for name in apps {
             self.reconcile_app(&name, now);
-            let app = self.cluster.apps.get(&name);
-            let revisions = app.into_iter().flat_map(|it| &it.revisions);
-            let keys = revisions.flat_map(|it| part_keys::path_keys(&name.namespace, it));
-            self.effects.changed_keys.extend(keys);
+            if let Some(app) = self.cluster.apps.get(&name) {
+                self.effects.changed_keys.extend(part_keys::app_path_keys(&name, app));
+            }
         }
     }
 
@@ -212,28 +217,45 @@ pub(super) fn store_pod(
     let must_drain = pod.is_terminating() || is_revision_deleted;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known_pod) => {
-            let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-            // A pod that was ready once and is not ready now has lost its readiness; it is not a new pod.
-            if let (Some(status), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
-                (&mut pod.kube_status, was)
-                && status.kubelet_readiness == KubeletReadiness::NotYetReady
-            {
-                status.kubelet_readiness = KubeletReadiness::NoLongerReady;
-            }
-            known_pod.kube_status = pod.kube_status;
-            if must_drain && known_pod.stage == PodStage::Serving {
-                known_pod.stage = PodStage::Draining { since: now };
-            } else if !is_leader && !is_revision_deleted {
-                adopt_drain_annotation(known_pod, now);
-            }
+            let follows_annotation = !is_leader && !is_revision_deleted;
+            update_pod(known_pod, pod.kube_status, must_drain, follows_annotation, now);
         }
         None => {
-            adopt_drain_annotation(&mut pod, now);
-            if must_drain && pod.stage == PodStage::Serving {
-                pod.stage = PodStage::Draining { since: now };
-            }
+            prepare_pod(&mut pod, must_drain, now);
             revision.pods.push(pod);
         }
+    }
+}
+
+/// Replaces the fields of a known pod that Kubernetes sets. `follows_annotation`: another replica decides if it drains.
+pub(super) fn update_pod(
+    known_pod: &mut RevisionPod,
+    mut observed: Option<Box<KubePodStatus>>,
+    must_drain: bool,
+    follows_annotation: bool,
+    now: UnixMillis,
+) {
+    let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
+    // A pod that was ready once and is not ready now has lost its readiness; it is not a new pod.
+    if let (Some(status), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
+        (&mut observed, was)
+        && status.kubelet_readiness == KubeletReadiness::NotYetReady
+    {
+        status.kubelet_readiness = KubeletReadiness::NoLongerReady;
+    }
+    known_pod.kube_status = observed;
+    if must_drain && known_pod.stage == PodStage::Serving {
+        known_pod.stage = PodStage::Draining { since: now };
+    } else if follows_annotation {
+        adopt_drain_annotation(known_pod, now);
+    }
+}
+
+/// Sets the stage of a pod that is new to the controller: another leader may have let it drain.
+pub(super) fn prepare_pod(pod: &mut RevisionPod, must_drain: bool, now: UnixMillis) {
+    adopt_drain_annotation(pod, now);
+    if must_drain && pod.stage == PodStage::Serving {
+        pod.stage = PodStage::Draining { since: now };
     }
 }
 

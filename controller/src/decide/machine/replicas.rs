@@ -191,7 +191,12 @@ impl ControllerStateMachine {
     }
 
     /// Handles an EndpointSlice; `None`: it was deleted.
-    pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
+    pub(super) fn observe_slice(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
         let targets = object.map(observe::slice_target_names).unwrap_or_default();
         for left in self.cluster.activators.slices.set_slice(name, &targets) {
             info!(activator = left, "no slice leads to the activator any more");
@@ -200,6 +205,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             self.restore_hints(name, object.and_then(observe::slice_hints).unwrap_or_default());
         }
+        self.check_scaled_slice(name, now);
     }
 
     fn remove_activator(&mut self, name: &str) {
@@ -214,10 +220,7 @@ impl ControllerStateMachine {
         let apps = || self.cluster.apps.iter();
         let names = apps().filter(|(_, app)| app.route.is_some());
         let keys = names.flat_map(|(name, app)| part_keys::slice_keys(name, app));
-        let revisions =
-            apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
-        let revision_slices =
-            revisions.flat_map(|(name, it)| part_keys::path_keys(&name.namespace, it));
-        self.effects.changed_keys.extend(keys.chain(revision_slices).collect::<Vec<_>>());
+        let other_slices = apps().flat_map(|(name, app)| part_keys::app_path_keys(name, app));
+        self.effects.changed_keys.extend(keys.chain(other_slices).collect::<Vec<_>>());
     }
 }

@@ -19,8 +19,46 @@ pub(super) fn changed_keys(
     after: Option<&AppState>,
     cluster: &ClusterState,
 ) -> Vec<ObjectPartKey> {
-    let Some(after) = after else { return Vec::new() };
+    let scaled = changed_scaled_keys(name, previous, after);
+    let Some(after) = after else { return scaled };
+    let mut keys = changed_knative_keys(name, previous, after, cluster);
+    keys.extend(scaled);
+    keys
+}
+
+/// Returns the parts of a scaled Service's objects that may differ between two states of its app.
+fn changed_scaled_keys(
+    name: &NamespacedName,
+    previous: &AppState,
+    after: Option<&AppState>,
+) -> Vec<ObjectPartKey> {
+    let has_none = |app: &AppState| app.scaled.is_none();
+    if has_none(previous) && after.is_none_or(has_none) {
+        return Vec::new();
+    }
+    if after.is_some_and(|after| scaled_inputs(after) == scaled_inputs(previous)) {
+        return Vec::new();
+    }
+    let mut keys = part_keys::scaled_keys(name, previous);
+    keys.extend(after.into_iter().flat_map(|after| part_keys::scaled_keys(name, after)));
+    let pods = after.into_iter().flat_map(|after| &after.revisions);
+    let pods = pods.filter(|it| it.is_scaled_service);
+    keys.extend(pods.flat_map(|it| part_keys::drain_annotation_keys(&name.namespace, it)));
+    keys
+}
+
+/// Returns the parts of an app's objects of Knative, and of their child objects, that may differ between two states.
+fn changed_knative_keys(
+    name: &NamespacedName,
+    previous: &AppState,
+    after: &AppState,
+    cluster: &ClusterState,
+) -> Vec<ObjectPartKey> {
     let mut keys = Vec::new();
+    // An app that is a scaled Service alone has none.
+    if after.is_scaled_service_only() && !previous.has_knative_object() {
+        return keys;
+    }
     if previous.service != after.service
         || previous.configuration != after.configuration
         || previous.route != after.route
@@ -30,7 +68,7 @@ pub(super) fn changed_keys(
         keys.extend(part_keys::route_name_keys(name, previous));
         // An annotation of the Route may set the path of its Revisions.
         let path_keys_of = |it: &AppRevision| part_keys::path_keys(&name.namespace, it);
-        keys.extend(after.revisions.iter().flat_map(path_keys_of));
+        keys.extend(knative_revisions(after).flat_map(path_keys_of));
     }
     if keys.is_empty()
         && previous.conditions == after.conditions
@@ -44,7 +82,7 @@ pub(super) fn changed_keys(
         part_keys::is_scaled(cluster, name, after, revision)
             && !part_keys::is_scaled(cluster, name, previous, revision)
     };
-    for revision in &after.revisions {
+    for revision in knative_revisions(after) {
         let old = previous.revision(&revision.name);
         if old.is_none_or(|old| child_inputs(old) != child_inputs(revision)) {
             let containers = part_keys::container_names(revision, cluster);
@@ -58,12 +96,22 @@ pub(super) fn changed_keys(
     }
     // A Revision that the plan has dropped or collected, such as an old one, is deleted on the API server as well.
     let is_kept = |name: &str| after.revision(name).is_some_and(|it| !it.is_deleted);
-    let removed = previous.revisions.iter().filter(|it| !is_kept(&it.name));
+    let removed = knative_revisions(previous).filter(|it| !is_kept(&it.name));
     keys.extend(removed.map(|revision| {
         let name = NamespacedName::new(name.namespace.clone(), &*revision.name);
         ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name)
     }));
     keys
+}
+
+/// Returns the fields of an app on which the objects of a scaled Service depend.
+fn scaled_inputs(app: &AppState) -> impl PartialEq + '_ {
+    (&app.scaled, &app.revisions, &app.conditions)
+}
+
+/// Iterates over the Revisions that are objects of the API.
+fn knative_revisions(app: &AppState) -> impl Iterator<Item = &AppRevision> {
+    app.revisions.iter().filter(|it| !it.is_scaled_service)
 }
 
 /// Returns the fields of a Revision on which its child objects depend.

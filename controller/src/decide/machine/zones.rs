@@ -86,9 +86,10 @@ impl ControllerStateMachine {
             if needs_plan {
                 self.reconcile_app(&name, now);
             }
-            // The slices of the Route's names list activators, which have hints too.
+            // The slices of the names of Routes and of scaled Services list activators, which have hints too.
             if let Some(app) = self.cluster.apps.get(&name) {
                 self.effects.changed_keys.extend(part_keys::slice_keys(&name, app));
+                self.effects.changed_keys.extend(part_keys::scaled_keys(&name, app));
             }
         }
     }

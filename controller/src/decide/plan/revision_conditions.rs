@@ -29,6 +29,14 @@ const CONTAINER_NOT_READY: &str = "ContainerNotReady";
 /// Reason of a Revision that missed its initial scale within the progress deadline.
 const DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
 
+/// Reason of `Active` for a Revision whose pods did not start in time.
+const TIMED_OUT: &str = "TimedOut";
+
+/// Returns true for the reasons of a condition `Active` that is false.
+pub(crate) fn is_inactive_reason(reason: &ConditionReason) -> bool {
+    [&*ConditionReason::NO_TRAFFIC.reason, TIMED_OUT].contains(&&*reason.reason)
+}
+
 /// Returns true while image digests are not resolved yet: until then no pod of the Revision starts.
 fn is_resolving_digests(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
     context.cluster.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
@@ -98,6 +106,11 @@ pub(super) fn update_revision(
 /// Sets the condition about annotations that are not in force. It is absent until some were refused once.
 fn update_annotations_condition(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
     let status = match &context.template.ignored_annotations {
+        // Admission does not check the annotations of Services, so these may have any error.
+        Some(dropped) if revision.is_scaled_service => {
+            let message = format!("Without effect: {dropped}");
+            ConditionStatus::False(ConditionReason::new("WithoutEffect", message))
+        }
         Some(dropped) => {
             let message =
                 format!("Not allowed by config-autoscaler, and without effect: {dropped}");
@@ -276,14 +289,25 @@ fn not_ready_reason(
     let runs = status.is_some_and(|it| it.phase == PodRunPhase::Running);
     let listens = report.is_some_and(|report| report.listening);
     let message = match (runs, listens) {
-        (true, false) => format!(
-            "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
-            port = context.template.port
-        ),
+        (true, false) => no_listener_message(pod, context),
         (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
         (false, _) => waiting_message(status)?,
     };
     Some(ConditionReason::new(CONTAINER_NOT_READY, message))
+}
+
+fn no_listener_message(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> String {
+    // Containers of a user's own workload get no variable `PORT`.
+    if let Some(template) = context.own_template(pod) {
+        let port = template.port;
+        return format!(
+            "The container runs but nothing listens on port {port}: the Service, or the readiness probe, names it"
+        );
+    }
+    format!(
+        "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
+        port = context.template.port
+    )
 }
 
 fn waiting_message(status: Option<&PodRunStatus>) -> Option<String> {
@@ -361,7 +385,7 @@ fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
         Some(RevisionActivity::Activating) => queued(),
         Some(RevisionActivity::Inactive) => idle(),
         Some(RevisionActivity::TimedOut) => ConditionStatus::False(ConditionReason::new(
-            "TimedOut",
+            TIMED_OUT,
             "The target could not be activated.",
         )),
         None if ready > 0 => ConditionStatus::True(None),

@@ -20,7 +20,8 @@ use crate::{
             name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
-        knative::key,
+        knative::{key, user_container::USER_PORT_NAME},
+        network_policies::PolicyPort,
         object::names::tagged_name,
     },
     read::parse::RESPONSE_START_TIMEOUT_S,
@@ -49,7 +50,9 @@ pub(super) fn route_subjects(
     for (revision, template) in pairs().filter(|it| shown(&it)) {
         let labels = || template.pod_labels(name, revision);
         let policies = &cluster.network_policies;
-        let sources = policies.admitted_sources(&name.namespace, labels, template.port.get());
+        // The only named port of a Revision's pods is the serving one.
+        let port = PolicyPort { number: template.port.get(), name: USER_PORT_NAME };
+        let sources = policies.admitted_sources(&name.namespace, labels, port);
         out.push(RouteChange::Revision(wire::RevisionEntry {
             allowed_sources: sources,
             ..template.to_wire(name, revision)
@@ -71,7 +74,8 @@ pub(super) fn route_subjects(
     out
 }
 
-fn pod_subject(
+/// Returns a pod as a subject of the RouteTable; `None` once it has been told to stop on the local node.
+pub(super) fn pod_subject(
     pod: &cluster_state::RevisionPod,
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
@@ -85,6 +89,8 @@ fn pod_subject(
         PodStage::Stopping { .. } => return None,
     };
     let (address, other_family_address) = pod_addresses(pod, context);
+    let own_template = context.own_template(pod);
+    let template = own_template.as_deref().unwrap_or(context.template);
     Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
@@ -103,10 +109,10 @@ fn pod_subject(
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
         awaits_report: scale::awaits_report(pod, context),
-        port: context.template.port,
-        probe: context.template.agent_probe(),
-        ports: Vec::new(),
-        keeps_binds: false,
+        port: template.port,
+        probe: template.agent_probe(),
+        ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
+        keeps_binds: pod.layout.is_some(),
     })
 }
 
@@ -118,10 +124,11 @@ pub(super) fn pod_addresses(
     let report = context.cluster.pods.reports.get(&*pod.uid);
     let status = context.cluster.pods.statuses.get(&*pod.uid);
     let ip = status.and_then(|it| it.addresses.first().copied());
+    let port = || context.own_template(pod).map_or(context.template.port, |it| it.port);
     let address = report
         .and_then(|report| report.address)
         .or(pod.restored_address)
-        .or_else(|| ip.map(|ip| SocketAddr::new(ip, context.template.port.get())));
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, port().get())));
     (address, report.and_then(|report| report.other_family_address))
 }
 
@@ -160,8 +167,8 @@ fn service_subject(
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
     let addresses = settings.cluster_ips(&allocation.cluster_ips);
+    let entry_name = NamespacedName::new(name.namespace.clone(), service_name.as_str());
     ServiceEntry {
-        name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
         // Without an address there is nothing yet that an agent could lead.
         awaits_agents: !addresses.is_empty() && awaits_agents(app, cluster),
         addresses,
@@ -173,14 +180,16 @@ fn service_subject(
             // An activator must read the header.
             .filter(|_| is_tcp || !has_tag_header_routing(app, cluster))
             .map_or(ConnectionPath::Activator, |(revision, template)| {
-                connection_path(app, revision, &context_for(template))
+                connection_path(app, revision, template.protocol, &context_for(template))
             }),
         hosts: public_host.map(|it| it.host).into_iter().collect(),
         gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster)
             .filter(|_| !is_tcp),
         protocol: is_tcp.then_some(AppProtocol::Tcp),
         uses_pod_ports: false,
-        affinity: None,
+        // Only a user of the Service sets it.
+        affinity: cluster.names.placeholders.get(&entry_name).and_then(|it| it.affinity),
+        name: entry_name,
     }
 }
 
@@ -334,17 +343,18 @@ pub(crate) fn is_direct_path(
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split
         && (template.protocol == AppProtocol::Tcp || !has_tag_header_routing(app, cluster))
-        && connection_path(app, revision, &context) == ConnectionPath::Direct
+        && connection_path(app, revision, template.protocol, &context) == ConnectionPath::Direct
 }
 
-/// Returns the path of connections to the one Revision that has all traffic.
+/// Returns the path of connections of this protocol to the one Revision that has all traffic.
 ///
 /// The activator path is required with a hard limit, for which only activators have queues, and with time limits that
 /// only activators enforce. It is the default with h2c, whose requests activators balance one by one. Burst capacity
 /// decides the rest.
-fn connection_path(
+pub(super) fn connection_path(
     app: &AppState,
     revision: &AppRevision,
+    protocol: AppProtocol,
     context: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
     let annotation =
@@ -362,11 +372,10 @@ fn connection_path(
         .response_start_timeout_seconds
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle_timeout = spec.idle_timeout_seconds.filter(|it| *it != 0);
-    let is_balanced_h2c =
-        context.template.protocol == AppProtocol::H2c && requested_path != Some("direct");
+    let is_balanced_h2c = protocol == AppProtocol::H2c && requested_path != Some("direct");
     let is_logged = configs.observability.needs_activator();
     // Bytes of any protocol have no responses, which these settings are about.
-    let has_responses = context.template.protocol != AppProtocol::Tcp;
+    let has_responses = protocol != AppProtocol::Tcp;
     let needs_activator = context.template.container_concurrency > 0
         || is_balanced_h2c
         || (has_responses && (start_timeout.is_some() || idle_timeout.is_some() || is_logged));

@@ -8,8 +8,8 @@ use common::{
 use super::{PlanTimer, RevisionPlanContext};
 use crate::model::{
     cluster_state::{
-        AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState,
-        SteadyReadiness, Uid, UnixMillis,
+        AppRevision, KubeletReadiness, ParsedTemplate, PlatformKind, PodStage, RevisionPod,
+        RoutingState, SteadyReadiness, Uid, UnixMillis,
     },
     scale_policy::AutoscalerClass,
 };
@@ -126,7 +126,7 @@ pub(super) fn scale_pods(
 
 /// Lets draining pods serve again, busiest first since they are warm; then pods that Kubernetes should have stopped and
 /// did not. Pods that are not ready come after all others: they may never be. Returns the number of revived pods.
-fn revive_pods(
+pub(super) fn revive_pods(
     revision: &mut AppRevision,
     missing: usize,
     context: &RevisionPlanContext<'_>,
@@ -150,7 +150,7 @@ fn revive_pods(
 
 /// Returns true if a pod was ordered to stop and Kubernetes has not deleted it. Kubernetes makes the final choice: a
 /// Deployment that replaces its pods keeps the new ones, although they were surplus when they came.
-fn is_undeleted_stopping_pod(pod: &RevisionPod) -> bool {
+pub(super) fn is_undeleted_stopping_pod(pod: &RevisionPod) -> bool {
     let stopping = matches!(pod.stage, PodStage::Stopping { .. });
     stopping && pod.kube_status.as_ref().is_some_and(|it| !it.is_terminating)
 }
@@ -170,6 +170,7 @@ fn add_pod(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
         stage: PodStage::Serving,
         restored_address: None,
         kube_status: None,
+        layout: None,
     });
 }
 
@@ -188,7 +189,7 @@ fn requests_in_flight(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u
 }
 
 /// Drains or stops `count` pods: first those that are not ready, then the least busy, then the newest.
-fn remove_surplus_pods(
+pub(super) fn remove_surplus_pods(
     revision: &mut AppRevision,
     count: usize,
     context: &RevisionPlanContext<'_>,
@@ -199,14 +200,17 @@ fn remove_surplus_pods(
         let ready = is_pod_ready(pod, context);
         (ready, requests_in_flight(pod, context), std::cmp::Reverse(pod.created), pod.uid.clone())
     });
-    for pod in pods.into_iter().take(count) {
-        pod.stage = if pod.may_have_requests {
-            PodStage::Draining { since: context.now }
-        } else {
-            // No request was ever routed to it, so there is nothing to drain.
-            PodStage::Stopping { since: context.now }
-        };
-    }
+    pods.into_iter().take(count).for_each(|pod| remove_pod(pod, context));
+}
+
+/// Lets a serving pod drain, or stop.
+pub(super) fn remove_pod(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
+    pod.stage = if pod.may_have_requests {
+        PodStage::Draining { since: context.now }
+    } else {
+        // No request was ever routed to it, so there is nothing to drain.
+        PodStage::Stopping { since: context.now }
+    };
 }
 
 /// Returns true if requests may be sent to a pod: it is reported ready, and all its containers run.
@@ -244,6 +248,8 @@ fn is_ready_with_report(
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
     let is_lost = pod.kube_status.as_ref().is_some_and(|it| context.cluster.is_node_lost(&it.node));
     let status = context.cluster.pods.statuses.get(&*pod.uid);
+    let own_template = context.own_template(pod);
+    let template = own_template.as_deref().unwrap_or(context.template);
     // The local node reports readiness in the pod's status.
     let node_reports_ready = match kubelet {
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
@@ -253,7 +259,7 @@ fn is_ready_with_report(
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
         Some(is_reported_ready) => {
             let has_gates = pod.kube_status.as_ref().is_some_and(|it| it.has_readiness_gates);
-            let needs_kubelet = has_gates || context.template.needs_kubelet_probes();
+            let needs_kubelet = has_gates || template.needs_kubelet_probes();
             is_reported_ready && (node_reports_ready || !needs_kubelet)
         }
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
@@ -263,16 +269,16 @@ fn is_ready_with_report(
         kubelet == Some(KubeletReadiness::Ready) || pod.restored_address.is_some();
     ready
         && !status.is_some_and(has_crashed_container)
-        && (are_all_running || are_other_containers_running(status, context))
+        && (are_all_running || are_other_containers_running(status, template))
 }
 
 /// Returns true if every main container beside the serving one runs.
 fn are_other_containers_running(
     status: Option<&local_node::PodRunStatus>,
-    context: &RevisionPlanContext<'_>,
+    template: &ParsedTemplate,
 ) -> bool {
-    let containers = context.template.raw.spec.pod.containers.iter().enumerate();
-    let mut others = containers.filter(|(index, _)| *index != context.template.serving_index);
+    let containers = template.raw.spec.pod.containers.iter().enumerate();
+    let mut others = containers.filter(|(index, _)| *index != template.serving_index);
     others.all(|(_, container)| {
         let containers_status = status.into_iter().flat_map(|status| &status.containers);
         let mut containers_status = containers_status.filter(|it| it.name == container.name);

@@ -17,11 +17,15 @@ impl ActivatorSlices {
         self.0.contains_key(activator)
     }
 
+    /// Returns true if the slice exists and lists an activator.
+    pub fn contains_slice(&self, slice: &NamespacedName) -> bool {
+        let slice = hash_name(slice);
+        self.0.values().any(|all| all.contains(&slice))
+    }
+
     /// Sets the activators that a slice lists now. Returns those that no slice lists any more.
     pub fn set_slice(&mut self, slice: &NamespacedName, activators: &[&str]) -> Vec<String> {
-        let mut hash = DefaultHasher::new();
-        slice.hash(&mut hash);
-        let slice = hash.finish();
+        let slice = hash_name(slice);
         for activator in activators {
             match self.0.get_mut(*activator) {
                 Some(all) => drop(all.insert(slice)),
@@ -42,6 +46,12 @@ impl ActivatorSlices {
     }
 }
 
+fn hash_name(slice: &NamespacedName) -> u64 {
+    let mut hash = DefaultHasher::new();
+    slice.hash(&mut hash);
+    hash.finish()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,10 +64,12 @@ mod tests {
         assert_eq!(all.set_slice(&slice("two"), &["a"]), [""; 0]);
         assert_eq!(all.set_slice(&slice("one"), &["b", "c"]), [""; 0], "slice two lists it");
         assert!(all.lists_activator("a"));
+        assert!(all.contains_slice(&slice("one")) && !all.contains_slice(&slice("three")));
         assert_eq!(all.set_slice(&slice("two"), &["c"]), ["a"]);
         assert!(!all.lists_activator("a") && all.lists_activator("c"));
         assert_eq!(all.set_slice(&slice("one"), &[]), ["b"]);
         assert_eq!(all.set_slice(&slice("two"), &[]), ["c"]);
+        assert!(!all.contains_slice(&slice("two")));
         assert_eq!(all, ActivatorSlices::default());
     }
 }

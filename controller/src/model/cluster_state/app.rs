@@ -1,17 +1,19 @@
 //! Pure: state of one app: its Service, Configuration and Route.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use super::{
     AppRevision, RevisionPod,
     conditions::{ConditionReason, ConditionSet},
+    scaled_service::{ScaledServiceState, WorkloadBinding},
     settings::PlatformKind,
     topology::HintMode,
     values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis},
 };
 use crate::model::rollout::Rollout;
 
-/// All objects of one name in a namespace: a Service with its child objects, or a Configuration or Route alone.
+/// All objects of one name in a namespace: a Service with its child objects, a Configuration or Route alone, or a
+/// scaled Service.
 ///
 /// An object with the UID 0 is desired and does not exist yet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,9 +30,30 @@ pub struct AppState {
     pub conditions: ConditionSet,
     /// True once the Configuration was observed and is deleted: Kubernetes deletes its Revisions, except for orphans.
     pub is_configuration_deleted: bool,
+    /// The scaled Service of this name, if there is one. While it scales a workload, the app has nothing of Knative.
+    pub scaled: Option<Box<ScaledServiceState>>,
 }
 
 impl AppState {
+    /// Returns true if the app has a Service, Configuration or Route of Knative.
+    pub fn has_knative_object(&self) -> bool {
+        self.service.is_some() || self.configuration.is_some() || self.route.is_some()
+    }
+
+    /// Returns true if the app is a scaled Service, and has nothing of Knative.
+    pub fn is_scaled_service_only(&self) -> bool {
+        self.scaled.is_some()
+            && !self.has_knative_object()
+            && self.revisions.iter().all(|it| it.is_scaled_service)
+    }
+
+    /// Returns the scaled Service that scales a workload, with the workload and the Revision that stands for it.
+    pub fn scaled_revision(&self) -> Option<(&ScaledServiceState, &WorkloadBinding, &AppRevision)> {
+        let scaled = self.scaled.as_deref()?;
+        let revision = self.revisions.iter().find(|it| it.is_scaled_service)?;
+        Some((scaled, scaled.binding.as_ref()?, revision))
+    }
+
     /// Returns true if the app's Service is being deleted.
     pub fn is_terminating(&self) -> bool {
         self.service.as_ref().is_some_and(|it| it.is_terminating)
@@ -274,6 +297,8 @@ pub struct PlaceholderState {
     pub owner_uid: Uid,
     /// Creation time of the placeholder, by which the order of claims to its name is decided.
     pub created: UnixMillis,
+    /// Time for which a client keeps its pod, as a user has set it; `None`: no affinity.
+    pub affinity: Option<Duration>,
 }
 
 /// Source of the ClusterIPs of a name.

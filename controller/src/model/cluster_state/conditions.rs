@@ -87,6 +87,9 @@ pub enum ConditionType {
     RevisionReady,
     /// Type `ResourcesAvailable` of a Revision.
     RevisionResources,
+    /// Type `Ready` of the PodAutoscaler of a scaled Service, as far as the Service decides it: false while it is
+    /// refused.
+    ScaledServiceReady,
 }
 
 /// Conditions of one app, Revision or DomainMapping, each with the moment of its last change, to the second, as objects

@@ -9,6 +9,7 @@ use common::{
 
 use super::{
     conditions::{ConditionReason, ConditionSet},
+    scaled_service::PodLayout,
     topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
@@ -47,6 +48,9 @@ pub struct AppRevision {
     /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
     /// serves and scales.
     pub is_orphan: bool,
+    /// True if the Revision stands for the workload of a scaled Service, whose name it has. No object of the API is
+    /// this Revision, and none is made for it.
+    pub is_scaled_service: bool,
 }
 
 /// Scaling of one Revision.
@@ -158,6 +162,8 @@ pub struct RevisionPod {
     pub restored_address: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
     pub kube_status: Option<Box<KubePodStatus>>,
+    /// Containers of the pod as a template, with their ports; `None`: they are those of the Revision.
+    pub layout: Option<Arc<PodLayout>>,
 }
 
 /// Readiness of a pod that no restart of a container has interrupted.

@@ -10,12 +10,12 @@ use std::{
 
 use common::wire::{AppProtocol, ScalePolicy};
 
-use super::{AppRevision, ClusterState};
+use super::{AppRevision, ClusterState, PodLayout};
 use crate::model::{
     go_values::parse_unsigned_duration,
     knative::{RevisionTemplate, key, user_container},
     problem,
-    scale_policy::AutoscalerClass,
+    scale_policy::{self, AutoscalerClass},
 };
 
 /// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
@@ -85,20 +85,31 @@ impl ParsedTemplate {
     /// Returns the parsed template of a Revision, which was checked when it was applied.
     pub fn of_revision(revision: &AppRevision, cluster: &ClusterState) -> Arc<Self> {
         let pod_count = cluster.pods.statuses.len();
-        cluster
-            .template_cache
-            .get_or_parse(&revision.template, pod_count, || Self::parse(revision, cluster))
+        cluster.template_cache.get_or_parse(&revision.template, pod_count, || {
+            Self::parse(&revision.template, cluster)
+        })
     }
 
-    fn parse(revision: &AppRevision, cluster: &ClusterState) -> Self {
-        let raw: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
+    /// Returns the parsed template of a pod whose containers may differ from those of its Revision's other pods.
+    pub fn of_layout(layout: &PodLayout, cluster: &ClusterState) -> Arc<Self> {
+        let pod_count = cluster.pods.statuses.len();
+        cluster
+            .template_cache
+            .get_or_parse(&layout.template, pod_count, || Self::parse(&layout.template, cluster))
+    }
+
+    fn parse(text: &str, cluster: &ClusterState) -> Self {
+        let raw: RevisionTemplate = serde_json::from_str(text).unwrap_or_default();
         let limit = raw.spec.container_concurrency.unwrap_or(0);
         let container_concurrency = u32::try_from(limit).unwrap_or(0);
         let none = BTreeMap::new();
         let annotations = raw.metadata.annotations.as_ref().unwrap_or(&none);
         let config = &cluster.settings.scale_policy;
-        let (mut policy, problems) =
+        let (mut policy, mut problems) =
             config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
+        if let Some(replicas) = user_replicas(&raw) {
+            problems.extend(scale_policy::bound_by_replicas(&mut policy, replicas, annotations));
+        }
         let ignored_annotations =
             (!problems.is_empty()).then(|| problem::problems_line(&problems).into());
         // This annotation belongs to the group `serving.knative.dev`, so `lenient_policy` has not read it.
@@ -128,4 +139,13 @@ impl ParsedTemplate {
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.raw.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
+}
+
+/// Returns the number of pods that the user of a scaled Service wants; `None` for the template of any other Revision.
+fn user_replicas(template: &RevisionTemplate) -> Option<u32> {
+    // No template of a user has this text there: the rules of the field refuse it.
+    let metadata = &template.metadata;
+    let is_scaled_service = metadata.generate_name.as_deref() == Some(key::SCALED_SERVICE);
+    let annotations = metadata.annotations.as_ref().filter(|_| is_scaled_service)?;
+    annotations.get(key::USER_REPLICAS)?.parse().ok()
 }

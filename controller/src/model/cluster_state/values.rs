@@ -75,6 +75,16 @@ impl CompactStringMap {
         pair.map(|(_, value)| &**value)
     }
 
+    /// Returns true without any pair.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns true if `other` has each of these pairs, as the labels that a selector matches.
+    pub fn is_subset_of(&self, other: &Self) -> bool {
+        self.iter().all(|(key, value)| other.get(key) == Some(value))
+    }
+
     /// Iterates over all pairs, in order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (&**key, &**value))

@@ -39,7 +39,8 @@ fn with_client_pods() -> NetworkPolicies {
 /// Last bytes of the addresses of pods that may connect to a service of `shop` at port 8080; `None`: all may.
 fn admitted_clients(policies: &NetworkPolicies) -> Option<Vec<u8>> {
     let labels = || [("app".to_owned(), "hello".to_owned())].into();
-    let sources = policies.admitted_sources(&SHOP.into(), labels, 8080)?;
+    let port = PolicyPort { number: 8080, name: "user-port" };
+    let sources = policies.admitted_sources(&SHOP.into(), labels, port)?;
     let may = |last: &u8| sources.contains([10, 0, 0, *last].into());
     Some((1..=9).filter(may).collect())
 }

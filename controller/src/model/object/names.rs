@@ -76,6 +76,19 @@ pub fn slice_name(service: &str, suffix: &str) -> String {
     child_name(service, suffix)
 }
 
+/// Suffixes of the names of a scaled Service's slices, for IPv4 and IPv6.
+pub const SCALED_SLICE_SUFFIXES: [&str; 2] = ["-rouse", "-rouse-v6"];
+
+/// Names of the slices of a scaled Service. They are never cut: a slice's name may have 253 characters.
+pub fn scaled_slice_names(service: &str) -> [String; 2] {
+    SCALED_SLICE_SUFFIXES.map(|suffix| format!("{service}{suffix}"))
+}
+
+/// Name of the scaled Service whose slice would have this name.
+pub fn scaled_service_of_slice(slice: &str) -> Option<&str> {
+    SCALED_SLICE_SUFFIXES.into_iter().find_map(|suffix| slice.strip_suffix(suffix))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -239,3 +239,23 @@ fn durations_are_those_of_go() {
         assert!(error.starts_with("invalid value: "), "{text}: {error}");
     }
 }
+
+#[test]
+fn a_workload_wakes_to_the_number_of_its_user_and_grows_only_to_a_maximum() {
+    let bound = |replicas: u32, pairs: &[(&str, &str)]| {
+        let annotations = annotated(pairs);
+        let config = ScalePolicyConfig { max_scale_limit: 50, ..ScalePolicyConfig::default() };
+        let (mut policy, _) = config.lenient_policy(&annotations, 0, "at");
+        let problems = bound_by_replicas(&mut policy, replicas, &annotations);
+        assert_eq!((policy.initial_scale, policy.activation_scale), (replicas, replicas));
+        (policy.max_scale, problems.len())
+    };
+    assert_eq!(bound(3, &[]), (3, 0));
+    assert_eq!(bound(3, &[("max-scale", "2")]), (3, 0), "the user's own number is more");
+    assert_eq!(bound(3, &[("maxScale", "9")]), (9, 0));
+    assert_eq!(bound(3, &[("max-scale", "99")]), (3, 0), "the installation refuses it");
+    assert_eq!(bound(3, &[("max-scale", "x")]), (3, 0));
+    assert_eq!(bound(1, &[("min-scale", "4")]), (4, 0));
+    let without_effect = [("initial-scale", "5"), ("activation-scale", "5")];
+    assert_eq!(bound(3, &without_effect), (3, 2));
+}

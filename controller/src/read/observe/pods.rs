@@ -51,6 +51,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             draining_since,
             unschedulable: unschedulable_reason(status),
         })),
+        layout: None,
     };
     let phase = match status["phase"].as_str() {
         // A deletion timestamp counts before the phase, which stays `Running` until the containers end.

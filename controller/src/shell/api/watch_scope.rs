@@ -434,6 +434,7 @@ mod tests {
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_007),
             serves_tcp: true,
+            affinity: Some(std::time::Duration::from_secs(60)),
         };
         let made = placeholder_service(&placeholder).body;
         let mut kept = made.clone();

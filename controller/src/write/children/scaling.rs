@@ -1,12 +1,18 @@
-//! Pure: the objects that show tools how a Revision scales: PodAutoscaler, ServerlessService.
+//! Pure: the objects that show tools how a Revision or scaled Service scales: PodAutoscaler, ServerlessService.
 
 use std::collections::BTreeMap;
 
 use common::wire::AppProtocol;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::{ChildObject, RevisionView, meta};
-use crate::model::object::{ResourceKind, names};
+use super::{ChildObject, OwnerObject, RevisionView, meta};
+use crate::model::{
+    cluster_state::ActivatorPort,
+    knative::key,
+    object::{ResourceKind, names},
+    scale_policy::{AUTOSCALING_PREFIX, KPA_CLASS},
+};
 
 /// Annotation with the metric that a Revision scales by. Only objects that scale the Revision carry it.
 const METRIC: &str = "autoscaling.knative.dev/metric";
@@ -31,8 +37,8 @@ pub enum ServerlessServiceMode {
     Proxy,
 }
 
-fn protocol_type(revision: &RevisionView<'_>) -> &'static str {
-    match revision.protocol() {
+fn protocol_type(protocol: AppProtocol) -> &'static str {
+    match protocol {
         AppProtocol::Http1 => "http1",
         AppProtocol::H2c => "h2c",
         AppProtocol::Tcp => "tcp",
@@ -83,9 +89,56 @@ pub fn pod_autoscaler(
         "containerConcurrency": revision.spec.container_concurrency.unwrap_or(0),
         "scaleTargetRef": scale_target_ref(revision),
         "reachability": reachability,
-        "protocolType": protocol_type(revision),
+        "protocolType": protocol_type(revision.protocol()),
     });
     scaling_object(revision, ResourceKind::PodAutoscaler, &spec)
+}
+
+/// PodAutoscaler of a scaled Service.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledAutoscalerSpec<'a> {
+    /// Namespace of the Service.
+    pub namespace: &'a str,
+    /// Name of the Service, and so of the PodAutoscaler.
+    pub service: &'a str,
+    /// Workload that it scales; the Service itself while it scales none.
+    pub owner: OwnerObject<'a>,
+    /// Ports at the activators that are allocated to the Service.
+    pub ports: &'a [ActivatorPort],
+    /// True if all ports of the Service carry bytes of any protocol.
+    pub is_tcp: bool,
+    /// Value of `containerConcurrency`.
+    pub container_concurrency: i64,
+}
+
+/// Builds the PodAutoscaler of a scaled Service. It records what a controller that starts must know.
+pub fn scaled_pod_autoscaler(of: &ScaledAutoscalerSpec<'_>) -> ChildObject {
+    let port = |it: &ActivatorPort| format!("{}={}", it.service_port, it.activator_port);
+    let ports: Vec<String> = of.ports.iter().map(port).collect();
+    let class = (format!("{AUTOSCALING_PREFIX}class"), KPA_CLASS.to_owned());
+    let mut annotations = BTreeMap::from([class]);
+    if !ports.is_empty() {
+        annotations.insert(key::ACTIVATOR_PORTS.into(), ports.join(","));
+    }
+    let meta = ObjectMeta {
+        name: Some(of.service.into()),
+        namespace: Some(of.namespace.into()),
+        labels: Some(BTreeMap::from([(key::SCALED_SERVICE.into(), of.service.into())])),
+        annotations: Some(annotations),
+        owner_references: Some(vec![of.owner.to_weak_owner_reference()]),
+        ..ObjectMeta::default()
+    };
+    let spec = json!({
+        "containerConcurrency": of.container_concurrency,
+        "scaleTargetRef": {
+            "apiVersion": of.owner.resource.api_version(),
+            "kind": of.owner.resource.kind(),
+            "name": of.owner.name,
+        },
+        "reachability": "Reachable",
+        "protocolType": protocol_type(if of.is_tcp { AppProtocol::Tcp } else { AppProtocol::Http1 }),
+    });
+    ChildObject::new(ResourceKind::PodAutoscaler, meta, json!({ "spec": spec }))
 }
 
 /// Builds the ServerlessService of a Revision; `activators` serve it, 0 meaning all of them.
@@ -100,7 +153,7 @@ pub fn serverless_service(
             ServerlessServiceMode::Proxy => "Proxy",
         },
         "objectRef": scale_target_ref(revision),
-        "protocolType": protocol_type(revision),
+        "protocolType": protocol_type(revision.protocol()),
         "numActivators": activators,
     });
     scaling_object(revision, ResourceKind::ServerlessService, &spec)

@@ -1,10 +1,10 @@
 //! Pure: the core group's Services: two for each Revision, one for each name of a Route.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::AppProtocol;
 use k8s_openapi::{
-    api::core::v1::{ServicePort, ServiceSpec},
+    api::core::v1::{ClientIPConfig, ServicePort, ServiceSpec, SessionAffinityConfig},
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 use serde_json::json;
@@ -132,6 +132,8 @@ pub struct PlaceholderSpec<'a> {
     pub activator_port: Option<u16>,
     /// True if the name serves raw TCP.
     pub serves_tcp: bool,
+    /// Time for which a client keeps its pod, as a user has set it on the placeholder; `None`: no affinity.
+    pub affinity: Option<Duration>,
 }
 
 impl PlaceholderSpec<'_> {
@@ -175,6 +177,11 @@ impl PlaceholderSpec<'_> {
     }
 }
 
+fn affinity_config(timeout: Duration) -> SessionAffinityConfig {
+    let timeout_seconds = i32::try_from(timeout.as_secs()).ok();
+    SessionAffinityConfig { client_ip: Some(ClientIPConfig { timeout_seconds }) }
+}
+
 /// Builds the placeholder, which gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name
 /// activators, and the eBPF programs route around them.
 pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
@@ -186,13 +193,15 @@ pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
         owner_references: Some(vec![of.owner().to_owner_reference()]),
         ..ObjectMeta::default()
     };
+    let session_affinity = if of.affinity.is_some() { "ClientIP" } else { "None" };
     let spec = ServiceSpec {
         // Clients keep the address, and tags and Revisions change without it: so it is a plain ClusterIP.
         type_: Some("ClusterIP".into()),
         ip_family_policy: Some("PreferDualStack".into()),
         // Other values would have no effect, since the kernel bypasses the Service: they are corrected, not accepted.
         internal_traffic_policy: Some("Cluster".into()),
-        session_affinity: Some("None".into()),
+        session_affinity: Some(session_affinity.into()),
+        session_affinity_config: of.affinity.map(affinity_config),
         ports: Some(vec![ServicePort {
             name: Some("http".into()),
             app_protocol: of.app_protocol().map(Into::into),

@@ -1,7 +1,8 @@
 //! Pure: EndpointSlices. Those of a Route's names list a few activators, with the name's own port there. That of a
-//! Revision's own Service lists its pods, or activators, which choose the Revision by the request's host.
+//! Revision's own Service lists its pods, or activators, which choose the Revision by the request's host. Those of a
+//! scaled Service list activators, with one port for each of its own.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use common::{service_routing::TopologyHints, wire::AppProtocol};
 use k8s_openapi::{
@@ -14,7 +15,7 @@ use k8s_openapi::{
 use serde_json::json;
 
 use super::{
-    ChildObject, RevisionView, meta,
+    ChildObject, OwnerObject, RevisionView, meta,
     services::{self, PlaceholderSpec},
     subset,
 };
@@ -22,7 +23,7 @@ use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
     model::object::{
         ResourceKind,
-        names::{V6_SUFFIX, slice_name},
+        names::{V6_SUFFIX, scaled_slice_names, slice_name},
     },
 };
 
@@ -91,7 +92,7 @@ pub fn route_name_slices(
             port: Some(port.into()),
             protocol: Some("TCP".into()),
         };
-        slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &port)
+        slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &[port])
     };
     FAMILIES.into_iter().filter_map(slice).collect()
 }
@@ -132,9 +133,57 @@ pub fn revision_slices(
         };
         let meta = meta::child_meta(revision, slice_name(revision.name, suffix));
         let endpoints = to_endpoints(&backends, &hints, family);
-        slice_object(meta, revision.name, family, endpoints, &port)
+        slice_object(meta, revision.name, family, endpoints, &[port])
     };
     FAMILIES.into_iter().filter_map(slice).collect()
+}
+
+/// Slices of a scaled Service.
+#[derive(Clone, Debug)]
+pub struct ScaledSlicesSpec<'a> {
+    /// Namespace of the Service.
+    pub namespace: &'a str,
+    /// Name of the Service.
+    pub service: &'a str,
+    /// The Service as the owner of its slices.
+    pub owner: OwnerObject<'a>,
+    /// TCP ports of the Service: name, port at the activators, and protocol.
+    pub ports: Vec<(&'a str, NonZeroU16, AppProtocol)>,
+}
+
+/// Builds the slices by which kube-proxy leads connections to a scaled Service to `count` of the activators; 0 means
+/// all. There is one for each family in which an activator has an address. kube-proxy finds ports by their names.
+pub fn scaled_service_slices(
+    of: &ScaledSlicesSpec<'_>,
+    activators: &[SliceEndpoint],
+    count: usize,
+    rules: HintRules<'_>,
+) -> Vec<ChildObject> {
+    if of.ports.is_empty() {
+        return Vec::new();
+    }
+    let target = format!("{}/{}", of.namespace, of.service);
+    let port = |(name, port, protocol): &(&str, NonZeroU16, AppProtocol)| EndpointPort {
+        name: Some((*name).into()),
+        app_protocol: services::app_protocol(*protocol).map(Into::into),
+        port: Some(port.get().into()),
+        protocol: Some("TCP".into()),
+    };
+    let ports: Vec<EndpointPort> = of.ports.iter().map(port).collect();
+    let names = scaled_slice_names(of.service);
+    let slice = |((family, _), name): ((IpFamily, &str), String)| {
+        let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
+        let chosen = choose_activators(&target, usable, count);
+        let hints = activator_hints(&chosen, rules);
+        let meta = ObjectMeta {
+            name: Some(name),
+            namespace: Some(of.namespace.into()),
+            owner_references: Some(vec![of.owner.to_weak_owner_reference()]),
+            ..ObjectMeta::default()
+        };
+        slice_object(meta, of.service, family, to_endpoints(&chosen, &hints, family), &ports)
+    };
+    FAMILIES.into_iter().zip(names).filter_map(slice).collect()
 }
 
 /// Builds a slice of the Service with this name; `None` without endpoints. `meta` lacks the labels of a slice.
@@ -143,7 +192,7 @@ fn slice_object(
     service: &str,
     family: IpFamily,
     endpoints: Vec<Endpoint>,
-    port: &EndpointPort,
+    ports: &[EndpointPort],
 ) -> Option<ChildObject> {
     if endpoints.is_empty() {
         return None;
@@ -151,7 +200,7 @@ fn slice_object(
     let labels = meta.labels.get_or_insert_default();
     labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
     labels.insert(SERVICE_NAME_LABEL.into(), service.into());
-    let rest = json!({"addressType": family.name(), "endpoints": endpoints, "ports": [port]});
+    let rest = json!({"addressType": family.name(), "endpoints": endpoints, "ports": ports});
     Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
 

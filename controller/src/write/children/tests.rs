@@ -96,6 +96,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
     serves_tcp: false,
+    affinity: None,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);

@@ -19,7 +19,11 @@ use crate::{
 const MIN_ACTIVATORS: i32 = 2;
 
 /// Returns one condition in the form of a status.
-fn render_condition(name: &str, condition: &ConditionStatus, since: UnixMillis) -> Value {
+pub(super) fn render_condition(
+    name: &str,
+    condition: &ConditionStatus,
+    since: UnixMillis,
+) -> Value {
     let (status, reason) = match condition {
         ConditionStatus::True(reason) => ("True", reason.clone()),
         ConditionStatus::Unknown(reason) => ("Unknown", reason.clone()),
@@ -36,7 +40,11 @@ fn render_condition(name: &str, condition: &ConditionStatus, since: UnixMillis) 
     out
 }
 
-fn last_transition(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, ConditionStatus) {
+/// Returns a condition of a Revision, with the moment of its last change.
+pub(super) fn last_transition(
+    revision: &AppRevision,
+    kind: ConditionType,
+) -> (UnixMillis, ConditionStatus) {
     let condition = revision.conditions.iter().find(|(it, _, _)| *it == kind);
     condition.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, status)| {
         (at, status)
@@ -52,7 +60,7 @@ pub(super) fn pod_autoscaler_status(
     let (at, active) = last_transition(revision, ConditionType::RevisionActive);
     let (initialized_at, initialized) = target_initialized(revision);
     let (populated_at, populated) = endpoints_populated(revision);
-    let (ready_at, ready) = summarize_autoscaler([
+    let (ready_at, ready) = summarize_autoscaler(&[
         (at, &active),
         (initialized_at, &initialized),
         (populated_at, &populated),
@@ -89,8 +97,8 @@ fn target_initialized(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
 
 /// Returns the condition `Ready` of a PodAutoscaler by Knative's rule: the first false condition, else the first unknown
 /// one, else true. It is as it is since the last change of that condition and of those before it, or of all.
-fn summarize_autoscaler(
-    dependents: [(UnixMillis, &ConditionStatus); 3],
+pub(super) fn summarize_autoscaler(
+    dependents: &[(UnixMillis, &ConditionStatus)],
 ) -> (UnixMillis, ConditionStatus) {
     let position = |is_worst: fn(&ConditionStatus) -> bool| {
         dependents.iter().position(|(_, status)| is_worst(status))

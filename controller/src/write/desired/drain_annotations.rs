@@ -1,7 +1,7 @@
 //! Pure: annotations by which the leader passes the stage of pods to other replicas.
 
 use common::wire::NamespacedName;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::model::{
     cluster_state::{ClusterState, PodStage, RevisionPod},
@@ -19,7 +19,7 @@ pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> D
     let all = apps.flat_map(|(_, app)| &app.revisions);
     let is_named = |it: &&RevisionPod| *it.name == *key.name.name;
     let pod = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(is_named));
-    let Some(pod) = pod else { return DesiredState::Unmanaged };
+    let Some(pod) = pod else { return released_pod(cluster, key) };
     let Some(status) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };
@@ -32,6 +32,21 @@ pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> D
             json!({DRAINING: noted.unwrap_or(since).rfc3339()})
         }
     };
+    annotated_pod(key, &annotations)
+}
+
+/// Removes the annotation from a pod of a workload that no scaled Service scales any more.
+fn released_pod(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    // Before, the Service may not be known yet.
+    let pod = cluster.workloads.pod(&key.name).filter(|_| cluster.workloads.are_listed);
+    let status = pod.and_then(|it| it.pod.kube_status.as_ref());
+    match status.is_some_and(|it| it.draining_since.is_some() && !it.is_terminating) {
+        true => annotated_pod(key, &json!({})),
+        false => DesiredState::Unmanaged,
+    }
+}
+
+fn annotated_pod(key: &ObjectPartKey, annotations: &Value) -> DesiredState {
     let meta = json!({
         "name": key.name.name.as_str(),
         "namespace": key.name.namespace.as_str(),

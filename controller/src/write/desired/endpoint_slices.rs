@@ -2,7 +2,7 @@
 
 use common::{service_routing::TopologyHints, wire::NamespacedName};
 
-use super::{LiveRevision, is_superfluous_placeholder, with_placeholder};
+use super::{LiveRevision, is_superfluous_placeholder, scaled, with_placeholder};
 use crate::{
     decide::{
         part_keys::{find_owner_revision, find_slice_route},
@@ -23,7 +23,7 @@ use crate::{
 /// Number of activators in a name's slice (knative/serving `kpa.go`: never fewer than two).
 const ACTIVATORS_PER_SLICE: usize = 2;
 
-/// Returns the slice that the key names: of a Route's name, or of a Revision's own Service.
+/// Returns the slice that the key names: of a Route's name, of a scaled Service, or of a Revision's own Service.
 pub(super) fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     // Empty, and so no Service's name, unless the key names an IPv6 slice.
     let ipv6_service = NamespacedName::new(
@@ -33,7 +33,8 @@ pub(super) fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
     let route = find_slice_route(cluster, &key.name);
     let activators = slice_activators(cluster);
     let Some((owner, allocation)) = route else {
-        return revision_slice(cluster, key, &ipv6_service, &activators);
+        return scaled::slice_part(cluster, key, &activators, ACTIVATORS_PER_SLICE)
+            .unwrap_or_else(|| revision_slice(cluster, key, &ipv6_service, &activators));
     };
     let mode = cluster.apps.get(&owner).map_or(HintMode::Off, |app| app.route_hint_mode());
     let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
@@ -77,10 +78,12 @@ fn revision_slice(
     let has_ipv6_slice =
         |it: &AppRevision| names::slice_name(&it.name, names::V6_SUFFIX) == key.name.name;
     let owner_revision = find_owner_revision(cluster, &key.name, |it| {
-        *it.name == *key.name.name || has_ipv6_slice(it)
+        !it.is_scaled_service && (*it.name == *key.name.name || has_ipv6_slice(it))
     });
     let owner_revision = owner_revision.or_else(|| {
-        find_owner_revision(cluster, ipv6_service, |it| *it.name == *ipv6_service.name)
+        find_owner_revision(cluster, ipv6_service, |it| {
+            !it.is_scaled_service && *it.name == *ipv6_service.name
+        })
     });
     let Some((owner, revision)) = owner_revision else {
         let is_ipv6 = !ipv6_service.name.is_empty();

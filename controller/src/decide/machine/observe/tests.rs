@@ -33,12 +33,14 @@ mod pod_changes;
 mod protocols;
 mod revision_services;
 mod route_references;
+mod scaled_services;
 mod topology;
 mod write_errors;
 
 use fake_api_server::{
     FakeApiServer, NAMESPACE, decision, differences, machine, name, observations,
-    observations_of_deployments_first, ready_observation, requested_replicas, table, template,
+    observations_of_deployments_first, observations_of_workloads, ready_observation,
+    requested_replicas, table, template,
 };
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.

@@ -15,7 +15,7 @@ use common::{
 use serde_json::{Value, json};
 
 use crate::{
-    decide::machine::{ControllerEvent, ControllerStateMachine},
+    decide::machine::{ControllerEvent, ControllerStateMachine, ServiceEventRecord},
     model::{
         cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
         object::{ObjectPartKey, ResourceKind},
@@ -26,6 +26,8 @@ use crate::{
     },
     write::desired::desired_state,
 };
+
+mod user_workloads;
 
 pub(super) const NAMESPACE: &str = "default";
 
@@ -54,6 +56,16 @@ pub(super) struct FakeApiServer {
     pub(super) failed_writes: BTreeSet<ObjectPartKey>,
     /// Labels that were applied last, by object.
     pub(super) labels: BTreeMap<(ResourceKind, NamespacedName), Value>,
+    /// True if the first list of users' workloads is complete as soon as it is needed.
+    pub(super) lists_workloads: bool,
+    /// True once the workloads of users are listed.
+    pub(super) are_workloads_listed: bool,
+    /// Numbers of pods that the controller has written into workloads of users, in their order.
+    pub(super) replicas_writes: Vec<u64>,
+    /// Number of writes to workloads of users that were refused, since these had changed.
+    pub(super) conflicts: usize,
+    /// Events on Services of users.
+    pub(super) service_events: Vec<ServiceEventRecord>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -87,6 +99,11 @@ impl FakeApiServer {
             completes_digests: true,
             failed_writes: BTreeSet::new(),
             labels: BTreeMap::new(),
+            lists_workloads: true,
+            are_workloads_listed: false,
+            replicas_writes: Vec::new(),
+            conflicts: 0,
+            service_events: Vec::new(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -121,6 +138,12 @@ impl FakeApiServer {
                 follower.step(self.now, event.clone());
             }
             let effects = self.machine.step(self.now, event);
+            self.service_events.extend(effects.service_events);
+            if effects.needs_workload_watch && self.lists_workloads && !self.are_workloads_listed {
+                self.are_workloads_listed = true;
+                events.extend(observations_of_workloads(&self.objects));
+                events.push_back(ControllerEvent::WorkloadsListed);
+            }
             for revision in
                 effects.revisions_to_resolve.into_iter().filter(|_| self.completes_digests)
             {
@@ -164,8 +187,10 @@ impl FakeApiServer {
             WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
                 self.scale(&key.name, replicas, &leaving_pods)
             }
-            // Scaled Services are not modelled here.
-            WriteAction::Replicas { .. } | WriteAction::GiveBack { .. } => Vec::new(),
+            WriteAction::Replicas { body, pods_to_remove } => {
+                self.write_replicas(key, &body, &pods_to_remove)
+            }
+            WriteAction::GiveBack { version, body } => self.give_back(key, &version, body.as_ref()),
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
@@ -273,6 +298,12 @@ impl FakeApiServer {
         let mut other = machine().loading();
         for event in observations(&self.objects, &[]) {
             other.step(self.now, event);
+        }
+        if other.needs_workload_watch() {
+            for event in observations_of_workloads(&self.objects) {
+                other.step(self.now, event);
+            }
+            other.step(self.now, ControllerEvent::WorkloadsListed);
         }
         other.step(self.now, ControllerEvent::InitialListSynced);
         other
@@ -396,7 +427,7 @@ impl FakeApiServer {
         for (resource, name) in children {
             events.extend(self.delete(resource, &name));
         }
-        if resource == ResourceKind::Deployment {
+        if matches!(resource, ResourceKind::Deployment | ResourceKind::StatefulSet) {
             for pod in self.pods_of_deployment(name) {
                 events.extend(self.delete(ResourceKind::Pod, &pod));
             }
@@ -404,7 +435,7 @@ impl FakeApiServer {
         events
     }
 
-    /// Returns the pods of a Deployment, which are named after it.
+    /// Returns the pods of a Deployment or StatefulSet, which are named after it.
     fn pods_of_deployment(&self, deployment: &NamespacedName) -> Vec<NamespacedName> {
         let prefix = format!("{}-", deployment.name);
         let mut pods = self.names(ResourceKind::Pod);
@@ -454,6 +485,15 @@ impl FakeApiServer {
 
     /// Reports every pod as ready, as its agent does.
     pub(super) fn report_all_ready(&mut self) {
+        self.report_all(false);
+    }
+
+    /// Reports every pod as ready and drained.
+    pub(super) fn report_all_drained(&mut self) {
+        self.report_all(true);
+    }
+
+    fn report_all(&mut self, drained: bool) {
         for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
             if resource != ResourceKind::Pod || it.namespace != NAMESPACE {
                 continue;
@@ -466,7 +506,7 @@ impl FakeApiServer {
                     .ok(),
                 listening: true,
                 ready: true,
-                drained: false,
+                drained,
                 in_flight: 0,
                 listening_since_ns: 1,
                 not_ready_reason: String::new(),
@@ -600,6 +640,23 @@ pub(super) fn observations(
             }
         })
         .collect()
+}
+
+/// Returns an observation of each object of the kinds that users' workloads consist of.
+pub(super) fn observations_of_workloads(
+    objects: &BTreeMap<(ResourceKind, NamespacedName), Value>,
+) -> Vec<ControllerEvent> {
+    let kinds = [
+        ResourceKind::Deployment,
+        ResourceKind::StatefulSet,
+        ResourceKind::HorizontalPodAutoscaler,
+        ResourceKind::Pod,
+    ];
+    let mut all = observations(objects, &[]);
+    all.retain(|it| {
+        matches!(it, ControllerEvent::ObjectObserved { resource, .. } if kinds.contains(resource))
+    });
+    all
 }
 
 /// Returns an observation of each object: of the Deployments first, although they belong to Revisions.

@@ -1,0 +1,150 @@
+//! Pure: number of pods of the workload of a scaled Service, and the pods that leave when it falls.
+//!
+//! The number is the user's: the workload wakes to it. Rouse writes another one only on a decision of its autoscaler.
+//! What is not decided stays as it is.
+
+use common::wire::NamespacedName;
+
+use super::super::{PlanTimer, RevisionPlanContext, scale};
+use crate::model::{
+    cluster_state::{
+        AppRevision, ClusterState, PodStage, RevisionPod, ScaledServiceState, WorkloadBinding,
+        WorkloadKind,
+    },
+    object::names,
+};
+
+/// Returns the number of pods that the workload should have.
+pub(super) fn requested_replicas(
+    scaled: &ScaledServiceState,
+    binding: &WorkloadBinding,
+    revision: &AppRevision,
+    context: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) -> u32 {
+    // A workload that is given back has the number of its user, whatever was decided.
+    if scaled.released_at.is_some() {
+        return binding.replicas.max(binding.wake_replicas());
+    }
+    let policy = &context.template.policy;
+    let has_hpa = binding.hpa_min_replicas.is_some();
+    let decided = match revision.scaling.decision.and_then(|it| it.requested_scale) {
+        None => binding.replicas,
+        Some(0) => 0,
+        // Above 0 the number belongs to the HorizontalPodAutoscaler.
+        Some(_) if has_hpa && binding.replicas > 0 => binding.replicas,
+        Some(_) if has_hpa => binding.wake_replicas(),
+        Some(pods) if policy.max_scale > 0 => pods.min(policy.max_scale.max(policy.min_scale)),
+        Some(pods) => pods,
+    };
+    let window_ms = policy.stable_window.as_millis().try_into().unwrap_or(u64::MAX);
+    let kept = scaled
+        .foreign_writes
+        .kept
+        .filter(|(_, since)| !timer.is_due_or_schedule(since.plus_ms(window_ms), context.now));
+    let sleepless = if scaled.foreign_writes.is_managed { binding.wake_replicas() } else { 0 };
+    decided.max(kept.map_or(0, |(pods, _)| pods)).max(sleepless)
+}
+
+/// Lets pods drain or serve again, so that as many serve as are requested.
+///
+/// Kubernetes itself has more pods than requested for a while, when it replaces them. Only those that have to leave for
+/// a lower number are drained.
+pub(super) fn scale_pods(
+    revision: &mut AppRevision,
+    binding: &WorkloadBinding,
+    context: &RevisionPlanContext<'_>,
+) {
+    match binding.key.kind {
+        WorkloadKind::Deployment => scale_deployment(revision, binding, context),
+        WorkloadKind::StatefulSet => scale_stateful_set(revision, binding, context),
+    }
+}
+
+fn scale_deployment(
+    revision: &mut AppRevision,
+    binding: &WorkloadBinding,
+    context: &RevisionPlanContext<'_>,
+) {
+    let (requested, serving) = (revision.scaling.requested_scale, revision.serving_pods());
+    if requested > serving {
+        scale::revive_pods(revision, to_usize(requested - serving), context);
+        return;
+    }
+    let alive = revision.pods.iter().filter(|pod| !pod.is_terminating()).count();
+    let alive = u32::try_from(alive).unwrap_or(u32::MAX);
+    let leaving = binding.replicas.saturating_sub(requested);
+    let staying = match requested {
+        0 => 0,
+        _ if leaving == 0 => alive,
+        // Some of the present number may not exist yet.
+        _ => alive.saturating_sub(leaving).max(alive.min(requested)),
+    };
+    scale::remove_surplus_pods(revision, to_usize(serving.saturating_sub(staying)), context);
+}
+
+/// Scales the pods of a StatefulSet. Kubernetes always ends the pods with the highest ordinals, so these leave.
+fn scale_stateful_set(
+    revision: &mut AppRevision,
+    binding: &WorkloadBinding,
+    context: &RevisionPlanContext<'_>,
+) {
+    let requested = revision.scaling.requested_scale;
+    let is_lowered = requested < binding.replicas || requested == 0;
+    for pod in revision.pods.iter_mut().filter(|pod| !pod.is_terminating()) {
+        let Some(index) = binding.pod_index(&pod.name) else { continue };
+        if index < requested && pod.stage != PodStage::Serving {
+            pod.stage = PodStage::Serving;
+        } else if index >= requested && is_lowered && pod.stage == PodStage::Serving {
+            scale::remove_pod(pod, context);
+        }
+    }
+}
+
+/// Returns the number of pods to write, which may be the present one: pods that drain stay until they have finished.
+pub(crate) fn desired_replicas(
+    name: &NamespacedName,
+    binding: &WorkloadBinding,
+    revision: &AppRevision,
+    cluster: &ClusterState,
+) -> u32 {
+    let requested = revision.scaling.requested_scale;
+    let is_draining = |pod: &&RevisionPod| {
+        matches!(pod.stage, PodStage::Draining { .. }) && !pod.is_terminating()
+    };
+    let draining = revision.pods.iter().filter(is_draining);
+    let most = match binding.key.kind {
+        WorkloadKind::Deployment => {
+            requested.saturating_add(u32::try_from(draining.count()).unwrap_or(u32::MAX))
+        }
+        // A pod stays only with all pods before it.
+        WorkloadKind::StatefulSet => {
+            let last = draining.filter_map(|pod| binding.pod_index(&pod.name)).max();
+            last.map_or(requested, |last| requested.max(last.saturating_add(1)))
+        }
+    };
+    let number = binding.replicas.min(most).max(requested);
+    // Without slices, connections that kube-proxy routes would be refused as soon as the pods are gone.
+    if number == 0 && !has_slice(name, cluster) && has_activator(cluster) {
+        return binding.replicas;
+    }
+    number
+}
+
+/// Returns true if a slice leads connections to the Service to an activator.
+pub(crate) fn has_slice(name: &NamespacedName, cluster: &ClusterState) -> bool {
+    let mut slices = names::scaled_slice_names(&name.name).into_iter();
+    slices.any(|slice| {
+        let slice = NamespacedName::new(name.namespace.clone(), slice);
+        cluster.activators.slices.contains_slice(&slice)
+    })
+}
+
+/// Returns true if a slice could list an activator.
+fn has_activator(cluster: &ClusterState) -> bool {
+    cluster.activators.pods.values().any(|(activator, _)| !activator.addresses.is_empty())
+}
+
+fn to_usize(count: u32) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}

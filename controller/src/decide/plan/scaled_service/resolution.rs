@@ -1,0 +1,106 @@
+//! Pure: the workload that a scaled Service scales, or the reason for which it scales none.
+
+use std::collections::BTreeSet;
+
+use common::wire::NamespacedName;
+
+use crate::model::cluster_state::{
+    AppState, ClusterState, ScaledRefusal, UserService, WorkloadKey, WorkloadPod, WorkloadState,
+};
+
+/// Number of owners of pods that a message names.
+const MAX_NAMED_OWNERS: usize = 4;
+
+/// Returns the workload of the Service with this name, which is that of the app.
+pub(crate) fn resolve_workload(
+    name: &NamespacedName,
+    app: &AppState,
+    service: &UserService,
+    cluster: &ClusterState,
+) -> Result<WorkloadKey, ScaledRefusal> {
+    if let Some(owner) = knative_owner(name, app, cluster) {
+        return Err(ScaledRefusal::NameTaken(owner.into()));
+    }
+    let workload = select_workload(name, service, cluster)?;
+    match older_service(name, service, &workload, cluster) {
+        Some(service) => Err(ScaledRefusal::WorkloadTaken { workload, service }),
+        None => Ok(workload),
+    }
+}
+
+/// Returns the object of Knative that has the name; `None`: the name is free for a scaled Service.
+fn knative_owner(name: &NamespacedName, app: &AppState, cluster: &ClusterState) -> Option<String> {
+    let kinds = [
+        ("Knative Service", app.service.is_some()),
+        ("Configuration", app.configuration.is_some()),
+        ("Route", app.route.is_some()),
+    ];
+    if let Some((kind, _)) = kinds.into_iter().find(|(_, exists)| *exists) {
+        return Some(format!("the {kind} {:?}", name.name));
+    }
+    // The Revision of the Service has the Service's name, and the RouteTable has one Revision of each name.
+    let revisions = app.revisions.iter().any(|it| !it.is_scaled_service);
+    let other = cluster.app_of_revision(name).filter(|it| it != name);
+    (revisions || other.is_some()).then(|| format!("the Revision {:?}", name.name))
+}
+
+/// Returns the only workload that the Service selects, if no other Service has it.
+fn select_workload(
+    name: &NamespacedName,
+    service: &UserService,
+    cluster: &ClusterState,
+) -> Result<WorkloadKey, ScaledRefusal> {
+    if let Some(refusal) = &service.refusal {
+        return Err(refusal.clone());
+    }
+    let workloads: Vec<(&WorkloadKey, &WorkloadState)> =
+        cluster.workloads.workloads_of(name).collect();
+    let [(key, workload), others @ ..] = workloads.as_slice() else {
+        return Err(ScaledRefusal::NoWorkload);
+    };
+    let belongs = |pod: &WorkloadPod| workloads.iter().any(|(key, it)| pod.belongs_to(key, it));
+    // Pods of a deleted workload end soon.
+    let foreign_pods = cluster.workloads.pods_of(name);
+    let foreign_pods =
+        foreign_pods.filter(|(_, it)| !it.pod.is_terminating() && !belongs(it)).map(pod_owner);
+    let foreign: BTreeSet<String> = foreign_pods.collect();
+    if !others.is_empty() || !foreign.is_empty() {
+        let owners = workloads.iter().map(|(key, _)| key.to_string()).chain(foreign);
+        let named: Vec<String> = owners.take(MAX_NAMED_OWNERS).collect();
+        return Err(ScaledRefusal::SeveralWorkloads(named.join(", ").into()));
+    }
+    if workload.uses_host_network {
+        return Err(ScaledRefusal::HostNetwork((*key).clone()));
+    }
+    Ok((*key).clone())
+}
+
+/// Describes the owner of a pod, or the pod itself if it has none.
+fn pod_owner((name, pod): (&NamespacedName, &WorkloadPod)) -> String {
+    match &pod.owner {
+        Some(owner) => format!("{} {:?}", owner.kind, owner.name),
+        None => format!("Pod {:?}", name.name.as_str()),
+    }
+}
+
+/// Returns an older scaled Service that has the workload. Each replica of the controller finds the same one.
+fn older_service(
+    name: &NamespacedName,
+    service: &UserService,
+    workload: &WorkloadKey,
+    cluster: &ClusterState,
+) -> Option<NamespacedName> {
+    let age = |service: &UserService, name: &NamespacedName| {
+        (service.meta.created, service.meta.uid, name.clone())
+    };
+    let own_age = age(service, name);
+    cluster.workloads.services_of(workload).into_iter().filter(|it| it != name).find(|other| {
+        let Some(app) = cluster.apps.get(other) else { return false };
+        let Some(rival) = app.scaled.as_ref().and_then(|it| it.wanted_service()) else {
+            return false;
+        };
+        age(rival, other) < own_age
+            && knative_owner(other, app, cluster).is_none()
+            && select_workload(other, rival, cluster).as_ref() == Ok(workload)
+    })
+}
