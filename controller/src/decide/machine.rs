@@ -46,7 +46,6 @@ mod timers;
 mod write_keys;
 mod zones;
 
-use ControllerEvent as Event;
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};

@@ -221,7 +221,7 @@ fn the_name_of_a_revision_is_taken() {
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(events(&api_server), ["NameTaken"]);
     let table = api_server.table();
-    assert_eq!(table.revisions[&name("hello-00001")].service, name("hello"));
+    assert_eq!(table.revisions[&name("hello-00001")].service, "hello");
     assert_eq!(table.pods.len(), 0);
     let autoscaler = api_server.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(autoscaler["metadata"]["ownerReferences"][0]["kind"], "Revision");
