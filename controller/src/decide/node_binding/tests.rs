@@ -3,6 +3,7 @@ use common::{outbox::Outbox, wire::NamespacedName};
 use super::*;
 use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::knative::key,
     model::{
         cluster_state::{NodeState, nodes::REJECTION_BACKOFF_MS},
         object::ResourceKind,
@@ -172,7 +173,10 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
 fn a_rejection_counts_whether_its_node_is_observed_before_or_after_the_pod() {
     let rejected_at = NOW.plus_ms(1_000);
     let rejected = json!({
-        "metadata": {"namespace": "default", "name": "hello-1", "uid": "1"},
+        "metadata": {
+            "namespace": "default", "name": "hello-1", "uid": "1",
+            "labels": {key::REVISION: "hello-00001"},
+        },
         "spec": {"nodeName": "a"},
         "status": {"phase": "Failed", "reason": "OutOfpods", "startTime": NOW.rfc3339()},
     });

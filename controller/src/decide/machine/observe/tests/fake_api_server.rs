@@ -123,7 +123,13 @@ impl FakeApiServer {
 
     /// Handles an event, and all events that follow from the resulting writes.
     pub(super) fn step(&mut self, event: ControllerEvent) {
-        let mut events = VecDeque::from([event]);
+        self.step_all(vec![event]);
+    }
+
+    /// Handles events that follow from one change, and all that follow from the resulting writes. Replicas agree only
+    /// after the last one: a pod that is gone takes no mark of the leader.
+    fn step_all(&mut self, first: Vec<ControllerEvent>) {
+        let mut events = VecDeque::from(first);
         let mut turns = 0;
         while let Some(event) = events.pop_front() {
             turns += 1;

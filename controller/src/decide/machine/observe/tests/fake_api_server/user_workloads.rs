@@ -32,7 +32,7 @@ impl FakeApiServer {
             object["spec"][field] = value.clone();
         }
         let events = self.store_workload(resource, object, &[]);
-        events.into_iter().for_each(|event| self.step(event));
+        self.step_all(events);
     }
 
     /// Sets the number of pods as `kubectl scale` does.
