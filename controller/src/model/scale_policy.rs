@@ -205,6 +205,9 @@ impl ScalePolicyConfig {
     }
 }
 
+/// Rate at which any number of pods may change to any other.
+pub const UNBOUNDED_RATE: f64 = 1e9;
+
 /// Bounds the scale of a workload by the number of pods that its user wants while it is awake: it wakes to that number,
 /// and grows beyond it only with an annotation for the maximum. Returns a problem for each annotation that has no
 /// effect because of that.

@@ -32,10 +32,12 @@ impl ControllerStateMachine {
         if let Some(unconfirmed) = &mut self.unconfirmed_decisions {
             unconfirmed.remove(&decision.revision);
         }
+        let in_flight = decision.inputs.as_ref().map_or(0, |it| it.in_flight);
         let decided = CurrentDecision {
             requested_scale: decision.requested_scale,
             path: decision.connection_path,
             activity: decision.activity,
+            has_load: in_flight > 0 || decision.stable_load > 0.0 || decision.panic_load > 0.0,
         };
         // The explanation is stored for an unknown Revision too: its status is written once it is observed.
         let is_unobserved = self.cluster.app_of_revision(&decision.revision).is_none();

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use common::wire::{NamespacedName, RevisionActivity, RouteChange};
+use common::wire::{NamespacedName, RouteChange};
 
 use super::{
     AppPlan, MAX_PASSES, PlanTimer, RevisionPlanContext, drain, parsed_templates,
@@ -108,14 +108,11 @@ fn run_pass(
     update_condition(app, now, timer);
 }
 
-/// Forgets the moments at which other clients woke the workload, once a request has asked for it.
+/// Forgets the moments at which other clients woke the workload, once a request has come.
+///
+/// Pods alone are no sign of one: those that another client starts are active until their window is over.
 fn forget_wakes_on_request(scaled: &mut ScaledServiceState, revision: &AppRevision) {
-    let is_asked_for = revision.scaling.decision.is_some_and(|it| {
-        let is_awake =
-            matches!(it.activity, RevisionActivity::Active | RevisionActivity::Activating);
-        is_awake && it.requested_scale.is_some_and(|pods| pods > 0)
-    });
-    if is_asked_for {
+    if revision.scaling.decision.is_some_and(|it| it.has_load) {
         scaled.foreign_writes.wakes.clear();
     }
 }

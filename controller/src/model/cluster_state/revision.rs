@@ -136,6 +136,8 @@ pub struct CurrentDecision {
     pub path: ConnectionPath,
     /// Activity of the Revision, shown in its `Active` condition.
     pub activity: RevisionActivity,
+    /// True if requests were in flight or waiting within the window of the decision.
+    pub has_load: bool,
 }
 
 /// One pod of a Revision.

@@ -105,6 +105,8 @@ pub const ACTIVATOR_PORTS: &str = "rouse.dev/activator-ports";
 pub const SCALED_TO: &str = "rouse.dev/scaled-to";
 /// Annotation of the workload of a scaled Service: the number of pods that its user wants while it is awake.
 pub const USER_REPLICAS: &str = "rouse.dev/replicas";
+/// Annotation in the template of a scaled Service whose workload has a HorizontalPodAutoscaler. No object has it.
+pub const HAS_HPA: &str = "rouse.dev/has-hpa";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {

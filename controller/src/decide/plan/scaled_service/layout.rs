@@ -44,6 +44,9 @@ pub(crate) fn revision_template(
     let pod: PodSpec = serde_json::from_str(&binding.shape).unwrap_or_default();
     let mut annotations = service.annotations.to_btree_map();
     annotations.insert(key::USER_REPLICAS.into(), binding.wake_replicas().to_string());
+    if binding.hpa_min_replicas.is_some() {
+        annotations.insert(key::HAS_HPA.into(), "true".into());
+    }
     let protocol = if is_tcp_only(service) { "tcp" } else { "http1" };
     annotations.insert(key::PROTOCOL.into(), protocol.into());
     if let Some(distribution) = &service.traffic_distribution {

@@ -1,5 +1,7 @@
 //! Numbers of pods: of the user, of the autoscaler, of a HorizontalPodAutoscaler, and of tools.
 
+use common::wire::ScaleDecision;
+
 use super::*;
 
 /// Seconds of the stable window by default.
@@ -243,6 +245,9 @@ fn a_horizontal_pod_autoscaler_keeps_the_number_of_a_workload_that_is_awake() {
     assert_eq!(api_server.replicas_writes, [0_u64], "it pauses at zero");
     api_server.decide("web", 1);
     assert_eq!(replicas(&api_server, DEPLOYMENT), 2, "its own minimum");
+    let table = api_server.table();
+    let rate = table.revisions[&name("web")].policy.as_ref().map(|it| it.max_scale_down_rate);
+    assert!(rate > Some(1000.0), "{rate:?}: from any number, the next one is zero");
     // That autoscaler counts otherwise.
     api_server.scale_as_user(DEPLOYMENT, "web", 7);
     for wanted in [1, 3] {
@@ -274,6 +279,29 @@ fn a_horizontal_pod_autoscaler_may_come_and_go_while_the_workload_is_awake() {
     assert_eq!(policy(&api_server), (6, 6), "the last number of another client");
 }
 
+/// Lets the workload fall asleep once the number of another client is no longer kept.
+fn fall_asleep_after_window(api_server: &mut FakeApiServer) {
+    advance(api_server, WINDOW + 1);
+    api_server.decide("web", 0);
+    advance(api_server, 1);
+    api_server.report_all_drained();
+    assert_eq!(replicas(api_server, DEPLOYMENT), 0);
+}
+
+#[test]
+fn a_tool_whose_pods_get_requests_each_time_does_not_end_the_sleep() {
+    let mut api_server = asleep(DEPLOYMENT);
+    for round in 1..=4 {
+        assert_eq!(ready(&api_server), "False NoTraffic", "{round}");
+        api_server.scale_as_user(DEPLOYMENT, "web", 3);
+        api_server.make_pods_ready();
+        let loaded = ScaleDecision { stable_load: 0.5, ..decision("web", 3) };
+        api_server.step(ControllerEvent::DecisionReceived(loaded));
+        fall_asleep_after_window(&mut api_server);
+    }
+    assert_eq!(events(&api_server), [""; 0]);
+}
+
 #[test]
 fn a_tool_that_restores_the_number_again_and_again_ends_the_sleep() {
     let mut api_server = asleep(DEPLOYMENT);
@@ -281,11 +309,10 @@ fn a_tool_that_restores_the_number_again_and_again_ends_the_sleep() {
         assert_eq!(ready(&api_server), "False NoTraffic", "{round}");
         api_server.scale_as_user(DEPLOYMENT, "web", 3);
         api_server.make_pods_ready();
+        // The autoscaler also keeps pods for a while that no request has asked for.
+        api_server.decide("web", 1);
         if round < 3 {
-            advance(&mut api_server, WINDOW + 1);
-            advance(&mut api_server, 1);
-            api_server.report_all_drained();
-            assert_eq!(replicas(&api_server, DEPLOYMENT), 0, "{round}");
+            fall_asleep_after_window(&mut api_server);
         }
     }
     assert_eq!(ready(&api_server), "False ReplicasManaged");
