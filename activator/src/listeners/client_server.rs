@@ -29,7 +29,7 @@ use crate::{
     },
     clients::{
         client_info::ClientInfo,
-        connections::{ClientConnection, ClientConnections},
+        connections::{ActiveRequestGuard, ClientConnection, ClientConnections},
         head_charge,
         reconnect_jitter::ReconnectJitter,
         socket::{ClientGoneError, ClientSocket, read_proxy_header},
@@ -43,6 +43,7 @@ use crate::{
         forwarder::RequestForwarder, response_body::ClientResponseBody,
         watched_body::ClientWatchedBody,
     },
+    routes::service::RoutedService,
 };
 
 mod accept;
@@ -100,18 +101,18 @@ impl ClientConnectionServer {
         &self.connections
     }
 
-    /// Serves a connection; `edge` is the policy at its accept.
+    /// Serves a connection; `edge` is the policy at its accept. `tcp_request` is the service of a raw TCP connection,
+    /// with the guard by which it counts as a request.
     async fn serve_connection(
         &self,
         mut stream: TcpStream,
         entrypoint: Entrypoint,
         peer: SocketAddr,
         client_connection: Arc<ClientConnection>,
+        tcp_request: Option<(Arc<RoutedService>, ActiveRequestGuard)>,
         edge: &EdgeSettings,
     ) -> Result<(), hyper::Error> {
-        if let Entrypoint::Service(port) = entrypoint
-            && let Some(service) = self.forwarder.tcp_service_by_port(port)
-        {
+        if let Some((service, _request_guard)) = tcp_request {
             let client = peer.ip().to_canonical();
             let served = self.forwarder.serve_tcp(stream, &service, client, &client_connection);
             // Boxed, so that a connection of HTTP holds no memory for it.

@@ -1,11 +1,12 @@
 //! Shell: bytes of a raw TCP connection, passed on between client and pod as if there were no activator.
 //!
 //! The end of one direction is passed on, and the other direction continues. If one side breaks off, all that has come
-//! from it is passed on before the connection ends. While nothing passes, a connection holds neither buffer nor pipe.
+//! from it is passed on before the connection ends, unless the other side does not take it in time. While nothing
+//! passes, a connection holds neither buffer nor pipe.
 
-use std::io;
+use std::{io, time::Duration};
 
-use tokio::{net::TcpStream, task::coop::consume_budget};
+use tokio::{net::TcpStream, task::coop::consume_budget, time::timeout};
 
 use crate::{
     requests::splice_pipes::{LentPipe, SplicePipes},
@@ -15,6 +16,10 @@ use crate::{
 /// Number of bytes that are copied at once. Both directions together hold less than the budget counts for a client
 /// connection, which has three buffers of this size over HTTP.
 const COPY_BUFFER_BYTES: usize = 8 << 10;
+
+/// Time for which the rest of what a broken side has sent is passed on. Otherwise a receiver that reads nothing would
+/// keep the connection, and with it the pod, for as long as it likes.
+const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Error because of which a connection ended before both sides had closed it.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +58,11 @@ impl RelaySide<'_> {
         TcpRelayError { peer: self.peer, source }
     }
 
+    /// Passes on to the side that the other one has closed its half.
+    fn close_sending_half(self) -> HalfResult {
+        tcp_socket::close_sending_half(self.stream).map_err(|error| self.broken(error))
+    }
+
     /// Waits until the side has reset its connection, or the kernel has found out that it is gone.
     async fn wait_broken(self) -> TcpRelayError {
         self.broken(tcp_socket::wait_broken(self.stream).await)
@@ -83,33 +93,38 @@ pub(crate) async fn relay_tcp(
     let pod = RelaySide { peer: TcpRelayPeer::Pod, stream: pod };
     let (up, down) = (copy_half(client, pod, pipes), copy_half(pod, client, pipes));
     tokio::pin!(up, down);
-    let (mut up_end, mut down_end) = (None, None);
-    loop {
-        tokio::select! {
-            end = up.as_mut(), if up_end.is_none() => up_end = Some(check_sender(end, client)?),
-            end = down.as_mut(), if down_end.is_none() => down_end = Some(check_sender(end, pod)?),
-            // Nothing is read any more from a side that has closed its half, so no read finds out that it is gone.
-            error = client.wait_broken(), if up_end.is_some() => return Err(error),
-            error = pod.wait_broken(), if down_end.is_some() => return Err(error),
-        }
-        (up_end, down_end) = match (up_end, down_end) {
-            (Some(up), Some(down)) => return up.and(down),
-            one_or_none => one_or_none,
+    let (mut up_ended, mut down_ended) = (false, false);
+    let error = loop {
+        let end = tokio::select! {
+            end = up.as_mut(), if !up_ended => {
+                up_ended = true;
+                end.and_then(|()| pod.close_sending_half())
+            }
+            end = down.as_mut(), if !down_ended => {
+                down_ended = true;
+                end.and_then(|()| client.close_sending_half())
+            }
+            // No read finds out that a side is gone from which nothing is read: it has closed its half, or the other
+            // side takes no more bytes.
+            error = client.wait_broken() => Err(error),
+            error = pod.wait_broken() => Err(error),
         };
-    }
+        match end {
+            Ok(()) if up_ended && down_ended => return Ok(()),
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    // The kernel reports a reset once. Reads end then as if the sender had closed its half, which is not passed on.
+    let _end_is_no_news = match error.peer {
+        TcpRelayPeer::Client if !up_ended => timeout(BROKEN_SIDE_TIMEOUT, up).await,
+        TcpRelayPeer::Pod if !down_ended => timeout(BROKEN_SIDE_TIMEOUT, down).await,
+        TcpRelayPeer::Client | TcpRelayPeer::Pod => return Err(error),
+    };
+    Err(error)
 }
 
-/// Returns the result of a direction whose sender has not broken off. Otherwise the connection ends at once, because
-/// all that has come from there was passed on. If the receiver has broken off, the other direction ends soon, and
-/// passes on before what the receiver had sent.
-fn check_sender(end: HalfResult, sender: RelaySide<'_>) -> Result<HalfResult, TcpRelayError> {
-    match end {
-        Err(error) if error.peer == sender.peer => Err(error),
-        end => Ok(end),
-    }
-}
-
-/// Passes bytes on in one direction until the sender closes its half, and then passes that on.
+/// Passes bytes on in one direction until the sender closes its half.
 async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) -> HalfResult {
     let mut has_more = false;
     loop {
@@ -123,8 +138,7 @@ async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) 
         };
         has_more = step == CopyStep::HasMore;
         if step == CopyStep::SenderClosed {
-            let closed = tcp_socket::close_sending_half(to.stream);
-            return closed.map_err(|error| to.broken(error));
+            return Ok(());
         }
     }
 }

@@ -260,6 +260,25 @@ async fn connections_beyond_the_bound_of_all_connections_are_reset() {
     assert_served_again(&mut waiting).await;
 }
 
+/// Both are accepted before the task of either runs.
+#[tokio::test]
+async fn a_connection_is_not_closed_in_favour_of_one_that_comes_at_the_same_time() {
+    let mut fixture = tcp_fixture_with(|config| config.max_connections = Some(2), |_| {}).await;
+    let mut waiting = fixture.connect().await;
+    fixture.wait_for_queued(1).await;
+    let connect = || {
+        let stream = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, fixture.port)).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        TcpStream::from_std(stream).unwrap()
+    };
+    let (mut first, mut second) = (connect(), connect());
+    assert_reset(&mut second).await;
+    fixture.add_ready_pod("p", start_pod_with(|stream, _| greet_and_echo(stream)).await);
+    assert_served(&mut first).await;
+    assert_served(&mut waiting).await;
+    assert_eq!(ended(&fixture, "cut_off"), 0.0);
+}
+
 #[tokio::test]
 async fn a_hard_limit_counts_connections_until_both_halves_are_closed() {
     let one = |revision: &mut RevisionEntry| revision.container_concurrency = 1;

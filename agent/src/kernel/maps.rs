@@ -409,9 +409,10 @@ impl KernelMaps {
         if let Some(old) = &mut self.previous {
             old.forget(cookie, &self.counter_rows);
         }
+        // Before the pod's entry, by which the next agent finds what this one leaves behind.
+        self.pod_ports.remove_others(cookie, &BTreeMap::new())?;
         let done = ignore_missing(self.pods.remove(&cookie));
         done.map_err(|source| write_error(maps::PODS, cookie, source))?;
-        self.pod_ports.remove_others(cookie, &BTreeMap::new())?;
         // Collected first: removing keys while iterating over a hash map can restart the iteration.
         let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
         for key in keys.iter().filter(|key| key.netns_cookie == cookie) {

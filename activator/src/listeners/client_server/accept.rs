@@ -19,6 +19,7 @@ use super::ClientConnectionServer;
 use crate::{
     clients::connections::ClientConnection,
     entrypoint::Entrypoint,
+    routes::service::RoutedService,
     tcp_socket::{self, ResettingStream},
 };
 
@@ -79,18 +80,30 @@ impl ClientConnectionServer {
         // Read once for the whole connection: a change of the policy would count it with two clients, or with none.
         let edge = self.forwarder.edge_policy.current();
         let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
+        let tcp_service = self.tcp_service(entrypoint);
         let Some(client_connection) = self.connections.register().filter(is_allowed) else {
-            self.refuse_connection(stream, entrypoint);
+            if tcp_service.is_some() {
+                // To a client of raw TCP an orderly end would look like an empty stream.
+                drop(ResettingStream::new(stream));
+            }
             return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
         };
+        // It is a request from now on. Idle until its task runs, it would be closed in favour of the next connection.
+        let tcp_request = tcp_service.map(|service| (service, client_connection.start_request()));
         let server = Arc::clone(self);
         self.forwarder.tasks.spawn(async move {
             server.forwarder.metrics.client_connections.inc();
             // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
             // for.
             let cut_off = client_connection.cut_off.clone();
-            let served =
-                server.serve_connection(stream, entrypoint, peer, client_connection, &edge);
+            let served = server.serve_connection(
+                stream,
+                entrypoint,
+                peer,
+                client_connection,
+                tcp_request,
+                &edge,
+            );
             tokio::select! {
                 ended = served => if let Err(error) = ended {
                     debug!(?entrypoint, client = %peer, %error, "connection ended");
@@ -101,12 +114,11 @@ impl ClientConnectionServer {
         });
     }
 
-    /// Closes a connection that is one too many. To a client of raw TCP an orderly end would look like an empty stream.
-    fn refuse_connection(&self, stream: TcpStream, entrypoint: Entrypoint) {
-        if let Entrypoint::Service(port) = entrypoint
-            && self.forwarder.tcp_service_by_port(port).is_some()
-        {
-            drop(ResettingStream::new(stream));
+    /// Service of an entrypoint whose connections are raw TCP; `None`: they are HTTP.
+    fn tcp_service(&self, entrypoint: Entrypoint) -> Option<Arc<RoutedService>> {
+        match entrypoint {
+            Entrypoint::Service(port) => self.forwarder.tcp_service_by_port(port),
+            Entrypoint::Internal | Entrypoint::External => None,
         }
     }
 

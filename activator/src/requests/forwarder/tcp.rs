@@ -67,7 +67,8 @@ impl RequestForwarder {
         self.routes.service_by_port(port).filter(|service| service.takes_raw_tcp())
     }
 
-    /// Serves a raw TCP connection until it has ended.
+    /// Serves a raw TCP connection until it has ended. The caller counts it as a request of `connection` meanwhile: one
+    /// with a request is never closed in favour of a new one.
     pub async fn serve_tcp(
         &self,
         stream: TcpStream,
@@ -77,8 +78,6 @@ impl RequestForwarder {
     ) {
         let counters = &self.metrics.tcp_connections;
         let mut guard = TcpConnectionGuard { counters, end: TcpConnectionEnd::CutOff };
-        // A connection with a request is never closed in favour of a new one.
-        let _request_guard = connection.start_request();
         let stream = ResettingStream::new(stream);
         guard.end = match self.forward_tcp(stream, service, client, connection).await {
             Ok(end) => end,

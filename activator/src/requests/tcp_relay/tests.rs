@@ -90,6 +90,43 @@ async fn a_reset_behind_a_closed_half_is_passed_on() {
     assert_eq!(tcp_socket::wait_broken(&pod).await.kind(), io::ErrorKind::BrokenPipe);
 }
 
+/// The write of the client's byte may get the error before a read of the pod's end does.
+#[tokio::test]
+async fn a_reset_pod_never_looks_like_the_end_of_its_response() {
+    for _ in 0..50 {
+        let ((mut client, inner_client), (pod, inner_pod)) = (connect().await, connect().await);
+        client.write_all(b"x").await.unwrap();
+        inner_client.stream().readable().await.unwrap();
+        reset(pod);
+        inner_pod.stream().ready(Interest::ERROR).await.unwrap();
+        let relay = start_relay(inner_client, inner_pod);
+        assert_eq!(read_to_end(&mut client).await, (String::new(), RESET));
+        assert_eq!(relay.await.unwrap().unwrap_err().peer, TcpRelayPeer::Pod);
+    }
+}
+
+/// Writes until no buffer on the way takes more.
+async fn fill(stream: &TcpStream) {
+    let mut refusals = 0;
+    while refusals < 1_000 {
+        match stream.try_write(&[b'f'; 64 << 10]) {
+            Ok(_) => refusals = 0,
+            Err(_) => refusals += 1,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Without a bound the relay would wait for ever, and the test with it.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_breaks_off_frees_a_pod_that_reads_nothing() {
+    let (client, pod, relay) = connect_relayed().await;
+    fill(&client).await;
+    reset(client);
+    assert_eq!(relay.await.unwrap().unwrap_err().peer, TcpRelayPeer::Client);
+    drop(pod);
+}
+
 #[tokio::test]
 async fn a_pod_that_has_closed_resets_a_client_that_goes_on() {
     let (mut client, mut pod, relay) = connect_relayed().await;
