@@ -32,12 +32,14 @@ pub(crate) fn record_number(
     if present.record.is_none() && previous.is_none() {
         return;
     }
+    // A client that replaces the whole object removes the record with it.
+    let slept = present.record.is_some_and(|it| it.scaled_to == 0)
+        || previous.is_some_and(WorkloadBinding::is_put_to_sleep);
     let previous = previous.filter(|it| is_wish(it));
     if previous.is_some_and(|it| it.replicas == present.replicas) {
         return;
     }
     writes.kept = Some((present.replicas, now));
-    let slept = present.record.is_some_and(|it| it.scaled_to == 0);
     if slept && previous.is_none() {
         writes.wakes.retain(|at| now < at.plus_ms(WAKE_PERIOD_MS));
         writes.wakes.push(now);
@@ -129,5 +131,17 @@ mod tests {
         let mut writes = ForeignWrites::default();
         record_number(&mut writes, Some(&binding(3, 3)), &binding(3, 0), UnixMillis(1));
         assert_eq!(writes.wakes, [UnixMillis(1)]);
+    }
+
+    /// `kubectl replace` removes the record, and so do operators that write whole objects.
+    #[test]
+    fn a_wake_counts_although_it_removes_the_record() {
+        let replaced = WorkloadBinding { record: None, ..binding(3, 0) };
+        let mut writes = ForeignWrites::default();
+        record_number(&mut writes, Some(&binding(0, 0)), &replaced, UnixMillis(1));
+        assert_eq!((writes.kept, writes.wakes.len()), (Some((3, UnixMillis(1))), 1));
+        let mut writes = ForeignWrites::default();
+        record_number(&mut writes, Some(&binding(0, 3)), &replaced, UnixMillis(1));
+        assert_eq!(writes.wakes.len(), 0, "its user had stopped it");
     }
 }
