@@ -243,16 +243,27 @@ pub(super) fn workload_scale(cluster: &ClusterState, key: &ObjectPartKey) -> Opt
     }
     let desired = match cluster.workloads.holder(&workload_key) {
         Some(service) => held_number(cluster, service, workload),
-        None if cluster.workloads.is_abandoned(&workload_key) => {
-            let is_put_to_sleep = workload.replicas == 0 && workload.is_own_number();
-            Some(DesiredState::GivenBack {
-                version: workload.version.clone(),
-                replicas: is_put_to_sleep.then(|| workload.user_replicas()),
-            })
-        }
+        None if cluster.workloads.is_abandoned(&workload_key) => Some(DesiredState::GivenBack {
+            version: workload.version.clone(),
+            replicas: number_to_give_back(cluster, &workload_key, workload),
+        }),
         None => None,
     };
     Some(desired.unwrap_or(DesiredState::Unmanaged))
+}
+
+/// Returns the number of pods with which a workload is given back; `None`: the present one. Any number of the controller
+/// below that of the user is replaced: while pods drain, some may have left before the others.
+fn number_to_give_back(
+    cluster: &ClusterState,
+    key: &WorkloadKey,
+    workload: &WorkloadState,
+) -> Option<u32> {
+    // Above 0 the number belongs to the HorizontalPodAutoscaler.
+    let is_autoscaled = workload.replicas > 0 && cluster.workloads.autoscaler_of(key).is_some();
+    let number = workload.user_replicas();
+    let is_lowered = workload.is_own_number() && workload.replicas < number;
+    (is_lowered && !is_autoscaled).then_some(number)
 }
 
 /// Returns the number of pods that a scaled Service gives its workload; `None`: the present one, or it is not known.

@@ -67,6 +67,40 @@ fn a_release_ends_although_no_pod_becomes_ready() {
     assert_eq!(replicas(&api_server, DEPLOYMENT), 3);
 }
 
+/// While pods drain, some may have left before the others.
+#[test]
+fn a_workload_with_fewer_pods_than_its_user_wants_gets_the_others_again() {
+    for resource in [DEPLOYMENT, STATEFUL_SET] {
+        for is_deleted in [false, true] {
+            let mut api_server = scaled(resource);
+            api_server.decide("web", 2);
+            advance(&mut api_server, 301);
+            assert_eq!(record(&api_server, resource), recorded(2, 3));
+            if is_deleted {
+                api_server.delete_as_user(ResourceKind::Service, "web");
+            } else {
+                remove_annotation(&mut api_server);
+            }
+            let now = (replicas(&api_server, resource), record(&api_server, resource));
+            assert_eq!(now, (3, [None, None]), "{resource} {is_deleted}");
+        }
+    }
+}
+
+#[test]
+fn a_number_that_a_horizontal_pod_autoscaler_keeps_is_given_back_as_it_is() {
+    let mut api_server = asleep(DEPLOYMENT);
+    let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"});
+    let spec = json!({"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 9});
+    api_server.apply_as_user(ResourceKind::HorizontalPodAutoscaler, "web", spec);
+    api_server.decide("web", 1);
+    assert_eq!(record(&api_server, DEPLOYMENT), recorded(2, 3));
+    api_server.make_pods_ready();
+    remove_annotation(&mut api_server);
+    let now = (replicas(&api_server, DEPLOYMENT), record(&api_server, DEPLOYMENT));
+    assert_eq!(now, (2, [None, None]));
+}
+
 #[test]
 fn a_workload_that_its_user_has_stopped_stays_so() {
     let mut api_server = asleep(DEPLOYMENT);
