@@ -124,6 +124,10 @@ pub(crate) fn desired_replicas(
         }
     };
     let number = binding.replicas.min(most).max(requested);
+    // A HorizontalPodAutoscaler would add pods again for those that leave before the last one.
+    if binding.hpa_min_replicas.is_some() && number > requested {
+        return binding.replicas;
+    }
     // Without slices, connections that kube-proxy routes would be refused as soon as the pods are gone.
     if number == 0 && !has_slice(name, cluster) && has_activator(cluster) {
         return binding.replicas;

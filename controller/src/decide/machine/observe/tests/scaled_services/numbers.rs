@@ -263,6 +263,22 @@ fn a_horizontal_pod_autoscaler_keeps_the_number_of_a_workload_that_is_awake() {
     assert_eq!(replicas(&api_server, DEPLOYMENT), 3, "the user's again");
 }
 
+/// That autoscaler would add pods again for those that leave before the last one.
+#[test]
+fn with_a_horizontal_pod_autoscaler_all_pods_leave_at_once() {
+    for (has_hpa, writes) in [(false, vec![3_u64, 0]), (true, vec![0])] {
+        let mut api_server = scaled(DEPLOYMENT);
+        if has_hpa {
+            apply_hpa(&mut api_server, 2);
+        }
+        // The new pod has never been ready, so it has nothing to drain.
+        api_server.scale_as_user(DEPLOYMENT, "web", 4);
+        advance(&mut api_server, WINDOW + 1);
+        fall_asleep(&mut api_server);
+        assert_eq!(api_server.replicas_writes, writes, "{has_hpa}");
+    }
+}
+
 #[test]
 fn a_horizontal_pod_autoscaler_may_come_and_go_while_the_workload_is_awake() {
     let mut api_server = scaled(DEPLOYMENT);
