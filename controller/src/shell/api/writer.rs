@@ -400,11 +400,19 @@ impl WriterState {
             self.queue.add(key);
         }
         let ours = observed.applied_hash.is_some();
+        // The record of a scaled Service's workload, now or before.
+        let has_record = |it: &ObservedObject| it.scaled_to.is_some();
+        let is_recorded =
+            has_record(&observed) || self.cache.get(resource, name).is_some_and(has_record);
         if !self.cache.apply_watched(resource, name, observed) {
             return;
         }
         if ours {
             self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
+        }
+        // The state machine had this version first. A scale that it decided may have been compared with the version
+        // before, which had the same number, and nothing would name the scale again.
+        if ours || is_recorded {
             scale_key(resource, name).into_iter().for_each(|key| self.queue.add(key));
         }
         // Only if this leader has written the status: others, such as a Pod's, belong to other controllers.
@@ -749,6 +757,24 @@ mod tests {
         state.finish(&scale[0], &WriteOutcome::Done, UnixMillis(1));
         state.handle_observed(resource, &name, seen(&json!({}), "9"));
         assert_eq!(drain_queue(&mut state), [], "the conflict is over");
+    }
+
+    /// The state machine has a version before the cache: the writer may find nothing to write for what another client
+    /// has just changed.
+    #[test]
+    fn a_watch_update_of_a_workload_with_a_record_is_checked() {
+        use crate::model::knative::key::{SCALED_TO, USER_REPLICAS};
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        let resource = ResourceKind::StatefulSet;
+        let scale = [key(resource, ObjectPart::Scale)];
+        let (record, none) = (json!({SCALED_TO: "3", USER_REPLICAS: "3"}), json!({}));
+        for (annotations, version) in [(&record, "5"), (&record, "6"), (&none, "7")] {
+            state.handle_observed(resource, &name, seen(annotations, version));
+            assert_eq!(drain_queue(&mut state), scale, "{version}");
+            state.finish(&scale[0], &WriteOutcome::Done, UnixMillis(1));
+        }
+        state.handle_observed(resource, &name, seen(&none, "8"));
+        assert_eq!(drain_queue(&mut state), [], "it is a user's own");
     }
 
     /// An entry that was removed sooner would let the writer create an object again that is desired only until the
