@@ -247,6 +247,18 @@ fn nothing_is_decided_before_all_workloads_are_known() {
     assert!(port_entry(&api_server, 80).is_some());
 }
 
+/// The system namespace has a watch from the start, and that of users' pods leaves it out.
+#[test]
+fn pods_that_were_observed_before_the_first_scaled_service_are_known() {
+    let mut api_server = FakeApiServer::new();
+    api_server.lists_workloads = false;
+    api_server.apply_workload(DEPLOYMENT, "web", &workload_spec("web", 3));
+    api_server.make_pods_ready();
+    apply_service(&mut api_server, "web", sleeps(), service_spec("web"));
+    api_server.step(ControllerEvent::WorkloadsListed);
+    assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3]);
+}
+
 #[test]
 fn a_service_without_the_annotation_is_left_alone() {
     let mut api_server = FakeApiServer::new();
