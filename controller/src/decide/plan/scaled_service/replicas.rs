@@ -30,6 +30,8 @@ pub(super) fn requested_replicas(
     let has_hpa = binding.hpa_min_replicas.is_some();
     let decided = match revision.scaling.decision.and_then(|it| it.requested_scale) {
         None => binding.replicas,
+        // At a port that no activator serves, nothing would wake the workload.
+        Some(0) if !has_all_ports(scaled) => binding.replicas,
         Some(0) => 0,
         // Above 0 the number belongs to the HorizontalPodAutoscaler.
         Some(_) if has_hpa && binding.replicas > 0 => binding.replicas,
@@ -44,6 +46,12 @@ pub(super) fn requested_replicas(
         .filter(|(_, since)| !timer.is_due_or_schedule(since.plus_ms(window_ms), context.now));
     let sleepless = if scaled.foreign_writes.is_managed { binding.wake_replicas() } else { 0 };
     decided.max(kept.map_or(0, |(pods, _)| pods)).max(sleepless)
+}
+
+/// Returns true if each port of the Service has its own at the activators.
+fn has_all_ports(scaled: &ScaledServiceState) -> bool {
+    let mut ports = scaled.service.iter().flat_map(|it| it.ports.iter());
+    ports.all(|it| scaled.activator_port(it.port).is_some())
 }
 
 /// Lets pods drain or serve again, so that as many serve as are requested.

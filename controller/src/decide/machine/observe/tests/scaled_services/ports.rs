@@ -124,6 +124,26 @@ fn no_two_services_have_the_same_port_at_the_activators() {
 }
 
 #[test]
+fn a_workload_stays_awake_while_a_port_has_none_at_the_activators() {
+    let mut api_server = FakeApiServer::new();
+    let [first, _] = abi::ACTIVATOR_PORTS;
+    let replicas_of_controller = [Some(&mut api_server.machine), api_server.other_replica.as_mut()];
+    for replica in replicas_of_controller.into_iter().flatten() {
+        std::sync::Arc::make_mut(&mut replica.cluster.settings).activator_port_range =
+            (first, first);
+    }
+    api_server.apply_workload(DEPLOYMENT, "web", &workload_spec("web", 3));
+    api_server.make_pods_ready();
+    apply_ports(&mut api_server, json!([http(), sql()]));
+    fall_asleep(&mut api_server);
+    assert_eq!(recorded_ports(&api_server), format!("80={first}"));
+    assert_eq!(api_server.replicas_writes, [0_u64; 0]);
+    apply_ports(&mut api_server, json!([http()]));
+    fall_asleep(&mut api_server);
+    assert_eq!(api_server.replicas_writes, [0_u64]);
+}
+
+#[test]
 fn a_named_port_may_have_another_number_in_each_pod() {
     let mut api_server = scaled(DEPLOYMENT);
     let pod = api_server.user_pods().swap_remove(0);
