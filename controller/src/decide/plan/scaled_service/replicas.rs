@@ -44,7 +44,9 @@ pub(super) fn requested_replicas(
         .foreign_writes
         .kept
         .filter(|(_, since)| !timer.is_due_or_schedule(since.plus_ms(window_ms), context.now));
-    let sleepless = if scaled.foreign_writes.is_managed { binding.wake_replicas() } else { 0 };
+    // A workload that sleeps no more has a 0 only from its user.
+    let is_sleepless = scaled.foreign_writes.is_managed && binding.replicas > 0;
+    let sleepless = if is_sleepless { binding.wake_replicas() } else { 0 };
     decided.max(kept.map_or(0, |(pods, _)| pods)).max(sleepless)
 }
 

@@ -344,6 +344,24 @@ fn a_tool_that_restores_the_number_again_and_again_ends_the_sleep() {
 }
 
 #[test]
+fn a_zero_of_the_user_stays_although_a_tool_has_managed_the_number() {
+    let mut api_server = asleep(DEPLOYMENT);
+    for _ in 0..3 {
+        api_server.scale_as_user(DEPLOYMENT, "web", 3);
+        api_server.make_pods_ready();
+        advance(&mut api_server, WINDOW + 1);
+        advance(&mut api_server, 1);
+        api_server.report_all_drained();
+    }
+    assert_eq!(ready(&api_server), "False ReplicasManaged");
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 3);
+    api_server.scale_as_user(DEPLOYMENT, "web", 0);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 0);
+    api_server.decide("web", 3);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 3, "requests wake it");
+}
+
+#[test]
 fn requests_between_the_wakes_of_a_tool_show_that_it_is_none() {
     let mut api_server = asleep(DEPLOYMENT);
     for _ in 0..4 {
