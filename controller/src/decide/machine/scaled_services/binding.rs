@@ -57,8 +57,8 @@ fn bind(
         Some(previous) if previous.uid != binding.uid => {
             scaled.foreign_writes = ForeignWrites::default();
         }
-        // The user has stopped the workload before any number was recorded.
-        Some(previous) if binding.record.is_none() && binding.replicas == 0 => {
+        // The user has stopped the workload. The number before may be later than the record.
+        Some(previous) if binding.replicas == 0 && is_same_record(previous, &binding) => {
             binding.user_replicas = previous.user_replicas;
         }
         Some(_) | None => {}
@@ -66,6 +66,11 @@ fn bind(
     foreign_writes::record_number(&mut scaled.foreign_writes, previous.as_ref(), &binding, now);
     scaled.binding = Some(binding);
     (scaled.refusal, scaled.released_at) = (None, None);
+}
+
+/// Returns true if the controller has written no number between two observations of a workload.
+fn is_same_record(previous: &WorkloadBinding, present: &WorkloadBinding) -> bool {
+    present.record.is_none() || present.record == previous.record
 }
 
 /// Refuses to scale a workload. A workload that is deleted and made again, or a pod that has its labels for a moment,

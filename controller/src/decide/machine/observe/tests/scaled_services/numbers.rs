@@ -177,6 +177,23 @@ fn a_zero_of_the_user_is_no_number_to_wake_to() {
 }
 
 #[test]
+fn the_number_before_a_zero_of_the_user_is_the_one_to_wake_to() {
+    for is_awake in [false, true] {
+        let mut api_server = asleep(DEPLOYMENT);
+        if is_awake {
+            api_server.decide("web", 3);
+            api_server.make_pods_ready();
+            api_server.step(ControllerEvent::DecisionWithdrawn(name("web")));
+        }
+        api_server.scale_as_user(DEPLOYMENT, "web", 5);
+        api_server.scale_as_user(DEPLOYMENT, "web", 0);
+        assert_eq!((replicas(&api_server, DEPLOYMENT), policy(&api_server)), (0, (5, 5)));
+        api_server.decide("web", 5);
+        assert_eq!(record(&api_server, DEPLOYMENT), recorded(5, 5), "{is_awake}");
+    }
+}
+
+#[test]
 fn a_number_that_the_controller_has_not_observed_is_not_overwritten() {
     let mut api_server = asleep(DEPLOYMENT);
     let at = (DEPLOYMENT, name("web"));
