@@ -158,7 +158,7 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        // Before any scaled Service, these are only the few of the system namespace. Its watch is not begun again later.
+        // Before any scaled Service, these are only the few of the system namespace, whose watch is not begun again.
         let pod = object.and_then(observe::read_workload_pod);
         let services = self.cluster.workloads.set_pod(name, pod);
         self.reconcile_scaled_services(services, now);

@@ -252,8 +252,8 @@ pub(super) fn workload_scale(cluster: &ClusterState, key: &ObjectPartKey) -> Opt
     Some(desired.unwrap_or(DesiredState::Unmanaged))
 }
 
-/// Returns the number of pods with which a workload is given back; `None`: the present one. Any number of the controller
-/// below that of the user is replaced: while pods drain, some may have left before the others.
+/// Returns the number of pods with which a workload is given back; `None`: the present one. Any number of the
+/// controller below that of the user is replaced: while pods drain, some may have left before the others.
 fn number_to_give_back(
     cluster: &ClusterState,
     key: &WorkloadKey,
