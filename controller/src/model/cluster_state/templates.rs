@@ -109,8 +109,9 @@ impl ParsedTemplate {
             config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
         if let Some(replicas) = user_replicas(&raw) {
             problems.extend(scale_policy::bound_by_replicas(&mut policy, replicas, annotations));
-            if annotations.contains_key(key::HAS_HPA) {
-                // That keeps its number of pods, so a number that has to fall step by step would never reach zero.
+            // A HorizontalPodAutoscaler keeps its number of pods, so a number that has to fall step by step would never
+            // reach zero. And a workload that does not grow has either the number of its user or none.
+            if annotations.contains_key(key::HAS_HPA) || policy.max_scale == replicas {
                 policy.max_scale_down_rate = scale_policy::UNBOUNDED_RATE;
             }
         }

@@ -63,6 +63,20 @@ fn load_adds_pods_only_up_to_a_maximum_above_the_number_of_the_user() {
 }
 
 #[test]
+fn a_workload_that_does_not_grow_falls_asleep_in_one_step() {
+    let rate = |api_server: &FakeApiServer| {
+        let table = api_server.table();
+        table.revisions[&name("web")].policy.as_ref().map(|it| it.max_scale_down_rate)
+    };
+    let mut api_server = scaled(DEPLOYMENT);
+    assert!(rate(&api_server) > Some(1000.0), "from any number, the next one is zero");
+    let mut annotations = sleeps();
+    annotations["autoscaling.knative.dev/max-scale"] = json!("9");
+    apply_service(&mut api_server, "web", annotations, service_spec("web"));
+    assert!(rate(&api_server) < Some(1000.0), "pods that load has added leave step by step");
+}
+
+#[test]
 fn the_pods_that_have_drained_are_those_that_leave() {
     let mut api_server = scaled(DEPLOYMENT);
     api_server.decide("web", 2);
