@@ -117,7 +117,7 @@ async fn fill(stream: &TcpStream) {
     }
 }
 
-/// Without a bound the relay would wait for ever, and the test with it.
+/// Without a bound the relay would wait forever, and the test with it.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_breaks_off_frees_a_pod_that_reads_nothing() {
     let (client, pod, relay) = connect_relayed().await;
