@@ -1,6 +1,6 @@
 //! Pure: number of pods of the workload of a scaled Service, and the pods that leave when it falls.
 //!
-//! The number is the user's: the workload wakes to it. Rouse writes another one only on a decision of its autoscaler.
+//! The number is the user's: the workload wakes to it. For load, Rouse writes a greater one if `max-scale` allows it.
 //! What is not decided stays as it is.
 
 use common::wire::NamespacedName;
@@ -26,34 +26,45 @@ pub(super) fn requested_replicas(
     if scaled.released_at.is_some() {
         return binding.replicas.max(binding.wake_replicas());
     }
-    let policy = &context.template.policy;
-    let has_hpa = binding.hpa_min_replicas.is_some();
-    let decided = match revision.scaling.decision.and_then(|it| it.requested_scale) {
-        None => binding.replicas,
-        // At a port that no activator serves, nothing would wake the workload.
-        Some(0) if !has_all_ports(scaled) => binding.replicas,
-        Some(0) => 0,
-        // Above 0 the number belongs to the HorizontalPodAutoscaler.
-        Some(_) if has_hpa && binding.replicas > 0 => binding.replicas,
-        Some(_) if has_hpa => binding.wake_replicas(),
-        Some(pods) if policy.max_scale > 0 => pods.min(policy.max_scale.max(policy.min_scale)),
-        Some(pods) => pods,
-    };
-    let window_ms = policy.stable_window.as_millis().try_into().unwrap_or(u64::MAX);
+    let decided = decided_replicas(scaled, binding, revision, context);
+    let window = context.template.policy.stable_window;
+    let window_ms = window.as_millis().try_into().unwrap_or(u64::MAX);
     let kept = scaled
         .foreign_writes
         .kept
         .filter(|(_, since)| !timer.is_due_or_schedule(since.plus_ms(window_ms), context.now));
-    // A workload that sleeps no more has a 0 only from its user.
-    let is_sleepless = scaled.foreign_writes.is_managed && binding.replicas > 0;
-    let sleepless = if is_sleepless { binding.wake_replicas() } else { 0 };
-    decided.max(kept.map_or(0, |(pods, _)| pods)).max(sleepless)
+    decided.max(kept.map_or(0, |(pods, _)| pods))
 }
 
-/// Returns true if each port of the Service has its own at the activators.
-fn has_all_ports(scaled: &ScaledServiceState) -> bool {
+/// Returns the number of pods that follows from the decision of the autoscaler. Load only adds pods to those of the
+/// user, and sleep takes all of them: no decision asks for fewer.
+fn decided_replicas(
+    scaled: &ScaledServiceState,
+    binding: &WorkloadBinding,
+    revision: &AppRevision,
+    context: &RevisionPlanContext<'_>,
+) -> u32 {
+    let Some(decided) = revision.scaling.decision.and_then(|it| it.requested_scale) else {
+        return binding.replicas;
+    };
+    if decided == 0 && (binding.replicas == 0 || may_sleep(scaled)) {
+        return 0;
+    }
+    if binding.hpa_min_replicas.is_some() {
+        // Above 0 the number belongs to the HorizontalPodAutoscaler.
+        return if binding.replicas > 0 { binding.replicas } else { binding.wake_replicas() };
+    }
+    let policy = &context.template.policy;
+    let wanted = decided.max(binding.user_replicas);
+    if policy.max_scale > 0 { wanted.min(policy.max_scale.max(policy.min_scale)) } else { wanted }
+}
+
+/// Returns true if a workload that is awake may fall asleep: a request would wake it at each port, and no tool keeps
+/// writing its number.
+fn may_sleep(scaled: &ScaledServiceState) -> bool {
     let mut ports = scaled.service.iter().flat_map(|it| it.ports.iter());
-    ports.all(|it| scaled.activator_port(it.port).is_some())
+    // At a port that no activator serves, nothing would wake the workload.
+    ports.all(|it| scaled.activator_port(it.port).is_some()) && !scaled.foreign_writes.is_managed
 }
 
 /// Lets pods drain or serve again, so that as many serve as are requested.

@@ -64,6 +64,23 @@ fn asleep(resource: ResourceKind) -> FakeApiServer {
     api_server
 }
 
+/// Lets load ask for up to five pods.
+fn allow_five_pods(api_server: &mut FakeApiServer) {
+    let mut annotations = sleeps();
+    annotations["autoscaling.knative.dev/max-scale"] = json!("5");
+    apply_service(api_server, "web", annotations, service_spec("web"));
+}
+
+/// Returns a cluster whose workload has five ready pods for its load. Its user wants three.
+fn grown(resource: ResourceKind) -> FakeApiServer {
+    let mut api_server = scaled(resource);
+    allow_five_pods(&mut api_server);
+    api_server.decide("web", 5);
+    api_server.make_pods_ready();
+    assert_eq!(phases(&api_server), [RoutingPhase::Ready; 5]);
+    api_server
+}
+
 /// Lets the workload sleep. Agents report nothing, so its pods drain for their whole grace period.
 fn fall_asleep(api_server: &mut FakeApiServer) {
     api_server.decide("web", 0);

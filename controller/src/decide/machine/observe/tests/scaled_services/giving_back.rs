@@ -73,16 +73,18 @@ fn a_workload_with_fewer_pods_than_its_user_wants_gets_the_others_again() {
     for resource in [DEPLOYMENT, STATEFUL_SET] {
         for is_deleted in [false, true] {
             let mut api_server = scaled(resource);
-            api_server.decide("web", 2);
-            advance(&mut api_server, 301);
-            assert_eq!(record(&api_server, resource), recorded(2, 3));
+            // The new pod has never been ready, so it has nothing to drain.
+            api_server.scale_as_user(resource, "web", 4);
+            advance(&mut api_server, 61);
+            api_server.decide("web", 0);
+            assert_eq!(record(&api_server, resource), recorded(3, 4));
             if is_deleted {
                 api_server.delete_as_user(ResourceKind::Service, "web");
             } else {
                 remove_annotation(&mut api_server);
             }
             let now = (replicas(&api_server, resource), record(&api_server, resource));
-            assert_eq!(now, (3, [None, None]), "{resource} {is_deleted}");
+            assert_eq!(now, (4, [None, None]), "{resource} {is_deleted}");
         }
     }
 }

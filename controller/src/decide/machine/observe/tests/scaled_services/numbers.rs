@@ -62,6 +62,27 @@ fn load_adds_pods_only_up_to_a_maximum_above_the_number_of_the_user() {
     }
 }
 
+/// The autoscaler decides 1 for `min-scale: 1`, without scale to zero, and in the rest of a stable window.
+#[test]
+fn no_decision_but_sleep_takes_pods_of_the_user_away() {
+    for resource in [DEPLOYMENT, STATEFUL_SET] {
+        let mut api_server = scaled(resource);
+        for wanted in [2, 1] {
+            api_server.decide("web", wanted);
+            assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3], "{resource} {wanted}");
+        }
+        advance(&mut api_server, 301);
+        assert_eq!(api_server.replicas_writes, [0_u64; 0]);
+        fall_asleep(&mut api_server);
+        api_server.decide("web", 1);
+        assert_eq!(api_server.replicas_writes, [0_u64, 3], "{resource}");
+    }
+    let mut api_server = grown(DEPLOYMENT);
+    api_server.decide("web", 1);
+    advance(&mut api_server, 301);
+    assert_eq!(api_server.replicas_writes, [5_u64, 3], "only those for load leave");
+}
+
 #[test]
 fn a_workload_that_does_not_grow_falls_asleep_in_one_step() {
     let rate = |api_server: &FakeApiServer| {
@@ -78,27 +99,27 @@ fn a_workload_that_does_not_grow_falls_asleep_in_one_step() {
 
 #[test]
 fn the_pods_that_have_drained_are_those_that_leave() {
-    let mut api_server = scaled(DEPLOYMENT);
-    api_server.decide("web", 2);
+    let mut api_server = grown(DEPLOYMENT);
+    api_server.decide("web", 4);
     let all = api_server.table().pods;
     let drains = |pod: &&common::wire::PodEntry| pod.phase == RoutingPhase::Draining;
     let leaving: Vec<String> = all.values().filter(drains).map(|it| it.name.clone()).collect();
     assert_eq!(leaving.len(), 1);
     advance(&mut api_server, 301);
-    assert_eq!(replicas(&api_server, DEPLOYMENT), 2);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 4);
     assert!(!api_server.user_pods().contains(&leaving[0]));
 }
 
 #[test]
 fn the_pods_of_a_stateful_set_with_the_highest_ordinals_drain() {
-    let mut api_server = scaled(STATEFUL_SET);
+    let mut api_server = grown(STATEFUL_SET);
     let [ready, draining] = [RoutingPhase::Ready, RoutingPhase::Draining];
-    api_server.decide("web", 1);
-    assert_eq!(phases(&api_server), [ready, draining, draining]);
-    api_server.decide("web", 2);
-    assert_eq!(phases(&api_server), [ready, ready, draining]);
+    api_server.decide("web", 3);
+    assert_eq!(phases(&api_server), [ready, ready, ready, draining, draining]);
+    api_server.decide("web", 4);
+    assert_eq!(phases(&api_server), [ready, ready, ready, ready, draining]);
     advance(&mut api_server, 301);
-    assert_eq!(api_server.user_pods(), ["web-0", "web-1"]);
+    assert_eq!(api_server.user_pods(), ["web-0", "web-1", "web-2", "web-3"]);
     fall_asleep(&mut api_server);
     assert_eq!(replicas(&api_server, STATEFUL_SET), 0);
 }
@@ -118,10 +139,10 @@ fn a_number_that_the_user_writes_while_the_workload_is_awake_is_kept() {
         assert_eq!(record(&api_server, DEPLOYMENT), recorded(0, number));
         api_server.decide("web", number);
         assert_eq!(replicas(&api_server, DEPLOYMENT), u64::from(number));
-        // The first number of its own is known by now.
+        // The decision stays below it.
         api_server.scale_as_user(DEPLOYMENT, "web", number + 1);
         advance(&mut api_server, WINDOW + 1);
-        assert_eq!(replicas(&api_server, DEPLOYMENT), u64::from(number));
+        assert_eq!(replicas(&api_server, DEPLOYMENT), u64::from(number + 1));
         assert_eq!(policy(&api_server).0, number + 1, "the next wake is to the new number");
     }
 }
@@ -319,10 +340,12 @@ fn a_horizontal_pod_autoscaler_may_come_and_go_while_the_workload_is_awake() {
     api_server.decide("web", 2);
     assert_eq!(replicas(&api_server, DEPLOYMENT), 6);
     api_server.delete_as_user(ResourceKind::HorizontalPodAutoscaler, "web");
-    assert_eq!(replicas(&api_server, DEPLOYMENT), 6, "it is kept for a while");
+    api_server.make_pods_ready();
+    api_server.decide("web", 0);
+    assert_eq!(phases(&api_server), [RoutingPhase::Ready; 6], "it is kept for a while");
     advance(&mut api_server, WINDOW + 1);
     advance(&mut api_server, 301);
-    assert_eq!(replicas(&api_server, DEPLOYMENT), 2, "now the decision counts");
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 0, "now the decision counts");
     assert_eq!(policy(&api_server), (6, 6), "the last number of another client");
 }
 

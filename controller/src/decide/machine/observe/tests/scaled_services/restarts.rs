@@ -38,14 +38,15 @@ fn a_controller_that_starts_while_the_workload_sleeps_writes_nothing_and_wakes_i
 #[test]
 fn a_controller_that_starts_while_the_workload_is_awake_keeps_its_number() {
     let mut api_server = asleep(DEPLOYMENT);
-    api_server.decide("web", 2);
+    allow_five_pods(&mut api_server);
+    api_server.decide("web", 4);
     api_server.make_pods_ready();
     advance(&mut api_server, 6);
     let before = api_server.table();
     assert_eq!(writes_of(&mut api_server, restart), 0);
     assert_eq!(differences(&api_server.table(), &before), [""; 0]);
-    api_server.decide("web", 3);
-    assert_eq!(record(&api_server, DEPLOYMENT), recorded(3, 3), "the user's number");
+    api_server.decide("web", 5);
+    assert_eq!(record(&api_server, DEPLOYMENT), recorded(5, 3), "3 is the user's number");
 }
 
 #[test]
