@@ -240,6 +240,11 @@ impl WorkloadBinding {
         self.record.is_some_and(|it| it.scaled_to != self.replicas)
     }
 
+    /// Returns true if the present number is a wish of the user that the record does not show yet.
+    pub fn lacks_record(&self) -> bool {
+        self.is_foreign_number() && self.replicas > 0 && self.hpa_min_replicas.is_none()
+    }
+
     /// Returns true if the controller has put the workload to sleep.
     pub fn is_put_to_sleep(&self) -> bool {
         self.replicas == 0 && !self.is_foreign_number() && self.record.is_some()

@@ -277,7 +277,9 @@ fn held_number(
         return None;
     }
     let replicas = desired_replicas(service, binding, revision, cluster);
-    if replicas == workload.replicas {
+    // A number of another client is recorded at once: a 0 that its user writes later must not look like a sleep, and
+    // the next request wakes the workload to that number.
+    if replicas == workload.replicas && !binding.lacks_record() {
         return None;
     }
     let is_leaving = |pod: &&RevisionPod| {

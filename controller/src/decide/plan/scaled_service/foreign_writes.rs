@@ -24,7 +24,10 @@ pub(crate) fn record_number(
         !is_own && it.hpa_min_replicas.is_none() && it.replicas > 0
     };
     if !is_wish(present) {
-        writes.kept = None;
+        // The controller records the number of another client soon after. That does not end the wish.
+        let is_recorded =
+            |number: u32| number == present.replicas && present.hpa_min_replicas.is_none();
+        writes.kept = writes.kept.filter(|(number, _)| is_recorded(*number));
         return;
     }
     let previous = previous.filter(|it| it.uid == present.uid);
@@ -84,6 +87,8 @@ mod tests {
         assert_eq!(writes.kept, Some((5, UnixMillis(2))));
         record_number(&mut writes, Some(&binding(5, 3)), &binding(5, 3), UnixMillis(9));
         assert_eq!(writes.kept, Some((5, UnixMillis(2))), "observed again");
+        record_number(&mut writes, Some(&binding(5, 3)), &binding(5, 5), UnixMillis(10));
+        assert_eq!(writes.kept, Some((5, UnixMillis(2))), "the controller has recorded it");
         record_number(&mut writes, Some(&binding(5, 3)), &binding(6, 3), UnixMillis(11));
         assert_eq!((writes.kept, writes.wakes.len()), (Some((6, UnixMillis(11))), 0));
         record_number(&mut writes, Some(&binding(6, 3)), &binding(0, 3), UnixMillis(12));
@@ -91,6 +96,9 @@ mod tests {
         let hpa = WorkloadBinding { hpa_min_replicas: Some(1), ..binding(5, 3) };
         record_number(&mut writes, Some(&binding(3, 3)), &hpa, UnixMillis(13));
         assert_eq!(writes.kept, None, "a HorizontalPodAutoscaler wrote it");
+        let mut writes = ForeignWrites { kept: Some((5, UnixMillis(13))), ..writes };
+        record_number(&mut writes, Some(&binding(5, 3)), &hpa, UnixMillis(14));
+        assert_eq!(writes.kept, None, "a HorizontalPodAutoscaler scales it now");
     }
 
     #[test]

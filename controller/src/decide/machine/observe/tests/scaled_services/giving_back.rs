@@ -105,15 +105,21 @@ fn a_number_that_a_horizontal_pod_autoscaler_keeps_is_given_back_as_it_is() {
 
 #[test]
 fn a_workload_that_its_user_has_stopped_stays_so() {
-    let mut api_server = asleep(DEPLOYMENT);
-    api_server.decide("web", 3);
-    api_server.make_pods_ready();
-    api_server.step(ControllerEvent::DecisionWithdrawn(name("web")));
-    api_server.scale_as_user(DEPLOYMENT, "web", 0);
-    remove_annotation(&mut api_server);
-    assert!(is_forgotten(&api_server));
-    let now = (replicas(&api_server, DEPLOYMENT), record(&api_server, DEPLOYMENT));
-    assert_eq!(now, (0, [None, None]));
+    for wakes_by_request in [true, false] {
+        let mut api_server = asleep(DEPLOYMENT);
+        if wakes_by_request {
+            api_server.decide("web", 3);
+        } else {
+            api_server.scale_as_user(DEPLOYMENT, "web", 5);
+        }
+        api_server.make_pods_ready();
+        api_server.step(ControllerEvent::DecisionWithdrawn(name("web")));
+        api_server.scale_as_user(DEPLOYMENT, "web", 0);
+        remove_annotation(&mut api_server);
+        assert!(is_forgotten(&api_server), "{wakes_by_request}");
+        let now = (replicas(&api_server, DEPLOYMENT), record(&api_server, DEPLOYMENT));
+        assert_eq!(now, (0, [None, None]), "{wakes_by_request}");
+    }
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn a_number_that_the_user_writes_while_pods_drain_lets_them_serve() {
     assert_eq!(phases(&api_server), [RoutingPhase::Draining; 4], "nothing asks for them");
     advance(&mut api_server, 301);
     assert_eq!(record(&api_server, DEPLOYMENT), recorded(0, 4));
-    assert_eq!(api_server.replicas_writes, [0_u64, 3, 0]);
+    assert_eq!(api_server.replicas_writes, [0_u64, 3, 4, 0], "4 is written with its record");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_number_that_the_user_writes_while_the_workload_sleeps_wakes_it() {
         advance(&mut api_server, 2);
         advance(&mut api_server, 301);
         assert_eq!(record(&api_server, resource), recorded(0, 2));
-        assert_eq!(api_server.replicas_writes, [0_u64, 0]);
+        assert_eq!(api_server.replicas_writes, [0_u64, 2, 0], "2 is written with its record");
     }
 }
 
@@ -190,7 +190,8 @@ fn a_number_that_the_user_writes_while_the_workload_wakes_is_kept() {
     api_server.scale_as_user(DEPLOYMENT, "web", 1);
     api_server.make_pods_ready();
     assert_eq!((replicas(&api_server, DEPLOYMENT), policy(&api_server)), (1, (1, 1)));
-    assert_eq!(api_server.replicas_writes, [0_u64, 3]);
+    assert_eq!(record(&api_server, DEPLOYMENT), recorded(1, 1));
+    assert_eq!(api_server.replicas_writes, [0_u64, 3, 1]);
 }
 
 #[test]

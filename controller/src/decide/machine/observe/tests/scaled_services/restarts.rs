@@ -62,6 +62,19 @@ fn a_number_written_while_no_controller_runs_is_the_users() {
     assert_eq!(record(&api_server, DEPLOYMENT), recorded(0, 4));
 }
 
+/// Without the record of 5, the 0 would look like a sleep from 3 pods.
+#[test]
+fn a_controller_that_starts_knows_the_number_before_a_zero_of_the_user() {
+    let mut api_server = asleep(DEPLOYMENT);
+    api_server.scale_as_user(DEPLOYMENT, "web", 5);
+    assert_eq!(record(&api_server, DEPLOYMENT), recorded(5, 5));
+    api_server.scale_as_user(DEPLOYMENT, "web", 0);
+    restart(&mut api_server);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 0);
+    api_server.decide("web", 1);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 5);
+}
+
 #[test]
 fn a_new_leader_lets_draining_pods_go_on_draining() {
     let mut api_server = scaled(DEPLOYMENT);
