@@ -133,6 +133,8 @@ pub struct ObservedActivators {
     /// Activators' pods by name, with their readiness as the kubelet reports it; readers use
     /// [`ClusterState::activator_readiness`].
     pub pods: BTreeMap<String, (ActivatorEntry, ActivatorReadiness)>,
+    /// True if one of them is ready for requests. Without any, nothing would wake a workload.
+    pub is_any_ready: bool,
     /// Activators that EndpointSlices of Routes' names list.
     pub slices: ActivatorSlices,
 }
@@ -273,6 +275,12 @@ impl ClusterState {
         // Deletion is final, so it counts on a lost node, too.
         let is_lost = *readiness == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
         Some((it, if is_lost { ActivatorReadiness::NotReady } else { *readiness }))
+    }
+
+    /// Returns true if an activator is ready for requests.
+    pub fn has_ready_activator(&self) -> bool {
+        let mut all = self.activators.pods.keys().filter_map(|name| self.activator_readiness(name));
+        all.any(|(_, readiness)| readiness == ActivatorReadiness::Ready)
     }
 
     /// Returns a Revision by name, whichever app it belongs to. No Route can name that of a scaled Service.

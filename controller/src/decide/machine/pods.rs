@@ -152,6 +152,7 @@ impl ControllerStateMachine {
             self.reconcile_app(&app, now);
         }
         self.update_node_activators(name);
+        self.follow_ready_activators(now);
     }
 
     /// Returns the apps that have pods on a node.

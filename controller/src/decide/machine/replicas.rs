@@ -38,6 +38,7 @@ impl ControllerStateMachine {
                 let reporter = reporters::reporter_id(ClientComponent::Activator, &entry.name);
                 self.cluster.pods.reporters.expect_reporter(&reporter, &name.name);
                 self.observe_activator(entry, readiness);
+                self.follow_ready_activators(now);
             }
             Some(ComponentPod::Agent { node }) => {
                 self.cluster.pods.reporters.expect_reporter(
@@ -69,6 +70,7 @@ impl ControllerStateMachine {
         if self.cluster.activators.pods.contains_key(name) {
             was_component = true;
             self.remove_activator(name);
+            self.follow_ready_activators(now);
         }
         for component in [ServerComponent::Controller, ServerComponent::Autoscaler] {
             let all = self.cluster.replicas.get(&component).map(|it| it.members.as_slice());

@@ -69,11 +69,26 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
+        self.reconcile_all_scaled_services(now);
+        self.check_abandoned_workloads();
+    }
+
+    /// Plans all scaled Services when the first activator becomes ready, or none is ready any more: workloads sleep only
+    /// as long as one could wake them.
+    pub(super) fn follow_ready_activators(&mut self, now: UnixMillis) {
+        let is_any_ready = self.cluster.has_ready_activator();
+        let before = std::mem::replace(&mut self.cluster.activators.is_any_ready, is_any_ready);
+        // The end of the initial list is followed by a plan of all apps.
+        if before != is_any_ready && !self.is_loading {
+            self.reconcile_all_scaled_services(now);
+        }
+    }
+
+    fn reconcile_all_scaled_services(&mut self, now: UnixMillis) {
         let scaled = self.cluster.apps.iter().filter(|(_, app)| app.scaled.is_some());
         for name in scaled.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             self.reconcile_app(&name, now);
         }
-        self.check_abandoned_workloads();
     }
 
     /// Has the workloads checked that are to be given back to their users.

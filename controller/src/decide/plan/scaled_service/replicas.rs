@@ -47,7 +47,7 @@ fn decided_replicas(
     let Some(decided) = revision.scaling.decision.and_then(|it| it.requested_scale) else {
         return binding.replicas;
     };
-    if decided == 0 && (binding.replicas == 0 || may_sleep(scaled)) {
+    if decided == 0 && (binding.replicas == 0 || may_sleep(scaled, context.cluster)) {
         return 0;
     }
     if binding.hpa_min_replicas.is_some() {
@@ -61,10 +61,12 @@ fn decided_replicas(
 
 /// Returns true if a workload that is awake may fall asleep: a request would wake it at each port, and no tool keeps
 /// writing its number.
-fn may_sleep(scaled: &ScaledServiceState) -> bool {
+fn may_sleep(scaled: &ScaledServiceState, cluster: &ClusterState) -> bool {
     let mut ports = scaled.service.iter().flat_map(|it| it.ports.iter());
     // At a port that no activator serves, nothing would wake the workload.
-    ports.all(|it| scaled.activator_port(it.port).is_some()) && !scaled.foreign_writes.is_managed
+    let can_wake =
+        cluster.activators.is_any_ready && ports.all(|it| scaled.activator_port(it.port).is_some());
+    can_wake && !scaled.foreign_writes.is_managed
 }
 
 /// Lets pods drain or serve again, so that as many serve as are requested.
@@ -150,7 +152,7 @@ pub(crate) fn desired_replicas(
         return binding.replicas;
     }
     // Without slices, connections that kube-proxy routes would be refused as soon as the pods are gone.
-    if number == 0 && !has_slice(name, cluster) && has_activator(cluster) {
+    if number == 0 && !has_slice(name, cluster) {
         return binding.replicas;
     }
     number
@@ -163,11 +165,6 @@ pub(crate) fn has_slice(name: &NamespacedName, cluster: &ClusterState) -> bool {
         let slice = NamespacedName::new(name.namespace.clone(), slice);
         cluster.activators.slices.contains_slice(&slice)
     })
-}
-
-/// Returns true if a slice could list an activator.
-fn has_activator(cluster: &ClusterState) -> bool {
-    cluster.activators.pods.values().any(|(activator, _)| !activator.addresses.is_empty())
 }
 
 fn to_usize(count: u32) -> usize {

@@ -216,7 +216,6 @@ fn slices_lead_to_activators_from_before_the_last_pods_leave_until_pods_are_read
 #[test]
 fn the_last_pods_stay_until_a_slice_leads_to_activators() {
     let mut api_server = scaled(DEPLOYMENT);
-    let activator = NamespacedName::new("knative-serving", "activator-1");
     // Only the machine of the leader does not know the slice.
     api_server.decide("web", 0);
     let slice = ControllerEvent::ObjectObserved {
@@ -234,15 +233,43 @@ fn the_last_pods_stay_until_a_slice_leads_to_activators() {
         object: Some(Box::new(slice)),
     });
     assert_eq!(replicas(&api_server, DEPLOYMENT), 0);
-    // Without any activator, there is nothing to wait for.
-    let mut api_server = scaled(DEPLOYMENT);
-    api_server.step(ControllerEvent::ObjectObserved {
-        resource: ResourceKind::Pod,
-        name: activator,
-        object: None,
-    });
-    fall_asleep(&mut api_server);
-    assert_eq!(replicas(&api_server, DEPLOYMENT), 0);
+}
+
+/// Returns the pod of the only activator, as it is while the activator is ready or not.
+fn activator_pod(api_server: &FakeApiServer, is_ready: bool) -> Value {
+    let at = (ResourceKind::Pod, NamespacedName::new("knative-serving", "activator-1"));
+    let mut pod = api_server.objects[&at].clone();
+    let status = if is_ready { "True" } else { "False" };
+    pod["status"]["conditions"][0]["status"] = json!(status);
+    pod
+}
+
+/// Lets the controller observe the only activator; `None`: it was deleted.
+fn observe_activator(api_server: &mut FakeApiServer, pod: Option<Value>) {
+    let activator = NamespacedName::new("knative-serving", "activator-1");
+    let (resource, object) = (ResourceKind::Pod, pod.map(Box::new));
+    api_server.step(ControllerEvent::ObjectObserved { resource, name: activator, object });
+}
+
+#[test]
+fn a_workload_stays_awake_while_no_activator_could_wake_it() {
+    for is_deleted in [true, false] {
+        let mut api_server = scaled(DEPLOYMENT);
+        let present = activator_pod(&api_server, true);
+        let absent = (!is_deleted).then(|| activator_pod(&api_server, false));
+        observe_activator(&mut api_server, absent.clone());
+        fall_asleep(&mut api_server);
+        assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3], "{is_deleted}");
+        observe_activator(&mut api_server, Some(present.clone()));
+        assert_eq!(phases(&api_server), [RoutingPhase::Draining; 3], "{is_deleted}");
+        observe_activator(&mut api_server, absent.clone());
+        assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3], "they serve again");
+        observe_activator(&mut api_server, Some(present));
+        advance(&mut api_server, 301);
+        assert_eq!(replicas(&api_server, DEPLOYMENT), 0, "{is_deleted}");
+        observe_activator(&mut api_server, absent);
+        assert_eq!(replicas(&api_server, DEPLOYMENT), 0, "it goes on sleeping");
+    }
 }
 
 #[test]
