@@ -458,3 +458,21 @@ async fn a_connection_waits_for_the_table_to_name_its_service() {
     assert_eq!(read_rest(&mut client).await, "");
     wait_until(|| ended(&fixture, "complete") == 1.0).await;
 }
+
+#[tokio::test]
+async fn a_pod_that_resets_a_connection_before_any_byte_is_not_replaced_by_another() {
+    let mut fixture = tcp_fixture().await;
+    let ((one, mut at_one), (two, mut at_two)) =
+        (start_handing_pod().await, start_handing_pod().await);
+    fixture.add_ready_pod("one", one);
+    fixture.add_ready_pod("two", two);
+    let mut client = fixture.connect().await;
+    let stream = tokio::select! {
+        stream = at_one.recv() => stream,
+        stream = at_two.recv() => stream,
+    };
+    reset(stream.unwrap());
+    assert_reset(&mut client).await;
+    wait_until(|| (ended(&fixture, "reset"), at_pods(&fixture)) == (1.0, 0)).await;
+    assert!(at_one.try_recv().is_err() && at_two.try_recv().is_err(), "there is no other try");
+}
