@@ -32,6 +32,8 @@ pub(super) fn requested_replicas(
         None => binding.replicas,
         // At a port that no activator serves, nothing would wake the workload.
         Some(0) if !has_all_ports(scaled) => binding.replicas,
+        // There may be requests that nothing counts.
+        Some(0) if has_uncounted_ports(revision, context) => binding.replicas,
         Some(0) => 0,
         // Above 0 the number belongs to the HorizontalPodAutoscaler.
         Some(_) if has_hpa && binding.replicas > 0 => binding.replicas,
@@ -48,6 +50,14 @@ pub(super) fn requested_replicas(
     let is_sleepless = scaled.foreign_writes.is_managed && binding.replicas > 0;
     let sleepless = if is_sleepless { binding.wake_replicas() } else { 0 };
     decided.max(kept.map_or(0, |(pods, _)| pods)).max(sleepless)
+}
+
+/// Returns true if the agent of a pod reports without counting all ports of the pod, as one of an earlier release does.
+/// A pod without a report is not one of these: its node may be gone.
+fn has_uncounted_ports(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
+    let reports = &context.cluster.pods.reports;
+    let mut pods = revision.pods.iter().filter(|pod| !pod.is_terminating());
+    pods.any(|pod| reports.get(&*pod.uid).is_some_and(|report| !report.counts_all_ports))
 }
 
 /// Returns true if each port of the Service has its own at the activators.
