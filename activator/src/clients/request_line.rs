@@ -5,8 +5,8 @@ use http::Method;
 /// Number of bytes in which the line has to end. It is more than browsers and proxies commonly send.
 pub const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
-/// Returns true if the bytes begin with a complete request line of HTTP/1 (RFC 9112 §3), or with the preface of HTTP/2,
-/// whose first line has the same form.
+/// Returns true if the bytes begin with a complete request line of HTTP/1 (RFC 9112 §3). The preface of HTTP/2 begins
+/// with a line of the same form.
 pub fn has_request_line(bytes: &[u8]) -> bool {
     // Empty lines before it are allowed.
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
