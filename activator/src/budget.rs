@@ -50,7 +50,7 @@ pub const fn memory_mib(request_bytes: usize, response_bytes: usize, connections
     BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
-/// Bounds of the wait queue of one Revision.
+/// Bounds of the wait queue of one Revision. A scaled Service has them for each of its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueBounds {
     /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
@@ -81,7 +81,7 @@ pub struct ClientBudget {
     pub max_client_connections: usize,
     /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
     pub max_resets: u64,
-    /// Bounds of each Revision's wait queue, for all clients together.
+    /// Bounds of each Revision's wait queue, or of each port of a scaled Service, for all clients together.
     pub wait_queue: WaitQueueBounds,
 }
 

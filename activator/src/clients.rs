@@ -6,6 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
+//! | [`request_line`] | pure: recognition of HTTP by its first line |
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
 //! | [`connections`], [`head_charge`] | memory of each connection, and the requests to refuse; charge of a head |
@@ -16,5 +17,6 @@ pub mod connections;
 pub mod head_charge;
 pub mod http2_frames;
 pub mod reconnect_jitter;
+pub mod request_line;
 pub mod request_targets;
 pub mod socket;

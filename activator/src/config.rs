@@ -118,11 +118,12 @@ pub struct ActivatorConfig {
     )]
     pub admin: SocketAddr,
 
-    /// Requests that may wait for one Revision, 1 to 1000000. Knative's QueueDepth.
+    /// Requests that may wait for one Revision, or for one port of a scaled Service, 1 to 1000000. Knative's
+    /// QueueDepth.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING", default_value_t = 10_000)]
     pub max_waiting: usize,
 
-    /// Bytes that requests waiting for one Revision may hold, 65536 or more.
+    /// Bytes that requests waiting for one Revision, or for one port of a scaled Service, may hold, 65536 or more.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING_BYTES", default_value_t = 64 << 20)]
     pub max_waiting_bytes: usize,
 

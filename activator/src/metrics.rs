@@ -82,7 +82,7 @@ pub enum TcpConnectionEnd {
     Complete,
     /// Client or pod has broken it off.
     Reset,
-    /// No pod took it, for example because none was ready in time.
+    /// No pod took it, for example because none was ready in time, or because the protocol of its port was not known.
     Failed,
     /// The client was gone before a pod took it.
     Cancelled,

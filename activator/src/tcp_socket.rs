@@ -51,6 +51,11 @@ pub fn keep_urgent_inline(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_out_of_band_inline(true)
 }
 
+/// Sets if a close of the connection resets it, or (`false`) ends it in order.
+pub fn set_reset_on_close(stream: &TcpStream, is_reset: bool) -> io::Result<()> {
+    SockRef::from(stream).set_linger(is_reset.then_some(Duration::ZERO))
+}
+
 /// Closes the sending half of a connection.
 pub fn close_sending_half(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).shutdown(Shutdown::Write)

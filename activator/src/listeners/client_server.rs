@@ -43,10 +43,11 @@ use crate::{
         forwarder::RequestForwarder, response_body::ClientResponseBody,
         watched_body::ClientWatchedBody,
     },
-    routes::service::RoutedService,
+    routes::service::{PortProtocol, RoutedService},
 };
 
 mod accept;
+mod port_protocol;
 
 /// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -63,6 +64,17 @@ pub struct ClientConnectionServer {
     http2: http2::Builder<TokioExecutor>,
     /// Time of the last warning that connections cannot be accepted.
     last_warning: Mutex<Option<Instant>>,
+}
+
+/// Protocol of a connection at its accept.
+#[derive(Debug)]
+enum AcceptedProtocol {
+    /// It brings requests of HTTP.
+    Http,
+    /// It is one request of raw TCP for this service, and the guard counts it as such.
+    RawTcp(Arc<RoutedService>, ActiveRequestGuard),
+    /// The RouteTable does not name it yet.
+    Unknown,
 }
 
 impl ClientConnectionServer {
@@ -101,17 +113,30 @@ impl ClientConnectionServer {
         &self.connections
     }
 
-    /// Serves a connection; `edge` is the policy at its accept. `tcp_request` is the service of a raw TCP connection,
-    /// with the guard by which it counts as a request.
+    /// Serves a connection; `edge` is the policy at its accept.
     async fn serve_connection(
         &self,
         mut stream: TcpStream,
         entrypoint: Entrypoint,
         peer: SocketAddr,
         client_connection: Arc<ClientConnection>,
-        tcp_request: Option<(Arc<RoutedService>, ActiveRequestGuard)>,
+        protocol: AcceptedProtocol,
         edge: &EdgeSettings,
     ) -> Result<(), hyper::Error> {
+        let tcp_request = match protocol {
+            AcceptedProtocol::Http => None,
+            AcceptedProtocol::RawTcp(service, request_guard) => Some((service, request_guard)),
+            // Boxed, so that a connection whose protocol is known holds no memory for it.
+            AcceptedProtocol::Unknown => {
+                match Box::pin(self.wait_for_protocol(&stream, entrypoint)).await {
+                    PortProtocol::Http => None,
+                    PortProtocol::RawTcp(service) => {
+                        Some((service, client_connection.start_request()))
+                    }
+                    PortProtocol::Unknown => return Ok(()),
+                }
+            }
+        };
         if let Some((service, _request_guard)) = tcp_request {
             let client = peer.ip().to_canonical();
             let served = self.forwarder.serve_tcp(stream, &service, client, &client_connection);

@@ -3,6 +3,9 @@
 //! A full accept queue drops SYNs, and the kernel repeats a SYN only after a second. Therefore a dial without an early
 //! SYN-ACK is repeated on a second socket, then on a third. The first socket that is connected wins, and the others are
 //! closed unused. Nothing is sent before one has won, so nothing is sent twice.
+//!
+//! A dial of raw TCP has one socket only. A server that speaks first notices a socket that is closed unused, and may
+//! count it against its client: MySQL does, up to `max_connect_errors`.
 
 use std::time::Duration;
 
@@ -12,10 +15,14 @@ pub const FIRST_RETRY_DELAY: Duration = Duration::from_millis(5);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of sockets of one dial: 5 + 10 + … + 640 + 1000 · 8 ms, about 9 s.
 const MAX_SOCKETS: u32 = 16;
+/// Time without a SYN-ACK after which a dial of one socket ends. The kernel repeats its SYN after 1, 3 and 7 s.
+const ONE_SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of one dial.
 #[derive(Debug, Default)]
 pub struct PodDial {
+    /// True if it has one socket only.
+    has_one_socket: bool,
     /// Number of sockets opened so far.
     attempts: u32,
     /// Number of these sockets that have not failed.
@@ -51,6 +58,11 @@ pub enum DialAction {
 }
 
 impl PodDial {
+    /// Creates a dial that opens no second socket, however long the first one is unanswered.
+    pub fn with_one_socket() -> Self {
+        Self { has_one_socket: true, ..Self::default() }
+    }
+
     /// Applies one event. Returns the next action, which is always `Wait` after `UseSocket` or `GiveUp`.
     pub fn step(&mut self, event: DialEvent) -> DialAction {
         if self.is_finished {
@@ -77,13 +89,17 @@ impl PodDial {
     }
 
     fn open_socket(&mut self) -> DialAction {
-        if self.attempts == MAX_SOCKETS {
+        let max_sockets = if self.has_one_socket { 1 } else { MAX_SOCKETS };
+        if self.attempts == max_sockets {
             return self.finish(DialAction::GiveUp);
         }
-        let wait = FIRST_RETRY_DELAY * 2u32.pow(self.attempts);
+        let wait = match self.has_one_socket {
+            true => ONE_SOCKET_TIMEOUT,
+            false => (FIRST_RETRY_DELAY * 2u32.pow(self.attempts)).min(MAX_RETRY_DELAY),
+        };
         self.attempts += 1;
         self.sockets_alive += 1;
-        DialAction::Open(wait.min(MAX_RETRY_DELAY))
+        DialAction::Open(wait)
     }
 
     fn finish(&mut self, action: DialAction) -> DialAction {
@@ -115,6 +131,15 @@ mod tests {
         }
         assert_eq!(dial.attempts(), 16);
         assert_eq!(spent, Duration::from_millis(9_275));
+    }
+
+    #[test]
+    fn a_dial_of_one_socket_opens_no_second_one() {
+        let mut dial = PodDial::with_one_socket();
+        let opened = dial.step(DialEvent::TimerElapsed);
+        assert_eq!(opened, DialAction::Open(Duration::from_secs(10)));
+        assert_eq!(dial.step(DialEvent::TimerElapsed), DialAction::GiveUp);
+        assert_eq!(dial.attempts(), 1);
     }
 
     #[test]

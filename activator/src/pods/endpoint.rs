@@ -229,7 +229,11 @@ impl PodEndpoint {
         // one does.
         let notify_first = || loop {
             let first = self.lock_pool().on_late_dial();
-            if first.is_none_or(|waiter| waiter.send(Err(PodDialError::Unanswered)).is_ok()) {
+            let Some(first) = first else {
+                // A server of raw TCP would notice a connection that is closed unused.
+                return self.protocol == AppProtocol::Tcp;
+            };
+            if first.send(Err(PodDialError::Unanswered)).is_ok() {
                 return false;
             }
         };
@@ -300,7 +304,7 @@ impl PodEndpoint {
     }
 
     async fn open_connection(&self, protocol: AppProtocol) -> io::Result<PodConnection> {
-        let (stream, sockets) = run_dial(self.key.address).await?;
+        let (stream, sockets) = run_dial(self.key.address, protocol).await?;
         if sockets > 1 {
             self.settings.metrics.dial_repeats.inc_by(u64::from(sockets - 1));
             info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
@@ -323,8 +327,12 @@ fn fail_waiters(waiters: impl IntoIterator<Item = PodConnectionWaiter>, error: &
 }
 
 /// Runs one [`PodDial`]. Returns the connection and the number of sockets opened for it.
-async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
-    let (mut dial, mut open) = (PodDial::default(), FuturesUnordered::new());
+async fn run_dial(address: SocketAddr, protocol: AppProtocol) -> io::Result<(TcpStream, u32)> {
+    let mut dial = match protocol {
+        AppProtocol::Http1 | AppProtocol::H2c => PodDial::default(),
+        AppProtocol::Tcp => PodDial::with_one_socket(),
+    };
+    let mut open = FuturesUnordered::new();
     let (mut event, mut connected) = (DialEvent::TimerElapsed, None);
     let mut last_error = io::Error::from(io::ErrorKind::TimedOut);
     let wait = tokio::time::sleep(Duration::ZERO);

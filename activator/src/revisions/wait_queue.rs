@@ -5,7 +5,8 @@
 //! whenever a call returns, either no request waits or no pod has capacity.
 //!
 //! A pod of a scaled Service counts as one pod for each port of the Service, with requests and pauses of its own.
-//! Requests for a port go to the pods that have it, and wait for no other port. The bounds hold for all ports together.
+//! Requests for a port go to the pods that have it, and wait for no other port. Each port has the bounds for itself: one
+//! that no pod serves may be full, and refuses no request for another one. Bounds over all Revisions limit the memory.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -84,13 +85,21 @@ pub struct WaitQueue<W> {
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
     waiting: BTreeMap<QueuePlace, QueuedWaiter<W>>,
-    waiting_bytes: usize,
+    /// Amounts that wait for each port; without an entry none does.
+    waiting_by_port: BTreeMap<Option<NonZeroU16>, WaitingAmount>,
     last_arrival: u64,
 }
 
 #[derive(Debug)]
 struct QueuedWaiter<W> {
     waiter: W,
+    bytes: usize,
+}
+
+/// Number and bytes of the requests that wait for one port.
+#[derive(Clone, Copy, Debug, Default)]
+struct WaitingAmount {
+    requests: usize,
     bytes: usize,
 }
 
@@ -108,7 +117,7 @@ impl<W> WaitQueue<W> {
             last_pause: 0,
             round_robin_cursor: 0,
             waiting: BTreeMap::new(),
-            waiting_bytes: 0,
+            waiting_by_port: BTreeMap::new(),
             last_arrival: 0,
         }
     }
@@ -137,18 +146,20 @@ impl<W> WaitQueue<W> {
         Some(load.key)
     }
 
-    /// Puts a request of `bytes` bytes into the queue, at its place. Fails if a bound is reached.
+    /// Puts a request of `bytes` bytes into the queue, at its place. Fails if its port has reached a bound.
     pub fn enqueue(
         &mut self,
         place: QueuePlace,
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
-        let total_bytes = self.waiting_bytes.saturating_add(bytes);
-        if self.waiting.len() >= self.max_waiting() || total_bytes > self.bounds.max_bytes {
+        let before = self.waiting_by_port.get(&place.service_port).copied().unwrap_or_default();
+        let total_bytes = before.bytes.saturating_add(bytes);
+        if before.requests >= self.max_waiting() || total_bytes > self.bounds.max_bytes {
             return Err(WaitQueueFull);
         }
-        self.waiting_bytes = total_bytes;
+        let amount = WaitingAmount { requests: before.requests + 1, bytes: total_bytes };
+        self.waiting_by_port.insert(place.service_port, amount);
         self.waiting.insert(place, QueuedWaiter { waiter, bytes });
         Ok(())
     }
@@ -156,13 +167,19 @@ impl<W> WaitQueue<W> {
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
     pub fn remove_waiter(&mut self, place: QueuePlace) -> Option<W> {
         let removed = self.waiting.remove(&place)?;
-        self.waiting_bytes -= removed.bytes;
+        if let Some(amount) = self.waiting_by_port.get_mut(&place.service_port) {
+            amount.requests -= 1;
+            amount.bytes -= removed.bytes;
+            if amount.requests == 0 {
+                self.waiting_by_port.remove(&place.service_port);
+            }
+        }
         Some(removed.waiter)
     }
 
     /// Empties the queue, because no pod will ever have capacity. Returns all waiters.
     pub fn drain_waiters(&mut self) -> Vec<W> {
-        self.waiting_bytes = 0;
+        self.waiting_by_port.clear();
         std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
     }
 
@@ -320,8 +337,8 @@ impl<W> WaitQueue<W> {
         open.chain(self.closed_pods.values().copied()).map(u64::from).sum()
     }
 
-    /// Number of requests that may wait now. Example: with the bound 10,000 and two pods with containerConcurrency 4,
-    /// 10,080 requests may wait.
+    /// Number of requests that may wait now for one port. Example: with the bound 10,000 and two pods with
+    /// containerConcurrency 4, 10,080 requests may wait. Pods of a scaled Service have no hard limit.
     fn max_waiting(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         // Paused pods count too, so that a short pause does not lower the bound.
@@ -340,9 +357,8 @@ impl<W> WaitQueue<W> {
         while let Some(place) = self.next_place() {
             let pod = self.admit(place.service_port, random());
             let pod = pod.expect("a pod for that port has capacity: `next_place` found one");
-            let first = self.waiting.remove(&place).expect("`next_place` returns one that waits");
-            self.waiting_bytes -= first.bytes;
-            out.push((first.waiter, pod));
+            let first = self.remove_waiter(place).expect("`next_place` returns one that waits");
+            out.push((first, pod));
         }
         out
     }

@@ -61,14 +61,15 @@ impl From<Arc<RoutedService>> for ServiceMatch {
 
 impl RoutedService {
     /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, it is so if
-    /// all of its Revisions in the table speak raw TCP, and there is one.
-    pub fn takes_raw_tcp(&self) -> bool {
+    /// all of its Revisions in the table speak raw TCP. `None`: the table contains none of its Revisions.
+    pub fn takes_raw_tcp(&self) -> Option<bool> {
         let is_tcp = |protocol: AppProtocol| protocol == AppProtocol::Tcp;
-        let mut known = self.targets.iter().filter_map(|it| it.revision.protocol()).peekable();
-        match self.protocol {
-            Some(protocol) => is_tcp(protocol),
-            None => known.peek().is_some() && known.all(is_tcp),
+        if let Some(protocol) = self.protocol {
+            return Some(is_tcp(protocol));
         }
+        let mut known = self.targets.iter().filter_map(|it| it.revision.protocol());
+        let first = known.next()?;
+        Some(is_tcp(first) && known.all(is_tcp))
     }
 
     /// Name of the Kubernetes Service, without the port of a scaled one.
@@ -90,6 +91,17 @@ impl RoutedService {
         let own = self.hosts.get(at).map(AsRef::as_ref);
         own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
     }
+}
+
+/// Protocol of the connections to a port of the activator.
+#[derive(Clone, Debug)]
+pub enum PortProtocol {
+    /// They bring requests of HTTP.
+    Http,
+    /// Each is one request of raw TCP for this service.
+    RawTcp(Arc<RoutedService>),
+    /// The RouteTable does not name it: the service of the port is missing, or all of its Revisions are.
+    Unknown,
 }
 
 /// Share of one Revision in the traffic of a service.

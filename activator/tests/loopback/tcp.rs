@@ -369,19 +369,29 @@ async fn no_host_routes_http_to_a_service_of_raw_tcp() {
     assert_eq!(fixture.waiting_totals(), (0, 0));
 }
 
-/// The listener of all ports has no entrypoint: the port that the client has connected to names the service.
-#[tokio::test]
-async fn the_listener_of_all_ports_takes_raw_tcp_too() {
-    let mut fixture = tcp_fixture().await;
+/// Starts a listener as the one of all ports. No service has its port.
+async fn start_listener_of_all_ports(fixture: &ActivatorFixture) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = Arc::clone(&fixture.activator.server);
     let stop = fixture.shutdown.clone();
     tokio::spawn(server.run_listener(listener, None, stop));
+    address
+}
+
+fn move_service_to(fixture: &mut ActivatorFixture, address: SocketAddr) {
     fixture.apply_change(|table| {
         let port = address.port().try_into().unwrap();
         table.services.get_mut(&service()).unwrap().activator_port = port;
     });
+}
+
+/// The listener of all ports has no entrypoint: the port that the client has connected to names the service.
+#[tokio::test]
+async fn the_listener_of_all_ports_takes_raw_tcp_too() {
+    let mut fixture = tcp_fixture().await;
+    let address = start_listener_of_all_ports(&fixture).await;
+    move_service_to(&mut fixture, address);
     let mut client = TcpStream::connect(address).await.unwrap();
     fixture.wait_for_queued(1).await;
     fixture.add_ready_pod("p", start_pod_with(|stream, _| greet_and_echo(stream)).await);
@@ -408,4 +418,61 @@ async fn a_persistent_connection_of_http_gets_an_error_once_its_service_takes_ra
     client.write_all(GET.as_bytes()).await.unwrap();
     let mut pod = streams.recv().await.unwrap();
     assert_eq!(read_until(&mut pod, "\r\n\r\n").await, GET);
+}
+
+/// Their clients would take bytes of HTTP for those of their server.
+#[tokio::test]
+async fn a_connection_of_no_known_protocol_is_reset_unless_it_brings_http() {
+    let mut fixture = tcp_fixture().await;
+    let unknown_port = start_listener_of_all_ports(&fixture).await;
+    fixture.apply_change(|table| table.revisions.clear());
+    let mut clients = Vec::new();
+    // No service has the first port, and the Revision of the service at the second one is missing.
+    for address in [unknown_port, SocketAddr::from((Ipv4Addr::LOCALHOST, fixture.port))] {
+        for sent in ["", "\0\u{4}bytes\r\n\r\n", "GET / HTTP/1.1"] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(sent.as_bytes()).await.unwrap();
+            clients.push(client);
+        }
+        let response = fixture.exchange_at(address, GET).await;
+        assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
+    }
+    for client in &mut clients {
+        assert_reset(client).await;
+    }
+    wait_until(|| ended(&fixture, "failed") == 6.0).await;
+}
+
+#[tokio::test]
+async fn a_connection_waits_for_the_table_to_name_its_service() {
+    let mut fixture = tcp_fixture().await;
+    let address = start_listener_of_all_ports(&fixture).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    wait_until(|| fixture.metric("rouse_activator_client_connections") == 1.0).await;
+    move_service_to(&mut fixture, address);
+    fixture.wait_for_queued(1).await;
+    fixture.add_ready_pod("p", start_pod_with(|stream, _| greet_and_echo(stream)).await);
+    assert_served(&mut client).await;
+    // Its end is no reset, although one would have ended the wait.
+    client.shutdown().await.unwrap();
+    assert_eq!(read_rest(&mut client).await, "");
+    wait_until(|| ended(&fixture, "complete") == 1.0).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_resets_a_connection_before_any_byte_is_not_replaced_by_another() {
+    let mut fixture = tcp_fixture().await;
+    let ((one, mut at_one), (two, mut at_two)) =
+        (start_handing_pod().await, start_handing_pod().await);
+    fixture.add_ready_pod("one", one);
+    fixture.add_ready_pod("two", two);
+    let mut client = fixture.connect().await;
+    let stream = tokio::select! {
+        stream = at_one.recv() => stream,
+        stream = at_two.recv() => stream,
+    };
+    reset(stream.unwrap());
+    assert_reset(&mut client).await;
+    wait_until(|| (ended(&fixture, "reset"), at_pods(&fixture)) == (1.0, 0)).await;
+    assert!(at_one.try_recv().is_err() && at_two.try_recv().is_err(), "there is no other try");
 }

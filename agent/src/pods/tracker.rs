@@ -515,6 +515,8 @@ impl TrackedPod {
             in_flight: self.kernel_state.in_flight,
             listening_since_ns: self.listening_since_ns,
             not_ready_reason: self.not_ready_reason(),
+            // The counts of a pod with one port are complete as soon as there are any.
+            counts_all_ports: self.pod.ports.is_empty() || self.is_registered,
         }
     }
 

@@ -165,6 +165,7 @@ mod tests {
             in_flight,
             listening_since_ns: 1,
             not_ready_reason: String::new(),
+            counts_all_ports: true,
         }
     }
 

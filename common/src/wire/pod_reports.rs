@@ -53,4 +53,7 @@ pub struct PodObservation {
     pub listening_since_ns: u64,
     /// Reason for not being ready, for the user; empty when there is no error.
     pub not_ready_reason: String,
+    /// True if the requests at all ports that the RouteTable names for the pod are counted. An agent of an earlier
+    /// release counts those at the serving port only, and states nothing.
+    pub counts_all_ports: bool,
 }

@@ -133,6 +133,7 @@ fn ready_observation(uid: &str, wake: usize) -> PodReportItem {
         in_flight: 0,
         listening_since_ns: 1,
         not_ready_reason: String::new(),
+        counts_all_ports: true,
     })
 }
 

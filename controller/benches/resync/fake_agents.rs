@@ -95,6 +95,7 @@ async fn report_pods(
             in_flight: 0,
             listening_since_ns: 1,
             not_ready_reason: String::new(),
+            counts_all_ports: true,
         };
         outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(observation));
     }

@@ -15,11 +15,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::ClientConnectionServer;
+use super::{AcceptedProtocol, ClientConnectionServer};
 use crate::{
     clients::connections::ClientConnection,
     entrypoint::Entrypoint,
-    routes::service::RoutedService,
+    routes::service::PortProtocol,
     tcp_socket::{self, ResettingStream},
 };
 
@@ -80,16 +80,23 @@ impl ClientConnectionServer {
         // Read once for the whole connection: a change of the policy would count it with two clients, or with none.
         let edge = self.forwarder.edge_policy.current();
         let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
-        let tcp_service = self.tcp_service(entrypoint);
+        let protocol = self.entrypoint_protocol(entrypoint);
         let Some(client_connection) = self.connections.register().filter(is_allowed) else {
-            if tcp_service.is_some() {
+            if !matches!(protocol, PortProtocol::Http) {
                 // To a client of raw TCP an orderly end would look like an empty stream.
                 drop(ResettingStream::new(stream));
             }
             return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
         };
-        // It is a request from now on. Idle until its task runs, it would be closed in favour of the next connection.
-        let tcp_request = tcp_service.map(|service| (service, client_connection.start_request()));
+        let protocol = match protocol {
+            PortProtocol::Http => AcceptedProtocol::Http,
+            // It is a request from now on. Idle until its task runs, it would be closed in favour of the next
+            // connection.
+            PortProtocol::RawTcp(service) => {
+                AcceptedProtocol::RawTcp(service, client_connection.start_request())
+            }
+            PortProtocol::Unknown => AcceptedProtocol::Unknown,
+        };
         let server = Arc::clone(self);
         self.forwarder.tasks.spawn(async move {
             server.forwarder.metrics.client_connections.inc();
@@ -101,7 +108,7 @@ impl ClientConnectionServer {
                 entrypoint,
                 peer,
                 client_connection,
-                tcp_request,
+                protocol,
                 &edge,
             );
             tokio::select! {
@@ -112,14 +119,6 @@ impl ClientConnectionServer {
             }
             server.forwarder.metrics.client_connections.dec();
         });
-    }
-
-    /// Service of an entrypoint whose connections are raw TCP; `None`: they are HTTP.
-    fn tcp_service(&self, entrypoint: Entrypoint) -> Option<Arc<RoutedService>> {
-        match entrypoint {
-            Entrypoint::Service(port) => self.forwarder.tcp_service_by_port(port),
-            Entrypoint::Internal | Entrypoint::External => None,
-        }
     }
 
     /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.

@@ -84,3 +84,24 @@ async fn a_late_dial_tells_the_first_request_that_still_waits() {
     assert!(matches!(error, PodDialError::Unanswered), "{error}");
     assert!(started.elapsed() < LATE_DIAL_TIMEOUT * 2, "{:?}", started.elapsed());
 }
+
+/// A server of raw TCP that speaks first would notice each socket that is closed unused.
+#[tokio::test]
+async fn an_unanswered_dial_of_raw_tcp_opens_no_second_socket() {
+    for protocol in PROTOCOLS {
+        let (listener, address, _plugs) = start_silent_listener().await;
+        let pod = create_pod(address, protocol);
+        tokio::time::pause();
+        let dialling = Arc::clone(&pod);
+        let dialled = tokio::spawn(async move { dialling.connect(protocol, || false).await });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The two connections that fill the accept queue make room, and the kernel repeats the SYN of the socket.
+        for _ in 0..2 {
+            listener.accept().await.unwrap();
+        }
+        tokio::time::resume();
+        dialled.await.unwrap().unwrap();
+        let has_repeated = pod.settings.metrics.dial_repeats.get() > 0;
+        assert_eq!(has_repeated, protocol != AppProtocol::Tcp, "{protocol:?}");
+    }
+}

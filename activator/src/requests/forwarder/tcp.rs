@@ -30,7 +30,7 @@ use crate::{
         tcp_relay::relay_tcp,
     },
     revisions::revision::{ActivatorRevision, PodPermit, QueueEntry},
-    routes::service::RoutedService,
+    routes::service::{PortProtocol, RoutedService},
     tcp_socket::{self, ResettingStream},
 };
 
@@ -62,9 +62,14 @@ impl Drop for TcpConnectionGuard<'_> {
 }
 
 impl RequestForwarder {
-    /// Service behind a port of the activator, if its connections are raw TCP. `None`: it takes HTTP, or there is none.
-    pub fn tcp_service_by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
-        self.routes.service_by_port(port).filter(|service| service.takes_raw_tcp())
+    /// Protocol of the connections to a port of the activator, as the RouteTable names it now.
+    pub fn port_protocol(&self, port: u16) -> PortProtocol {
+        let Some(service) = self.routes.service_by_port(port) else { return PortProtocol::Unknown };
+        match service.takes_raw_tcp() {
+            Some(true) => PortProtocol::RawTcp(service),
+            Some(false) => PortProtocol::Http,
+            None => PortProtocol::Unknown,
+        }
     }
 
     /// Serves a raw TCP connection until it has ended. The caller counts it as a request of `connection` meanwhile: one

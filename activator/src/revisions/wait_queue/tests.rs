@@ -311,14 +311,24 @@ fn a_pause_at_one_port_concerns_no_other_port_of_the_pod() {
 }
 
 #[test]
-fn the_bounds_hold_for_all_ports_together() {
+fn a_full_port_refuses_no_request_for_another_one() {
+    let [http, postgres] = [80, 5432].map(NonZeroU16::new);
     let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
-    let places = [80, 443, 5432].map(|port| queue.wait_queue.assign_place(NonZeroU16::new(port)));
-    assert_eq!(queue.enqueue(places[0], 6, ()), Ok(()));
-    assert_eq!(queue.enqueue(places[1], 5, ()), Err(WaitQueueFull));
-    assert_eq!(queue.enqueue(places[1], 4, ()), Ok(()));
-    assert_eq!(queue.enqueue(places[2], 0, ()), Err(WaitQueueFull));
-    assert_eq!(queue.wait_queue.drain_waiters().len(), 2);
+    let places =
+        [http, http, http, postgres, postgres].map(|port| queue.wait_queue.assign_place(port));
+    assert_eq!(queue.enqueue(places[0], 6, 1), Ok(()));
+    assert_eq!(queue.enqueue(places[1], 5, 2), Err(WaitQueueFull), "too many bytes");
+    assert_eq!(queue.enqueue(places[1], 4, 2), Ok(()));
+    assert_eq!(queue.enqueue(places[2], 0, 3), Err(WaitQueueFull), "too many requests");
+    assert_eq!(queue.enqueue(places[3], 10, 4), Ok(()));
+    assert_eq!(queue.enqueue(places[4], 1, 5), Err(WaitQueueFull), "this port is full too");
+    // A pod of one port makes room there only.
+    let pod = pod_port(1, postgres);
+    assert_eq!(queue.on_routes([pod], 0, || 0), [(4, pod)]);
+    assert_eq!(queue.enqueue(places[4], 10, 5), Ok(()));
+    assert_eq!(queue.enqueue(places[2], 0, 3), Err(WaitQueueFull));
+    assert_eq!(queue.wait_queue.drain_waiters().len(), 3);
+    assert_eq!(queue.enqueue(places[2], 10, 3), Ok(()), "the queue is empty");
 }
 
 #[derive(Clone, Debug)]
@@ -398,7 +408,8 @@ impl WaitQueueModel {
             self.waiting.insert(at, (place, name));
         } else {
             let of_pods = self.ready.len() * usize::try_from(self.limit).unwrap_or(0) * 10;
-            assert!(self.waiting.len() >= 5 + of_pods, "refused only when full");
+            let for_port = self.waiting.iter().filter(|(other, _)| other.service_port == port);
+            assert!(for_port.count() >= 5 + of_pods, "refused only when full");
             self.ended.push(name);
         }
     }

@@ -106,6 +106,7 @@ fn idle() -> PodObservation {
         in_flight: 0,
         listening_since_ns: 0,
         not_ready_reason: "nothing listens on port 8080 yet".into(),
+        counts_all_ports: true,
     }
 }
 

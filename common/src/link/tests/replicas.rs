@@ -230,6 +230,7 @@ fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
         in_flight: 0,
         listening_since_ns: 1,
         not_ready_reason: String::new(),
+        counts_all_ports: true,
     };
     (PodReportKey::Pod(uid.into()), PodReportItem::Observed(observation))
 }

@@ -97,6 +97,7 @@ impl TryFrom<raw::PodSeen> for PodObservation {
             in_flight: message.in_flight,
             listening_since_ns: message.listening_since_ns,
             not_ready_reason: message.trouble,
+            counts_all_ports: message.counts_all_ports,
         })
     }
 }
@@ -114,6 +115,7 @@ impl From<PodObservation> for raw::PodSeen {
             listening_since_ns: value.listening_since_ns,
             trouble: value.not_ready_reason,
             also: value.other_family_address.map(address_octets).unwrap_or_default(),
+            counts_all_ports: value.counts_all_ports,
         }
     }
 }

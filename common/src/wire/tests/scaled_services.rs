@@ -264,6 +264,15 @@ fn pod_ports() -> impl Strategy<Value = Vec<PodPort>> {
     })
 }
 
+#[test]
+fn only_an_agent_that_says_so_counts_all_ports() {
+    let earlier = raw::PodSeen { uid: "p".into(), ..raw::PodSeen::default() };
+    let seen = PodObservation::try_from(earlier).expect("valid");
+    assert!(!seen.counts_all_ports);
+    let counted = PodObservation { counts_all_ports: true, ..seen };
+    assert_eq!(PodObservation::try_from(raw::PodSeen::from(counted.clone())), Ok(counted));
+}
+
 proptest! {
     #[test]
     fn each_service_arrives_as_it_was_sent(service in services()) {

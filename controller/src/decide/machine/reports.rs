@@ -325,6 +325,9 @@ impl ControllerStateMachine {
         let changes_only_count = last_report.is_some_and(|report| {
             *report == PodObservation { in_flight: report.in_flight, ..observation.clone() }
         });
+        // A workload sleeps only if all of its ports are counted. What is not reported does not keep it awake.
+        let changes_counted_ports =
+            last_report.is_none_or(|it| it.counts_all_ports) != observation.counts_all_ports;
         // Most reports change only counts, which need no plan.
         let old_addresses = if changes_only_count {
             None
@@ -334,7 +337,8 @@ impl ControllerStateMachine {
         self.cluster.pods.reports.insert(uid.clone(), observation);
         // After a restart, agents report every pod in a state that the kubelet has already reported.
         let needs_no_plan = changes_only_count
-            || old_addresses.is_some()
+            || !changes_counted_ports
+                && old_addresses.is_some()
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
         if !needs_no_plan || (idle && self.draining_apps.contains(&app)) {
             self.reconcile_app(&app, now);

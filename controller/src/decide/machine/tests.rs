@@ -211,6 +211,7 @@ pub(crate) fn pod_seen(uid: &str) -> PodObservation {
         in_flight: 0,
         listening_since_ns: 1,
         not_ready_reason: String::new(),
+        counts_all_ports: true,
     }
 }
 

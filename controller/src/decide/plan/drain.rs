@@ -16,15 +16,21 @@ pub(super) fn stop_drained_pods(
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
+    let has_several_ports = revision.is_scaled_service;
     // A pod that another client deleted drains too, but Kubernetes stops it.
     for pod in revision.pods.iter_mut().filter(|pod| !pod.is_terminating()) {
-        if can_stop(pod, context, timer) {
+        if can_stop(pod, has_several_ports, context, timer) {
             pod.stage = PodStage::Stopping { since: context.now };
         }
     }
 }
 
-fn can_stop(pod: &RevisionPod, context: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
+fn can_stop(
+    pod: &RevisionPod,
+    has_several_ports: bool,
+    context: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) -> bool {
     let PodStage::Draining { since } = pod.stage else { return false };
     let grace = context.template.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     // The grace period bounds the drain even if agents keep on reporting requests.
@@ -34,8 +40,10 @@ fn can_stop(pod: &RevisionPod, context: &RevisionPlanContext<'_>, timer: &mut Pl
     let is_acknowledged = context.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
         || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), context.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
+    // An agent of an earlier release does not know whether the other ports of the pod are idle.
     let is_idle = |report: &common::wire::PodObservation| {
-        report.drained || (!report.listening && report.in_flight == 0)
+        (report.counts_all_ports || !has_several_ports)
+            && (report.drained || (!report.listening && report.in_flight == 0))
     };
     is_acknowledged && context.cluster.pods.reports.get(&*pod.uid).is_some_and(is_idle)
 }

@@ -149,6 +149,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 in_flight: load.into(),
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
+                counts_all_ports: true,
             };
             ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }

@@ -113,6 +113,7 @@ fn ready_pod_report(uid: &str) -> PodReportItem {
         in_flight: 0,
         listening_since_ns: 1,
         not_ready_reason: String::new(),
+        counts_all_ports: true,
     })
 }
 

@@ -105,14 +105,20 @@ fn a_change_of_ports_registers_the_pod_again_and_leaves_it_ready() {
     assert_eq!(pods.step(now, update(database_pod())), [], "nothing changed");
     let mut more = database_pod();
     more.ports.push(fixtures::pod_port(9000, 9000, AppProtocol::Http1));
-    assert_eq!(pods.step(now, update(more)), register, "no report: it stays ready");
+    let states = |actions: Vec<PodTrackerAction>| -> Vec<(bool, bool)> {
+        reports(actions).into_iter().map(|it| (it.ready, it.counts_all_ports)).collect()
+    };
+    let actions = pods.step(now, update(more));
+    assert_eq!(actions[..1], register);
+    assert_eq!(states(actions), [(true, false)], "it stays ready, with a port that is not counted");
     // A process may listen on the new port since before the registration.
     let registered = pods.step(now, PodTrackerEvent::Registered("a".into()));
     assert_eq!(registered, [inspect_again()]);
-    inspect(&mut pods, now, &["0.0.0.0:8080", "0.0.0.0:9000"]);
+    let actions = inspect(&mut pods, now, &["0.0.0.0:8080", "0.0.0.0:9000"]);
+    assert_eq!(states(actions), [(true, true)]);
     assert_eq!(pods.unseen_ports("a"), BTreeSet::from([9000]));
     let fewer = wire::PodEntry { ports: Vec::new(), ..database_pod() };
-    assert_eq!(pods.step(now, update(fewer)), register);
+    assert_eq!(pods.step(now, update(fewer)), register, "no report: nothing changed in it");
     assert_eq!(pods.unseen_ports("a"), BTreeSet::new());
     let outdated = PodTrackerEvent::RegistrationOutdated("a".into());
     assert_eq!(pods.step(now, outdated), register, "its Revision changed");

@@ -47,6 +47,10 @@ fn decided_replicas(
     let Some(decided) = revision.scaling.decision.and_then(|it| it.requested_scale) else {
         return binding.replicas;
     };
+    if decided == 0 && binding.replicas > 0 && has_uncounted_ports(revision, context) {
+        // There may be requests that nothing counts.
+        return binding.replicas;
+    }
     if decided == 0 && (binding.replicas == 0 || may_sleep(scaled, context.cluster)) {
         return 0;
     }
@@ -57,6 +61,14 @@ fn decided_replicas(
     let policy = &context.template.policy;
     let wanted = decided.max(binding.user_replicas);
     if policy.max_scale > 0 { wanted.min(policy.max_scale.max(policy.min_scale)) } else { wanted }
+}
+
+/// Returns true if the agent of a pod reports without counting all ports of the pod, as one of an earlier release does.
+/// A pod without a report is not one of these: its node may be gone.
+fn has_uncounted_ports(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
+    let reports = &context.cluster.pods.reports;
+    let mut pods = revision.pods.iter().filter(|pod| !pod.is_terminating());
+    pods.any(|pod| reports.get(&*pod.uid).is_some_and(|report| !report.counts_all_ports))
 }
 
 /// Returns true if a workload that is awake may fall asleep: a request would wake it at each port, and no tool keeps

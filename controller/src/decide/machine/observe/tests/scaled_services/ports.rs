@@ -245,3 +245,61 @@ fn an_affinity_that_a_user_gives_the_service_of_a_name_holds() {
     });
     assert_eq!(affinity(&api_server).2, None);
 }
+
+/// Reports these pods as ready and drained, by an agent that counts all of their ports or not.
+fn report_drained(api_server: &mut FakeApiServer, uids: &[String], counts_all_ports: bool) {
+    for uid in uids {
+        let reporter =
+            ComponentReplica { role: ClientComponent::Agent, name: "n1".into(), node: "n1".into() };
+        let observation = PodObservation {
+            uid: uid.clone(),
+            drained: true,
+            counts_all_ports,
+            ..ready_observation()
+        };
+        api_server.step(ControllerEvent::PodReported { reporter, stream: 1, observation });
+    }
+}
+
+fn pod_uids(api_server: &FakeApiServer) -> Vec<String> {
+    api_server.table().pods.into_keys().collect()
+}
+
+/// An agent of an earlier release counts the requests at one port of each pod.
+#[test]
+fn a_workload_does_not_sleep_until_agents_count_all_of_its_ports() {
+    let mut api_server = scaled(DEPLOYMENT);
+    let uids = pod_uids(&api_server);
+    assert_eq!(uids.len(), 3);
+    report_drained(&mut api_server, &uids, false);
+    fall_asleep(&mut api_server);
+    assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3]);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 3);
+    report_drained(&mut api_server, &uids[1..], true);
+    advance(&mut api_server, 301);
+    assert_eq!(phases(&api_server), [RoutingPhase::Ready; 3], "one may have connections");
+    report_drained(&mut api_server, &uids[..1], true);
+    advance(&mut api_server, 10);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 0, "without another decision");
+}
+
+#[test]
+fn a_pod_of_which_not_all_ports_are_counted_drains_for_its_whole_grace_period() {
+    for counts_all_ports in [false, true] {
+        let mut api_server = scaled(DEPLOYMENT);
+        let mut annotations = sleeps();
+        annotations["autoscaling.knative.dev/max-scale"] = json!("9");
+        apply_service(&mut api_server, "web", annotations, service_spec("web"));
+        api_server.decide("web", 5);
+        api_server.make_pods_ready();
+        let uids = pod_uids(&api_server);
+        assert_eq!(uids.len(), 5);
+        report_drained(&mut api_server, &uids, counts_all_ports);
+        api_server.decide("web", 3);
+        advance(&mut api_server, 10);
+        let expected = if counts_all_ports { 3 } else { 5 };
+        assert_eq!(replicas(&api_server, DEPLOYMENT), expected);
+        advance(&mut api_server, 301);
+        assert_eq!(replicas(&api_server, DEPLOYMENT), 3);
+    }
+}
