@@ -11,7 +11,7 @@ use super::{HTTP_PORTS, ScaledApp};
 
 /// Hook of a container that lets clients leave before its end. A pod that Rouse does not stop itself needs it, as in
 /// plain Kubernetes.
-const PRE_STOP: &str = ", lifecycle: {preStop: {sleep: {seconds: 2}}}";
+const PRE_STOP: &str = ", lifecycle: {preStop: {sleep: {seconds: 5}}}";
 /// Annotation by which `kubectl rollout restart` changes a template.
 const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
