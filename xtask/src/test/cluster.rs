@@ -126,16 +126,18 @@ fn run_separate_tests(
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierOutcome> {
-    let did_exist = cluster::exists(SEPARATE_CLUSTER)?;
-    sh::run(&mut nodes_up_command(xtask, SEPARATE_CLUSTER, args, rouse, did_exist))?;
     let variables = cluster_variables(SEPARATE_CLUSTER, xtask, rouse);
     let mut libtest_args = SEPARATE_TESTS.to_vec();
     libtest_args.extend(args.long.then_some("--include-ignored"));
     let mut command = root_test_command("cluster", args, builder, &variables, &libtest_args, 1)?;
+    let did_exist = cluster::exists(SEPARATE_CLUSTER)?;
+    let started = sh::run(&mut nodes_up_command(xtask, SEPARATE_CLUSTER, args, rouse, did_exist));
     let mut output = String::new();
-    let outcome = run_and_count_lines(&mut command, |line| {
-        output.push_str(line);
-        output.push('\n');
+    let outcome = started.and_then(|()| {
+        run_and_count_lines(&mut command, |line| {
+            output.push_str(line);
+            output.push('\n');
+        })
     });
     println!("\non the cluster {SEPARATE_CLUSTER}:\n{output}");
     if !did_exist {
