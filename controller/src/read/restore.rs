@@ -9,8 +9,8 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
-            ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
-            RouteState, ServiceManifest, ServiceState, SteadyReadiness, UnixMillis,
+            ObjectMetaSummary, RevisionPod, RevisionScaling, RouteNameAllocation, RouteState,
+            ServiceManifest, ServiceState,
             conditions::{
                 CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
@@ -173,18 +173,12 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         return None;
     }
     let last_address = annotation(value, ADDRESS_ANNOTATION).and_then(|text| text.parse().ok());
+    let created = meta.creation_timestamp.as_ref().map(to_unix_millis)?;
     Some(RevisionPod {
-        uid: meta.uid?.into(),
-        name: meta.name?.into(),
-        created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
-        first_seen_at: UnixMillis::default(),
         was_ready: last_address.is_some(),
         may_have_requests: last_address.is_some(),
-        steady_readiness: SteadyReadiness::default(),
-        stage: PodStage::Serving,
         restored_address: last_address,
-        kube_status: None,
-        layout: None,
+        ..RevisionPod::new(meta.uid?.into(), meta.name?.into(), created)
     })
 }
 

@@ -159,19 +159,8 @@ fn add_pod(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
     revision.scaling.pods_created += 1;
     let parts = [revision.meta.uid.to_string(), revision.scaling.pods_created.to_string()];
     let uid = Uid::derive(context.cluster.uid_seed, &[&parts[0], &parts[1]]);
-    revision.pods.push(RevisionPod {
-        name: format!("{}-deployment-{}", revision.name, pod_name_suffix(uid)).into(),
-        uid: uid.to_string().into(),
-        created: context.now,
-        first_seen_at: UnixMillis::default(),
-        was_ready: false,
-        may_have_requests: false,
-        steady_readiness: SteadyReadiness::default(),
-        stage: PodStage::Serving,
-        restored_address: None,
-        kube_status: None,
-        layout: None,
-    });
+    let name = format!("{}-deployment-{}", revision.name, pod_name_suffix(uid));
+    revision.pods.push(RevisionPod::new(uid.to_string().into(), name.into(), context.now));
 }
 
 /// Returns five characters as Kubernetes generates them: without vowels, so that no words result.

@@ -180,6 +180,23 @@ pub struct SteadyReadiness {
 }
 
 impl RevisionPod {
+    /// Returns a pod that serves from now on and has not been ready, and of which Kubernetes has reported nothing.
+    pub fn new(uid: Box<str>, name: Box<str>, created: UnixMillis) -> Self {
+        Self {
+            uid,
+            name,
+            created,
+            first_seen_at: UnixMillis::default(),
+            was_ready: false,
+            may_have_requests: false,
+            steady_readiness: SteadyReadiness::default(),
+            stage: PodStage::Serving,
+            restored_address: None,
+            kube_status: None,
+            layout: None,
+        }
+    }
+
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.
     pub fn is_terminating(&self) -> bool {
         self.kube_status.as_ref().is_some_and(|it| it.is_terminating)

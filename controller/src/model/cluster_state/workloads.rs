@@ -213,18 +213,15 @@ impl ObservedWorkloads {
             Some(state) => self.workloads.insert(key.clone(), state),
             None => self.workloads.remove(key),
         };
-        let namespace = &key.name.namespace;
-        let before =
-            previous.as_ref().map(|it| self.selectors.matching(namespace, &it.template_labels));
-        let after = labels.map(|it| self.selectors.matching(namespace, &it)).unwrap_or_default();
-        for service in before.iter().flatten().filter(|it| !after.contains(*it)) {
-            self.selected.entry(service.clone()).or_default().workloads.remove(key);
-        }
-        for service in &after {
-            self.selected.entry(service.clone()).or_default().workloads.insert(key.clone());
-        }
-        let holder = self.holders.get(key).cloned();
-        before.into_iter().flatten().chain(after).chain(holder).collect()
+        let before = previous.map(|it| it.template_labels);
+        let select = |it: &mut SelectedObjects, is_selected: bool| match is_selected {
+            true => it.workloads.insert(key.clone()),
+            false => it.workloads.remove(key),
+        };
+        let mut concerned =
+            self.update_selected(&key.name.namespace, before.as_ref(), labels.as_ref(), select);
+        concerned.extend(self.holders.get(key).cloned());
+        concerned
     }
 
     /// Sets or, with `None`, removes a pod. Returns the scaled Services that select it, or did before.
@@ -239,16 +236,37 @@ impl ObservedWorkloads {
             Some(pod) => self.pods.insert(name.clone(), Box::new(pod)),
             None => self.pods.remove(name),
         };
-        let namespace = &name.namespace;
-        let before = previous.as_ref().map(|it| self.selectors.matching(namespace, &it.labels));
-        let after = labels.map(|it| self.selectors.matching(namespace, &it)).unwrap_or_default();
-        for service in before.iter().flatten().filter(|it| !after.contains(*it)) {
-            self.selected.entry(service.clone()).or_default().pods.remove(&name.name);
+        let before = previous.map(|it| it.labels);
+        self.update_selected(
+            &name.namespace,
+            before.as_ref(),
+            labels.as_ref(),
+            |it, is_selected| match is_selected {
+                true => it.pods.insert(name.name.clone()),
+                false => it.pods.remove(&name.name),
+            },
+        )
+    }
+
+    /// Updates what the scaled Services of a namespace select, for an object with the labels `before` and `after`.
+    /// `select` adds it to what a Service selects, or removes it. Returns the Services that select it, or did before.
+    fn update_selected(
+        &mut self,
+        namespace: &SmolStr,
+        before: Option<&CompactStringMap>,
+        after: Option<&CompactStringMap>,
+        select: impl Fn(&mut SelectedObjects, bool) -> bool,
+    ) -> BTreeSet<NamespacedName> {
+        let matching = |labels: Option<&CompactStringMap>| {
+            labels.map(|it| self.selectors.matching(namespace, it)).unwrap_or_default()
+        };
+        let selecting = matching(after);
+        let concerned: BTreeSet<NamespacedName> = &matching(before) | &selecting;
+        for service in &concerned {
+            let selected = self.selected.entry(service.clone()).or_default();
+            let _changed = select(selected, selecting.contains(service));
         }
-        for service in &after {
-            self.selected.entry(service.clone()).or_default().pods.insert(name.name.clone());
-        }
-        before.into_iter().flatten().chain(after).collect()
+        concerned
     }
 
     /// Sets or, with `None`, removes a HorizontalPodAutoscaler. Returns the scaled Services that this concerns.

@@ -12,8 +12,8 @@ use super::revision_name_of;
 use crate::{
     model::{
         cluster_state::{
-            ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, PodStage,
-            RevisionPod, SteadyReadiness, UnixMillis,
+            ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, RevisionPod,
+            UnixMillis,
         },
         knative::key::DRAINING,
         object::json::{
@@ -33,16 +33,8 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
     let is_terminating = is_terminating(object);
     let draining_since = annotation(object, DRAINING).and_then(UnixMillis::parse);
     let uid: Box<str> = non_empty_text(&meta["uid"])?;
+    let (name, created) = (non_empty_text(&meta["name"])?, fields::read_meta(object).created);
     let pod = RevisionPod {
-        uid: uid.clone(),
-        name: non_empty_text(&meta["name"])?,
-        created: fields::read_meta(object).created,
-        first_seen_at: UnixMillis::default(),
-        was_ready: false,
-        may_have_requests: false,
-        steady_readiness: SteadyReadiness::default(),
-        stage: PodStage::Serving,
-        restored_address: None,
         kube_status: Some(Box::new(KubePodStatus {
             node: non_empty_text(&object["spec"]["nodeName"]).unwrap_or_default(),
             kubelet_readiness: kubelet_readiness(object),
@@ -51,7 +43,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             draining_since,
             unschedulable: unschedulable_reason(status),
         })),
-        layout: None,
+        ..RevisionPod::new(uid.clone(), name, created)
     };
     let phase = match status["phase"].as_str() {
         // A deletion timestamp counts before the phase, which stays `Running` until the containers end.

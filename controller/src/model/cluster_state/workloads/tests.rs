@@ -1,7 +1,7 @@
 use common::local_node::PodRunPhase;
 
 use super::*;
-use crate::model::cluster_state::{PodStage, SteadyReadiness, UnixMillis};
+use crate::model::cluster_state::UnixMillis;
 
 fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
@@ -37,19 +37,7 @@ fn workload(template_labels: &[&str]) -> WorkloadState {
 
 fn pod(pod_labels: &[&str], owner: Option<(&str, &str, &str)>) -> WorkloadPod {
     WorkloadPod {
-        pod: RevisionPod {
-            uid: "p1".into(),
-            name: "web-1".into(),
-            created: UnixMillis(1),
-            first_seen_at: UnixMillis::default(),
-            was_ready: false,
-            may_have_requests: false,
-            steady_readiness: SteadyReadiness::default(),
-            stage: PodStage::Serving,
-            restored_address: None,
-            kube_status: None,
-            layout: None,
-        },
+        pod: RevisionPod::new("p1".into(), "web-1".into(), UnixMillis(1)),
         status: PodRunStatus {
             uid: "p1".into(),
             phase: PodRunPhase::Pending,
