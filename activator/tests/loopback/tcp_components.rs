@@ -90,18 +90,24 @@ fn drains_for_long(config: &mut ActivatorConfig) {
     (config.drain_ms, config.upgraded_drain_ms) = (Some(20_000), Some(20_000));
 }
 
-#[tokio::test]
-async fn open_and_waiting_connections_have_their_time_when_it_stops() {
-    let (mut running, port) = start_tcp_service("tcp-drain", drains_for_long).await;
-    add_pod(&mut running).await;
+/// Opens a connection that a pod serves, then one that waits for a pod, and begins the stop of the activator.
+async fn connect_and_stop(running: &mut RunningActivatorFixture, port: u16) -> [TcpStream; 2] {
+    add_pod(running).await;
     let mut open = connect(port).await;
     assert_served(&mut open).await;
     running.routes.remove(&RouteKey::Pod("p".to_owned()));
     running.wait_in_force().await;
-    let mut waiting = connect(port).await;
+    let waiting = connect(port).await;
     next_item(&mut running.usages, |item| usage(item).filter(|it| it.totals.in_flight() == 1))
         .await;
     running.stop.cancel();
+    [open, waiting]
+}
+
+#[tokio::test]
+async fn open_and_waiting_connections_have_their_time_when_it_stops() {
+    let (mut running, port) = start_tcp_service("tcp-drain", drains_for_long).await;
+    let [mut open, mut waiting] = connect_and_stop(&mut running, port).await;
     wait_until_closed(port).await;
     open.write_all(b"still\n").await.unwrap();
     assert_eq!(read_until(&mut open, "\n").await, "still\n");
@@ -122,15 +128,7 @@ async fn connections_beyond_that_time_are_reset() {
         (config.drain_ms, config.upgraded_drain_ms) = (Some(20_000), Some(0));
     })
     .await;
-    add_pod(&mut running).await;
-    let mut open = connect(port).await;
-    assert_served(&mut open).await;
-    running.routes.remove(&RouteKey::Pod("p".to_owned()));
-    running.wait_in_force().await;
-    let mut waiting = connect(port).await;
-    next_item(&mut running.usages, |item| usage(item).filter(|it| it.totals.in_flight() == 1))
-        .await;
-    running.stop.cancel();
+    let [mut open, mut waiting] = connect_and_stop(&mut running, port).await;
     for client in [&mut open, &mut waiting] {
         assert_eq!(read_reset(client).await.kind(), io::ErrorKind::ConnectionReset);
     }
