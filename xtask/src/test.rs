@@ -15,7 +15,7 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
-    sync::mpsc::Receiver,
+    sync::mpsc::{self, Receiver},
     time::Instant,
 };
 
@@ -27,7 +27,7 @@ use self::{
     build::TestBuilder,
     image_prebuild::ImagePrebuild,
     results::{TierOutcome, TierRow, print_results},
-    tier_lane::TierLane,
+    tier_lane::{LaneEnd, TierLane},
 };
 use crate::{
     build_ebpf, image, servers,
@@ -35,6 +35,9 @@ use crate::{
     sh,
     workspace::CargoWorkspace,
 };
+
+/// Largest number of lanes that run at the same time.
+const LANES_AT_ONCE: usize = 2;
 
 /// Arguments of the command `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -127,17 +130,16 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
-    let (mut running_lanes, mut rows, mut kernel_ended) = (Vec::new(), Vec::new(), None);
+    let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
+    let (lane_end, any_end) = mpsc::channel();
+    let mut any_end = Some(any_end);
     for &tier in &lanes {
-        // Three of these tiers at once use so much processor time that waits of tests end without what they wait for.
-        let before = kernel_ended.take_if(|_| tier == TestTier::Local);
-        match start_lane(tier, before, args, &builder) {
-            Ok((lane, ended)) => {
-                running_lanes.push(lane);
-                if tier == TestTier::Kernel {
-                    kernel_ended = Some(ended);
-                }
-            }
+        let end = LaneEnd(lane_end.clone());
+        // Three of these tiers at once use so much processor time that waits of tests end without what they wait for. So
+        // the last one, `local`, begins at the end of the first.
+        let before = any_end.take_if(|_| running_lanes.len() == LANES_AT_ONCE);
+        match start_lane(tier, before, end, args, &builder) {
+            Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
@@ -183,17 +185,18 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 /// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
-/// The tier starts once `before` is disconnected.
+/// The tier starts once `before` has a message. `end` is dropped at its end.
 fn start_lane(
     tier: TestTier,
     before: Option<Receiver<()>>,
+    end: LaneEnd,
     args: &TestArgs,
     builder: &TestBuilder,
-) -> Result<(TierLane, Receiver<()>)> {
+) -> Result<TierLane> {
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(tier, before, args, &builder.workspace, &built)
+    TierLane::start(tier, before, end, args, &builder.workspace, &built)
 }
 
 /// Lowers the priority of this process and its children. The lanes take longest, so they must not wait.

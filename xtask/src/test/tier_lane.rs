@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::mpsc::{Receiver, Sender},
     thread::{self, JoinHandle},
     time::Instant,
 };
@@ -31,16 +31,28 @@ struct FinishedTier {
     seconds: f64,
 }
 
+/// Sends a message once it is dropped: at the end of a lane, however it ends.
+#[derive(Debug)]
+pub(super) struct LaneEnd(pub(super) Sender<()>);
+
+impl Drop for LaneEnd {
+    fn drop(&mut self) {
+        // A failed send means that no lane waits.
+        let _ = self.0.send(());
+    }
+}
+
 impl TierLane {
     /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`, once
-    /// `before` is disconnected. Returns also a receiver that is disconnected once the tier's process has ended.
+    /// `before` has a message or is disconnected. `end` is dropped once the tier's process has ended.
     pub(super) fn start(
         tier: TestTier,
         before: Option<Receiver<()>>,
+        end: LaneEnd,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
-    ) -> Result<(Self, Receiver<()>)> {
+    ) -> Result<Self> {
         let list = workspace.target.join(format!("{}-programs.json", tier.name()));
         fs::write(&list, serde_json::to_vec(built)?)
             .with_context(|| format!("cannot write {}", list.display()))?;
@@ -57,15 +69,14 @@ impl TierLane {
         }
         let log = workspace.target.join(format!("{}-tier.log", tier.name()));
         println!("{} runs beside the others: see {}", tier.name(), log.display());
-        let (is_running, ended) = mpsc::channel::<()>();
         let run = move || {
-            let _disconnected = before.map(|before| before.recv());
+            let _ended_or_disconnected = before.map(|before| before.recv());
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
-            drop(is_running);
+            drop(end);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
-        Ok((Self { tier, thread: thread::spawn(run) }, ended))
+        Ok(Self { tier, thread: thread::spawn(run) })
     }
 
     /// Waits for the end of the tier, prints its output, and returns its row of the table.
