@@ -60,7 +60,10 @@ impl Agent {
             PodTrackerAction::CountUpgraded(uid) => self.count_upgraded(uid),
             PodTrackerAction::StartProbe(attempt) => self.start_probe(attempt),
             PodTrackerAction::AllowStop(uid) => {
-                info!(uid, "the kubelet may stop the pod");
+                // More than zero only if a container is restarted whose requests may never end, or if the rest are
+                // upgraded connections.
+                let in_flight = self.pods.in_flight(&uid);
+                info!(uid, in_flight, "the kubelet may stop the pod");
                 self.handles.prestop_hooks.release(&uid);
             }
             PodTrackerAction::EndExclusion(uid) => {

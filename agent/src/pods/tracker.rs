@@ -174,6 +174,11 @@ impl PodTracker {
         self.pods.values().filter(is_draining).map(TrackedPod::uid).collect()
     }
 
+    /// Returns the requests in flight in the pod, as last read; 0 if there is no such pod.
+    pub(crate) fn in_flight(&self, uid: &str) -> u64 {
+        self.pods.get(uid).map_or(0, |pod| pod.kernel_state.in_flight)
+    }
+
     /// Returns true if the kubelet has sent a preStop request for the pod, whatever its phase in the RouteTable is.
     pub fn is_stopping(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.prestop.since.is_some())

@@ -20,8 +20,11 @@ const OPEN_CONNECTION_DRAIN_TIME: Duration = Duration::from_secs(2);
 /// of the draining, and only the pod's own idleness counts.
 pub(super) const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time after a preStop request in which a connected controller may name the pod as draining. A pod that is not
+/// Time after the controller's answer to a preStop request in which it may name the pod as draining. A pod that is not
 /// draining by then has a container restarted: its liveness or startup probe has failed.
+///
+/// The answer is a RouteTable in which the pod is not ready, since the agent has reported it so. Without one, time proves
+/// nothing: the controller may be slow, or may not have received the pod's deletion yet.
 pub(super) const RESTART_ASSUMED_AFTER: Duration = Duration::from_secs(5);
 
 /// Time after [`RESTART_ASSUMED_AFTER`] for which a pod gets no requests while its serving container still listens.
@@ -52,6 +55,8 @@ pub(super) struct PodDrain {
 pub(super) struct PodPreStop {
     /// Time of the request, since which the kubelet waits to stop the pod.
     pub(super) since: Option<Instant>,
+    /// Time since which the RouteTable names the pod as not ready, in answer to the report that follows the request.
+    unready_route_since: Option<Instant>,
     /// True if the request has got its response.
     pub(super) has_response: bool,
     /// True if the pod's first listener has opened since the request.
@@ -66,6 +71,14 @@ impl TrackedPod {
             RoutingPhase::Starting | RoutingPhase::Ready => None,
         };
         self.drain.is_drained &= self.drain.since.is_some();
+        self.update_unready_route(now);
+    }
+
+    /// Follows whether the RouteTable shows that the controller knows of the preStop request.
+    fn update_unready_route(&mut self, now: Instant) {
+        let is_unready = self.pod.phase == RoutingPhase::Starting && self.prestop.since.is_some();
+        let since = self.prestop.unready_route_since.unwrap_or(now);
+        self.prestop.unready_route_since = is_unready.then_some(since);
     }
 
     /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
@@ -126,12 +139,12 @@ impl TrackedPod {
         is_connected: bool,
         out: &mut Vec<PodTrackerAction>,
     ) {
-        let Some(prestop_since) =
-            self.prestop.since.filter(|_| is_connected && self.drain.since.is_none())
+        let Some(unready_since) =
+            self.prestop.unready_route_since.filter(|_| is_connected && self.drain.since.is_none())
         else {
             return;
         };
-        let since = now.saturating_duration_since(prestop_since);
+        let since = now.saturating_duration_since(unready_since);
         if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
             self.prestop.has_response = true;
             out.push(PodTrackerAction::AllowStop(self.uid()));
@@ -149,6 +162,7 @@ impl TrackedPod {
         if self.prestop.since.is_none() {
             self.prestop.since = Some(now);
             self.prestop.is_reopened = false;
+            self.update_unready_route(now);
         }
         if self.prestop.has_response {
             out.push(PodTrackerAction::AllowStop(self.uid()));
@@ -173,6 +187,7 @@ impl TrackedPod {
     /// Ends the restart: the container that the preStop request was for runs again.
     fn end_restart(&mut self, out: &mut Vec<PodTrackerAction>) {
         let was_asked = self.prestop.since.take().is_some();
+        self.prestop.unready_route_since = None;
         if mem::take(&mut self.prestop.has_response) || was_asked {
             out.push(PodTrackerAction::EndExclusion(self.uid()));
         }

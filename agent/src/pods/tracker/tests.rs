@@ -506,6 +506,12 @@ fn request_prestop(pods: &mut PodTracker, now: Instant) -> Vec<PodTrackerAction>
     pods.step(now, PodTrackerEvent::PreStopRequested("a".into()))
 }
 
+/// Lets the RouteTable name the pod with this phase.
+fn route_phase(pods: &mut PodTracker, now: Instant, phase: RoutingPhase) {
+    let entry = wire::PodEntry { phase, ..pod("a", ProbeHandler::Listen) };
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(entry)));
+}
+
 fn idle_state() -> PodKernelState {
     PodKernelState { idle: 5 * SECOND, ..listening_state(1) }
 }
@@ -622,16 +628,20 @@ fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
     let hangs = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
     let mut pods = busy(now);
     pods.set_controller_connected(true);
+    route_phase(&mut pods, now, RoutingPhase::Ready);
     let observed = reports(request_prestop(&mut pods, now));
     assert_eq!(observed.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
-    // The controller may need a moment to name the pod as draining.
-    assert_eq!(
-        released(&read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER - SECOND, hangs)),
-        0
-    );
-    assert_eq!(released(&read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, hangs)), 1);
-    read_kernel_state(&mut pods, now + 7 * SECOND, PodKernelState::default());
-    let observed = reports(read_kernel_state(&mut pods, now + 8 * SECOND, listening_state(1)));
+    // The controller answers that report late, and may need a moment more to name the pod as draining.
+    let answered = now + 20 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, answered, hangs)), 0);
+    route_phase(&mut pods, answered, RoutingPhase::Starting);
+    let early = answered + RESTART_ASSUMED_AFTER - SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, early, hangs)), 0);
+    route_phase(&mut pods, early, RoutingPhase::Starting);
+    let over = answered + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, hangs)), 1);
+    read_kernel_state(&mut pods, over + 2 * SECOND, PodKernelState::default());
+    let observed = reports(read_kernel_state(&mut pods, over + 3 * SECOND, listening_state(1)));
     assert_eq!(observed.last().map(|it| it.ready), Some(true), "the new container serves");
 }
 
@@ -644,14 +654,23 @@ fn a_pod_that_stops_keeps_its_requests_whatever_the_controller_says_or_does_not(
     let mut pods = busy(now);
     request_prestop(&mut pods, now);
     assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
-    // A controller is connected, and names the pod as draining.
+    // A controller is connected, and has not answered the report that the pod is not ready.
     let mut pods = busy(now);
     pods.set_controller_connected(true);
+    route_phase(&mut pods, now, RoutingPhase::Ready);
     request_prestop(&mut pods, now);
-    let draining =
-        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
-    pods.step(now + SECOND, PodTrackerEvent::RouteUpdated(Box::new(draining)));
+    route_phase(&mut pods, now + SECOND, RoutingPhase::Ready);
     assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    // A controller names the pod as draining, at once or after its answer.
+    for first in [RoutingPhase::Ready, RoutingPhase::Starting] {
+        let mut pods = busy(now);
+        pods.set_controller_connected(true);
+        route_phase(&mut pods, now, RoutingPhase::Ready);
+        request_prestop(&mut pods, now);
+        route_phase(&mut pods, now + SECOND, first);
+        route_phase(&mut pods, now + 2 * SECOND, RoutingPhase::Draining);
+        assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    }
 }
 
 #[test]
@@ -660,6 +679,7 @@ fn a_pod_whose_other_container_restarts_serves_again_after_a_while() {
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
+    route_phase(&mut pods, now, RoutingPhase::Starting);
     read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, idle_state());
     let over = RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
     let observed = |pods: &mut PodTracker, at| reports(read_kernel_state(pods, at, idle_state()));
@@ -675,6 +695,7 @@ fn a_container_that_is_back_at_once_serves_again_once_the_pod_is_known_to_go_on(
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
+    route_phase(&mut pods, now, RoutingPhase::Starting);
     read_kernel_state(&mut pods, now, PodKernelState::default());
     read_kernel_state(&mut pods, now, listening_state(1));
     assert!(pods.is_stopping("a"), "the controller may not have heard yet");
