@@ -53,8 +53,9 @@ pub use revision::{
     RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
 };
 pub use scaled_service::{
-    ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, PodLayout, RefusalState,
-    ScaledRefusal, ScaledServiceState, TargetPort, UserService, UserServicePort, WorkloadBinding,
+    ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, KeptNumber, PodLayout,
+    RefusalState, ScaledRefusal, ScaledServiceState, TargetPort, UserService, UserServicePort,
+    WorkloadBinding,
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};

@@ -102,6 +102,7 @@ fn check_manifest(app: &ScaledApp<'_>) {
     }
     app.wait_asleep();
     app.apply(&manifests);
+    app.wait_pods(2);
     app.rouse.cluster.wait("a condition about the manifest", || {
         (find_refusal(app)? == "ReplicasManaged").then_some(())
     });

@@ -96,6 +96,9 @@ fn run_pass(
         forget_wakes_on_request(scaled, revision);
         // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
         if cluster.is_leader {
+            if let Some(kept) = &mut scaled.foreign_writes.kept {
+                replicas::record_kept_pods(kept, revision, &context);
+            }
             let requested =
                 replicas::requested_replicas(scaled, &binding, revision, &context, timer);
             revision.scaling.requested_scale = requested;

@@ -264,12 +264,31 @@ impl WorkloadBinding {
 /// Numbers of pods that other clients have written, and the moments at which the controller observed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForeignWrites {
-    /// Number that another client wrote last, and the moment of its observation. It is kept for a stable window.
-    pub kept: Option<(u32, UnixMillis)>,
+    /// Number that another client wrote last, while it is kept.
+    pub kept: Option<KeptNumber>,
     /// Moments at which other clients woke the sleeping workload, since the last request.
     pub wakes: Vec<UnixMillis>,
     /// True if a tool keeps writing the number, so that the workload sleeps no more.
     pub is_managed: bool,
+}
+
+/// Number of pods that another client wrote. It is kept for a stable window from the moment at which so many pods were
+/// ready. Otherwise pods that start slowly would stop before they serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptNumber {
+    /// Number of pods, above 0.
+    pub pods: u32,
+    /// Moment at which the controller observed the number.
+    pub observed_at: UnixMillis,
+    /// Moment at which so many pods were ready first; `None`: not yet.
+    pub ready_at: Option<UnixMillis>,
+}
+
+impl KeptNumber {
+    /// Returns a number that was observed now.
+    pub fn new(pods: u32, observed_at: UnixMillis) -> Self {
+        Self { pods, observed_at, ready_at: None }
+    }
 }
 
 /// PodAutoscaler of a scaled Service, as the API server holds it.

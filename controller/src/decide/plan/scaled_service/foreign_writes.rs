@@ -1,10 +1,10 @@
 //! Pure: numbers of pods that other clients write into the workload of a scaled Service.
 //!
-//! A number above 0 that another client writes is a wish of its user. It is kept for a stable window, so a workload
-//! that was asleep serves for that long. A tool that restores a manifest writes its number again and again: then the
+//! A number above 0 that another client writes is a wish of its user. It is kept for a stable window once its pods are
+//! ready, so a workload that was asleep serves for that long. A tool that restores a manifest writes its number again and again: then the
 //! workload would start and stop all the time, so it sleeps no more.
 
-use crate::model::cluster_state::{ForeignWrites, UnixMillis, WorkloadBinding};
+use crate::model::cluster_state::{ForeignWrites, KeptNumber, UnixMillis, WorkloadBinding};
 
 /// Number of wakes without a request after which the workload sleeps no more.
 const MAX_WAKES: usize = 3;
@@ -27,7 +27,7 @@ pub(crate) fn record_number(
         // The controller records the number of another client soon after. That does not end the wish.
         let is_recorded =
             |number: u32| number == present.replicas && present.hpa_min_replicas.is_none();
-        writes.kept = writes.kept.filter(|(number, _)| is_recorded(*number));
+        writes.kept = writes.kept.filter(|kept| is_recorded(kept.pods));
         return;
     }
     let previous = previous.filter(|it| it.uid == present.uid);
@@ -42,7 +42,7 @@ pub(crate) fn record_number(
     if previous.is_some_and(|it| it.replicas == present.replicas) {
         return;
     }
-    writes.kept = Some((present.replicas, now));
+    writes.kept = Some(KeptNumber::new(present.replicas, now));
     if slept && previous.is_none() {
         writes.wakes.retain(|at| now < at.plus_ms(WAKE_PERIOD_MS));
         writes.wakes.push(now);
@@ -84,19 +84,26 @@ mod tests {
         record_number(&mut writes, None, &binding(3, 3), UnixMillis(1));
         assert_eq!(writes, ForeignWrites::default(), "the controller's own");
         record_number(&mut writes, Some(&binding(3, 3)), &binding(5, 3), UnixMillis(2));
-        assert_eq!(writes.kept, Some((5, UnixMillis(2))));
+        assert_eq!(writes.kept, Some(KeptNumber::new(5, UnixMillis(2))));
         record_number(&mut writes, Some(&binding(5, 3)), &binding(5, 3), UnixMillis(9));
-        assert_eq!(writes.kept, Some((5, UnixMillis(2))), "observed again");
+        assert_eq!(writes.kept, Some(KeptNumber::new(5, UnixMillis(2))), "observed again");
         record_number(&mut writes, Some(&binding(5, 3)), &binding(5, 5), UnixMillis(10));
-        assert_eq!(writes.kept, Some((5, UnixMillis(2))), "the controller has recorded it");
+        assert_eq!(
+            writes.kept,
+            Some(KeptNumber::new(5, UnixMillis(2))),
+            "the controller has recorded it"
+        );
         record_number(&mut writes, Some(&binding(5, 3)), &binding(6, 3), UnixMillis(11));
-        assert_eq!((writes.kept, writes.wakes.len()), (Some((6, UnixMillis(11))), 0));
+        assert_eq!(
+            (writes.kept, writes.wakes.len()),
+            (Some(KeptNumber::new(6, UnixMillis(11))), 0)
+        );
         record_number(&mut writes, Some(&binding(6, 3)), &binding(0, 3), UnixMillis(12));
         assert_eq!(writes.kept, None, "0 is no wish for pods");
         let hpa = WorkloadBinding { hpa_min_replicas: Some(1), ..binding(5, 3) };
         record_number(&mut writes, Some(&binding(3, 3)), &hpa, UnixMillis(13));
         assert_eq!(writes.kept, None, "a HorizontalPodAutoscaler wrote it");
-        let mut writes = ForeignWrites { kept: Some((5, UnixMillis(13))), ..writes };
+        let mut writes = ForeignWrites { kept: Some(KeptNumber::new(5, UnixMillis(13))), ..writes };
         record_number(&mut writes, Some(&binding(5, 3)), &hpa, UnixMillis(14));
         assert_eq!(writes.kept, None, "a HorizontalPodAutoscaler scales it now");
     }
@@ -109,7 +116,7 @@ mod tests {
         record_number(&mut writes, Some(&unrecorded(3)), &unrecorded(3), UnixMillis(2));
         assert_eq!(writes.kept, None);
         record_number(&mut writes, Some(&unrecorded(3)), &unrecorded(5), UnixMillis(3));
-        assert_eq!((writes.kept, writes.wakes.len()), (Some((5, UnixMillis(3))), 0));
+        assert_eq!((writes.kept, writes.wakes.len()), (Some(KeptNumber::new(5, UnixMillis(3))), 0));
     }
 
     #[test]
@@ -147,7 +154,7 @@ mod tests {
         let replaced = WorkloadBinding { record: None, ..binding(3, 0) };
         let mut writes = ForeignWrites::default();
         record_number(&mut writes, Some(&binding(0, 0)), &replaced, UnixMillis(1));
-        assert_eq!((writes.kept, writes.wakes.len()), (Some((3, UnixMillis(1))), 1));
+        assert_eq!((writes.kept, writes.wakes.len()), (Some(KeptNumber::new(3, UnixMillis(1))), 1));
         let mut writes = ForeignWrites::default();
         record_number(&mut writes, Some(&binding(0, 3)), &replaced, UnixMillis(1));
         assert_eq!(writes.wakes.len(), 0, "its user had stopped it");

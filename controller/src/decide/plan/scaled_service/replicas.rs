@@ -8,8 +8,8 @@ use common::wire::NamespacedName;
 use super::super::{PlanTimer, RevisionPlanContext, scale};
 use crate::model::{
     cluster_state::{
-        AppRevision, ClusterState, PodStage, RevisionPod, ScaledServiceState, WorkloadBinding,
-        WorkloadKind,
+        AppRevision, ClusterState, KeptNumber, PodStage, RevisionPod, ScaledServiceState,
+        UnixMillis, WorkloadBinding, WorkloadKind,
     },
     object::names,
 };
@@ -27,13 +27,31 @@ pub(super) fn requested_replicas(
         return binding.replicas.max(binding.wake_replicas());
     }
     let decided = decided_replicas(scaled, binding, revision, context);
-    let window = context.template.policy.stable_window;
-    let window_ms = window.as_millis().try_into().unwrap_or(u64::MAX);
-    let kept = scaled
-        .foreign_writes
-        .kept
-        .filter(|(_, since)| !timer.is_due_or_schedule(since.plus_ms(window_ms), context.now));
-    decided.max(kept.map_or(0, |(pods, _)| pods))
+    let kept = scaled.foreign_writes.kept;
+    let kept = kept.filter(|it| !timer.is_due_or_schedule(kept_until(it, context), context.now));
+    decided.max(kept.map_or(0, |it| it.pods))
+}
+
+/// Returns the moment until which a number of another client is kept, by what is known now. Pods that do not become ready
+/// are given up after the progress deadline.
+fn kept_until(kept: &KeptNumber, context: &RevisionPlanContext<'_>) -> UnixMillis {
+    let policy = &context.template.policy;
+    let (start, time) = match kept.ready_at {
+        Some(ready_at) => (ready_at, policy.stable_window),
+        None => (kept.observed_at, policy.stable_window.max(policy.progress_deadline)),
+    };
+    start.plus_ms(time.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// Records that as many pods are ready as another client wants.
+pub(super) fn record_kept_pods(
+    kept: &mut KeptNumber,
+    revision: &AppRevision,
+    context: &RevisionPlanContext<'_>,
+) {
+    if kept.ready_at.is_none() && scale::count_ready_pods(revision, context) >= kept.pods {
+        kept.ready_at = Some(context.now);
+    }
 }
 
 /// Returns the number of pods that follows from the decision of the autoscaler. Load only adds pods to those of the

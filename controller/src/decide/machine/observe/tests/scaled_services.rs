@@ -14,6 +14,8 @@ mod restarts;
 
 const DEPLOYMENT: ResourceKind = ResourceKind::Deployment;
 const STATEFUL_SET: ResourceKind = ResourceKind::StatefulSet;
+/// Time that pods have to become ready, in seconds.
+const PROGRESS_DEADLINE: u64 = 600;
 
 /// Returns the spec of a workload whose pods have the label `app` of this value.
 fn workload_spec(app: &str, replicas: u32) -> Value {

@@ -75,7 +75,7 @@ fn a_workload_with_fewer_pods_than_its_user_wants_gets_the_others_again() {
             let mut api_server = scaled(resource);
             // The new pod has never been ready, so it has nothing to drain.
             api_server.scale_as_user(resource, "web", 4);
-            advance(&mut api_server, 61);
+            advance(&mut api_server, PROGRESS_DEADLINE + 1);
             api_server.decide("web", 0);
             assert_eq!(record(&api_server, resource), recorded(3, 4));
             if is_deleted {

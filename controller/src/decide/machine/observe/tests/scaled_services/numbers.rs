@@ -130,6 +130,7 @@ fn a_number_that_the_user_writes_while_the_workload_is_awake_is_kept() {
         let mut api_server = scaled(DEPLOYMENT);
         api_server.decide("web", 3);
         api_server.scale_as_user(DEPLOYMENT, "web", number);
+        api_server.make_pods_ready();
         assert_eq!(policy(&api_server), (number, number));
         // The autoscaler follows that policy a moment later.
         api_server.decide("web", number);
@@ -326,7 +327,7 @@ fn with_a_horizontal_pod_autoscaler_all_pods_leave_at_once() {
         }
         // The new pod has never been ready, so it has nothing to drain.
         api_server.scale_as_user(DEPLOYMENT, "web", 4);
-        advance(&mut api_server, WINDOW + 1);
+        advance(&mut api_server, PROGRESS_DEADLINE + 1);
         fall_asleep(&mut api_server);
         assert_eq!(api_server.replicas_writes, writes, "{has_hpa}");
     }
@@ -357,6 +358,20 @@ fn fall_asleep_after_window(api_server: &mut FakeApiServer) {
     advance(api_server, 1);
     api_server.report_all_drained();
     assert_eq!(replicas(api_server, DEPLOYMENT), 0);
+}
+
+/// On a busy node, pods may start for longer than a window.
+#[test]
+fn a_number_that_wakes_the_workload_is_kept_for_a_window_once_its_pods_are_ready() {
+    let mut api_server = asleep(DEPLOYMENT);
+    api_server.scale_as_user(DEPLOYMENT, "web", 3);
+    advance(&mut api_server, WINDOW + 1);
+    api_server.decide("web", 0);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 3, "they start");
+    api_server.make_pods_ready();
+    advance(&mut api_server, WINDOW - 1);
+    assert_eq!(replicas(&api_server, DEPLOYMENT), 3, "they serve");
+    fall_asleep_after_window(&mut api_server);
 }
 
 #[test]

@@ -57,6 +57,7 @@ fn a_number_written_while_no_controller_runs_is_the_users() {
     api_server.scale_as_user(DEPLOYMENT, "web", 4);
     restart(&mut api_server);
     assert_eq!(replicas(&api_server, DEPLOYMENT), 4);
+    api_server.make_pods_ready();
     advance(&mut api_server, 61);
     fall_asleep(&mut api_server);
     assert_eq!(record(&api_server, DEPLOYMENT), recorded(0, 4));
