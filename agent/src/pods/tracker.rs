@@ -522,6 +522,7 @@ impl TrackedPod {
             not_ready_reason: self.not_ready_reason(),
             // The counts of a pod with one port are complete as soon as there are any.
             counts_all_ports: self.pod.ports.is_empty() || self.is_registered,
+            standby: None,
         }
     }
 

@@ -212,6 +212,7 @@ pub(crate) fn pod_seen(uid: &str) -> PodObservation {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     }
 }
 

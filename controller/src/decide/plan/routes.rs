@@ -113,6 +113,7 @@ pub(super) fn pod_subject(
         probe: template.agent_probe(),
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
         keeps_binds: pod.layout.is_some(),
+        standby: None,
     })
 }
 

@@ -150,6 +150,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
                 counts_all_ports: true,
+                standby: None,
             };
             ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }
