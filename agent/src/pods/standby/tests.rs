@@ -3,6 +3,8 @@ use super::{
     *,
 };
 
+mod interleavings;
+
 const SECOND: Duration = Duration::from_secs(1);
 const QUIET_TIME: Duration = Duration::from_secs(60);
 const PROBE_TIME: Duration = Duration::from_secs(3);
