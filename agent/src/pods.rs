@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`types`] | pure: facts, events and actions of the pods' state machine |
 //! | [`tracker`], [`readiness`] | pure: state of each pod and the actions that follow from it; readiness of one pod |
+//! | [`standby`] | pure: freezes and thaws of one pod with a standby order |
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
@@ -26,6 +27,7 @@ pub mod probe_marks;
 pub(crate) mod processes;
 pub mod readiness;
 pub(crate) mod registry;
+pub mod standby;
 pub(crate) mod standby_facts;
 pub mod tracker;
 pub mod types;
