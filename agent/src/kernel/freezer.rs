@@ -21,7 +21,7 @@ use crate::kernel::cgroup_search::{none_if_removed, pod_directories, try_subdire
 const FREEZE: &str = "cgroup.freeze";
 /// Time in which the processes of a pod freeze, or the freeze has failed: a process may be in a system call that
 /// nothing interrupts, such as one that waits for a disk.
-pub(crate) const FREEZE_TIMEOUT: Duration = Duration::from_millis(1_900);
+const FREEZE_TIMEOUT: Duration = Duration::from_millis(1_900);
 /// Period in which a pod that freezes is looked at.
 const FREEZE_POLL_PERIOD: Duration = Duration::from_millis(1);
 /// Bytes that are reclaimed in one call. A call ends only when it is done, and a thaw must not wait for long.

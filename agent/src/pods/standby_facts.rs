@@ -171,7 +171,7 @@ mod tests {
         fs::create_dir_all(pod.join("main/nested")).expect("a folder");
         let ids = cgroup_ids(&pod).expect("readable");
         let inode = |path: &str| fs::metadata(pod.join(path)).expect("it exists").ino();
-        assert_eq!(ids, ["", "main", "main/nested"].map(inode).into());
+        assert_eq!(ids, BTreeSet::from(["", "main", "main/nested"].map(inode)));
         fs::remove_dir_all(&pod).expect("removed");
         assert!(cgroup_ids(&pod).is_err(), "not known is not none");
     }

@@ -1,7 +1,5 @@
 //! Shell: a pod with a standby order: frozen while nothing uses it, and thawed for whatever comes.
 
-use common::wire::StandbyOrder;
-
 use super::{
     http_server::{send_and_measure, server_fixture},
     shared_agent::SharedAgentFixture,
