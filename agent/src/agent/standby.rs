@@ -502,8 +502,8 @@ impl Agent {
         }
     }
 
-    /// Logs a freeze or a failure that is reported for the first time, and reclaims the memory of a pod that has frozen
-    /// if its order says so.
+    /// Logs a freeze or a failure that is reported for the first time. Reclaims the memory of a pod that has frozen, if
+    /// its order says so.
     fn follow_standby_report(&mut self, uid: &str) {
         let Some(pod) = self.standby.pods.get_mut(uid) else { return };
         let report = pod.machine.report(None);
