@@ -11,7 +11,8 @@
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
-//! | `processes` | processes of a cgroup, and their network namespaces |
+//! | `processes` | processes of a cgroup, their network namespaces, and sessions among them |
+//! | `standby_facts` | facts about a pod that is to be frozen |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
 //! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`probe_marks`] | marks of probes in the kernel, by which they count as no requests |
@@ -27,6 +28,7 @@ pub(crate) mod processes;
 pub mod readiness;
 pub(crate) mod registry;
 pub mod standby;
+pub(crate) mod standby_facts;
 pub mod tracker;
 pub mod types;
 pub(crate) mod upgraded_connections;
