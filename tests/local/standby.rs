@@ -250,6 +250,9 @@ fn an_annotation_without_a_meaning_is_refused_and_one_without_effect_is_told() {
     apply(&node, &manifest("exec", 1, "", probe));
     node.wait_ready("exec");
     node.wait_asleep("exec");
-    let described = node.run_rouse(&["describe", "revision", "exec-00001"]);
-    assert!(described.contains("standby"), "the reason in {described}");
+    let reason = wait_for("the reason", || {
+        let condition = node.condition("revision", "exec-00001", "StandbyAvailable");
+        (condition.status == "False").then_some(condition.message)
+    });
+    assert!(reason.contains("a probe runs a command"), "{reason}");
 }
