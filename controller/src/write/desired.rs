@@ -105,7 +105,8 @@ pub fn local_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Valu
         | DesiredState::Absent
         | DesiredState::Scale { .. }
         | DesiredState::Replicas { .. }
-        | DesiredState::GivenBack { .. } => None,
+        | DesiredState::GivenBack { .. }
+        | DesiredState::Requests { .. } => None,
     };
     let mut object = part(ObjectPart::Object)?;
     object["status"] = part(ObjectPart::Status).unwrap_or_default();
@@ -139,7 +140,7 @@ fn knative_part(
         | LocalObjectKind::ServerlessService => (app.service.is_some(), ObjectOwner::Unowned),
     };
     match key.part {
-        ObjectPart::Scale => DesiredState::Unmanaged,
+        ObjectPart::Scale | ObjectPart::Resize => DesiredState::Unmanaged,
         ObjectPart::Status if exists => {
             let object =
                 render::render_object(cluster, &LocalObjectKey { kind, name: key.name.clone() });
@@ -181,7 +182,7 @@ fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         return DesiredState::Unmanaged;
     };
     match key.part {
-        ObjectPart::Scale => DesiredState::Unmanaged,
+        ObjectPart::Scale | ObjectPart::Resize => DesiredState::Unmanaged,
         ObjectPart::Status if !revision.meta.exists() => DesiredState::Unmanaged,
         ObjectPart::Status => DesiredState::Body(without_nulls(object["status"].take())),
         ObjectPart::Object => DesiredState::Body(without_server_fields(object)),

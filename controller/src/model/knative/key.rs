@@ -93,6 +93,8 @@ pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
 pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 /// Annotation on a draining pod: the moment at which draining began.
 pub const DRAINING: &str = "rouse.dev/draining";
+/// Annotation on a pod with reduced requests: the requests with which it was created, as JSON by container.
+pub const ORIGINAL_REQUESTS: &str = "rouse.dev/original-requests";
 /// Annotation with the service's own port number at the activators.
 pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 /// Annotation of a Kubernetes Service that lets its workload sleep: `true` makes it a scaled Service.
