@@ -129,6 +129,10 @@ pub enum PodRequests {
 
 /// Reason of the write error of a pod whose requests no resize can reduce, whatever they are.
 pub const RESIZE_UNSUPPORTED: &str = "ResizeUnsupported";
+/// Reason of the write error of a frozen pod whose requests cannot be reduced as far as asked for.
+pub const REQUESTS_NOT_REDUCED: &str = "RequestsNotReduced";
+/// Reason of the write error of a thawed pod that does not get its original requests back.
+pub const REQUESTS_NOT_RESTORED: &str = "RequestsNotRestored";
 
 /// Version of a workload, as the state machine has observed it. A write with it fails if the workload has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use common::{
 
 use super::{
     conditions::{ConditionReason, ConditionSet},
+    pod_resize::{PendingResize, PodResize},
     scaled_service::PodLayout,
     topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
@@ -190,6 +191,9 @@ pub struct RevisionPod {
     /// True if the agent has frozen the pod by its order and no request has thawed it since. The answer to a probe of
     /// the kubelet, for which the pod thaws for a moment, does not change it.
     pub is_frozen: bool,
+    /// Requests that the pod should have, once it has been frozen; `None`: those with which it was created. Only the
+    /// leader's is in use.
+    pub resize: Option<Box<PodResize>>,
     /// True while the pod may be frozen and its agent, which alone would thaw it, does not report.
     pub is_unreachable: bool,
     /// Address at which the pod served before this controller started, until its agent reports.
@@ -225,6 +229,7 @@ impl RevisionPod {
             stage: PodStage::Serving,
             standby_since: None,
             is_frozen: false,
+            resize: None,
             is_unreachable: false,
             restored_address: None,
             kube_status: None,
@@ -258,6 +263,10 @@ pub struct KubePodStatus {
     pub draining_since: Option<UnixMillis>,
     /// Moment of the standby order, as the leader noted it on the pod.
     pub standby_since: Option<UnixMillis>,
+    /// True while the pod has the note of its original requests: its requests are reduced, or being restored.
+    pub has_reduced_requests: bool,
+    /// Resize that the kubelet has not allocated.
+    pub pending_resize: Option<Box<PendingResize>>,
     /// Reason why the scheduler finds no node for the pod.
     pub unschedulable: Option<ConditionReason>,
 }

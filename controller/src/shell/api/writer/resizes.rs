@@ -7,7 +7,10 @@ use tracing::info;
 
 use super::ObjectWriter;
 use crate::{
-    model::object::{FIELD_MANAGER, ObjectPartKey, PodRequests},
+    model::object::{
+        FIELD_MANAGER, ObjectPartKey, PodRequests, REQUESTS_NOT_REDUCED, REQUESTS_NOT_RESTORED,
+        WriteError,
+    },
     shell::api::{
         client::object_api,
         object_cache::ObjectOrigin,
@@ -24,8 +27,18 @@ const SUPPORT_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 impl ObjectWriter {
     /// Gives the pod with this UID its requests. An API server that cannot resize pods is no error: nothing is given
-    /// back then, and the log says so.
+    /// back then, and the log says so. The reason of any other error tells what was not possible.
     pub(super) async fn resize(
+        &self,
+        key: &ObjectPartKey,
+        uid: &str,
+        requests: PodRequests,
+    ) -> WriteOutcome {
+        let outcome = self.attempt_resize(key, uid, requests).await;
+        with_purpose(outcome, requests)
+    }
+
+    async fn attempt_resize(
         &self,
         key: &ObjectPartKey,
         uid: &str,
@@ -112,6 +125,25 @@ impl ObjectWriter {
             let reduced = state.reduced_pods.get(key);
             reduced.is_some_and(|(known_uid, known)| known_uid == uid && known == requests)
         })
+    }
+}
+
+/// Replaces the reason of an error by what the resize was for: the requests that the pod should have may be others by
+/// the time at which the error is handled.
+fn with_purpose(outcome: WriteOutcome, requests: PodRequests) -> WriteOutcome {
+    let reason = match requests {
+        PodRequests::Original => REQUESTS_NOT_RESTORED,
+        PodRequests::Reduced { .. } => REQUESTS_NOT_REDUCED,
+    };
+    let named = |error: WriteError| WriteError { reason, ..error };
+    match outcome {
+        WriteOutcome::Retry(Some(error)) => WriteOutcome::Retry(Some(named(error))),
+        WriteOutcome::Refused(error) => WriteOutcome::Refused(named(error)),
+        // A pod that cannot be resized has a reason of its own, by which no smaller reduction is tried.
+        WriteOutcome::Unsupported(error) if requests == PodRequests::Original => {
+            WriteOutcome::Unsupported(named(error))
+        }
+        other => other,
     }
 }
 
@@ -280,13 +312,29 @@ mod tests {
         server.lock().expect("no panic").resize_code = 403;
         let outcome = writer.resize(&key(), "u", PodRequests::Original).await;
         let WriteOutcome::Retry(Some(error)) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(error.reason, "QuotaExceeded");
+        assert_eq!(error.reason, REQUESTS_NOT_RESTORED);
+        assert!(error.message.contains("exceeded quota"), "{}", error.message);
         let note = server.lock().expect("no panic").pod["metadata"]["annotations"].clone();
         assert!(note[ORIGINAL_REQUESTS].is_string(), "{note}");
         server.lock().expect("no panic").resize_code = 200;
         assert_eq!(writer.resize(&key(), "u", PodRequests::Original).await, WriteOutcome::Done);
         let pod = server.lock().expect("no panic").pod.clone();
         assert_eq!(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"], "500m");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_reduction_is_told_by_its_reason() {
+        for code in [403, 422] {
+            let mut server = FakeApiServer::new();
+            server.resize_code = code;
+            let (writer, _server) = writer_for(server);
+            let error = match writer.resize(&key(), "u", REDUCED).await {
+                WriteOutcome::Retry(Some(error)) | WriteOutcome::Refused(error) => error,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(error.reason, REQUESTS_NOT_REDUCED, "{code}");
+            assert!(!is_resized(&writer));
+        }
     }
 
     #[tokio::test(start_paused = true)]
