@@ -17,6 +17,7 @@ mod conditions;
 pub mod domain_mappings;
 mod drain;
 mod gradual_rollout;
+mod pod_resizes;
 mod readiness;
 pub mod revision;
 mod revision_conditions;
@@ -176,6 +177,7 @@ fn run_pass(
         let is_leaving = is_app_leaving || revision.is_terminating || revision.is_deleted;
         scale::scale_pods(revision, is_leaving, &context, timer);
         drain::stop_drained_pods(revision, &context, timer);
+        pod_resizes::update_resizes(revision, &context);
     }
     conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);

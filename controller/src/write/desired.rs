@@ -26,6 +26,7 @@ mod autoscaling_status;
 mod domain_mappings;
 mod drain_annotations;
 mod endpoint_slices;
+mod pod_requests;
 mod required_children;
 mod revision_children;
 mod scaled;
@@ -52,6 +53,9 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::Image => revision_children::child_part(cluster, key),
         ResourceKind::Service => service_part(cluster, key),
         ResourceKind::EndpointSlice => endpoint_slices::slice_part(cluster, key),
+        ResourceKind::Pod if key.part == ObjectPart::Resize => {
+            pod_requests::desired_requests(cluster, key)
+        }
         ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
