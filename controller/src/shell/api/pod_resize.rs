@@ -202,7 +202,7 @@ fn noted_requests(pod: &Value) -> Result<Option<ContainerRequests>, WriteError> 
             RESOURCES.contains(&resource.as_str()) && quantity::parse_milli(amount).is_some()
         })
     };
-    // With a part of the note, the pod would keep some of the reduced requests for ever.
+    // With a part of the note, the pod would keep some of the reduced requests without limit.
     match parsed.filter(is_readable) {
         Some(noted) => Ok(Some(noted)),
         None => {

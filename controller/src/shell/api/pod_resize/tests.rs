@@ -102,7 +102,7 @@ fn an_attempt_that_ended_between_two_patches_is_continued() {
     assert!(last.resize.is_none() && last.release.is_some(), "{last:?}");
 }
 
-/// Otherwise the reduced requests would be noted as the original ones, and stay for ever.
+/// Otherwise the reduced requests would be noted as the original ones, and stay without limit.
 #[test]
 fn a_second_reduction_keeps_the_first_note() {
     let created = pod(json!({"cpu": "500m", "memory": "256Mi"}));

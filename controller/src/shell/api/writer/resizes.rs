@@ -166,14 +166,14 @@ mod tests {
     };
 
     /// API server with one pod. It refuses patches of the subresource with `resize_code`, unless that is 200.
-    struct FakeApiServer {
+    struct ResizeApiServer {
         resources: Value,
         pod: Value,
         resize_code: u16,
         requests: Vec<String>,
     }
 
-    impl FakeApiServer {
+    impl ResizeApiServer {
         fn new() -> Self {
             let container = json!({
                 "name": "user-container", "resources": {"requests": {"cpu": "500m", "memory": "64Mi"}},
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    fn writer_for(server: FakeApiServer) -> (ObjectWriter, Arc<Mutex<FakeApiServer>>) {
+    fn writer_for(server: ResizeApiServer) -> (ObjectWriter, Arc<Mutex<ResizeApiServer>>) {
         let server = Arc::new(Mutex::new(server));
         let answering = Arc::clone(&server);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -263,7 +263,7 @@ mod tests {
     /// Before the first patch of the subresource, the note must be stored: nothing else keeps the original requests.
     #[tokio::test(start_paused = true)]
     async fn requests_are_noted_then_reduced_and_restored_before_the_note_goes() {
-        let (writer, server) = writer_for(FakeApiServer::new());
+        let (writer, server) = writer_for(ResizeApiServer::new());
         assert!(!is_resized(&writer));
         assert_eq!(writer.resize(&key(), "u", REDUCED).await, WriteOutcome::Done);
         assert!(is_resized(&writer), "the key need not be written again");
@@ -290,7 +290,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_api_server_without_the_subresource_is_asked_once() {
-        let mut server = FakeApiServer::new();
+        let mut server = ResizeApiServer::new();
         server.resources = json!([]);
         let (writer, server) = writer_for(server);
         for _ in 0..2 {
@@ -300,14 +300,14 @@ mod tests {
         // It may be upgraded, and then the pod must not count as resized.
         assert!(!is_resized(&writer));
         tokio::time::advance(SUPPORT_CHECK_INTERVAL).await;
-        server.lock().expect("no panic").resources = FakeApiServer::new().resources;
+        server.lock().expect("no panic").resources = ResizeApiServer::new().resources;
         assert_eq!(writer.resize(&key(), "u", REDUCED).await, WriteOutcome::Done);
         assert!(is_resized(&writer));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_refused_restoration_keeps_the_note_and_is_tried_again() {
-        let (writer, server) = writer_for(FakeApiServer::new());
+        let (writer, server) = writer_for(ResizeApiServer::new());
         assert_eq!(writer.resize(&key(), "u", REDUCED).await, WriteOutcome::Done);
         server.lock().expect("no panic").resize_code = 403;
         let outcome = writer.resize(&key(), "u", PodRequests::Original).await;
@@ -325,7 +325,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refused_reduction_is_told_by_its_reason() {
         for code in [403, 422] {
-            let mut server = FakeApiServer::new();
+            let mut server = ResizeApiServer::new();
             server.resize_code = code;
             let (writer, _server) = writer_for(server);
             let error = match writer.resize(&key(), "u", REDUCED).await {
@@ -339,7 +339,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn another_pod_of_the_name_and_one_that_cannot_be_resized_get_no_patch() {
-        let mut server = FakeApiServer::new();
+        let mut server = ResizeApiServer::new();
         server.pod["status"]["qosClass"] = json!("Guaranteed");
         let (writer, server) = writer_for(server);
         assert_eq!(writer.resize(&key(), "earlier", REDUCED).await, WriteOutcome::Done);
