@@ -36,6 +36,7 @@ mod manifests;
 mod name_claims;
 mod observe;
 mod owner_exceptions;
+mod pod_resizes;
 mod pods;
 mod replicas;
 mod reports;

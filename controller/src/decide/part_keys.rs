@@ -10,7 +10,7 @@ use crate::{
             RouteNameAllocation, WorkloadKey, WorkloadKind,
         },
         object::{
-            ObjectPart, ObjectPartKey, ResourceKind,
+            ObjectPart, ObjectPartKey, PodRequests, ResourceKind,
             names::{self, tagged_name},
         },
         scale_policy::AutoscalerClass,
@@ -243,6 +243,7 @@ pub fn app_keys(
     }
     for revision in &app.revisions {
         all.extend(drain_annotation_keys(&name.namespace, revision));
+        all.extend(resize_keys(&name.namespace, revision));
         if revision.is_scaled_service {
             continue;
         }
@@ -373,5 +374,21 @@ pub fn drain_annotation_keys<'a>(
             ObjectPart::Object,
             NamespacedName::new(namespace, &*pod.name),
         )
+    })
+}
+
+/// Returns the keys of the requests of a Revision's pods that are reduced, or should be.
+pub fn resize_keys<'a>(
+    namespace: &'a str,
+    revision: &'a AppRevision,
+) -> impl Iterator<Item = ObjectPartKey> + 'a {
+    let is_reduced = |pod: &&RevisionPod| {
+        let is_noted = pod.kube_status.as_ref().is_some_and(|it| it.has_reduced_requests);
+        is_noted || pod.resize.as_ref().is_some_and(|it| it.requests != PodRequests::Original)
+    };
+    let pods = revision.pods.iter().filter(is_reduced);
+    pods.map(move |pod| {
+        let name = NamespacedName::new(namespace, &*pod.name);
+        ObjectPartKey::new(ResourceKind::Pod, ObjectPart::Resize, name)
     })
 }

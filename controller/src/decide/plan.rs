@@ -17,6 +17,8 @@ mod conditions;
 pub mod domain_mappings;
 mod drain;
 mod gradual_rollout;
+mod pod_resizes;
+mod readiness;
 pub mod revision;
 mod revision_conditions;
 mod routes;
@@ -140,7 +142,7 @@ pub(crate) fn serving_addresses(
     let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     // A pod that becomes ready for the first time changes conditions, so its report needs a plan.
     let is_serving =
-        pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &context);
+        pod.stage == PodStage::Serving && pod.was_ready && readiness::is_pod_ready(pod, &context);
     is_serving.then(|| routes::pod_addresses(pod, &context))
 }
 
@@ -175,6 +177,7 @@ fn run_pass(
         let is_leaving = is_app_leaving || revision.is_terminating || revision.is_deleted;
         scale::scale_pods(revision, is_leaving, &context, timer);
         drain::stop_drained_pods(revision, &context, timer);
+        pod_resizes::update_resizes(revision, &context);
     }
     conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);
@@ -207,6 +210,11 @@ impl<'a> RevisionPlanContext<'a> {
     /// Returns the template of a pod whose containers may differ from those of its Revision's other pods.
     fn own_template(&self, pod: &RevisionPod) -> Option<Arc<ParsedTemplate>> {
         pod.layout.as_ref().map(|it| ParsedTemplate::of_layout(it, self.cluster))
+    }
+
+    /// Returns the number of requests in flight in a pod, as its agent reported it last; 0 without a report.
+    fn requests_in_flight(&self, pod: &RevisionPod) -> u64 {
+        self.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
     }
 
     fn revision_key(&self, revision: &AppRevision) -> NamespacedName {

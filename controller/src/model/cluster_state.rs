@@ -30,6 +30,7 @@ pub mod conditions;
 mod domain_mappings;
 pub mod name_registry;
 pub(crate) mod nodes;
+mod pod_resize;
 mod revision;
 mod scaled_service;
 mod settings;
@@ -48,9 +49,10 @@ pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionTy
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
+pub use pod_resize::{PendingResize, PodResize, ReducibleResources, RefusedResize, ResizeRefusal};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
+    RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,
 };
 pub use scaled_service::{
     ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, PodLayout, RefusalState,

@@ -355,6 +355,9 @@ impl DesiredStateSource for ControllerRuntime {
                 | DesiredState::GivenBack { version, .. } => {
                     events.record_workload_error(key, &version.uid, error);
                 }
+                DesiredState::Requests { uid, .. } => {
+                    events.record_workload_error(key, &uid, error);
+                }
                 DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => {}
             }
         }
@@ -426,8 +429,8 @@ impl DesiredStateSource for ControllerRuntime {
         );
         let error = WriteError { reason: "WrittenRepeatedly", message };
         match key.part {
-            // Its user owns the workload of a scaled Service.
-            ObjectPart::Scale => {
+            // Its user owns the workload of a scaled Service. A resize is never delayed as a repetition.
+            ObjectPart::Scale | ObjectPart::Resize => {
                 let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
                 events.record_workload_error(key, uid, &error);
             }

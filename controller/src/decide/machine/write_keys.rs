@@ -92,6 +92,7 @@ fn changed_knative_keys(
         if old != Some(revision) || is_freed(revision) {
             keys.extend(part_keys::scale_keys(&name.namespace, revision));
             keys.extend(part_keys::drain_annotation_keys(&name.namespace, revision));
+            keys.extend(part_keys::resize_keys(&name.namespace, revision));
         }
     }
     // A Revision that the plan has dropped or collected, such as an old one, is deleted on the API server as well.

@@ -9,7 +9,8 @@ use common::wire::{
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, domain_mappings, revision_conditions, scale, traffic,
+    RevisionPlanContext, ServingAddresses, domain_mappings, readiness, revision_conditions, scale,
+    traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -81,7 +82,7 @@ pub(super) fn pod_subject(
     context: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
     let phase = match pod.stage {
-        PodStage::Serving if scale::is_pod_ready(pod, context) => RoutingPhase::Ready,
+        PodStage::Serving if readiness::is_pod_ready(pod, context) => RoutingPhase::Ready,
         PodStage::Serving => RoutingPhase::Starting,
         PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
@@ -108,7 +109,7 @@ pub(super) fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
-        awaits_report: scale::awaits_report(pod, context),
+        awaits_report: readiness::awaits_report(pod, context),
         port: template.port,
         probe: template.agent_probe(),
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),

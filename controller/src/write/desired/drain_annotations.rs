@@ -1,25 +1,17 @@
 //! Pure: annotations by which the leader passes the stage of pods to other replicas.
 
-use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
+use super::pod_requests::find_pod;
 use crate::model::{
-    cluster_state::{ClusterState, PodStage, RevisionPod},
+    cluster_state::{ClusterState, PodStage},
     knative::key::DRAINING,
     object::{DesiredState, ObjectPartKey},
 };
 
 /// Returns the annotation of a draining pod, which other replicas of the controller read.
 pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
-    let likely = key.name.name.rsplit_once("-deployment-");
-    let likely = likely.and_then(|(revision, _)| cluster.revision(&key.name.namespace, revision));
-    // Kubernetes cuts the pod's name if the Deployment's is long: then all Revisions of the namespace are searched.
-    let from = cluster.apps.range(NamespacedName::new(key.name.namespace.clone(), "")..);
-    let apps = from.take_while(|(name, _)| name.namespace == key.name.namespace);
-    let all = apps.flat_map(|(_, app)| &app.revisions);
-    let is_named = |it: &&RevisionPod| *it.name == *key.name.name;
-    let pod = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(is_named));
-    let Some(pod) = pod else { return released_pod(cluster, key) };
+    let Some(pod) = find_pod(cluster, &key.name) else { return released_pod(cluster, key) };
     let Some(status) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };

@@ -18,7 +18,7 @@ use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine, ServiceEventRecord},
     model::{
         cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
-        object::{ObjectPartKey, ResourceKind},
+        object::{ObjectPartKey, ResourceKind, WriteError},
     },
     shell::api::{
         object_cache::ObservedObject,
@@ -27,6 +27,7 @@ use crate::{
     write::desired::desired_state,
 };
 
+mod resizes;
 mod user_workloads;
 
 pub(super) const NAMESPACE: &str = "default";
@@ -66,6 +67,8 @@ pub(super) struct FakeApiServer {
     pub(super) conflicts: usize,
     /// Events on Services of users.
     pub(super) service_events: Vec<ServiceEventRecord>,
+    /// Error of each resize of a pod.
+    pub(super) resize_refusal: Option<WriteError>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -104,6 +107,7 @@ impl FakeApiServer {
             replicas_writes: Vec::new(),
             conflicts: 0,
             service_events: Vec::new(),
+            resize_refusal: None,
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -197,6 +201,7 @@ impl FakeApiServer {
                 self.write_replicas(key, &body, &pods_to_remove)
             }
             WriteAction::GiveBack { version, body } => self.give_back(key, &version, body.as_ref()),
+            WriteAction::Resize { uid, requests } => self.resize(key, &uid, requests),
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
