@@ -50,9 +50,8 @@ use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 use events::ControllerEvent as Event;
-pub use events::{ControllerEffects, ControllerEvent};
+pub use events::{ControllerEffects, ControllerEvent, ObjectEventRecord};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
-pub use scaled_services::ServiceEventRecord;
 pub use settings::ConfigMapEventRecord;
 use timers::AppTimers;
 
