@@ -98,6 +98,8 @@ pub struct ControllerStateMachine {
     early_deployments: BTreeMap<NamespacedName, DeploymentFacts>,
     /// Apps that have draining pods.
     draining_apps: BTreeSet<NamespacedName>,
+    /// Apps with pods that stand by or are to do so.
+    standby_apps: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
     apps_to_rewrite: VecDeque<NamespacedName>,
     /// Events on ConfigMaps that this replica records only if it becomes the leader.
@@ -131,6 +133,7 @@ impl ControllerStateMachine {
             blocking_causes: BTreeMap::new(),
             early_deployments: BTreeMap::new(),
             draining_apps: BTreeSet::new(),
+            standby_apps: BTreeSet::new(),
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
             needs_workload_watch: false,
