@@ -24,6 +24,7 @@ mod revision_conditions;
 mod routes;
 mod scale;
 pub(crate) mod scaled_service;
+mod standby;
 mod topology;
 mod traffic;
 
@@ -146,6 +147,17 @@ pub(crate) fn serving_addresses(
     is_serving.then(|| routes::pod_addresses(pod, &context))
 }
 
+/// Returns true if the last report of a pod's agent changes what is planned about the pod's standby. Reports change the
+/// memory of frozen pods all the time, which no plan depends on.
+pub(crate) fn needs_standby_plan(cluster: &ClusterState, name: &NamespacedName, uid: &str) -> bool {
+    let mut pods = cluster.apps.get(name).into_iter().flat_map(|app| app.pods());
+    pods.find(|(_, pod)| *pod.uid == *uid).is_some_and(|(revision, pod)| {
+        let template = ParsedTemplate::of_revision(revision, cluster);
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
+        standby::needs_plan(pod, revision, &context)
+    })
+}
+
 /// Address of a pod with its port, and its address of the other IP family.
 pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 
@@ -205,6 +217,14 @@ impl<'a> RevisionPlanContext<'a> {
     fn zone(&self, pod: &RevisionPod) -> String {
         let zone = pod.kube_status.as_ref().and_then(|it| self.cluster.nodes.zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
+    }
+
+    /// Returns the node of a pod; empty before Kubernetes has scheduled it.
+    fn node<'b>(&'b self, pod: &'b RevisionPod) -> &'b str {
+        match &pod.kube_status {
+            Some(status) => &status.node,
+            None => &self.cluster.settings.node_name,
+        }
     }
 
     /// Returns the template of a pod whose containers may differ from those of its Revision's other pods.

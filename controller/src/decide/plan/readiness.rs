@@ -14,7 +14,7 @@ use crate::model::cluster_state::{
 /// is required, since requests may need them. If only the kubelet can run a probe, its readiness is required, too: a
 /// command that passes proves nothing about the port. The same holds for a pod with readiness gates. Without an agent's
 /// report the kubelet's readiness alone counts. Pods of a lost node are not ready. Kubernetes withdraws readiness only
-/// from pods that were ready, so `is_lost` covers the others.
+/// from pods that were ready, so `is_lost` covers the others. A pod that may be frozen is not ready without its agent.
 pub(super) fn is_pod_ready(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let report = context.cluster.pods.reports.get(&*pod.uid);
     is_ready_with_report(pod, report.map(|it| it.ready), context)
@@ -51,6 +51,7 @@ fn is_ready_with_report(
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
     let ready = match reported {
+        _ if pod.is_unreachable => false,
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_lost => false,
         Some(is_reported_ready) => {
             let has_gates = pod.kube_status.as_ref().is_some_and(|it| it.has_readiness_gates);

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::{
     RevisionPlanContext, ServingAddresses, domain_mappings, readiness, revision_conditions, scale,
-    traffic,
+    standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -96,10 +96,7 @@ pub(super) fn pod_subject(
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
         revision: context.revision_key(revision),
-        node: pod
-            .kube_status
-            .as_ref()
-            .map_or_else(|| context.cluster.settings.node_name.clone(), |it| it.node.to_string()),
+        node: context.node(pod).to_owned(),
         zone: context.zone(pod),
         hints: revision.topology_hints(&pod.name),
         phase,
@@ -114,7 +111,7 @@ pub(super) fn pod_subject(
         probe: template.agent_probe(),
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
         keeps_binds: pod.layout.is_some(),
-        standby: None,
+        standby: standby::pod_order(pod, context),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use common::{local_node, wire::ConnectionPath};
 
-use super::{PlanTimer, RevisionPlanContext, readiness};
+use super::{PlanTimer, RevisionPlanContext, readiness, standby};
 use crate::model::{
     cluster_state::{AppRevision, PlatformKind, PodStage, RevisionPod, RoutingState, Uid},
     scale_policy::AutoscalerClass,
@@ -39,8 +39,8 @@ pub(super) fn remove_ended_pods(
     }
 }
 
-/// Returns the requested scale of a Revision: the number of pods that it should have.
-fn requested_scale(
+/// Returns the number of pods that a Revision needs for its load and its bounds. Pods that stand by come on top.
+fn running_scale(
     revision: &AppRevision,
     is_leaving: bool,
     context: &RevisionPlanContext<'_>,
@@ -48,10 +48,14 @@ fn requested_scale(
     let policy = &context.template.policy;
     let is_reserve = revision.routing.state == RoutingState::Reserve;
     let min_scale = if is_reserve { 0 } else { policy.min_scale };
+    let standby_scale = revision.scaling.standby_scale;
     // Kubernetes replaces pods by itself, and has more or fewer than requested meanwhile.
     let current = match context.cluster.settings.platform {
-        PlatformKind::Local => revision.serving_pods(),
-        PlatformKind::Kubernetes => revision.scaling.requested_scale,
+        // After a restart, only the orders show which pods stand by.
+        PlatformKind::Local => {
+            revision.serving_pods().saturating_sub(standby_scale.max(revision.ordered_pods()))
+        }
+        PlatformKind::Kubernetes => revision.scaling.requested_scale.saturating_sub(standby_scale),
     };
     let decided_scale = revision.scaling.decision.and_then(|it| it.requested_scale);
     let requested = match decided_scale {
@@ -91,15 +95,17 @@ pub(super) fn scale_pods(
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    let requested = match context.template.class {
-        AutoscalerClass::Kpa => requested_scale(revision, is_leaving, context),
+    let running = match context.template.class {
+        AutoscalerClass::Kpa => running_scale(revision, is_leaving, context),
         // Another autoscaler sets the number, and Kubernetes picks the pods to stop: each finishes its last request.
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => {
             revision.scaling.requested_scale = external_scale(revision, is_leaving, context);
             return;
         }
     };
-    revision.scaling.requested_scale = requested;
+    let standby = standby::update_standby_scale(revision, running, is_leaving, context, timer);
+    let requested = running.saturating_add(standby);
+    (revision.scaling.requested_scale, revision.scaling.standby_scale) = (requested, standby);
     let [serving, target] =
         [revision.serving_pods(), requested].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
     if target > serving {
@@ -116,6 +122,7 @@ pub(super) fn scale_pods(
     } else {
         remove_surplus_pods(revision, serving - target, context);
     }
+    standby::assign_orders(revision, context);
 }
 
 /// Lets draining pods serve again, busiest first since they are warm; then pods that Kubernetes should have stopped and
@@ -167,7 +174,8 @@ fn pod_name_suffix(uid: Uid) -> String {
     (0..5).map(digit).collect()
 }
 
-/// Drains or stops `count` pods: first those that are not ready, then the least busy, then the newest.
+/// Drains or stops `count` pods: first those that are not ready, then those on standby, then the least busy, then the
+/// newest.
 pub(super) fn remove_surplus_pods(
     revision: &mut AppRevision,
     count: usize,
@@ -177,8 +185,8 @@ pub(super) fn remove_surplus_pods(
     let mut pods: Vec<&mut RevisionPod> = revision.pods.iter_mut().filter(serving).collect();
     pods.sort_by_key(|pod| {
         let ready = readiness::is_pod_ready(pod, context);
-        let in_flight = context.requests_in_flight(pod);
-        (ready, in_flight, std::cmp::Reverse(pod.created), pod.uid.clone())
+        let (runs, in_flight) = (!pod.has_standby_order(), context.requests_in_flight(pod));
+        (ready, runs, in_flight, std::cmp::Reverse(pod.created), pod.uid.clone())
     });
     pods.into_iter().take(count).for_each(|pod| remove_pod(pod, context));
 }
@@ -198,11 +206,16 @@ pub(super) fn burst_path(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
+    let burst_capacity = context.template.policy.target_burst_capacity;
     match revision.scaling.decision {
         // As in Knative: with another autoscaler, requests go directly to the pods that exist.
         _ if context.template.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
+        // No activator needs to hold the requests that thaw a pod.
+        _ if burst_capacity >= 0.0 && standby::is_served_by_standby(revision, context) => {
+            ConnectionPath::Direct
+        }
         Some(decided) => decided.path,
-        None if context.template.policy.target_burst_capacity == 0.0 => ConnectionPath::Direct,
+        None if burst_capacity == 0.0 => ConnectionPath::Direct,
         None => ConnectionPath::Activator,
     }
 }
