@@ -71,8 +71,7 @@ fn thaw_count(node: &RouseNode, cause: &str) -> u64 {
     let series = format!("rouse_agent_thaws_total{{cause=\"{cause}\"}} ");
     let page = node.metrics(AGENT);
     let count = page.lines().find_map(|line| line.strip_prefix(&series)?.trim().parse().ok());
-    // A family with labels has no series before its first count.
-    count.unwrap_or(0)
+    count.unwrap_or_else(|| panic!("no {series:?} in {page}"))
 }
 
 /// Number of restarts of all containers of a service.
@@ -98,6 +97,10 @@ fn a_sleeping_service_keeps_a_frozen_pod_that_answers_its_next_requests_directly
         }
         assert_eq!(services.map(|name| node.wait_frozen(name, 1)), frozen, "the same pods");
     }
+    wait_for("the table of pods to show both", || {
+        let table = node.run_rouse(&["get", "pods", "--no-headers"]);
+        (table.matches("Standby").count() == services.len()).then_some(())
+    });
     for (name, address) in services.into_iter().zip(addresses) {
         wait_for("the status", || {
             let autoscaler = node.get_object("podautoscaler", &format!("{name}-00001"));

@@ -42,12 +42,11 @@ fn agent_netns(rouse: &RouseCluster) -> Vec<PathBuf> {
 fn probe_thaws(agents: &[PathBuf]) -> u64 {
     const SERIES: &str = "rouse_agent_thaws_total{cause=\"probe\"} ";
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7104));
-    let count = |netns: &PathBuf| {
+    let count = |netns: &PathBuf| -> u64 {
         let page = in_netns(netns, || http_client::get(address, "agent", "/metrics"));
         let page = page.expect("the agent runs").body;
-        // A family with labels has no series before its first count.
         let count = page.lines().find_map(|line| line.strip_prefix(SERIES)?.trim().parse().ok());
-        count.unwrap_or(0_u64)
+        count.unwrap_or_else(|| panic!("no {SERIES:?} in {page}"))
     };
     agents.iter().map(count).sum()
 }

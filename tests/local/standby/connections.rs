@@ -1,4 +1,4 @@
-//! Connections to frozen pods: kept ones, ones without a request, and those of protocols in which the server speaks first.
+//! Connections to frozen pods: kept ones, ones without a request, and those on which the server speaks first.
 
 use std::collections::BTreeSet;
 

@@ -106,8 +106,11 @@ fn run_round(node: &MultiProcessNode, addresses: &[SocketAddr], frozen: &BTreeSe
 /// Number of thaws for any cause so far.
 fn all_thaws(node: &MultiProcessNode) -> f64 {
     let series = |cause: &str| format!("rouse_agent_thaws_total{{cause=\"{cause}\"}}");
-    let causes = ["request", "probe", "kubelet", "other"].into_iter();
-    causes.filter_map(|cause| node.metric(AGENT, &series(cause))).sum()
+    let count = |cause: &str| {
+        let series = series(cause);
+        node.metric(AGENT, &series).unwrap_or_else(|| panic!("the agent exports no {series}"))
+    };
+    ["request", "probe", "kubelet", "other"].into_iter().map(count).sum()
 }
 
 #[test]
