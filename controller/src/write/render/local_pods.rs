@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use common::{
     local_node::{self, ContainerRunState},
-    wire::NamespacedName,
+    wire::{NamespacedName, StandbyReport},
 };
 use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod as PodObject, PodCondition, PodIP, PodStatus},
@@ -19,7 +19,7 @@ use crate::{
         cluster_state::{
             AppRevision, ClusterState, ObjectMetaSummary, ParsedTemplate, PodStage, RevisionPod,
         },
-        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION, FROZEN_CONDITION},
     },
 };
 
@@ -61,11 +61,6 @@ pub(super) fn render_pod(
         owner_references: owner_references("Revision", &revision.name, &owner_meta),
         ..ObjectMeta::default()
     };
-    let condition = |r#type: &str, holds: bool| PodCondition {
-        type_: r#type.into(),
-        status: if holds { "True" } else { "False" }.into(),
-        ..PodCondition::default()
-    };
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
         // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
@@ -79,7 +74,10 @@ pub(super) fn render_pod(
         pod_ip: ips.first().map(ToString::to_string),
         pod_ips: Some(ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
         start_time: api_time(pod.created),
-        conditions: Some(vec![condition("Ready", ready)]),
+        conditions: Some(render_conditions(
+            ready,
+            report.and_then(|report| report.standby.as_ref()),
+        )),
         container_statuses: Some(
             containers.iter().map(|it| render_container_status(it, ready)).collect(),
         ),
@@ -90,6 +88,20 @@ pub(super) fn render_pod(
     // Only in the object: the node does not need its own name.
     out["spec"]["nodeName"] = json!(cluster.settings.node_name);
     out
+}
+
+/// Returns the conditions of a pod. One of them tells if the pod is frozen, while its agent has an order for it.
+fn render_conditions(ready: bool, standby: Option<&StandbyReport>) -> Vec<PodCondition> {
+    let condition = |r#type: &str, holds: bool| PodCondition {
+        type_: r#type.into(),
+        status: if holds { "True" } else { "False" }.into(),
+        ..PodCondition::default()
+    };
+    let frozen = standby.map(|standby| PodCondition {
+        message: Some(standby.failure.clone()).filter(|failure| !failure.is_empty()),
+        ..condition(FROZEN_CONDITION, standby.is_frozen)
+    });
+    [condition("Ready", ready)].into_iter().chain(frozen).collect()
 }
 
 fn render_container_status(

@@ -1,6 +1,13 @@
-//! Pods of the local node that end late, or whose service is applied again while they drain.
+//! Pods of the local node that end late, that are frozen, or whose service is applied again while they drain.
+
+use common::wire::StandbyReport;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::{
+    model::{knative::key::FROZEN_CONDITION, object::json::array_items},
+    write::desired,
+};
 
 #[test]
 fn a_pod_whose_node_never_reports_its_end_leaves_nothing_behind() {
@@ -123,4 +130,34 @@ fn a_refused_manifest_leaves_no_name_of_the_deleted_service_behind() {
     sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
     sim.step(ControllerEvent::ManifestDeleted(full_name));
     assert_eq!(sim.machine.cluster.names.owner_exceptions, BTreeSet::new());
+}
+
+/// Returns the condition of a pod's object that tells if the pod is frozen; null if there is none.
+fn frozen_condition(sim: &MachineSim, uid: &str) -> Value {
+    let key = LocalObjectKey::pod("default", &sim.pods[uid].name);
+    let object = desired::local_object(&sim.machine.cluster, &key).expect("a pod");
+    let mut conditions = array_items(&object["status"]["conditions"]);
+    conditions.find(|it| it["type"] == FROZEN_CONDITION).cloned().unwrap_or_default()
+}
+
+#[test]
+fn the_object_of_a_pod_tells_if_it_is_frozen_and_why_it_cannot_be() {
+    let mut sim = MachineSim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    sim.report_all_ready();
+    let uid = sim.pod_uids().remove(0);
+    assert_eq!(frozen_condition(&sim, &uid), Value::Null);
+    let mut report = |standby: StandbyReport| {
+        sim.report_pod(&uid, |it| it.standby = Some(standby));
+        let condition = frozen_condition(&sim, &uid);
+        (condition["status"].clone(), condition["message"].clone())
+    };
+    let frozen = StandbyReport { is_frozen: true, ..StandbyReport::default() };
+    assert_eq!(report(frozen), (json!("True"), Value::Null));
+    assert_eq!(report(StandbyReport::default()), (json!("False"), Value::Null), "it was thawed");
+    let failed = StandbyReport { failure: "no cgroup".into(), ..StandbyReport::default() };
+    assert_eq!(report(failed), (json!("False"), json!("no cgroup")));
+    sim.report_pod(&uid, |it| it.standby = None);
+    assert_eq!(frozen_condition(&sim, &uid), Value::Null);
 }
