@@ -13,4 +13,5 @@ pub mod problem;
 pub mod reporters;
 pub mod rollout;
 pub mod scale_policy;
+pub mod standby_policy;
 pub mod zone_shares;

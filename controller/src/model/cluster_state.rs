@@ -50,7 +50,7 @@ pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
+    RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,
 };
 pub use scaled_service::{
     ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, PodLayout, RefusalState,

@@ -93,6 +93,14 @@ pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
 pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 /// Annotation on a draining pod: the moment at which draining began.
 pub const DRAINING: &str = "rouse.dev/draining";
+/// Number of pods that stand by while a Revision sleeps: on a template, and on a namespace as its default.
+pub const STANDBY: &str = "rouse.dev/standby";
+/// Treatment of a frozen pod's memory: `keep` or `reclaim`.
+pub const STANDBY_MEMORY: &str = "rouse.dev/standby-memory";
+/// Time after which a frozen pod is ended.
+pub const STANDBY_TTL: &str = "rouse.dev/standby-ttl";
+/// Annotation on a pod with a standby order: the moment of the order.
+pub const STANDBY_SINCE: &str = "rouse.dev/standby-since";
 /// Annotation with the service's own port number at the activators.
 pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 /// Annotation of a Kubernetes Service that lets its workload sleep: `true` makes it a scaled Service.

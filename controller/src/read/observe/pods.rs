@@ -15,7 +15,7 @@ use crate::{
             ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, RevisionPod,
             UnixMillis,
         },
-        knative::key::DRAINING,
+        knative::key::{DRAINING, STANDBY_SINCE},
         object::json::{
             annotation, array_items, is_terminating, label, non_empty_text, object_name,
         },
@@ -31,7 +31,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         return None;
     }
     let is_terminating = is_terminating(object);
-    let draining_since = annotation(object, DRAINING).and_then(UnixMillis::parse);
+    let noted = |name: &str| annotation(object, name).and_then(UnixMillis::parse);
     let uid: Box<str> = non_empty_text(&meta["uid"])?;
     let (name, created) = (non_empty_text(&meta["name"])?, fields::read_meta(object).created);
     let pod = RevisionPod {
@@ -40,7 +40,8 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             kubelet_readiness: kubelet_readiness(object),
             has_readiness_gates: array_items(&object["spec"]["readinessGates"]).next().is_some(),
             is_terminating,
-            draining_since,
+            draining_since: noted(DRAINING),
+            standby_since: noted(STANDBY_SINCE),
             unschedulable: unschedulable_reason(status),
         })),
         ..RevisionPod::new(uid.clone(), name, created)
