@@ -40,7 +40,7 @@ mod usage;
 
 pub use capabilities::CAPABILITIES;
 
-use std::{io, pin::pin, sync::Arc};
+use std::{io, path::Path, pin::pin, sync::Arc};
 
 use common::{
     admin as pages,
@@ -377,12 +377,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
-    end_tasks(&tasks, &shutdown).await;
+    end_tasks(&tasks, &shutdown, &paths.pods).await;
     ended
 }
 
-/// Ends all tasks. They complete their last writes, such as reports of pods.
-async fn end_tasks(tasks: &TaskTracker, shutdown: &CancellationToken) {
+/// Ends all tasks. They complete their last writes, such as reports of pods. A pod below the cgroup `pods` that is still
+/// frozen is thawed: the loop may have ended by an error.
+async fn end_tasks(tasks: &TaskTracker, shutdown: &CancellationToken, pods: &Path) {
+    kernel::freezer::thaw_all(pods);
     shutdown.cancel();
     tasks.close();
     tasks.wait().await;
