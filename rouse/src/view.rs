@@ -130,7 +130,7 @@ fn pod_status(pod: &Value, containers: &[Value]) -> String {
     if is_frozen(pod) { STANDBY_STATUS.to_owned() } else { scalar_text(&pod["status"]["phase"]) }
 }
 
-/// Returns true if the agent of the pod's node has reported the pod as frozen.
+/// Returns true if a pod stands by as users see it: frozen, or thawed for the answer to a probe.
 pub(crate) fn is_frozen(pod: &Value) -> bool {
     condition_field(pod, FROZEN_CONDITION, "status") == "True"
 }
@@ -292,9 +292,9 @@ mod tests {
         };
         let ready = json!([{"type": "Ready", "status": "False", "reason": "NoTraffic"}]);
         let asleep = json!({
-            "desiredScale": 0, "actualScale": 1, "standbyScale": 1, "conditions": ready,
+            "desiredScale": 1, "actualScale": 1, "standbyScale": 1, "conditions": ready,
         });
-        assert_eq!(row(asleep), ["r", "0", "1", "1", "False", "NoTraffic"]);
+        assert_eq!(row(asleep), ["r", "1", "1", "1", "False", "NoTraffic"]);
         let without_standby = json!({"desiredScale": 1, "actualScale": 1});
         assert_eq!(row(without_standby), ["r", "1", "1", "", "", ""]);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use common::{
     local_node::{self, ContainerRunState},
-    wire::{NamespacedName, StandbyReport},
+    wire::NamespacedName,
 };
 use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod as PodObject, PodCondition, PodIP, PodStatus},
@@ -74,10 +74,7 @@ pub(super) fn render_pod(
         pod_ip: ips.first().map(ToString::to_string),
         pod_ips: Some(ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
         start_time: api_time(pod.created),
-        conditions: Some(render_conditions(
-            ready,
-            report.and_then(|report| report.standby.as_ref()),
-        )),
+        conditions: Some(render_conditions(pod, ready)),
         container_statuses: Some(
             containers.iter().map(|it| render_container_status(it, ready)).collect(),
         ),
@@ -90,18 +87,18 @@ pub(super) fn render_pod(
     out
 }
 
-/// Returns the conditions of a pod. One of them tells if the pod is frozen, while its agent has an order for it.
-fn render_conditions(ready: bool, standby: Option<&StandbyReport>) -> Vec<PodCondition> {
+/// Returns the conditions of a pod. One of them tells if the pod is frozen, while it has a standby order.
+fn render_conditions(pod: &RevisionPod, ready: bool) -> Vec<PodCondition> {
     let condition = |r#type: &str, holds: bool| PodCondition {
         type_: r#type.into(),
         status: if holds { "True" } else { "False" }.into(),
         ..PodCondition::default()
     };
-    let frozen = standby.map(|standby| PodCondition {
-        message: Some(standby.failure.clone()).filter(|failure| !failure.is_empty()),
-        ..condition(FROZEN_CONDITION, standby.is_frozen)
-    });
-    [condition("Ready", ready)].into_iter().chain(frozen).collect()
+    let mut conditions = vec![condition("Ready", ready)];
+    if pod.has_standby_order() {
+        conditions.push(condition(FROZEN_CONDITION, pod.is_frozen));
+    }
+    conditions
 }
 
 fn render_container_status(
