@@ -242,7 +242,7 @@ pub fn app_keys(
         all.extend(route_name_keys(name, app));
     }
     for revision in &app.revisions {
-        all.extend(drain_annotation_keys(&name.namespace, revision));
+        all.extend(pod_annotation_keys(&name.namespace, revision));
         if revision.is_scaled_service {
             continue;
         }
@@ -357,14 +357,17 @@ pub fn owner_exceptions(
     exceptions
 }
 
-/// Returns the keys of a Revision's pods whose annotation differs from their stage.
-pub fn drain_annotation_keys<'a>(
+/// Returns the keys of a Revision's pods whose annotations differ from their stage and their standby order.
+pub fn pod_annotation_keys<'a>(
     namespace: &'a str,
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
     let is_outdated = |pod: &&RevisionPod| {
         let status = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
-        status.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+        status.is_some_and(|it| {
+            it.draining_since.is_some() != (pod.stage != PodStage::Serving)
+                || it.standby_since.is_some() != pod.has_standby_order()
+        })
     };
     let pods = revision.pods.iter().filter(is_outdated);
     pods.map(move |pod| {

@@ -83,7 +83,7 @@ impl StandbyConfig {
                 Some(reclaims_memory) => policy.reclaims_memory = reclaims_memory,
                 None => {
                     let problem = Problem::invalid(at(key::STANDBY_MEMORY), text);
-                    problems.push(problem.with_advice("use keep or reclaim"));
+                    problems.push(problem.with_details("use keep or reclaim"));
                 }
             }
         }
@@ -96,7 +96,7 @@ impl StandbyConfig {
                 }
                 Err(_) => {
                     let problem = Problem::invalid(at(key::STANDBY_TTL), text);
-                    problems.push(problem.with_advice("write it as 30m or 24h"));
+                    problems.push(problem.with_details("write it as 30m or 24h"));
                 }
             }
         }

@@ -22,7 +22,7 @@ use tracing::warn;
 use crate::{
     decide::machine::{
         ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
-        RouteFingerprint, ServiceEventRecord,
+        ObjectEventRecord, RouteFingerprint,
     },
     model::{
         cluster_state::{ControllerSettings, Uid, UnixMillis},
@@ -147,7 +147,7 @@ impl ControllerRuntime {
                 .send_if_modified(|is_needed| !std::mem::replace(is_needed, true));
         }
         self.record_config_map_events(effects.config_map_events);
-        self.record_service_events(effects.service_events);
+        self.record_object_events(effects.object_events);
         effects.revisions_to_resolve.iter().for_each(|revision| self.resolve_digests(revision));
         if let Some(writer) = self.object_writer.get() {
             writer.schedule_checks(effects.apps_to_check);
@@ -187,11 +187,10 @@ impl ControllerRuntime {
         }
     }
 
-    /// Sends Events about Services of users.
-    fn record_service_events(&self, records: Vec<ServiceEventRecord>) {
+    /// Sends Events about Services of users and about Revisions.
+    fn record_object_events(&self, records: Vec<ObjectEventRecord>) {
         let Some(events) = self.event_inbox.get() else { return };
-        for ServiceEventRecord { name, uid, is_warning, reason, message } in records {
-            let resource = ResourceKind::Service;
+        for ObjectEventRecord { resource, name, uid, is_warning, reason, message } in records {
             events.record(ObjectEvent { resource, name, uid, is_warning, reason, message });
         }
     }
@@ -600,7 +599,8 @@ mod tests {
         let [event_type, kind, object, message] = next("WrittenRepeatedly").await;
         assert_eq!([&*event_type, &*kind, &*object], ["Warning", "StatefulSet", "db"]);
         assert!(message.contains("written 31 times"), "{message}");
-        shared.record_service_events(vec![ServiceEventRecord {
+        shared.record_object_events(vec![ObjectEventRecord {
+            resource: ResourceKind::Service,
             name,
             uid: "s".into(),
             is_warning: false,

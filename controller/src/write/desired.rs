@@ -24,8 +24,8 @@ use crate::{
 
 mod autoscaling_status;
 mod domain_mappings;
-mod drain_annotations;
 mod endpoint_slices;
+mod pod_annotations;
 mod required_children;
 mod revision_children;
 mod scaled;
@@ -52,7 +52,7 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::Image => revision_children::child_part(cluster, key),
         ResourceKind::Service => service_part(cluster, key),
         ResourceKind::EndpointSlice => endpoint_slices::slice_part(cluster, key),
-        ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
+        ResourceKind::Pod => pod_annotations::pod_annotations(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
         ResourceKind::Node

@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod local_pods;
+mod standby;
 
 pub(super) const HELLO: &str = r#"
 apiVersion: serving.knative.dev/v1

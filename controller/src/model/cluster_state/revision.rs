@@ -8,7 +8,7 @@ use common::{
 };
 
 use super::{
-    conditions::{ConditionReason, ConditionSet},
+    conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType},
     scaled_service::PodLayout,
     topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
@@ -91,6 +91,24 @@ pub struct StandbyStop {
     pub reason: ConditionReason,
     /// True once the Revision has needed no pod since. Its next need of one is a wake, and ends the stop.
     pub has_slept: bool,
+}
+
+impl StandbyStop {
+    /// Reason of a Revision with a pod that its agent could not freeze.
+    pub const FREEZE_FAILED: &str = "FreezeFailed";
+    /// Reason of a Revision with a pod that was frozen for as long as `rouse.dev/standby-ttl` allows.
+    pub const TIME_OVER: &str = "StandbyTimeOver";
+
+    /// Returns the stop that an earlier leader has reported in a Revision's conditions.
+    ///
+    /// It is over as soon as the Revision needs a pod: at worst one more freeze fails.
+    pub fn from_conditions(conditions: &ConditionSet) -> Option<Box<Self>> {
+        let ConditionStatus::False(reason) = conditions.get(ConditionType::RevisionStandby) else {
+            return None;
+        };
+        let is_stop = [Self::FREEZE_FAILED, Self::TIME_OVER].contains(&&*reason.reason);
+        is_stop.then(|| Box::new(Self { reason, has_slept: true }))
+    }
 }
 
 impl AppRevision {

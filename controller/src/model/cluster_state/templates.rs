@@ -164,8 +164,9 @@ fn read_standby(
     }
     // The number of a workload's pods is its user's, and 0 while it sleeps.
     let names = [key::STANDBY, key::STANDBY_MEMORY, key::STANDBY_TTL].into_iter();
-    let without_effect =
-        |name| Problem::new(format!("{AT}.{name}"), "only pods of a Knative Service stand by");
+    let without_effect = |name: &str| {
+        Problem::new(format!("{AT}.{name}"), "only pods of a Knative Service stand by")
+    };
     let refused = names.filter(|it| annotations.contains_key(*it)).map(without_effect);
     (StandbyPolicy::default(), refused.collect())
 }

@@ -19,7 +19,7 @@ use crate::{
         cluster_state::{
             AppRevision, ClusterState, ObjectMetaSummary, ParsedTemplate, PodStage, RevisionPod,
         },
-        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION, FROZEN_CONDITION},
+        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION, FROZEN_CONDITION, STANDBY_SINCE},
     },
 };
 
@@ -44,6 +44,9 @@ pub(super) fn render_pod(
         report.and_then(|report| report.address).or(pod.restored_address).filter(|_| ready);
     if let Some(address) = address {
         annotations.insert(ADDRESS_ANNOTATION.to_owned(), address.to_string());
+    }
+    if let Some(since) = pod.standby_since.filter(|_| pod.has_standby_order()) {
+        annotations.insert(STANDBY_SINCE.to_owned(), since.rfc3339());
     }
     // A draining pod is no deleted one yet: it still answers requests.
     let stopping = match pod.stage {

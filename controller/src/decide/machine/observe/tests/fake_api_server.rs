@@ -15,7 +15,7 @@ use common::{
 use serde_json::{Value, json};
 
 use crate::{
-    decide::machine::{ControllerEvent, ControllerStateMachine, ServiceEventRecord},
+    decide::machine::{ControllerEvent, ControllerStateMachine, ObjectEventRecord},
     model::{
         cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
         object::{ObjectPartKey, ResourceKind},
@@ -64,8 +64,8 @@ pub(super) struct FakeApiServer {
     pub(super) replicas_writes: Vec<u64>,
     /// Number of writes to workloads of users that were refused, since these had changed.
     pub(super) conflicts: usize,
-    /// Events on Services of users.
-    pub(super) service_events: Vec<ServiceEventRecord>,
+    /// Events on Services of users and on Revisions.
+    pub(super) object_events: Vec<ObjectEventRecord>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -103,7 +103,7 @@ impl FakeApiServer {
             are_workloads_listed: false,
             replicas_writes: Vec::new(),
             conflicts: 0,
-            service_events: Vec::new(),
+            object_events: Vec::new(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -144,7 +144,7 @@ impl FakeApiServer {
                 follower.step(self.now, event.clone());
             }
             let effects = self.machine.step(self.now, event);
-            self.service_events.extend(effects.service_events);
+            self.object_events.extend(effects.object_events);
             if effects.needs_workload_watch && self.lists_workloads && !self.are_workloads_listed {
                 self.are_workloads_listed = true;
                 events.extend(observations_of_workloads(&self.objects));

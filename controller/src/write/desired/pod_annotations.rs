@@ -1,16 +1,16 @@
-//! Pure: annotations by which the leader passes the stage of pods to other replicas.
+//! Pure: annotations by which the leader passes the stage and the standby order of pods to other replicas.
 
 use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
 use crate::model::{
     cluster_state::{ClusterState, PodStage, RevisionPod},
-    knative::key::DRAINING,
+    knative::key::{DRAINING, STANDBY_SINCE},
     object::{DesiredState, ObjectPartKey},
 };
 
-/// Returns the annotation of a draining pod, which other replicas of the controller read.
-pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+/// Returns the annotations of a pod that drains or has a standby order. Other replicas of the controller read them.
+pub(super) fn pod_annotations(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let likely = key.name.name.rsplit_once("-deployment-");
     let likely = likely.and_then(|(revision, _)| cluster.revision(&key.name.namespace, revision));
     // Kubernetes cuts the pod's name if the Deployment's is long: then all Revisions of the namespace are searched.
@@ -23,19 +23,27 @@ pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> D
     let Some(status) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };
-    let annotations = match (pod.stage, status.draining_since) {
-        (PodStage::Serving, None) => return DesiredState::Unmanaged,
-        // The pod serves again: with server-side apply an annotation that is left out is removed.
-        (PodStage::Serving, Some(_)) => json!({}),
-        (PodStage::Draining { since } | PodStage::Stopping { since }, noted) => {
-            // The first moment counts: another leader may have noted it, and the grace period runs from there.
-            json!({DRAINING: noted.unwrap_or(since).rfc3339()})
+    let (draining, standby) = (status.draining_since, status.standby_since);
+    // Without a change, a pod that never had an annotation gets no field manager of ours.
+    let is_annotated = draining.is_some() || standby.is_some();
+    if pod.stage == PodStage::Serving && pod.standby_since.is_none() && !is_annotated {
+        return DesiredState::Unmanaged;
+    }
+    // With server-side apply an annotation that is left out is removed. Of each the first moment counts: another leader
+    // may have noted it, and the time that a pod has runs from there.
+    let annotations = match (pod.stage, pod.standby_since) {
+        (PodStage::Serving, None) => json!({}),
+        (PodStage::Serving, Some(since)) => {
+            json!({STANDBY_SINCE: standby.unwrap_or(since).rfc3339()})
+        }
+        (PodStage::Draining { since } | PodStage::Stopping { since }, _) => {
+            json!({DRAINING: draining.unwrap_or(since).rfc3339()})
         }
     };
     annotated_pod(key, &annotations)
 }
 
-/// Removes the annotation from a pod of a workload that no scaled Service scales any more.
+/// Removes the annotations from a pod of a workload that no scaled Service scales any more.
 fn released_pod(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     // Before, the Service may not be known yet.
     let pod = cluster.workloads.pod(&key.name).filter(|_| cluster.workloads.are_listed);
