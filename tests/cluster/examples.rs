@@ -24,6 +24,7 @@ const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 13] = [
     ("split", "split", "/", "Hello from split-"),
     ("standby", "standby", "/", "Hello from standby-00001-deployment-"),
 ];
+
 /// Examples whose services keep a pod without requests.
 const KEEP_A_POD: [&str; 2] = ["scale", "standby"];
 
