@@ -5,7 +5,7 @@
 //! | layer | subject |
 //! |---|---|
 //! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`] | base of all others |
-//! | [`service_facts`], `capabilities`, `health`, `metrics`, `clock`, `lock` | base of all others |
+//! | [`service_facts`], [`standby_page`], `capabilities`, `health`, `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -13,7 +13,7 @@
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
 //! | [`node_check`] | checks of the node for `rouse check` |
-//! | `admin` | pages of health, metrics and services |
+//! | `admin` | pages of health, metrics, services and standby |
 //! | `agent` | the loop that joins them |
 
 mod admin;
@@ -36,6 +36,7 @@ pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
 pub mod service_facts;
+pub mod standby_page;
 mod usage;
 
 pub use capabilities::CAPABILITIES;

@@ -152,6 +152,11 @@ impl StandbyPods {
         Some(StandbyReport { memory_bytes, ..report })
     }
 
+    /// Returns the reports about all pods with an order, each with the pod's uid.
+    pub(super) fn reports(&self) -> impl Iterator<Item = (&str, StandbyReport)> {
+        self.pods.keys().filter_map(|uid| Some((uid.as_str(), self.report(uid)?)))
+    }
+
     /// Returns the uids of the pods for which `filter` is true.
     fn uids_where(&self, filter: impl Fn(&StandbyPod) -> bool) -> Vec<String> {
         let pods = self.pods.iter().filter(|(_, pod)| filter(pod));

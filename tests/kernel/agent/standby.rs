@@ -1,5 +1,7 @@
 //! Shell: a pod with a standby order: frozen while nothing uses it, and thawed for whatever comes.
 
+use serde_json::{Value, json};
+
 use super::{
     http_server::{send_and_measure, server_fixture},
     shared_agent::SharedAgentFixture,
@@ -97,6 +99,16 @@ impl AgentFixture {
         }
     }
 
+    /// Returns the pod's entry on the agent's page about standby; null if it has none.
+    fn standby_page_entry(&self, uid: &str) -> Value {
+        let page = self.get_page("n", "127.0.0.1:7104", "/debug/standby");
+        let body = page.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let facts: Value =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {page}"));
+        let mut pods = facts["pods"].as_array().into_iter().flatten();
+        pods.find(|it| it["uid"] == uid).cloned().unwrap_or_default()
+    }
+
     fn standby_request(&self) {
         send_and_measure(&mut connect_from_node(&self.node_namespace()), "/quick");
     }
@@ -164,6 +176,21 @@ fn a_withdrawn_order_and_a_drain_thaw_the_pod() {
     fixture.wait_metric(&by_kubelet, before + 1);
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     fixture.wait_pod("ready again", |pod| pod.ready && !pod.drained);
+}
+
+#[test]
+fn the_page_about_standby_shows_a_pod_while_it_has_an_order() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    let uid = fixture.pod_uid();
+    let entry = fixture.standby_page_entry(&uid);
+    assert_eq!((&entry["isFrozen"], &entry["failure"]), (&json!(true), &json!("")), "{entry}");
+    fixture.standby_request();
+    fixture.wait_standby(false);
+    let entry = fixture.standby_page_entry(&uid);
+    assert_eq!(entry["isFrozen"], false, "{entry}");
+    fixture.order_standby(None);
+    fixture.wait_pod("without an order", |pod| pod.standby.is_none());
+    assert_eq!(fixture.standby_page_entry(&uid), Value::Null);
 }
 
 #[test]

@@ -117,6 +117,8 @@ pub const SCALED_TO: &str = "rouse.dev/scaled-to";
 pub const USER_REPLICAS: &str = "rouse.dev/replicas";
 /// Annotation in the template of a scaled Service whose workload has a HorizontalPodAutoscaler. No object has it.
 pub const HAS_HPA: &str = "rouse.dev/has-hpa";
+/// Condition of a pod of the local node that has a standby order: `True` while the pod is frozen, as users see it.
+pub const FROZEN_CONDITION: &str = "rouse.dev/frozen";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {
