@@ -7,7 +7,7 @@ use std::{cmp::Reverse, time::Duration};
 
 use common::wire::{ClientComponent, StandbyOrder};
 
-use super::{PlanTimer, RevisionPlanContext, readiness};
+use super::{PlanTimer, RevisionPlanContext, pod_resizes, readiness};
 use crate::model::{
     cluster_state::{
         AppRevision, ConditionReason, ConditionStatus, ConditionType, PodStage, RevisionPod,
@@ -196,6 +196,9 @@ fn find_stop_reason(
         let message = format!("Pod {} cannot be frozen: {failure}", pod.name);
         return Some(ConditionReason::new(StandbyStop::FREEZE_FAILED, message));
     }
+    if let Some(reason) = pod_resizes::find_stop_reason(revision) {
+        return Some(reason);
+    }
     let ttl_ms = to_ms(context.template.standby.ttl?);
     let frozen = revision.pods.iter().filter(|pod| pod.is_frozen);
     let mut ends = frozen.filter_map(|pod| Some(pod.standby_since?.plus_ms(ttl_ms)));
@@ -230,7 +233,7 @@ pub(super) fn assign_orders(revision: &mut AppRevision, context: &RevisionPlanCo
     }
     let missing = wanted - ordered.len();
     // Without its agent a pod would stay as it is, and be unreachable as soon as it has an order.
-    running.retain(|pod| is_agent_reporting(pod, context));
+    running.retain(|pod| pod.may_stand_by() && is_agent_reporting(pod, context));
     running.sort_by_key(|pod| {
         let is_ready = readiness::is_pod_ready(pod, context);
         let in_flight = context.requests_in_flight(pod);
@@ -351,7 +354,7 @@ fn standby_status(
         let message = format!("max-scale bounds the number of pods to {max_scale}");
         ConditionReason::new("MaxScale", message)
     });
-    ConditionStatus::True(bound)
+    ConditionStatus::True(bound.or_else(|| pod_resizes::find_kept_requests(revision)))
 }
 
 /// Counts the pods of a Revision that are ready, serve, and have no standby order.
