@@ -1,7 +1,8 @@
 //! Pure: policy, load and reports of agents → pods of a Revision that stand by, and their orders.
 //!
-//! A decision of zero pods means that there is no load. The Revision then keeps some pods, each with a standby order, by
-//! which its agent freezes it while nothing uses it. With load, the pods beyond those that it needs have the orders.
+//! A decision of zero pods means that there is no load. The Revision then keeps some pods, each with a standby order.
+//! By it, the pod's agent freezes the pod while nothing uses it. With load, only the pods beyond those that it needs
+//! have orders.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -98,7 +99,7 @@ struct StandbyRequest {
     refused_default: Option<ConditionReason>,
 }
 
-/// Returns the number of pods that are to stand by: by the template, else by the namespace, else by `config-autoscaler`.
+/// Returns the number of pods that are to stand by: of the template, else of the namespace or `config-autoscaler`.
 fn requested_standby(context: &RevisionPlanContext<'_>) -> StandbyRequest {
     let template = context.template;
     let given = StandbyRequest { pods: template.standby.pods, refused_default: None };
