@@ -18,10 +18,12 @@ pub(super) fn update_resizes(revision: &mut AppRevision, context: &RevisionPlanC
 
 fn update_resize(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
     let (is_reducible, held_bytes) = (is_reducible(pod, context), held_bytes(pod, context));
+    let is_known = is_state_known(pod, context);
     // The local node reserves no resources.
     let Some(status) = pod.kube_status.as_deref() else { return };
     // An earlier leader may have reduced the requests.
-    if !is_reducible && pod.resize.is_none() && !status.has_reduced_requests {
+    let is_concerned = is_reducible || pod.resize.is_some() || status.has_reduced_requests;
+    if !is_known || !is_concerned {
         return;
     }
     let resize: &mut PodResize = pod.resize.get_or_insert_default();
@@ -73,6 +75,14 @@ pub(super) fn find_kept_requests(revision: &AppRevision) -> Option<ConditionReas
 fn is_reducible(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     is_enabled && pod.has_standby_order() && pod.is_frozen
+}
+
+/// Returns true if it is known whether a pod with a standby order is frozen. A leader that starts has no report at first:
+/// if it restored the requests of frozen pods, their nodes might have no room for all of them.
+fn is_state_known(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
+    let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    !is_enabled || !pod.has_standby_order() || report.is_some_and(|it| it.standby.is_some())
 }
 
 /// Returns the memory that a pod holds, as its agent reports it; `None`: its node does not tell.
@@ -194,6 +204,18 @@ mod tests {
         assert_eq!(requests(&pod), Some(PodRequests::Original));
         let never_reduced = updated(running(KubePodStatus::default()), &cluster(None));
         assert_eq!(never_reduced.resize, None, "no memory for pods that never stood by");
+    }
+
+    #[test]
+    fn a_pod_of_which_no_agent_reports_keeps_its_requests() {
+        let noted = KubePodStatus { has_reduced_requests: true, ..KubePodStatus::default() };
+        let ordered = RevisionPod { standby_since: Some(NOW), ..running(noted) };
+        let mut cluster = cluster(Some(7 * MIB));
+        cluster.pods.reports.clear();
+        assert_eq!(requests(&updated(ordered, &cluster)), None, "a new leader");
+        let reduced_before = updated(frozen(), &self::cluster(Some(7 * MIB)));
+        let unknown = RevisionPod { is_frozen: false, ..reduced_before };
+        assert_eq!(requests(&updated(unknown, &cluster)), reduced(Some(7)));
     }
 
     #[test]

@@ -211,8 +211,8 @@ pub struct RevisionPod {
     /// True if the agent has frozen the pod by its order and no request has thawed it since. The answer to a probe of
     /// the kubelet, for which the pod thaws for a moment, does not change it.
     pub is_frozen: bool,
-    /// Requests that the pod should have, once it has been frozen; `None`: those with which it was created. Only the
-    /// leader's is in use.
+    /// Requests that the pod should have, once it was frozen; `None`: it keeps those that it has. Only the leader's are
+    /// in use.
     pub resize: Option<Box<PodResize>>,
     /// True while the pod may be frozen and its agent, which alone would thaw it, does not report.
     pub is_unreachable: bool,
