@@ -385,11 +385,12 @@ pub fn resize_keys<'a>(
     namespace: &'a str,
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
-    let is_reduced = |pod: &&RevisionPod| {
+    let is_concerned = |pod: &&RevisionPod| {
         let is_noted = pod.kube_status.as_ref().is_some_and(|it| it.has_reduced_requests);
-        is_noted || pod.resize.as_ref().is_some_and(|it| it.requests != PodRequests::Original)
+        let requests = pod.resize.as_ref().map(|it| it.requests);
+        requests.is_some_and(|it| is_noted || it != PodRequests::Original)
     };
-    let pods = revision.pods.iter().filter(is_reduced);
+    let pods = revision.pods.iter().filter(is_concerned);
     pods.map(move |pod| {
         let name = NamespacedName::new(namespace, &*pod.name);
         ObjectPartKey::new(ResourceKind::Pod, ObjectPart::Resize, name)

@@ -148,13 +148,13 @@ pub(crate) fn serving_addresses(
 }
 
 /// Returns true if the last report of a pod's agent changes what is planned about the pod's standby. Reports change the
-/// memory of frozen pods all the time, which no plan depends on.
+/// memory of frozen pods all the time, and plans depend on it only where it changes much.
 pub(crate) fn needs_standby_plan(cluster: &ClusterState, name: &NamespacedName, uid: &str) -> bool {
     let mut pods = cluster.apps.get(name).into_iter().flat_map(|app| app.pods());
     pods.find(|(_, pod)| *pod.uid == *uid).is_some_and(|(revision, pod)| {
         let template = ParsedTemplate::of_revision(revision, cluster);
         let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
-        standby::needs_plan(pod, revision, &context)
+        standby::needs_plan(pod, revision, &context) || pod_resizes::needs_plan(pod, &context)
     })
 }
 

@@ -49,7 +49,7 @@ pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionTy
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
-pub use pod_resize::{PendingResize, PodResize, ReducibleResources, RefusedResize, ResizeRefusal};
+pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
     RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,

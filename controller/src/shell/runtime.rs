@@ -615,6 +615,46 @@ mod tests {
         shutdown.cancel();
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_a_resize_is_recorded_on_its_pod() {
+        let (client, mut events) = api_server();
+        let shutdown = CancellationToken::new();
+        let (shared, _writer) = recording_runtime(client, &shutdown);
+        let observe = |resource, name: &str, mut object: Value| {
+            let name = NamespacedName::new("default", name);
+            object["metadata"]["name"] = json!(name.name.as_str());
+            object["metadata"]["namespace"] = json!("default");
+            let object = Some(Box::new(object));
+            shared.step(ControllerEvent::ObjectObserved { resource, name, object });
+        };
+        let spec = json!({"containers": [{"name": "main", "image": "a"}]});
+        let labels = json!({
+            "serving.knative.dev/configuration": "hello",
+            "serving.knative.dev/configurationGeneration": "1",
+            "serving.knative.dev/revision": "hello-00001",
+        });
+        let uid = |last: u32| format!("00000000-0000-4000-8000-{last:012}");
+        let metadata = json!({"uid": uid(1), "generation": 1});
+        let template = json!({"spec": spec});
+        let configuration = json!({"metadata": metadata, "spec": {"template": template}});
+        observe(ResourceKind::Configuration, "hello", configuration);
+        let metadata = json!({"uid": uid(2), "labels": labels});
+        let revision = json!({"metadata": metadata, "spec": spec});
+        observe(ResourceKind::Revision, "hello-00001", revision);
+        let annotations = json!({"rouse.dev/original-requests": "{}"});
+        let metadata = json!({"uid": uid(3), "labels": labels, "annotations": annotations});
+        observe(ResourceKind::Pod, "hello-00001-deployment-a", json!({"metadata": metadata}));
+        shared.step(ControllerEvent::LeadershipChanged(true));
+        let pod = NamespacedName::new("default", "hello-00001-deployment-a");
+        let key = ObjectPartKey::new(ResourceKind::Pod, ObjectPart::Resize, pod);
+        let message = "exceeded quota".to_owned();
+        shared.write_result(&key, Some(WriteError { reason: "RequestsNotRestored", message }));
+        let event = next_event(&mut events, "RequestsNotRestored");
+        let event = timeout(Duration::from_secs(60), event).await.expect("an Event");
+        assert_eq!(event, ["Warning", "Pod", "hello-00001-deployment-a", "exceeded quota"]);
+        shutdown.cancel();
+    }
+
     /// An owner that was deleted and created again under the same name is another one.
     #[tokio::test(start_paused = true)]
     async fn children_missing_again_after_their_owner_was_replaced_are_reported_again() {

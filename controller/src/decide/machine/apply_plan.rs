@@ -16,7 +16,7 @@ use crate::{
             AppRevision, AppState, ConditionReason, ConditionStatus, ConditionType, ParsedTemplate,
             PlatformKind, PodStage, RevisionPod, StandbyStop, UnixMillis,
         },
-        object::{LocalObjectKey, ObjectPart, ResourceKind},
+        object::{LocalObjectKey, ObjectPart, REQUESTS_NOT_RESTORED, ResourceKind},
     },
 };
 
@@ -287,10 +287,11 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns the reason if an agent could not freeze a pod of the Revision.
+/// Returns the reason if an agent could not freeze a pod of the Revision, or a pod did not get its requests back.
 fn standby_failure(revision: &AppRevision) -> Option<&ConditionReason> {
     let stop = revision.scaling.standby_stop.as_deref()?;
-    Some(&stop.reason).filter(|it| it.reason == StandbyStop::FREEZE_FAILED)
+    let failures = [StandbyStop::FREEZE_FAILED, REQUESTS_NOT_RESTORED];
+    Some(&stop.reason).filter(|it| failures.contains(&&*it.reason))
 }
 
 fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {

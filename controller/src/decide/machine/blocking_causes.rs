@@ -167,7 +167,10 @@ impl ControllerStateMachine {
     ) {
         // Without it the pods work as they are, so it blocks nothing.
         if key.part == ObjectPart::Resize {
-            return self.handle_resize_result(&key.name, error.as_ref(), now);
+            if let Some(error) = &error {
+                self.handle_resize_error(&key.name, error, now);
+            }
+            return;
         }
         let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
         let Some(blocked_object) = self.blocked_object_of(key) else { return };

@@ -87,7 +87,7 @@ impl ControllerStateMachine {
         self.reconcile_namespaces(&changed_apps, now);
     }
 
-    /// Sets the number of pods that stand by in a namespace without annotations of their own. Returns true if it changed.
+    /// Sets the number of pods that Revisions of a namespace keep on standby by default. Returns true if it changed.
     fn set_standby_default(&mut self, name: &SmolStr, object: Option<&Value>) -> bool {
         let text = object.and_then(|it| json::annotation(it, key::STANDBY));
         let defaults = &mut self.cluster.standby_defaults;

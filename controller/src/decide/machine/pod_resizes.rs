@@ -1,4 +1,4 @@
-//! Pure: results of the resizes of pods.
+//! Pure: errors of the resizes of pods.
 
 use common::wire::NamespacedName;
 
@@ -6,11 +6,11 @@ use super::ControllerStateMachine;
 use crate::model::{cluster_state::UnixMillis, object::WriteError};
 
 impl ControllerStateMachine {
-    /// Handles the error of a write of a pod's requests; `None`: its last write succeeded.
-    pub(super) fn handle_resize_result(
+    /// Handles an error of a write of a pod's requests.
+    pub(super) fn handle_resize_error(
         &mut self,
         name: &NamespacedName,
-        error: Option<&WriteError>,
+        error: &WriteError,
         now: UnixMillis,
     ) {
         let Some(uid) = self.pod_index.uids.get(name).cloned() else { return };
@@ -18,9 +18,7 @@ impl ControllerStateMachine {
         self.change_app(app, now, |app, _| {
             let pods = app.revisions.iter_mut().flat_map(|it| &mut it.pods);
             for pod in pods.filter(|it| it.uid == uid) {
-                if error.is_some() || pod.resize.is_some() {
-                    pod.resize.get_or_insert_default().record_write(error);
-                }
+                pod.resize.get_or_insert_default().record_write_error(error);
             }
         });
     }

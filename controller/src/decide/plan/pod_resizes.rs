@@ -2,7 +2,7 @@
 
 use super::RevisionPlanContext;
 use crate::model::{
-    cluster_state::{AppRevision, PodResize, RevisionPod},
+    cluster_state::{AppRevision, ConditionReason, PodResize, PodStage, RevisionPod},
     object::PodRequests,
 };
 
@@ -18,14 +18,18 @@ pub(super) fn update_resizes(revision: &mut AppRevision, context: &RevisionPlanC
 
 fn update_resize(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
     let (is_reducible, held_bytes) = (is_reducible(pod, context), held_bytes(pod, context));
+    let is_known = is_state_known(pod, context);
     // The local node reserves no resources.
     let Some(status) = pod.kube_status.as_deref() else { return };
     // An earlier leader may have reduced the requests.
-    if !is_reducible && pod.resize.is_none() && !status.has_reduced_requests {
+    let is_concerned = is_reducible || pod.resize.is_some() || status.has_reduced_requests;
+    if !is_known || !is_concerned {
         return;
     }
     let resize: &mut PodResize = pod.resize.get_or_insert_default();
-    resize.record_node_report(status.pending_resize.as_deref(), status.has_reduced_requests);
+    if let Some(pending) = &status.pending_resize {
+        resize.record_node_report(pending, status.has_reduced_requests);
+    }
     resize.requests = match is_reducible {
         true => resize.reduced_requests(held_bytes),
         false => PodRequests::Original,
@@ -42,10 +46,43 @@ pub(super) fn needs_plan(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -
         && pod.resize.as_deref().is_some_and(is_outdated)
 }
 
+/// Returns the reason for which standby of a Revision stops: a pod that serves did not get its requests back. It is not
+/// frozen any more, so it has to end for its successor to stand by.
+pub(super) fn find_stop_reason(revision: &AppRevision) -> Option<ConditionReason> {
+    let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
+    let mut refusals = serving.filter_map(|pod| {
+        let refusal = pod.resize.as_ref()?.restoration_refusal.as_ref()?;
+        let message =
+            format!("Pod {} does not get its requests back: {}", pod.name, refusal.message);
+        Some(ConditionReason::new(refusal.reason.clone(), message))
+    });
+    refusals.next()
+}
+
+/// Returns the explanation for users if a frozen pod keeps requests that it does not need.
+pub(super) fn find_kept_requests(revision: &AppRevision) -> Option<ConditionReason> {
+    let frozen = revision.pods.iter().filter(|it| it.has_standby_order() && it.is_frozen);
+    let mut refusals = frozen.filter_map(|pod| {
+        let refusal = pod.resize.as_ref()?.reduction_refusal.as_ref()?;
+        let message =
+            format!("Pod {} keeps requests while it is frozen: {}", pod.name, refusal.message);
+        Some(ConditionReason::new(refusal.reason.clone(), message))
+    });
+    refusals.next()
+}
+
 /// Returns true if a pod should give back the requests that it does not need: it is frozen, as far as users see it.
 fn is_reducible(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     is_enabled && pod.has_standby_order() && pod.is_frozen
+}
+
+/// Returns true if it is known whether a pod with a standby order is frozen. A leader that starts has no report at first:
+/// if it restored the requests of frozen pods, their nodes might have no room for all of them.
+fn is_state_known(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
+    let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    !is_enabled || !pod.has_standby_order() || report.is_some_and(|it| it.standby.is_some())
 }
 
 /// Returns the memory that a pod holds, as its agent reports it; `None`: its node does not tell.
@@ -61,9 +98,12 @@ mod tests {
     use common::wire::{PodObservation, StandbyReport};
 
     use super::*;
-    use crate::model::cluster_state::{
-        ClusterState, ConditionReason, KubePodStatus, ParsedTemplate, PendingResize, PodStage,
-        RefusedResize, UnixMillis,
+    use crate::model::{
+        cluster_state::{
+            ClusterState, KubePodStatus, ParsedTemplate, PendingResize, ReducibleResources,
+            UnixMillis,
+        },
+        object::{REQUESTS_NOT_REDUCED, REQUESTS_NOT_RESTORED, WriteError},
     };
 
     const MIB: u64 = 1 << 20;
@@ -167,6 +207,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_of_which_no_agent_reports_keeps_its_requests() {
+        let noted = KubePodStatus { has_reduced_requests: true, ..KubePodStatus::default() };
+        let ordered = RevisionPod { standby_since: Some(NOW), ..running(noted) };
+        let mut cluster = cluster(Some(7 * MIB));
+        cluster.pods.reports.clear();
+        assert_eq!(requests(&updated(ordered, &cluster)), None, "a new leader");
+        let reduced_before = updated(frozen(), &self::cluster(Some(7 * MIB)));
+        let unknown = RevisionPod { is_frozen: false, ..reduced_before };
+        assert_eq!(requests(&updated(unknown, &cluster)), reduced(Some(7)));
+    }
+
+    #[test]
     fn a_node_that_cannot_restore_the_requests_is_known_from_the_pods_status() {
         let reason = ConditionReason::new("Deferred", "Node is full");
         let pending = PendingResize { reason, generation: Some(3) };
@@ -176,14 +228,46 @@ mod tests {
             ..KubePodStatus::default()
         };
         let pod = updated(running(status(true)), &cluster(None));
-        assert!(pod.resize.as_ref().is_some_and(|it| it.refusal.is_none()), "under way");
+        assert!(pod.may_stand_by(), "its last patch is under way");
         let pod = RevisionPod { kube_status: Some(Box::new(status(false))), ..pod };
         let pod = updated(pod, &cluster(None));
-        let refusal = pod.resize.as_ref().and_then(|it| it.refusal.as_ref());
-        assert_eq!(refusal.map(|it| it.refused), Some(RefusedResize::RestorationByNode));
+        assert!(!pod.may_stand_by());
+        let mut revision = AppRevision { pods: vec![pod.clone()], ..AppRevision::default() };
+        let message = "Pod a does not get its requests back: Deferred: Node is full";
+        let reason = ConditionReason::new(REQUESTS_NOT_RESTORED, message);
+        assert_eq!(find_stop_reason(&revision), Some(reason));
+        revision.pods[0].stage = PodStage::Draining { since: NOW };
+        assert_eq!(find_stop_reason(&revision), None, "its successor may stand by");
+        // The node may have room by now.
+        let restored = RevisionPod { kube_status: Some(Box::default()), ..pod };
+        assert!(!updated(restored, &cluster(None)).may_stand_by());
         // A pod of which another client asks too much does not concern its standby.
         let foreign = updated(running(status(false)), &cluster(None));
         assert_eq!(foreign.resize, None);
+    }
+
+    #[test]
+    fn a_frozen_pod_that_keeps_requests_is_explained_and_stays_on_standby() {
+        let mut pod = updated(frozen(), &cluster(Some(7 * MIB)));
+        let error = WriteError { reason: REQUESTS_NOT_REDUCED, message: "minimum is 10m".into() };
+        pod.resize.get_or_insert_default().record_write_error(&error);
+        let pod = updated(pod, &cluster(Some(7 * MIB)));
+        assert_eq!(requests(&pod), reduced(None), "CPU alone");
+        assert!(pod.may_stand_by());
+        assert_eq!(
+            pod.resize.as_ref().map(|it| it.reducible),
+            Some(ReducibleResources::Cpu),
+            "the plan does not count the error again"
+        );
+        let mut revision = AppRevision { pods: vec![pod], ..AppRevision::default() };
+        let message = "Pod a keeps requests while it is frozen: minimum is 10m";
+        let reason = ConditionReason::new(REQUESTS_NOT_REDUCED, message);
+        assert_eq!(
+            (find_kept_requests(&revision), find_stop_reason(&revision)),
+            (Some(reason), None)
+        );
+        revision.pods[0].is_frozen = false;
+        assert_eq!(find_kept_requests(&revision), None);
     }
 
     #[test]

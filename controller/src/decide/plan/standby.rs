@@ -1,13 +1,14 @@
 //! Pure: policy, load and reports of agents → pods of a Revision that stand by, and their orders.
 //!
-//! A decision of zero pods means that there is no load. The Revision then keeps some pods, each with a standby order, by
-//! which its agent freezes it while nothing uses it. With load, the pods beyond those that it needs have the orders.
+//! A decision of zero pods means that there is no load. The Revision then keeps some pods, each with a standby order.
+//! By it, the pod's agent freezes the pod while nothing uses it. With load, only the pods beyond those that it needs
+//! have orders.
 
 use std::{cmp::Reverse, time::Duration};
 
 use common::wire::{ClientComponent, StandbyOrder};
 
-use super::{PlanTimer, RevisionPlanContext, readiness};
+use super::{PlanTimer, RevisionPlanContext, pod_resizes, readiness};
 use crate::model::{
     cluster_state::{
         AppRevision, ConditionReason, ConditionStatus, ConditionType, PodStage, RevisionPod,
@@ -98,7 +99,7 @@ struct StandbyRequest {
     refused_default: Option<ConditionReason>,
 }
 
-/// Returns the number of pods that are to stand by: by the template, else by the namespace, else by `config-autoscaler`.
+/// Returns the number of pods that are to stand by: of the template, else of the namespace or `config-autoscaler`.
 fn requested_standby(context: &RevisionPlanContext<'_>) -> StandbyRequest {
     let template = context.template;
     let given = StandbyRequest { pods: template.standby.pods, refused_default: None };
@@ -196,6 +197,9 @@ fn find_stop_reason(
         let message = format!("Pod {} cannot be frozen: {failure}", pod.name);
         return Some(ConditionReason::new(StandbyStop::FREEZE_FAILED, message));
     }
+    if let Some(reason) = pod_resizes::find_stop_reason(revision) {
+        return Some(reason);
+    }
     let ttl_ms = to_ms(context.template.standby.ttl?);
     let frozen = revision.pods.iter().filter(|pod| pod.is_frozen);
     let mut ends = frozen.filter_map(|pod| Some(pod.standby_since?.plus_ms(ttl_ms)));
@@ -230,7 +234,7 @@ pub(super) fn assign_orders(revision: &mut AppRevision, context: &RevisionPlanCo
     }
     let missing = wanted - ordered.len();
     // Without its agent a pod would stay as it is, and be unreachable as soon as it has an order.
-    running.retain(|pod| is_agent_reporting(pod, context));
+    running.retain(|pod| pod.may_stand_by() && is_agent_reporting(pod, context));
     running.sort_by_key(|pod| {
         let is_ready = readiness::is_pod_ready(pod, context);
         let in_flight = context.requests_in_flight(pod);
@@ -351,7 +355,7 @@ fn standby_status(
         let message = format!("max-scale bounds the number of pods to {max_scale}");
         ConditionReason::new("MaxScale", message)
     });
-    ConditionStatus::True(bound)
+    ConditionStatus::True(bound.or_else(|| pod_resizes::find_kept_requests(revision)))
 }
 
 /// Counts the pods of a Revision that are ready, serve, and have no standby order.

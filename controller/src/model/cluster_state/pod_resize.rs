@@ -9,18 +9,21 @@ const MIB: u64 = 1 << 20;
 const LEAST_FALL_MIB: u64 = 4;
 
 /// Resize of one pod: the requests that it should have, and what was refused.
+///
+/// A pod that keeps more than it needs while it is frozen does no other harm, so it may stay frozen. One that does not
+/// get its requests back is not frozen any more: its node has promised them to other pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResize {
     /// Requests that the pod should have now.
     pub requests: PodRequests,
     /// Resources whose requests may be reduced; each refusal leaves fewer.
     pub reducible: ReducibleResources,
-    /// Refusal that users should know; `None`: there was none, or a refused restoration has succeeded since.
-    pub refusal: Option<ResizeRefusal>,
+    /// Last refusal of reduced requests, by the API server or the node.
+    pub reduction_refusal: Option<ConditionReason>,
+    /// Last refusal of the original requests, by the API server or the node. It stays after they were restored.
+    pub restoration_refusal: Option<ConditionReason>,
     /// Generation of the pod whose resize its node refused last. A status is observed more than once.
     pub refused_generation: Option<i64>,
-    /// True once a restoration was refused. Such a pod is not frozen again.
-    pub was_restoration_refused: bool,
 }
 
 /// Resources whose requests may be reduced while a pod is frozen.
@@ -33,26 +36,6 @@ pub enum ReducibleResources {
     Cpu,
     /// No resource.
     Nothing,
-}
-
-/// Refusal of a resize, for users.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResizeRefusal {
-    /// Change that was refused, and by which side.
-    pub refused: RefusedResize,
-    /// Reason in one word, and the refusing side's own message.
-    pub reason: ConditionReason,
-}
-
-/// Change of a pod's requests that was refused, by the side that refused it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusedResize {
-    /// Reduction, by the API server or by the node. The pod keeps more than it needs, which does no other harm.
-    Reduction,
-    /// Restoration, by the API server, as for an exceeded quota.
-    RestorationByApiServer,
-    /// Restoration, by the node, which has promised its resources to other pods meanwhile.
-    RestorationByNode,
 }
 
 /// Resize that the kubelet has not allocated, as the pod's condition `PodResizePending` reports it.
@@ -90,56 +73,35 @@ impl PodResize {
         }
     }
 
-    /// Returns the reason for which the pod does not get its original requests back; `None`: it gets them.
-    pub fn restoration_refusal(&self) -> Option<&ConditionReason> {
-        let refusal = self.refusal.as_ref()?;
-        match refusal.refused {
-            RefusedResize::Reduction => None,
-            RefusedResize::RestorationByApiServer | RefusedResize::RestorationByNode => {
-                Some(&refusal.reason)
+    /// Records an error of a write of the pod's requests. Its reason tells what the write was for, as the requests may
+    /// have changed since it began.
+    pub fn record_write_error(&mut self, error: &WriteError) {
+        let reason = ConditionReason::new(error.reason, error.message.clone());
+        match error.reason {
+            REQUESTS_NOT_RESTORED => self.restoration_refusal = Some(reason),
+            REQUESTS_NOT_REDUCED => self.refuse_reduction(reason),
+            // Whatever is asked for, this pod cannot be resized.
+            _ => {
+                self.reducible = ReducibleResources::Nothing;
+                self.reduction_refusal = Some(reason);
             }
         }
     }
 
-    /// Records the result of a write of the pod's requests; `None`: it succeeded. A write that began before the
-    /// requests changed tells by its reason what it was for.
-    pub fn record_write(&mut self, error: Option<&WriteError>) {
-        match error {
-            None => self.end_refusal(RefusedResize::RestorationByApiServer),
-            Some(error) if error.reason == REQUESTS_NOT_RESTORED => {
-                let message = error.message.clone();
-                self.refuse_restoration(RefusedResize::RestorationByApiServer, message);
-            }
-            Some(error) => {
-                if error.reason == REQUESTS_NOT_REDUCED {
-                    self.reduce_less();
-                } else {
-                    // Whatever is asked for, this pod cannot be resized.
-                    self.reducible = ReducibleResources::Nothing;
-                }
-                self.refuse_reduction(ConditionReason::new(error.reason, error.message.clone()));
-            }
-        }
-    }
-
-    /// Records the kubelet's report of a resize that it has not allocated; `None`: there is none. `is_noted` is true
-    /// while the pod has the note of its original requests, which the last patch of a restoration removes.
-    pub fn record_node_report(&mut self, pending: Option<&PendingResize>, is_noted: bool) {
-        let Some(pending) = pending else {
-            return self.end_refusal(RefusedResize::RestorationByNode);
-        };
+    /// Records the kubelet's report of a resize that it has not allocated. `is_noted` is true while the pod has the
+    /// note of its original requests, which the last patch of a restoration removes.
+    pub fn record_node_report(&mut self, pending: &PendingResize, is_noted: bool) {
         if self.is_counted(pending) {
             return;
         }
-        let ConditionReason { reason, message } = &pending.reason;
-        let message = format!("{reason}: {message}");
+        let message = format!("{}: {}", pending.reason.reason, pending.reason.message);
         match (self.requests, is_noted) {
             (PodRequests::Reduced { .. }, true) => {
-                self.reduce_less();
                 self.refuse_reduction(ConditionReason::new(REQUESTS_NOT_REDUCED, message));
             }
             (PodRequests::Original, false) => {
-                self.refuse_restoration(RefusedResize::RestorationByNode, message);
+                let reason = ConditionReason::new(REQUESTS_NOT_RESTORED, message);
+                self.restoration_refusal = Some(reason);
             }
             // A patch is under way, and the report is of the requests before it. The next one tells.
             (PodRequests::Reduced { .. }, false) | (PodRequests::Original, true) => return,
@@ -147,53 +109,37 @@ impl PodResize {
         self.refused_generation = pending.generation;
     }
 
-    /// Returns true if this report of the kubelet was counted before.
+    /// Returns true if this report of the kubelet was counted before. One without a generation may still be that of the
+    /// reduction while the restoration is under way.
     fn is_counted(&self, pending: &PendingResize) -> bool {
         match pending.generation {
             Some(generation) => self.refused_generation == Some(generation),
-            None => self.refusal.as_ref().is_some_and(|it| {
-                it.reason.message.ends_with(&*pending.reason.message)
-                    && it.refused != RefusedResize::RestorationByApiServer
-            }),
+            None => self
+                .reduction_refusal
+                .as_ref()
+                .is_some_and(|it| it.message.ends_with(&*pending.reason.message)),
         }
     }
 
-    fn reduce_less(&mut self) {
+    /// Leaves less to reduce: CPU alone if memory was asked for, too, and then nothing.
+    fn refuse_reduction(&mut self, reason: ConditionReason) {
         self.reducible = match (self.reducible, self.requests) {
-            // Memory was not asked for, so nothing is left to try.
-            (_, PodRequests::Reduced { memory_mib: None })
-            | (ReducibleResources::Cpu | ReducibleResources::Nothing, _) => {
-                ReducibleResources::Nothing
-            }
+            (ReducibleResources::Cpu | ReducibleResources::Nothing, _)
+            | (_, PodRequests::Reduced { memory_mib: None }) => ReducibleResources::Nothing,
             (ReducibleResources::CpuAndMemory, _) => ReducibleResources::Cpu,
         };
-    }
-
-    fn refuse_reduction(&mut self, reason: ConditionReason) {
-        self.refusal = Some(ResizeRefusal { refused: RefusedResize::Reduction, reason });
-    }
-
-    fn refuse_restoration(&mut self, refused: RefusedResize, message: String) {
-        let reason = ConditionReason::new(REQUESTS_NOT_RESTORED, message);
-        self.refusal = Some(ResizeRefusal { refused, reason });
-        self.was_restoration_refused = true;
-    }
-
-    fn end_refusal(&mut self, refused: RefusedResize) {
-        if self.refusal.as_ref().is_some_and(|it| it.refused == refused) {
-            self.refusal = None;
-        }
+        self.reduction_refusal = Some(reason);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MIB_40: PodRequests = PodRequests::Reduced { memory_mib: Some(40) };
+    use crate::model::object::RESIZE_UNSUPPORTED;
 
     fn frozen() -> PodResize {
-        PodResize { requests: MIB_40, ..PodResize::default() }
+        let requests = PodRequests::Reduced { memory_mib: Some(40) };
+        PodResize { requests, ..PodResize::default() }
     }
 
     fn error(reason: &'static str) -> WriteError {
@@ -230,82 +176,67 @@ mod tests {
         let mut resize = frozen();
         let mut steps = Vec::new();
         for _ in 0..3 {
-            resize.record_write(Some(&error(REQUESTS_NOT_REDUCED)));
+            resize.record_write_error(&error(REQUESTS_NOT_REDUCED));
             resize.requests = resize.reduced_requests(Some(40 * MIB));
             steps.push(resize.requests);
         }
         let cpu = PodRequests::Reduced { memory_mib: None };
         assert_eq!(steps, [cpu, PodRequests::Original, PodRequests::Original]);
-        assert!(!resize.was_restoration_refused, "the pod may stay frozen");
-        resize.record_write(None);
-        resize.record_node_report(None, false);
-        let refusal = resize.refusal.expect("users should know");
-        assert_eq!(refusal.refused, RefusedResize::Reduction);
-        assert_eq!(refusal.reason, ConditionReason::new(REQUESTS_NOT_REDUCED, "no"));
+        let reason = ConditionReason::new(REQUESTS_NOT_REDUCED, "no");
+        assert_eq!((resize.reduction_refusal, resize.restoration_refusal), (Some(reason), None));
     }
 
     #[test]
     fn a_pod_that_cannot_be_resized_is_not_asked_for_less_step_by_step() {
         let mut resize = frozen();
-        resize.record_write(Some(&error(crate::model::object::RESIZE_UNSUPPORTED)));
+        resize.record_write_error(&error(RESIZE_UNSUPPORTED));
         assert_eq!(resize.reduced_requests(Some(MIB)), PodRequests::Original);
+        assert!(resize.reduction_refusal.is_some() && resize.restoration_refusal.is_none());
     }
 
     #[test]
     fn each_report_of_a_node_counts_once() {
         let mut resize = frozen();
-        resize.record_node_report(Some(&pending("Infeasible", Some(4))), true);
-        assert_eq!(resize.reducible, ReducibleResources::Cpu);
         for _ in 0..3 {
+            resize.record_node_report(&pending("Infeasible", Some(4)), true);
             resize.requests = resize.reduced_requests(Some(40 * MIB));
-            resize.record_node_report(Some(&pending("Infeasible", Some(4))), true);
         }
         assert_eq!(resize.reducible, ReducibleResources::Cpu, "the same report");
-        resize.record_node_report(Some(&pending("Infeasible", Some(5))), true);
+        resize.record_node_report(&pending("Infeasible", Some(5)), true);
         assert_eq!(resize.reducible, ReducibleResources::Nothing);
-        // A kubelet that states no generation.
+    }
+
+    /// Such a kubelet keeps its condition for a moment after the requests changed.
+    #[test]
+    fn a_report_without_a_generation_is_not_taken_for_one_of_the_restoration() {
         let mut resize = frozen();
-        resize.record_node_report(Some(&pending("Infeasible", None)), true);
+        resize.record_node_report(&pending("Infeasible", None), true);
         resize.requests = PodRequests::Original;
-        resize.record_node_report(Some(&pending("Infeasible", None)), false);
-        assert!(!resize.was_restoration_refused, "the old report is not of the restoration");
+        resize.record_node_report(&pending("Infeasible", None), false);
+        assert_eq!(resize.restoration_refusal, None);
+        let other = ConditionReason::new("Deferred", "Node has too little CPU");
+        resize.record_node_report(&PendingResize { reason: other, generation: None }, false);
+        assert!(resize.restoration_refusal.is_some());
     }
 
     #[test]
-    fn a_refused_restoration_is_known_until_it_succeeds_and_remembered_for_ever() {
+    fn a_refused_restoration_is_remembered_once_its_patches_are_sent() {
         let mut resize = PodResize::default();
         let deferred = pending("Deferred", Some(6));
-        resize.record_node_report(Some(&deferred), true);
+        resize.record_node_report(&deferred, true);
         assert_eq!(resize, PodResize::default(), "its last patch is under way");
-        resize.record_node_report(Some(&deferred), false);
-        let refusal = resize.refusal.clone().expect("it is refused");
-        assert_eq!(refusal.refused, RefusedResize::RestorationByNode);
+        resize.record_node_report(&deferred, false);
         let reason = ConditionReason::new(REQUESTS_NOT_RESTORED, "Deferred: Node is full");
-        assert_eq!(refusal.reason, reason);
-        resize.record_write(None);
-        resize.record_node_report(Some(&deferred), false);
-        assert_eq!(resize.refusal, Some(refusal), "still");
-        resize.record_node_report(None, false);
-        assert_eq!((resize.refusal.is_none(), resize.was_restoration_refused), (true, true));
-    }
-
-    /// The status of the pod may be observed at any time, and tells nothing of a write that failed.
-    #[test]
-    fn each_side_ends_only_its_own_refusal() {
-        let mut resize = PodResize::default();
-        resize.record_write(Some(&error(REQUESTS_NOT_RESTORED)));
-        resize.record_node_report(None, true);
-        let refused = resize.refusal.as_ref().map(|it| it.refused);
-        assert_eq!(refused, Some(RefusedResize::RestorationByApiServer));
-        resize.record_write(None);
-        assert_eq!((resize.refusal.is_none(), resize.was_restoration_refused), (true, true));
+        assert_eq!((resize.restoration_refusal, resize.reduction_refusal), (Some(reason), None));
     }
 
     /// The pod thawed while the write of its reduced requests was under way.
     #[test]
     fn a_late_error_of_a_reduction_is_no_refused_restoration() {
         let mut resize = PodResize::default();
-        resize.record_write(Some(&error(REQUESTS_NOT_REDUCED)));
-        assert!(!resize.was_restoration_refused);
+        resize.record_write_error(&error(REQUESTS_NOT_REDUCED));
+        assert_eq!(resize.restoration_refusal, None);
+        resize.record_write_error(&error(REQUESTS_NOT_RESTORED));
+        assert!(resize.restoration_refusal.is_some());
     }
 }

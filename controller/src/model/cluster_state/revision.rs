@@ -14,6 +14,7 @@ use super::{
     topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
+use crate::model::object::REQUESTS_NOT_RESTORED;
 
 /// A Revision as the controller knows it, with its pods.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,7 +108,8 @@ impl StandbyStop {
         let ConditionStatus::False(reason) = conditions.get(ConditionType::RevisionStandby) else {
             return None;
         };
-        let is_stop = [Self::FREEZE_FAILED, Self::TIME_OVER].contains(&&*reason.reason);
+        let stops = [Self::FREEZE_FAILED, Self::TIME_OVER, REQUESTS_NOT_RESTORED];
+        let is_stop = stops.contains(&&*reason.reason);
         is_stop.then(|| Box::new(Self { reason, has_slept: true }))
     }
 }
@@ -209,8 +211,8 @@ pub struct RevisionPod {
     /// True if the agent has frozen the pod by its order and no request has thawed it since. The answer to a probe of
     /// the kubelet, for which the pod thaws for a moment, does not change it.
     pub is_frozen: bool,
-    /// Requests that the pod should have, once it has been frozen; `None`: those with which it was created. Only the
-    /// leader's is in use.
+    /// Requests that the pod should have, once it was frozen; `None`: it keeps those that it has. Only the leader's are
+    /// in use.
     pub resize: Option<Box<PodResize>>,
     /// True while the pod may be frozen and its agent, which alone would thaw it, does not report.
     pub is_unreachable: bool,
@@ -258,6 +260,12 @@ impl RevisionPod {
     /// Returns true if the agent of the pod's node is to freeze the pod. One that drains must end its last requests.
     pub fn has_standby_order(&self) -> bool {
         self.stage == PodStage::Serving && self.standby_since.is_some()
+    }
+
+    /// Returns true if the pod may get a standby order. A node that could not restore the requests of a pod once might
+    /// refuse them after the next wake, too.
+    pub fn may_stand_by(&self) -> bool {
+        self.resize.as_ref().is_none_or(|it| it.restoration_refusal.is_none())
     }
 
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.

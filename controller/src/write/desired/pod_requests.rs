@@ -8,18 +8,18 @@ use crate::model::{
 };
 
 /// Returns the desired requests of a pod. A pod that is to end keeps those that it has: restored ones could keep its
-/// successor from the node.
+/// successor from the node. So does a pod of which the leader does not know yet if it is frozen.
 pub(super) fn desired_requests(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let pod = find_pod(cluster, &key.name).filter(|it| it.stage == PodStage::Serving);
     let Some(pod) = pod else { return DesiredState::Unmanaged };
     let Some(status) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };
-    let requests = pod.resize.as_ref().map(|it| it.requests).unwrap_or_default();
-    if requests == PodRequests::Original && !status.has_reduced_requests {
-        return DesiredState::Unmanaged;
+    match pod.resize.as_ref().map(|it| it.requests) {
+        None => DesiredState::Unmanaged,
+        Some(PodRequests::Original) if !status.has_reduced_requests => DesiredState::Unmanaged,
+        Some(requests) => DesiredState::Requests { uid: pod.uid.clone(), requests },
     }
-    DesiredState::Requests { uid: pod.uid.clone(), requests }
 }
 
 /// Returns the pod of a Revision with this name.

@@ -60,6 +60,8 @@ impl ObjectWriter {
             Ok(patches) => patches,
             Err(error) => return WriteOutcome::Unsupported(error),
         };
+        // An attempt that fails may have sent a part of its patches.
+        self.with_state(|state| state.reduced_pods.remove(key));
         match self.send_patches(key, &patches).await {
             Ok(Some(object)) => {
                 info!(object = %key, ?requests, "resized");
@@ -68,12 +70,10 @@ impl ObjectWriter {
             Ok(None) => {}
             Err(error) => return self.handle_error(key, error).await,
         }
-        self.with_state(|state| match requests {
-            PodRequests::Original => drop(state.reduced_pods.remove(key)),
-            PodRequests::Reduced { .. } => {
-                state.reduced_pods.insert(key.clone(), (uid.into(), requests));
-            }
-        });
+        if requests != PodRequests::Original {
+            let reduced = (uid.into(), requests);
+            self.with_state(|state| state.reduced_pods.insert(key.clone(), reduced));
+        }
         WriteOutcome::Done
     }
 
@@ -313,6 +313,7 @@ mod tests {
         let outcome = writer.resize(&key(), "u", PodRequests::Original).await;
         let WriteOutcome::Retry(Some(error)) = outcome else { panic!("{outcome:?}") };
         assert_eq!(error.reason, REQUESTS_NOT_RESTORED);
+        assert!(!is_resized(&writer), "a part of the patches may have been sent");
         assert!(error.message.contains("exceeded quota"), "{}", error.message);
         let note = server.lock().expect("no panic").pod["metadata"]["annotations"].clone();
         assert!(note[ORIGINAL_REQUESTS].is_string(), "{note}");

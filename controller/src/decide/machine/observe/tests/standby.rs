@@ -4,6 +4,8 @@ use common::wire::StandbyReport;
 
 use super::*;
 
+mod resizes;
+
 /// Applies the service `hello` with an initial scale of 0 and this number of pods on standby.
 fn apply_with_standby(api_server: &mut FakeApiServer, pods: &str) {
     let mut template = template("hello:v1", 0);
