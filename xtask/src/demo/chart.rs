@@ -60,9 +60,8 @@ pub(super) fn svg(run: &DemoRun) -> String {
     }
     let max_pods = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
     draw_axis(&mut out, "ready pods", max_pods, PODS_PLOT);
-    let pods: [(fn(&PodSample) -> usize, &str); 2] =
-        [(|sample| sample.ready, POD_COLOR), (|sample| sample.frozen, FROZEN_COLOR)];
-    for (count, color) in pods {
+    let ready: fn(&PodSample) -> usize = |sample| sample.ready;
+    for (count, color) in [(ready, POD_COLOR), (|sample| sample.frozen, FROZEN_COLOR)] {
         let _ = writeln!(
             out,
             r#"<path d="{}" fill="none" stroke="{color}" stroke-width="2"/>"#,

@@ -44,12 +44,12 @@ fn readings_in_use() -> [StandbyUsage; 5] {
 
 /// One pod, and the time that the test moves.
 #[derive(Clone, Debug)]
-struct StandbyPod {
+struct DrivenStandby {
     machine: StandbyMachine,
     now: Instant,
 }
 
-impl StandbyPod {
+impl DrivenStandby {
     fn new() -> Self {
         Self { machine: StandbyMachine::new(), now: Instant::now() }
     }
@@ -126,7 +126,7 @@ impl StandbyPod {
 
 #[test]
 fn a_quiet_pod_is_armed_and_read_again_and_frozen_and_checked() {
-    let mut pod = StandbyPod::new();
+    let mut pod = DrivenStandby::new();
     assert_eq!(pod.machine.report(None), None, "no order is known");
     assert_eq!(pod.machine.next_wake(), None);
     assert_eq!(pod.read(quiet()), NO_ACTION);
@@ -148,7 +148,7 @@ fn a_quiet_pod_is_armed_and_read_again_and_frozen_and_checked() {
 #[test]
 fn a_pod_in_use_is_read_each_second_until_it_is_quiet() {
     for usage in readings_in_use() {
-        let mut pod = StandbyPod::ordered();
+        let mut pod = DrivenStandby::ordered();
         assert_eq!(pod.read(usage), NO_ACTION, "{usage:?}");
         assert_eq!(pod.machine.next_wake(), Some(pod.now + SECOND), "{usage:?}");
         assert_eq!(pod.send(StandbyEvent::Tick), NO_ACTION, "{usage:?}: too early");
@@ -161,12 +161,14 @@ fn a_pod_in_use_is_read_each_second_until_it_is_quiet() {
 #[test]
 fn a_reading_that_shows_use_stops_the_freeze_in_each_phase() {
     for usage in readings_in_use() {
-        let mut pod = StandbyPod::armed();
+        let mut pod = DrivenStandby::armed();
         let actions = pod.read(usage);
         let is_thaw = |action: &StandbyAction| matches!(action, Thaw(_));
         assert!(!actions.iter().any(is_thaw), "{usage:?}: nothing is frozen: {actions:?}");
         assert_eq!(pod.machine.next_wake(), Some(pod.now + SECOND), "{usage:?}");
-        for mut pod in [StandbyPod::freezing(), StandbyPod::checking(), StandbyPod::frozen()] {
+        for mut pod in
+            [DrivenStandby::freezing(), DrivenStandby::checking(), DrivenStandby::frozen()]
+        {
             let was_reported = pod.is_reported_frozen();
             let actions = pod.read(usage);
             assert!(is_thaw(&actions[0]), "{usage:?}: {actions:?}");
@@ -179,17 +181,17 @@ fn a_reading_that_shows_use_stops_the_freeze_in_each_phase() {
 #[test]
 fn a_packet_thaws_first_in_each_phase() {
     let packet = StandbyEvent::PacketSeen;
-    assert_eq!(StandbyPod::armed().send(packet.clone()), [ReadUsage], "nothing is frozen");
+    assert_eq!(DrivenStandby::armed().send(packet.clone()), [ReadUsage], "nothing is frozen");
     let thaw = Thaw(ThawCause::Request);
-    assert_eq!(StandbyPod::freezing().send(packet.clone()), [thaw, ReadUsage]);
-    assert_eq!(StandbyPod::checking().send(packet.clone()), [thaw, ReadUsage]);
-    assert_eq!(StandbyPod::frozen().send(packet), [thaw, ReadUsage, Report]);
+    assert_eq!(DrivenStandby::freezing().send(packet.clone()), [thaw, ReadUsage]);
+    assert_eq!(DrivenStandby::checking().send(packet.clone()), [thaw, ReadUsage]);
+    assert_eq!(DrivenStandby::frozen().send(packet), [thaw, ReadUsage, Report]);
 }
 
 #[test]
 fn a_packet_event_from_before_the_events_were_armed_has_no_effect() {
-    assert_eq!(StandbyPod::new().send(StandbyEvent::PacketSeen), NO_ACTION);
-    let mut pod = StandbyPod::ordered();
+    assert_eq!(DrivenStandby::new().send(StandbyEvent::PacketSeen), NO_ACTION);
+    let mut pod = DrivenStandby::ordered();
     assert_eq!(pod.send(StandbyEvent::PacketSeen), NO_ACTION);
     assert_eq!(pod.read(quiet()), [Arm, ReadUsage]);
 }
@@ -197,13 +199,13 @@ fn a_packet_event_from_before_the_events_were_armed_has_no_effect() {
 #[test]
 fn the_end_of_a_freeze_that_was_undone_has_no_effect() {
     for end in [Ok(()), Err("busy".to_owned())] {
-        let mut pod = StandbyPod::freezing();
+        let mut pod = DrivenStandby::freezing();
         pod.send(StandbyEvent::PacketSeen);
         assert_eq!(pod.send(StandbyEvent::FreezeEnded(1, end.clone())), NO_ACTION);
         assert_eq!(pod.failure(), "");
 
         // The next freeze is under way when the end of the first one comes.
-        let mut pod = StandbyPod::freezing();
+        let mut pod = DrivenStandby::freezing();
         pod.send(StandbyEvent::Ordered(None));
         pod.send(StandbyEvent::Ordered(Some(order())));
         pod.read(quiet());
@@ -215,7 +217,7 @@ fn the_end_of_a_freeze_that_was_undone_has_no_effect() {
 
 #[test]
 fn a_probe_thaws_the_pod_for_the_probe_time_after_the_last_packet() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.machine.take_thaw_cause(), None, "no reading has come");
     assert_eq!(pod.read(quiet()), NO_ACTION, "further probes must be seen");
@@ -232,7 +234,7 @@ fn a_probe_thaws_the_pod_for_the_probe_time_after_the_last_packet() {
 #[test]
 fn a_request_thaws_the_pod_for_the_quiet_time_after_its_end() {
     let request_time = SECOND * 5;
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.read(with_request()), [Disarm]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Request));
@@ -247,7 +249,7 @@ fn a_request_thaws_the_pod_for_the_quiet_time_after_its_end() {
 #[test]
 fn a_request_that_ended_before_the_reading_is_no_probe() {
     let just_ended = Duration::from_millis(1);
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.read(StandbyUsage { idle: just_ended, ..quiet() }), [Disarm]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Request));
@@ -257,7 +259,7 @@ fn a_request_that_ended_before_the_reading_is_no_probe() {
 
 #[test]
 fn a_request_that_a_late_reading_hid_still_keeps_the_pod_awake() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     pod.read(quiet());
     assert_eq!(pod.read(with_request()), [Disarm]);
@@ -267,7 +269,7 @@ fn a_request_that_a_late_reading_hid_still_keeps_the_pod_awake() {
 
 #[test]
 fn a_connection_of_the_node_is_a_request_or_a_probe_only_by_its_first_bytes() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.read(with_unused_connection()), NO_ACTION);
     assert_eq!(pod.machine.take_thaw_cause(), None);
@@ -280,19 +282,19 @@ fn a_connection_of_the_node_is_a_request_or_a_probe_only_by_its_first_bytes() {
 
 #[test]
 fn use_of_a_frozen_pod_is_found_without_an_event() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.read(with_request()), [Thaw(ThawCause::Request), Disarm, Report]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Request));
 
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.read(with_probe()), [Thaw(ThawCause::Probe), Report]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Probe));
 
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.read(with_unused_connection()), [Thaw(ThawCause::Request), Report]);
     assert_eq!(pod.machine.take_thaw_cause(), None, "it has brought nothing yet");
 
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     let with_session = StandbyUsage { has_sessions: true, ..quiet() };
     assert_eq!(pod.read(with_session), [Thaw(ThawCause::Other), Disarm, Report]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Other));
@@ -300,14 +302,14 @@ fn use_of_a_frozen_pod_is_found_without_an_event() {
 
 #[test]
 fn an_unused_connection_delays_the_freeze_until_it_is_old() {
-    let mut pod = StandbyPod::ordered();
+    let mut pod = DrivenStandby::ordered();
     assert_eq!(pod.read(with_unused_connection()), NO_ACTION);
     assert_eq!(pod.time_until_armed(|_| with_unused_connection()), PROBE_TIME);
     let two = StandbyUsage { unused_connections: 2, ..quiet() };
     pod.read(two);
     assert!(!pod.machine.is_frozen(), "the second one is new");
 
-    let mut pod = StandbyPod::ordered();
+    let mut pod = DrivenStandby::ordered();
     let age = QUIET_TIME / 2;
     let usage = |passed: Duration| StandbyUsage { idle: age + passed, ..with_unused_connection() };
     assert_eq!(pod.read(usage(Duration::ZERO)), NO_ACTION);
@@ -316,7 +318,7 @@ fn an_unused_connection_delays_the_freeze_until_it_is_old() {
 
 #[test]
 fn a_new_order_freezes_the_pod_at_once() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     pod.read(with_request());
     assert_eq!(pod.send(StandbyEvent::Ordered(None)), [Report]);
@@ -331,7 +333,7 @@ fn a_new_order_freezes_the_pod_at_once() {
 fn a_repeated_or_changed_order_is_not_a_new_one() {
     let changed = StandbyOrder { quiet_time: QUIET_TIME / 2, ..order() };
     for (again, quiet_time) in [(order(), QUIET_TIME), (changed, QUIET_TIME / 2)] {
-        let mut pod = StandbyPod::frozen();
+        let mut pod = DrivenStandby::frozen();
         assert_eq!(pod.send(StandbyEvent::Ordered(Some(again))), NO_ACTION);
         assert!(pod.is_reported_frozen());
         pod.send(StandbyEvent::PacketSeen);
@@ -346,8 +348,8 @@ fn a_repeated_or_changed_order_is_not_a_new_one() {
 fn a_withdrawn_order_thaws_the_pod_in_each_phase() {
     let thaw = Thaw(ThawCause::Other);
     let withdrawn = StandbyEvent::Ordered(None);
-    assert_eq!(StandbyPod::armed().send(withdrawn.clone()), [Disarm, Report]);
-    for mut pod in [StandbyPod::freezing(), StandbyPod::checking(), StandbyPod::frozen()] {
+    assert_eq!(DrivenStandby::armed().send(withdrawn.clone()), [Disarm, Report]);
+    for mut pod in [DrivenStandby::freezing(), DrivenStandby::checking(), DrivenStandby::frozen()] {
         assert_eq!(pod.send(withdrawn.clone()), [thaw, Disarm, Report]);
         assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Other));
         assert_eq!(pod.machine.report(None), None);
@@ -358,7 +360,7 @@ fn a_withdrawn_order_thaws_the_pod_in_each_phase() {
 
 #[test]
 fn a_thaw_by_a_packet_whose_order_is_withdrawn_counts_as_a_request() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.send(StandbyEvent::Ordered(None)), [Disarm, Report]);
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Request));
@@ -367,7 +369,7 @@ fn a_thaw_by_a_packet_whose_order_is_withdrawn_counts_as_a_request() {
 
 #[test]
 fn a_change_of_processes_thaws_the_pod_for_ten_seconds() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     let actions = pod.send(StandbyEvent::ProcessesChanged);
     assert_eq!(actions, [Thaw(ThawCause::Other), Disarm, Report]);
     // The end of the command changes them as well, and moves nothing.
@@ -378,7 +380,7 @@ fn a_change_of_processes_thaws_the_pod_for_ten_seconds() {
 
 #[test]
 fn a_running_pod_may_change_its_processes() {
-    let mut pod = StandbyPod::ordered();
+    let mut pod = DrivenStandby::ordered();
     assert_eq!(pod.send(StandbyEvent::ProcessesChanged), NO_ACTION);
     assert_eq!(pod.read(quiet()), [Arm, ReadUsage]);
 }
@@ -386,7 +388,7 @@ fn a_running_pod_may_change_its_processes() {
 #[test]
 fn a_failed_freeze_is_reported_and_not_repeated_before_a_new_order() {
     for (reason, reported) in [("busy", "busy"), ("", UNKNOWN_FAILURE)] {
-        let mut pod = StandbyPod::freezing();
+        let mut pod = DrivenStandby::freezing();
         let actions = pod.send(StandbyEvent::FreezeEnded(1, Err(reason.to_owned())));
         assert_eq!(actions, [Thaw(ThawCause::Other), Disarm, Report]);
         assert_eq!(pod.failure(), reported);
@@ -402,7 +404,7 @@ fn a_failed_freeze_is_reported_and_not_repeated_before_a_new_order() {
 
 #[test]
 fn a_freeze_that_hangs_is_a_failure() {
-    let mut pod = StandbyPod::freezing();
+    let mut pod = DrivenStandby::freezing();
     pod.now += SECOND;
     assert_eq!(pod.send(StandbyEvent::Tick), NO_ACTION);
     assert_eq!(pod.tick(), [Thaw(ThawCause::Other), Disarm, Report]);
@@ -413,11 +415,11 @@ fn a_freeze_that_hangs_is_a_failure() {
 
 #[test]
 fn a_frozen_pod_whose_usage_is_unknown_is_thawed() {
-    let mut pod = StandbyPod::checking();
+    let mut pod = DrivenStandby::checking();
     assert_eq!(pod.tick(), [Thaw(ThawCause::Other), Disarm]);
     assert_eq!(pod.machine.next_wake(), Some(pod.now + SECOND));
 
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.tick(), [ReadUsage]);
     assert_eq!(pod.read(quiet()), NO_ACTION);
     assert_eq!(pod.tick(), [ReadUsage]);
@@ -427,7 +429,7 @@ fn a_frozen_pod_whose_usage_is_unknown_is_thawed() {
 
 #[test]
 fn a_stop_thaws_the_pod_and_holds_until_it_is_withdrawn() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.send(StandbyEvent::StopWithdrawn), NO_ACTION, "no stop was requested");
     let actions = pod.send(StandbyEvent::StopRequested);
     assert_eq!(actions, [Thaw(ThawCause::Kubelet), Disarm, Report]);
@@ -443,9 +445,9 @@ fn a_stop_thaws_the_pod_and_holds_until_it_is_withdrawn() {
 
 #[test]
 fn a_stop_of_an_armed_pod_disarms_it() {
-    assert_eq!(StandbyPod::armed().send(StandbyEvent::StopRequested), [Disarm]);
+    assert_eq!(DrivenStandby::armed().send(StandbyEvent::StopRequested), [Disarm]);
     // A probe has thawed the pod, and its events are still armed.
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     pod.read(quiet());
     assert_eq!(pod.send(StandbyEvent::StopRequested), [Disarm]);
@@ -453,7 +455,7 @@ fn a_stop_of_an_armed_pod_disarms_it() {
 
 #[test]
 fn a_machine_that_is_shut_down_thaws_and_freezes_no_more() {
-    let mut pod = StandbyPod::frozen();
+    let mut pod = DrivenStandby::frozen();
     assert_eq!(pod.machine.shut_down(), [Thaw(ThawCause::Other), Disarm, Report]);
     assert_eq!(pod.machine.shut_down(), NO_ACTION);
     assert_eq!(pod.machine.next_wake(), None);
@@ -466,8 +468,8 @@ fn a_machine_that_is_shut_down_thaws_and_freezes_no_more() {
     ] {
         assert_eq!(pod.send(event), NO_ACTION);
     }
-    assert_eq!(StandbyPod::ordered().machine.shut_down(), NO_ACTION);
-    assert_eq!(StandbyPod::armed().machine.shut_down(), [Disarm]);
+    assert_eq!(DrivenStandby::ordered().machine.shut_down(), NO_ACTION);
+    assert_eq!(DrivenStandby::armed().machine.shut_down(), [Disarm]);
 }
 
 #[test]
