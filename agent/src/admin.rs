@@ -1,4 +1,4 @@
-//! Shell: health and metrics pages of the agent, and those about its services.
+//! Shell: health and metrics pages of the agent, and those about its services and its pods on standby.
 
 use std::{
     io,
@@ -28,12 +28,13 @@ use crate::{
     metrics::{AgentMetrics, NotReadyReasons},
     routes::plan::ServiceCursor,
     service_facts::{FrontendFacts, NodeFacts, NodeServices, TraceFacts, TraceTarget},
+    standby_page::NodeStandby,
     usage::{
         revision_metrics::RevisionTotalsCollector, revision_totals_store::SharedRevisionTotals,
     },
 };
 
-/// Longest time for the answer to one page about services, and then for its client to read it.
+/// Longest time for the answer to one page of facts, and then for its client to read it.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of the parts in which such a page is sent.
 const PART_BYTES: usize = 64 << 10;
@@ -45,6 +46,8 @@ pub(crate) enum FactsQuery {
     Services(ServiceCursor, oneshot::Sender<ServicesChunk>),
     /// Choice for one connect.
     Trace(TraceTarget, oneshot::Sender<TraceFacts>),
+    /// Pods of this node with a standby order.
+    Standby(oneshot::Sender<NodeStandby>),
 }
 
 /// Part of the answer to [`FactsQuery::Services`].
@@ -78,16 +81,18 @@ pub(crate) fn pages(
     }
 }
 
-/// Returns the pages about services, and the questions that they ask the loop.
+/// Returns the pages of facts, and the questions that they ask the loop.
 ///
-/// `/debug/services` has the frontends of all services, and `/debug/trace?to=IP:PORT` the choice for one connect. The
-/// loop answers between its other work, a part of a page at a time.
+/// `/debug/services` has the frontends of all services, and `/debug/trace?to=IP:PORT` the choice for one connect.
+/// `/debug/standby` has the pods of this node with a standby order. The loop answers between its other work, a part of
+/// a page at a time.
 pub(crate) fn facts_pages() -> (Router, mpsc::Receiver<FactsQuery>) {
     let (queries, receiver) = mpsc::channel(1);
     let source = FactsSource { queries, turn: Arc::new(Semaphore::new(1)) };
     let pages = Router::new()
         .route("/debug/services", get(services_page))
         .route("/debug/trace", get(trace_page))
+        .route("/debug/standby", get(standby_page))
         .with_state(source);
     (pages, receiver)
 }
@@ -112,6 +117,10 @@ async fn trace_page(State(source): State<FactsSource>, RawQuery(query): RawQuery
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }
+}
+
+async fn standby_page(State(source): State<FactsSource>) -> Response {
+    page_response(source.within_timeout(source.ask(FactsQuery::Standby)).await)
 }
 
 fn page_response<T: serde::Serialize>(facts: Option<(T, OwnedSemaphorePermit)>) -> Response {
@@ -267,6 +276,10 @@ mod tests {
                     };
                     reply.send(facts).expect("a page waits");
                 }
+                FactsQuery::Standby(reply) => {
+                    let node = NodeFacts { name: "n1".into(), ..NodeFacts::default() };
+                    reply.send(NodeStandby::new(node, [])).expect("a page waits");
+                }
             }
         }
     }
@@ -283,6 +296,17 @@ mod tests {
         let (page, _turn) = source.within_timeout(source.services()).await.expect("answered");
         let names: Vec<_> = page.services.iter().map(|it| it.name.as_str()).collect();
         assert_eq!((names, page.node.name.as_str()), (vec!["s1", "s2", "s3"], "n1"));
+    }
+
+    #[tokio::test]
+    async fn the_page_of_standby_has_what_the_loop_answers() {
+        let (source, receiver) = source();
+        tokio::spawn(answer(receiver));
+        let page = standby_page(State(source)).await;
+        assert_eq!(page.status(), StatusCode::OK);
+        let text = axum::body::to_bytes(page.into_body(), usize::MAX).await.expect("in time");
+        let read: NodeStandby = serde_json::from_slice(&text).expect("it is the page");
+        assert_eq!((read.node.name.as_str(), read.pods.len()), ("n1", 0));
     }
 
     async fn take_turn(turn: &Arc<Semaphore>) -> OwnedSemaphorePermit {
@@ -322,7 +346,9 @@ mod tests {
         let trace = trace_page(State(source.clone()), query).await;
         assert_eq!(trace.status(), StatusCode::BAD_REQUEST);
         let query = RawQuery(Some("to=10.96.0.1:80".to_owned()));
-        let trace = trace_page(State(source), query).await;
+        let trace = trace_page(State(source.clone()), query).await;
         assert_eq!(trace.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let standby = standby_page(State(source)).await;
+        assert_eq!(standby.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

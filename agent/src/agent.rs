@@ -23,7 +23,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use self::housekeeping::HousekeepingTimes;
+use self::{housekeeping::HousekeepingTimes, standby::StandbyPods};
 use crate::{
     admin::FactsQuery,
     clock::{monotonic_ns, unix_ms},
@@ -60,6 +60,7 @@ mod housekeeping;
 mod pod_actions;
 mod remote_pods;
 mod route_updates;
+mod standby;
 mod sweeps;
 
 /// Time that a new agent searches for pods that should be ready, before it reports what it sees.
@@ -125,6 +126,8 @@ pub(crate) struct Agent {
     pods: PodTracker,
     /// Pods of this node that the kernel's maps hold.
     registry: PodRegistry,
+    /// Pods of this node that are frozen while nothing uses them.
+    standby: StandbyPods,
     /// RouteTable, and its way into the maps.
     routes: NodeRoutes,
     /// Reachability of the pods of other nodes.
@@ -188,6 +191,7 @@ impl Agent {
             ),
             pods: PodTracker::new(handles.upgraded_drain_time),
             registry: PodRegistry::resume(slots_by_cookie),
+            standby: StandbyPods::new(&handles.maps, metrics),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
             client_sockets,
@@ -212,7 +216,8 @@ impl Agent {
         })
     }
 
-    /// Runs until `shutdown`. The maps stay as they are: connects follow them without an agent.
+    /// Runs until `shutdown`. The maps stay as they are: connects follow them without an agent. Frozen pods are thawed, as
+    /// nothing would do so later.
     pub(crate) async fn run(
         mut self,
         mut events: AsyncFd<KernelEventRing>,
@@ -227,13 +232,14 @@ impl Agent {
                 self.pods.next_wake(),
                 self.remote_pods.next_wake(),
                 self.handles.usage.next_wake(),
+                self.standby.next_wake(),
             ];
             let wake = wakes.into_iter().flatten().fold(sweep, Instant::min);
             tokio::select! {
                 // Biased, in order of urgency: a listener event is the first step of a cold start, and must not wait
                 // behind routes or sweeps.
                 biased;
-                () = shutdown.cancelled() => return Ok(()),
+                () = shutdown.cancelled() => break,
                 ready = events.readable_mut() => {
                     let mut ready = ready?;
                     if self.handle_kernel_events(ready.get_inner_mut()) {
@@ -247,13 +253,12 @@ impl Agent {
                     }
                     self.handle_event(event);
                 }
+                Some(result) = self.standby.results_rx.recv() => self.handle_standby_result(result),
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
                 results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
                 batch = routes.next() => self.apply_batch(batch),
                 () = sleep_until(wake.into()) => {
-                    self.handle_event(PodTrackerEvent::Tick);
-                    self.handles.usage.rearm_growth_events(&self.handles.maps);
-                    self.probe_remote_pods();
+                    self.handle_timers();
                     if sweep <= Instant::now() {
                         self.sweep();
                         self.record_progress(cluster.has_waiting(), false);
@@ -281,6 +286,16 @@ impl Agent {
             }
             self.release_reports();
         }
+        self.stop_standby();
+        Ok(())
+    }
+
+    /// Handles the timers of all parts but the sweep.
+    fn handle_timers(&mut self) {
+        self.handle_event(PodTrackerEvent::Tick);
+        self.tick_standby();
+        self.handles.usage.rearm_growth_events(&self.handles.maps);
+        self.probe_remote_pods();
     }
 
     /// Handles kernel events. Returns true if the ring was emptied.
@@ -293,6 +308,8 @@ impl Agent {
                     self.handle_listener_event(event.netns_cookie)
                 }
                 abi::EVENT_GROWTH => {
+                    // The thaw first: its request waits, and the report only counts it.
+                    self.handle_standby_packet(event.port_or_slot, event.at_ns);
                     self.handles.usage.handle_growth(event.port_or_slot, &self.handles.maps);
                 }
                 _ => {}
@@ -317,6 +334,7 @@ impl Agent {
     fn handle_finder_event(&mut self, event: PodTrackerEvent) {
         let prestop_uid = match &event {
             PodTrackerEvent::PreStopRequested(uid) => Some(uid.clone()),
+            PodTrackerEvent::CgroupChanged(uid) => return self.handle_cgroup_change(uid),
             _ => None,
         };
         self.handle_event(event);
@@ -335,11 +353,21 @@ impl Agent {
 
     /// Handles one event and performs all actions that follow from it.
     fn handle_event(&mut self, event: PodTrackerEvent) {
+        let standby_uid = match &event {
+            PodTrackerEvent::RouteUpdated(pod) => Some(pod.uid.clone()),
+            PodTrackerEvent::RouteRemoved(uid) | PodTrackerEvent::PreStopRequested(uid) => {
+                Some(uid.clone())
+            }
+            _ => None,
+        };
         let mut queue = VecDeque::from([event]);
         while let Some(event) = queue.pop_front() {
             for action in self.pods.step(Instant::now(), event) {
                 self.perform_action(action, &mut queue);
             }
+        }
+        if let Some(uid) = standby_uid {
+            self.update_standby(&uid);
         }
     }
 

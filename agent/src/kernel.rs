@@ -14,12 +14,14 @@
 //! | [`locked_close`] | close of connections under their sockets' locks |
 //! | [`features`], `btf` | features of the verifier; offsets of the fields of the kernel's sockets |
 //! | [`cgroups`], `cgroup_search` | pure: layouts of the pods' cgroups; the layout of this node |
+//! | [`freezer`] | freezes and thaws pods by their cgroups |
 //! | [`sys`] | system calls that no dependency offers: the only file with `unsafe` |
 
 mod btf;
 pub(crate) mod cgroup_search;
 pub mod cgroups;
 pub mod features;
+pub mod freezer;
 pub(crate) mod led_socket;
 pub(crate) mod listener_counts;
 pub mod locked_close;

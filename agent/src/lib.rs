@@ -5,7 +5,7 @@
 //! | layer | subject |
 //! |---|---|
 //! | [`config`], [`api_servers`], [`map_sizes`], [`paths`], [`incompatible`], [`pod_gauge`] | base of all others |
-//! | [`service_facts`], `capabilities`, `health`, `metrics`, `clock`, `lock` | base of all others |
+//! | [`service_facts`], [`standby_page`], `capabilities`, `health`, `metrics`, `clock`, `lock` | base of all others |
 //! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
 //! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
 //! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
@@ -13,7 +13,7 @@
 //! | [`pods`] | the pods of this node: search, registration, readiness and end |
 //! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
 //! | [`node_check`] | checks of the node for `rouse check` |
-//! | `admin` | pages of health, metrics and services |
+//! | `admin` | pages of health, metrics, services and standby |
 //! | `agent` | the loop that joins them |
 
 mod admin;
@@ -36,11 +36,12 @@ pub mod pod_gauge;
 pub mod pods;
 pub mod routes;
 pub mod service_facts;
+pub mod standby_page;
 mod usage;
 
 pub use capabilities::CAPABILITIES;
 
-use std::{io, pin::pin, sync::Arc};
+use std::{io, path::Path, pin::pin, sync::Arc};
 
 use common::{
     admin as pages,
@@ -377,12 +378,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
-    end_tasks(&tasks, &shutdown).await;
+    end_tasks(&tasks, &shutdown, &paths.pods).await;
     ended
 }
 
-/// Ends all tasks. They complete their last writes, such as reports of pods.
-async fn end_tasks(tasks: &TaskTracker, shutdown: &CancellationToken) {
+/// Ends all tasks. They complete their last writes, such as reports of pods. A pod below the cgroup `pods` that is still
+/// frozen is thawed: the loop may have ended by an error.
+async fn end_tasks(tasks: &TaskTracker, shutdown: &CancellationToken, pods: &Path) {
+    kernel::freezer::thaw_all(pods);
     shutdown.cancel();
     tasks.close();
     tasks.wait().await;

@@ -54,6 +54,10 @@ pub(crate) struct AgentMetrics {
     pub(crate) events_dropped: Gauge,
     /// Time from listen(2) until the report is in the stream's outbox.
     pub(crate) listen_to_report: Histogram,
+    /// Thaws of frozen pods by cause.
+    thaws: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Time from a connection or request at a frozen pod until its processes run.
+    pub(crate) thaw_time: Histogram,
     /// Time to plan a RouteTable and write it to the maps.
     pub(crate) apply: Histogram,
     /// Failed writes of a RouteTable.
@@ -132,6 +136,8 @@ impl AgentMetrics {
             events: Counter::default(),
             events_dropped: Gauge::default(),
             listen_to_report: seconds(10e-6),
+            thaws: Family::default(),
+            thaw_time: seconds(10e-6),
             apply: seconds(10e-6),
             apply_failures: Counter::default(),
             version: Gauge::default(),
@@ -166,7 +172,9 @@ impl AgentMetrics {
         // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
         PodGauge::ALL.into_iter().for_each(|gauge| metrics.add_drift(gauge, 0));
         let mut registry = Registry::default();
-        metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
+        let own_registry = registry.sub_registry_with_prefix("rouse_agent");
+        metrics.register(own_registry);
+        metrics.register_standby(own_registry);
         (metrics, registry)
     }
 
@@ -232,6 +240,14 @@ impl AgentMetrics {
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.foreign_programs.clone());
         self.register_routes(registry);
+    }
+
+    /// Registers the figures about pods with a standby order.
+    fn register_standby(&self, registry: &mut Registry) {
+        let help = "Thaws of frozen pods by cause";
+        registry.register("thaws", help, self.thaws.clone());
+        let help = "Time from a connection or request at a frozen pod until its processes run";
+        registry.register_with_unit("thaw", help, Unit::Seconds, self.thaw_time.clone());
     }
 
     /// Registers the figures about routes.
@@ -305,6 +321,11 @@ impl AgentMetrics {
         self.audit_drift.get_or_create(&[("gauge", gauge.name())]).inc_by(by);
     }
 
+    /// Adds to the number of thaws with this cause.
+    pub(crate) fn add_thaws(&self, cause: &'static str, count: u64) {
+        self.thaws.get_or_create(&[("cause", cause)]).inc_by(count);
+    }
+
     /// Counts one attempt of a probe.
     pub(crate) fn count_probe(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
@@ -345,6 +366,8 @@ mod tests {
             PodStateCounts { in_table: 3, listening: 2, ready: 1, ..PodStateCounts::default() };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
+        metrics.add_thaws("request", 2);
+        metrics.thaw_time.observe(0.001);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
         metrics.set_frontends(ServiceSource::Service, FrontendMode::Refuse, 3);
         metrics.set_endpoints([5, 1, 2]);
@@ -355,6 +378,8 @@ mod tests {
         for line in [
             "rouse_agent_pods{state=\"ready\"} 1",
             "rouse_agent_probes_total{result=\"passed\"} 1",
+            "rouse_agent_thaws_total{cause=\"request\"} 2",
+            "rouse_agent_thaw_seconds_count 1",
             "rouse_agent_listen_to_report_seconds_count 0",
             "rouse_agent_foreign_programs{owner=\"cilium\"} 2",
             "rouse_agent_frontends{source=\"service\",mode=\"refuse\"} 3",

@@ -7,10 +7,12 @@
 //! |---|---|
 //! | [`types`] | pure: facts, events and actions of the pods' state machine |
 //! | [`tracker`], [`readiness`] | pure: state of each pod and the actions that follow from it; readiness of one pod |
+//! | [`standby`] | pure: freezes and thaws of one pod with a standby order |
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
-//! | `processes` | processes of a cgroup, and their network namespaces |
+//! | `processes` | processes of a cgroup, their network namespaces, and sessions among them |
+//! | `standby_facts` | facts about a pod that is to be frozen |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
 //! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`probe_marks`] | marks of probes in the kernel, by which they count as no requests |
@@ -25,6 +27,8 @@ pub mod probe_marks;
 pub(crate) mod processes;
 pub mod readiness;
 pub(crate) mod registry;
+pub mod standby;
+pub(crate) mod standby_facts;
 pub mod tracker;
 pub mod types;
 pub(crate) mod upgraded_connections;

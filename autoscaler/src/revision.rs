@@ -35,16 +35,23 @@ pub struct PodPhaseCounts {
     pub pending: u32,
     /// Pods with an address that are not ready.
     pub starting: u32,
-    /// Pods that take new requests.
+    /// Pods that take new requests, without a standby order.
     pub ready: u32,
+    /// Ready pods with a standby order: they are frozen while nothing uses them, and a request wakes them.
+    pub standby: u32,
     /// Pods that take no new requests.
     pub draining: u32,
 }
 
 impl PodPhaseCounts {
-    /// Number of pods that are ready or will be.
+    /// Number of pods that are ready or will be, without a standby order.
     pub fn non_draining(&self) -> u32 {
         self.pending + self.starting + self.ready
+    }
+
+    /// Returns true if each pod has a standby order, or if there is none. Such pods are kept without load.
+    pub fn are_on_standby(&self) -> bool {
+        Self { standby: 0, ..*self } == Self::default()
     }
 }
 
@@ -248,7 +255,8 @@ impl ScaledRevision {
     /// Evaluates the Revision at `now` and returns a changed decision.
     ///
     /// A Revision that falls asleep withdraws its decision, and one that never woke sends none. Without pods and
-    /// without load zero is the default, so thousands of decisions that repeat it need not be stored.
+    /// without load zero is the default, so thousands of decisions that repeat it need not be stored. With pods on
+    /// standby the decision stays: without one, the controller would keep them as running pods.
     pub fn step(
         &mut self,
         now: Duration,
@@ -288,6 +296,7 @@ impl ScaledRevision {
         if self.can_sleep(now, requested)
             && requested.activity == RevisionActivity::Inactive
             && input.initial_scale_reached
+            && self.pods.standby == 0
         {
             self.sleep();
             let is_withdrawn = self.sent_fingerprint.take().is_some();
@@ -317,8 +326,9 @@ impl ScaledRevision {
 
     fn evaluate(&mut self, now: Duration, tick: Duration, knowledge: LoadKnowledge) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
-        // requests.
-        let is_silence_zero = knowledge != LoadKnowledge::Missing && self.pods.ready > 0;
+        // requests. No request waits for a pod on standby.
+        let has_ready_pod = self.pods.ready + self.pods.standby > 0;
+        let is_silence_zero = knowledge != LoadKnowledge::Missing && has_ready_pod;
         self.load.accrue_until(now, is_silence_zero);
         let has_gap = self.load.take_gap();
         let pods_for_current_load =
@@ -375,7 +385,7 @@ impl ScaledRevision {
             matches!(requested.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut);
         requested.pods == Some(0)
             && is_inactive
-            && self.pods == PodPhaseCounts::default()
+            && self.pods.are_on_standby()
             && self.load.is_quiet(now)
     }
 

@@ -124,12 +124,15 @@ impl ScaledRevisions {
         if is_settling && is_counted && revision.load.is_changed_by(stream, sample) {
             revision.load.mark_gap();
         }
+        let was_awake = revision.is_awake();
         // Woken before the totals are added, so that the window exists to record them.
         if is_counted && revision.load.has_new_load(stream, sample) {
             revision.wake(now);
         }
         revision.load.apply_report(now, stream, is_counted, sample);
-        if revision.is_awake() && revision.is_urgent(now) {
+        // A pod on standby serves a request without a decision. It may be over by the time of the report.
+        let is_woken_pod = !was_awake && revision.pods.standby > 0;
+        if revision.is_awake() && (is_woken_pod || revision.is_urgent(now)) {
             revision.mark_urgent(now);
             self.schedule(name, now);
         }
@@ -192,7 +195,8 @@ impl ScaledRevisions {
 
     /// Computes what is known of a Revision's load; `queue_knowledge` is about requests that wait. Load is known
     /// completely under three conditions: each pod that may get requests is on a node whose agent reports, each
-    /// reported pod is still reported, and each activator reports its waiting requests.
+    /// reported pod is still reported, and each activator reports its waiting requests. A pod on standby may get
+    /// requests too.
     fn load_knowledge(
         &self,
         now: Duration,

@@ -13,7 +13,7 @@ use crate::{
     service_routing::TopologyHints,
     wire::{
         ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, PodPort,
-        ReadinessProbe, RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry,
+        ReadinessProbe, RevisionEntry, RouteTarget, RoutingPhase, ServiceEntry, StandbyOrder,
     },
 };
 
@@ -100,6 +100,16 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         probe: ReadinessProbe::listener_probe(),
         ports: Vec::new(),
         keeps_binds: false,
+        standby: None,
+    }
+}
+
+/// Returns a standby order that keeps the pod's memory.
+pub fn standby_order() -> StandbyOrder {
+    StandbyOrder {
+        quiet_time: Duration::from_secs(60),
+        probe_time: Duration::from_secs(1),
+        reclaims_memory: false,
     }
 }
 

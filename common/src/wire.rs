@@ -41,6 +41,7 @@ mod scale_policy;
 mod settings;
 mod slots;
 mod sources;
+mod standby;
 mod usage;
 
 pub use conversion::WireError;
@@ -53,6 +54,7 @@ pub use settings::{
 };
 pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
 pub use sources::{AllowedSources, IpBlock};
+pub use standby::{StandbyOrder, StandbyReport};
 pub use usage::{
     AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
     ScaleItem, UsageCoverage, UsageItem, UsageKey, UsageSample,
@@ -347,6 +349,8 @@ pub struct PodEntry {
     pub ports: Vec<PodPort>,
     /// True if a bind to loopback stays as it is: the pod is not one that Rouse made.
     pub keeps_binds: bool,
+    /// Standby order: the pod is frozen while nothing uses it; `None`: the pod runs. A draining pod has none.
+    pub standby: Option<StandbyOrder>,
 }
 
 impl PodEntry {

@@ -13,4 +13,6 @@ pub mod problem;
 pub mod reporters;
 pub mod rollout;
 pub mod scale_policy;
+pub mod standby_obstacle;
+pub mod standby_policy;
 pub mod zone_shares;

@@ -16,7 +16,7 @@ use controller::{
     model::{
         cluster_state::DeploymentSettings,
         object::{
-            DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind,
+            DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, PodRequests, ResourceKind,
             SCALE_FIELD_MANAGER, WorkloadVersion, WriteError,
         },
     },
@@ -668,6 +668,54 @@ async fn the_replicas_of_a_users_deployment_are_written_and_given_back() {
     let free = fixture.wait_until(resource, "web", is_free).await.unwrap();
     let managers = free["metadata"]["managedFields"].as_array().unwrap();
     assert!(managers.iter().all(|it| it["manager"] != SCALE_FIELD_MANAGER), "{managers:?}");
+}
+
+/// Only the requests change, and nothing of the controller is left in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_requests_of_a_pod_are_reduced_and_restored() {
+    let fixture = ApiServerFixture::new("resize").await;
+    let kind = kube::api::ApiResource {
+        group: String::new(),
+        version: "v1".into(),
+        api_version: "v1".into(),
+        kind: "ServiceAccount".into(),
+        plural: "serviceaccounts".into(),
+    };
+    let accounts: kube::Api<DynamicObject> =
+        kube::Api::namespaced_with(fixture.client.clone(), &fixture.namespace, &kind);
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    let params = PatchParams::apply("test").force();
+    accounts.patch("default", &params, &Patch::Apply(&account)).await.unwrap();
+    let resources =
+        json!({"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}});
+    let container = json!({"name": "user-container", "image": "any", "resources": resources});
+    let spec = json!({"automountServiceAccountToken": false, "containers": [container]});
+    let (resource, name) = (ResourceKind::Pod, "web-1");
+    let created = fixture.create_object(resource, name, json!({"spec": spec})).await;
+    let created = serde_json::to_value(created).unwrap();
+    let uid: Box<str> = created["metadata"]["uid"].as_str().unwrap().into();
+    let key = fixture.key(resource, ObjectPart::Resize, name);
+    let set_requests = |requests: PodRequests| {
+        fixture.set_desired(&key, DesiredState::Requests { uid: uid.clone(), requests });
+    };
+    let note = |pod: &Value| pod["metadata"]["annotations"]["rouse.dev/original-requests"].clone();
+
+    set_requests(PodRequests::Reduced { memory_mib: Some(20) });
+    let reduced =
+        json!({"requests": {"cpu": "1m", "memory": "20Mi"}, "limits": {"memory": "512Mi"}});
+    let is_reduced = |pod: Option<&Value>| {
+        pod.is_some_and(|it| it["spec"]["containers"][0]["resources"] == reduced)
+    };
+    let frozen = fixture.wait_until(resource, name, is_reduced).await.unwrap();
+    let original = json!({"user-container": {"cpu": "500m", "memory": "256Mi"}});
+    assert_eq!(note(&frozen), json!(original.to_string()));
+
+    set_requests(PodRequests::Original);
+    let has_no_note = |pod: Option<&Value>| pod.is_some_and(|it| note(it).is_null());
+    let thawed = fixture.wait_until(resource, name, has_no_note).await.unwrap();
+    assert_eq!(thawed["spec"], created["spec"]);
+    assert!(fixture.source.write_errors.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -290,6 +290,11 @@ pub const POD_LISTENER_FOUND: u16 = 4;
 pub const POD_HAS_PORTS: u16 = 8;
 /// Flag of [`PodValue`]: the serving port is opaque, as one with [`POD_PORT_OPAQUE`].
 pub const POD_OPAQUE: u16 = 16;
+/// Flag of [`PodValue`]: the pod is frozen, or about to be. Each connection that any of its ports accepts sends an
+/// [`EVENT_GROWTH`], whether it counts or not.
+///
+/// Programs that do not know the flag send none, and no other flag has its bit, so it needs no version of its own.
+pub const POD_STANDBY: u16 = 32;
 
 /// Port of a pod that counts besides the serving port: value of `POD_PORTS`. All ports of a pod share the pod's row.
 #[repr(C)]
@@ -742,7 +747,8 @@ const _: () = assert!(size_of::<KernelEvent>() == 24);
 pub const EVENT_LISTEN: u32 = 1;
 /// Kind: a listener has closed.
 pub const EVENT_LISTENER_CLOSED: u32 = 2;
-/// Kind: more requests are in flight in an armed pod than the agent last reported.
+/// Kind: more requests are in flight in an armed pod than the agent last reported, or a pod with [`POD_STANDBY`] has
+/// accepted a connection.
 pub const EVENT_GROWTH: u32 = 3;
 
 #[cfg(feature = "user")]

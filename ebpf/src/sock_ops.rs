@@ -15,7 +15,7 @@ use aya_ebpf::{
     },
 };
 use datapath::{
-    abi::{self, ListenKey, ProbeKey, ServerSocket, SocketBit},
+    abi::{self, ListenKey, PodValue, ProbeKey, ServerSocket, SocketBit},
     load_balancing,
 };
 
@@ -141,10 +141,13 @@ fn handle_established(ops: *mut bpf_sock_ops) {
     };
     // Set only by an earlier run of this program for the same connection, which must not count twice.
     if !is_open {
+        // SAFETY: the value is copied at once.
+        let pod = unsafe { PODS.get(cookie).copied() };
+        report_standby_connection(pod);
         if is_counted_by_previous_abi(ops) {
             return;
         }
-        let (slot, protocol) = serving_pod(ops, cookie);
+        let (slot, protocol) = serving_pod(ops, cookie, pod);
         let slot = if slot != 0 && is_mptcp_join(ops) { count_mptcp_desync(slot) } else { slot };
         let Some(conn) = found.or_else(|| create_storage(ops, slot)) else { return };
         conn.netns_cookie = cookie;
@@ -160,6 +163,16 @@ fn handle_established(ops: *mut bpf_sock_ops) {
         count::begin_opaque_connection(ops);
     } else {
         count::read_first_requests(ops, conn);
+    }
+}
+
+/// Reports a connection to a pod that is frozen, or about to be: the agent thaws the pod. First of all, as a probe and
+/// a connection that another version counts wait for the pod as well.
+#[inline(always)]
+fn report_standby_connection(pod: Option<PodValue>) {
+    let Some(pod) = pod else { return };
+    if pod.flags & abi::POD_STANDBY != 0 {
+        send_event(abi::EVENT_GROWTH, pod.slot, 0);
     }
 }
 
@@ -229,12 +242,11 @@ fn is_fast_open(ops: *mut bpf_sock_ops) -> bool {
 }
 
 /// Returns the row of the pod to which a connection brings requests, and the protocol with which it begins; row 0
-/// means none.
+/// means none. `pod` is the entry of the namespace with this cookie.
 #[inline(always)]
-fn serving_pod(ops: *mut bpf_sock_ops, cookie: u64) -> (u32, u32) {
+fn serving_pod(ops: *mut bpf_sock_ops, cookie: u64, pod: Option<PodValue>) -> (u32, u32) {
     const NONE: (u32, u32) = (0, abi::PROTOCOL_HTTP1);
-    // SAFETY: the fields are read at once.
-    let Some(&pod) = (unsafe { PODS.get(cookie) }) else { return NONE };
+    let Some(pod) = pod else { return NONE };
     let key = ListenKey { netns_cookie: cookie, port: local_port(ops), reserved: 0 };
     let Some(flags) = pod_port_flags(pod, &key) else { return NONE };
     if is_uncounted(ops) {

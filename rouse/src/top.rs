@@ -105,11 +105,12 @@ fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
     let [head, body, foot] =
         Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
-    let awake_count = now.services.iter().filter(|it| it.pods > 0).count();
+    let awake_count = now.services.iter().filter(|it| it.is_awake()).count();
     let title = format!(
-        "node {node}: {} services, {awake_count} awake, {} pods, {:.0} requests/s",
+        "node {node}: {} services, {awake_count} awake, {} pods, {} frozen, {:.0} requests/s",
         now.services.len(),
         now.services.iter().map(|it| it.pods).sum::<usize>(),
+        now.services.iter().map(|it| it.standby).sum::<usize>(),
         now.services.iter().filter_map(|it| it.rate).sum::<f64>(),
     );
     frame.render_widget(Line::from(title).bold(), head);
@@ -118,6 +119,7 @@ fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
         Constraint::Min(20),
         Constraint::Length(8),
         Constraint::Length(6),
+        Constraint::Length(8),
         Constraint::Length(7),
         Constraint::Length(10),
         Constraint::Length(8),
@@ -132,9 +134,10 @@ fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
 }
 
 fn service_row(service: &ServiceStats) -> Row<'static> {
-    let colour = match (service.path.as_str(), service.pods) {
-        ("direct", _) => Color::Green,
-        (_, 0) => Color::DarkGray,
+    let colour = match service.path.as_str() {
+        "direct" => Color::Green,
+        "asleep" => Color::DarkGray,
+        "standby" => Color::Blue,
         _ => Color::Yellow,
     };
     Row::new(service.cells().map(Cell::from)).style(Style::new().fg(colour))

@@ -1,8 +1,11 @@
 //! Pure: an object → the cells of its row. Columns are those of Knative's CRDs and of kubectl's pods.
 
-use controller::model::object::LocalObjectKind;
+use controller::model::{knative::key::FROZEN_CONDITION, object::LocalObjectKind};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
+
+/// STATUS of a frozen pod. Its phase is still `Running`, as for Kubernetes.
+const STANDBY_STATUS: &str = "Standby";
 
 /// Column names of a kind, with kubectl's additional ones if `is_wide`.
 pub(crate) fn column_names(kind: LocalObjectKind, is_wide: bool) -> Vec<&'static str> {
@@ -24,7 +27,7 @@ pub(crate) fn column_names(kind: LocalObjectKind, is_wide: bool) -> Vec<&'static
         ],
         LocalObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
         LocalObjectKind::PodAutoscaler => {
-            vec!["NAME", "DESIREDSCALE", "ACTUALSCALE", "READY", "REASON"]
+            vec!["NAME", "DESIREDSCALE", "ACTUALSCALE", "STANDBY", "READY", "REASON"]
         }
         LocalObjectKind::ServerlessService => {
             let services = ["SERVICENAME", "PRIVATESERVICENAME"];
@@ -71,8 +74,8 @@ pub(crate) fn row_cells(
         }
         LocalObjectKind::Pod => pod_cells(object, is_wide, now),
         LocalObjectKind::PodAutoscaler => {
-            let scale = [scalar_text(&status["desiredScale"]), scalar_text(&status["actualScale"])];
-            [scale, ready()].concat()
+            let scale = ["desiredScale", "actualScale", "standbyScale"];
+            [Vec::from(scale.map(|field| scalar_text(&status[field]))), ready().into()].concat()
         }
         LocalObjectKind::ServerlessService => {
             let mode = [
@@ -121,7 +124,15 @@ fn pod_status(pod: &Value, containers: &[Value]) -> String {
         let reason = |name: &str| state[name]["reason"].as_str().map(str::to_owned);
         reason("waiting").or_else(|| reason("terminated"))
     };
-    containers.iter().find_map(reason).unwrap_or_else(|| scalar_text(&pod["status"]["phase"]))
+    if let Some(reason) = containers.iter().find_map(reason) {
+        return reason;
+    }
+    if is_frozen(pod) { STANDBY_STATUS.to_owned() } else { scalar_text(&pod["status"]["phase"]) }
+}
+
+/// Returns true if a pod stands by as users see it: frozen, or thawed for the answer to a probe.
+pub(crate) fn is_frozen(pod: &Value) -> bool {
+    condition_field(pod, FROZEN_CONDITION, "status") == "True"
 }
 
 /// Field of a condition; empty if the object lacks the condition.
@@ -247,6 +258,45 @@ mod tests {
         );
         object["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
         assert_eq!(row(&object)[2], "Terminating");
+    }
+
+    #[test]
+    fn a_frozen_pod_stands_by_unless_it_ends_or_its_container_has_a_reason() {
+        let mut object = json!({
+            "metadata": {"name": "p", "creationTimestamp": "2026-11-21T11:59:50Z"},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": FROZEN_CONDITION, "status": "True"}],
+                "containerStatuses": [{"ready": true, "restartCount": 0, "state": {"running": {}}}],
+            },
+        });
+        let status_of = |object: &Value| {
+            row_cells(LocalObjectKind::Pod, object, false, Timestamp::UNIX_EPOCH)[2].clone()
+        };
+        assert_eq!(status_of(&object), "Standby");
+        object["status"]["conditions"][0]["status"] = json!("False");
+        assert_eq!(status_of(&object), "Running", "it was thawed, or is not frozen yet");
+        object["status"]["conditions"][0]["status"] = json!("True");
+        object["status"]["containerStatuses"][0]["state"] =
+            json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        assert_eq!(status_of(&object), "CrashLoopBackOff");
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
+        assert_eq!(status_of(&object), "Terminating");
+    }
+
+    #[test]
+    fn a_pod_autoscaler_shows_its_frozen_pods_and_nothing_where_none_are_counted() {
+        let row = |status: Value| {
+            let object = json!({"metadata": {"name": "r"}, "status": status});
+            row_cells(LocalObjectKind::PodAutoscaler, &object, false, Timestamp::UNIX_EPOCH)
+        };
+        let ready = json!([{"type": "Ready", "status": "False", "reason": "NoTraffic"}]);
+        let asleep = json!({
+            "desiredScale": 1, "actualScale": 1, "standbyScale": 1, "conditions": ready,
+        });
+        assert_eq!(row(asleep), ["r", "1", "1", "1", "False", "NoTraffic"]);
+        let without_standby = json!({"desiredScale": 1, "actualScale": 1});
+        assert_eq!(row(without_standby), ["r", "1", "1", "", "", ""]);
     }
 
     #[test]

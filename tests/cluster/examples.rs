@@ -9,7 +9,7 @@ use tests::shared_folder::SharedFolder;
 use super::scaled_services::{ByteConnection, ScaledApp};
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
-const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 12] = [
+const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 13] = [
     ("concurrency", "concurrency", "/", "Hello from concurrency-00001-deployment-"),
     ("config", "config", "/env", "GREETING=Good evening\n"),
     ("config", "config", "/env", "PASSWORD=not-a-real-one\n"),
@@ -22,7 +22,11 @@ const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 12] = [
     ("probes", "probes", "/ready", "ready"),
     ("scale", "scale", "/", "Hello from scale-00001-deployment-"),
     ("split", "split", "/", "Hello from split-"),
+    ("standby", "standby", "/", "Hello from standby-00001-deployment-"),
 ];
+
+/// Examples whose services keep a pod without requests.
+const KEEP_A_POD: [&str; 2] = ["scale", "standby"];
 
 /// Example of a scaled Service. Its image is of a public registry, which tests do not reach.
 struct ScaledExample {
@@ -126,6 +130,14 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
     examples
 }
 
+/// Waits until one pod of a Revision is frozen.
+fn wait_frozen(rouse: &RouseCluster, namespace: &str, revision: &str) {
+    rouse.cluster.wait(&format!("a pod of {revision} to be frozen"), || {
+        let autoscaler = rouse.cluster.get(&["podautoscaler", "--namespace", namespace, revision]);
+        (autoscaler["status"]["standbyScale"] == 1).then_some(())
+    });
+}
+
 /// Applies all examples. `split-2` changes the service of `split`, so it is applied once that one is Ready.
 fn apply_all(rouse: &RouseCluster, namespace: &str, manifests: &[(String, String)]) {
     for (name, yaml) in manifests {
@@ -164,10 +176,11 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     for service in &services {
         rouse.wait_ready(name, "ksvc", service);
     }
-    for service in services.iter().filter(|service| **service != "scale") {
+    for service in services.iter().filter(|service| !KEEP_A_POD.contains(*service)) {
         rouse.wait_asleep(name, service);
     }
     assert_eq!(rouse.pods(name, "scale").len(), 1, "min-scale holds one pod");
+    wait_frozen(&rouse, name, "standby-00001");
     for (file, service, path, expected) in EXPECTED_RESPONSES {
         let response = rouse.client_on("node1").get(&(rouse.service_url(name, service) + path));
         assert!(response.status == 200 && response.body.contains(expected), "{file}: {response}");

@@ -9,18 +9,18 @@ use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, 
 use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost};
 use tests::test_cluster::{TestCluster, find_condition};
 
-mod components;
+pub(crate) mod components;
 mod nodes;
 
 /// A fault, reversed on drop, also when the test fails.
-struct InjectedFault<'a> {
+pub(crate) struct InjectedFault<'a> {
     cluster: &'a TestCluster,
     component: &'static str,
     reversal: &'static str,
 }
 
 impl<'a> InjectedFault<'a> {
-    fn inject(
+    pub(crate) fn inject(
         cluster: &'a TestCluster,
         action: &str,
         component: &'static str,

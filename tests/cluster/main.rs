@@ -27,6 +27,7 @@ mod runtime_contract;
 mod scaled_services;
 mod service_lifecycle;
 mod sidecars;
+mod standby;
 mod third_party_manifests;
 mod upgrade;
 mod without_kube_proxy;

@@ -7,6 +7,7 @@
 use serde_json::Value;
 use tests::flood::FloodProcess;
 use tests::installed_cluster::RouseCluster;
+use tests::test_cluster::TestCluster;
 
 use crate::mixed_load::{FloodAppOptions, FloodFixture, LATEST_TRAFFIC, print_losses};
 
@@ -113,15 +114,22 @@ fn delete(fixture: &FloodFixture<'_>, pod: &str, _: &str) {
 }
 
 fn evict(fixture: &FloodFixture<'_>, pod: &str, _: &str) {
-    let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction", fixture.namespace_name());
+    evict_pod(&fixture.rouse.cluster, fixture.namespace_name(), pod);
+}
+
+/// Evicts a pod, as a drain of its node does.
+pub(crate) fn evict_pod(cluster: &TestCluster, namespace: &str, pod: &str) {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction");
     let body = serde_json::json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
-        "metadata": {"name": pod, "namespace": fixture.namespace_name()},
+        "metadata": {"name": pod, "namespace": namespace},
     });
-    let file = std::env::temp_dir().join(format!("rouse-evict-{}", std::process::id()));
+    // Tests that run at the same time evict pods of different namespaces.
+    let file = std::env::temp_dir().join(format!("rouse-evict-{namespace}"));
     std::fs::write(&file, body.to_string()).expect("a folder for temporary files");
-    kubectl(fixture, &["create", "--raw", &path, "-f", &file.to_string_lossy()]);
+    let evicted = cluster.kubectl(&["create", "--raw", &path, "-f", &file.to_string_lossy()]);
     let _gone = std::fs::remove_file(file);
+    evicted.unwrap_or_else(|error| panic!("eviction of {pod}: {error}"));
 }
 
 /// Drains the node: all pods leave it, with activators, except for the test's clients.

@@ -30,7 +30,7 @@ use common::{
     wire::{
         self, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
         ReadinessProbe, RevisionEntry, RouteChange, RouteKey, RoutingPhase, ServiceEntry,
-        UsageItem, UsageSample,
+        StandbyOrder, UsageItem, UsageSample,
         raw::{pods_server, routes_server, usage_server},
     },
 };
@@ -86,6 +86,8 @@ struct AgentFixture {
     pod_number: u32,
     /// Timeout of the revision's requests.
     request_timeout: Duration,
+    /// Standby order of the pod in the RouteTable.
+    standby: Option<StandbyOrder>,
     routes: Outbox<RouteKey, RouteChange>,
     reports: mpsc::Receiver<PodReportItem>,
     usages: mpsc::Receiver<UsageItem>,
@@ -143,6 +145,7 @@ impl AgentFixture {
             pods_cgroup,
             pod_number: 1,
             request_timeout: REQUEST_TIMEOUT,
+            standby: None,
             routes,
             reports,
             usages,
@@ -197,6 +200,7 @@ impl AgentFixture {
             kubelet_ready: false,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
+            standby: self.standby,
             ..fixtures::pod(&self.pod_uid(), &name, phase)
         };
         self.routes.set(RouteKey::Revision(name), RouteChange::Revision(revision));
@@ -544,4 +548,5 @@ mod scaled_services;
 mod service_events;
 pub(crate) mod shared_agent;
 mod stale_connections;
+mod standby;
 mod unreachable_routes;

@@ -2,7 +2,7 @@
 //!
 //! | line | effect | reply |
 //! |---|---|---|
-//! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
+//! | `listen ADDRESS NAME [reuseport] [v6only] [backlog1]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
 //! | `prefork ADDRESS NAME N` | as `listen`, with N children that share one listener | `ok ADDRESS` |
 //! | `rebind ADDRESS` | binds the listener that was opened last once more | `ok` |
@@ -353,7 +353,8 @@ fn open_listener(address: &str, options: &[&str]) -> io::Result<TcpListener> {
         setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
     }
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
-    listen(&fd, Backlog::new(128)?)?;
+    let backlog = if options.contains(&"backlog1") { 1 } else { 128 };
+    listen(&fd, Backlog::new(backlog)?)?;
     Ok(TcpListener::from(fd))
 }
 

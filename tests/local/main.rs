@@ -14,3 +14,4 @@ mod pods;
 mod raw_tcp;
 mod registry;
 mod service_lifecycle;
+mod standby;

@@ -33,16 +33,16 @@ spec:
 }
 
 /// A connection on which the server has spoken, before any byte of the client.
-struct GreetedConnection {
+pub(crate) struct GreetedConnection {
     stream: TcpStream,
     /// Name of the pod that greeted.
-    pod: String,
+    pub(crate) pod: String,
     /// Address of the peer that the pod sees.
-    peer: String,
+    pub(crate) peer: String,
 }
 
 impl GreetedConnection {
-    fn open(address: SocketAddr) -> io::Result<Self> {
+    pub(crate) fn open(address: SocketAddr) -> io::Result<Self> {
         let mut stream = TcpStream::connect_timeout(&address, WAIT_TIMEOUT)?;
         stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         let (mut greeting, mut byte) = (Vec::new(), [0_u8]);
@@ -57,12 +57,12 @@ impl GreetedConnection {
         Ok(Self { stream, pod, peer })
     }
 
-    fn local_ip(&self) -> IpAddr {
+    pub(crate) fn local_ip(&self) -> IpAddr {
         self.stream.local_addr().expect("it is connected").ip()
     }
 
     /// Sends a text, ends the client's half of the connection, and returns all that comes back.
-    fn finish(mut self, text: &str) -> io::Result<String> {
+    pub(crate) fn finish(mut self, text: &str) -> io::Result<String> {
         self.stream.write_all(text.as_bytes())?;
         self.stream.shutdown(Shutdown::Write)?;
         let mut rest = String::new();

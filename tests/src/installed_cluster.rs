@@ -3,7 +3,7 @@
 //! The first test that needs it installs Rouse; `cargo xtask test` removes the cluster at the end, also after
 //! failures. If an earlier test broke it, the next test repairs it first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -21,6 +21,9 @@ pub const SYSTEM_NAMESPACE: &str = "knative-serving";
 const CLIENTS_NAMESPACE: &str = "clients";
 /// Names of the nodes.
 const NODES: [&str; 2] = ["node1", "node2"];
+/// Directories of the kubelet below a node's cgroup, one for each QoS class of pods (kubernetes
+/// `pkg/kubelet/cm/pod_container_manager_linux.go`).
+const POD_CGROUPS: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];
 
 /// Arguments of `rouse install` on a cluster without a load balancer.
 const INSTALL_ARGS: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
@@ -34,6 +37,8 @@ pub struct RouseCluster {
     pub clients: Vec<ClientPod>,
     /// Address of a node, for the gateway's node port.
     node_address: String,
+    /// Directory of each node's cgroup v2, by the node's name.
+    node_cgroups: BTreeMap<String, PathBuf>,
 }
 
 /// The cluster of this run, or the error of its failed start.
@@ -54,7 +59,8 @@ impl RouseCluster {
     /// Installs Rouse on a cluster of one test, by `rouse ARGS`. It has no clients.
     pub fn on_own_cluster(cluster: TestCluster, args: &[&str]) -> Self {
         run_rouse(&cluster, args).unwrap_or_else(|error| panic!("{args:?}: {error}"));
-        Self { cluster, clients: Vec::new(), node_address: String::new() }
+        let (node_address, node_cgroups) = (String::new(), BTreeMap::new());
+        Self { cluster, clients: Vec::new(), node_address, node_cgroups }
     }
 
     fn start() -> Result<Self, String> {
@@ -86,7 +92,12 @@ impl RouseCluster {
         let status = cluster.status();
         let node_address =
             status["nodes"][0]["addresses"][0].as_str().unwrap_or_default().to_owned();
-        Ok(Self { cluster, clients, node_address })
+        let nodes = status["nodes"].as_array().into_iter().flatten();
+        let cgroup = |node: &Value| {
+            Some((node["name"].as_str()?.to_owned(), PathBuf::from(node["cgroup"].as_str()?)))
+        };
+        let node_cgroups = nodes.filter_map(cgroup).collect();
+        Ok(Self { cluster, clients, node_address, node_cgroups })
     }
 
     /// Address of the gateway from outside of the cluster: a node's address and port.
@@ -162,8 +173,8 @@ impl RouseCluster {
         }
     }
 
-    /// Existing pods of one of Rouse's components.
-    fn component_pods(&self, component: &str) -> Vec<Value> {
+    /// Existing pods of one of Rouse's components, by its label `app`.
+    pub fn component_pods(&self, component: &str) -> Vec<Value> {
         let label = format!("app={component}");
         let list =
             self.cluster.get(&["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", &label]);
@@ -249,6 +260,14 @@ impl RouseCluster {
         let label = format!("serving.knative.dev/service={service}");
         let list = self.cluster.get(&["pods", "--namespace", namespace, "--selector", &label]);
         list["items"].as_array().cloned()
+    }
+
+    /// Directory of a pod's cgroup v2, which has those of its containers below it; `None` if no node has it.
+    pub fn pod_cgroup(&self, pod: &Value) -> Option<PathBuf> {
+        let node_cgroup = self.node_cgroups.get(pod["spec"]["nodeName"].as_str()?)?;
+        let name = format!("pod{}", pod["metadata"]["uid"].as_str()?);
+        let mut folders = POD_CGROUPS.iter().map(|folder| node_cgroup.join(folder).join(&name));
+        folders.find(|folder| folder.is_dir())
     }
 
     /// Waits until a service has no pod.

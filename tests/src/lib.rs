@@ -4,6 +4,7 @@ mod api_client;
 pub mod client_pod;
 pub mod fake_clock;
 pub mod flood;
+pub mod frozen_pods;
 pub mod http_client;
 pub mod images;
 pub mod installed_cluster;

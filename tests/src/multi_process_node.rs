@@ -129,6 +129,11 @@ impl MultiProcessNode {
         child.wait().expect("a child");
     }
 
+    /// Id of the process of a component that runs.
+    pub fn process_id(&self, component: &str) -> u32 {
+        self.processes().get(component).expect("a component that runs").id()
+    }
+
     /// Waits for every process, and asserts that it ended with success.
     pub fn wait_for_exit(&self) {
         for (component, mut child) in std::mem::take(&mut *self.processes()) {

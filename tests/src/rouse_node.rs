@@ -1,5 +1,6 @@
 //! A whole local node, operated by the `rouse` command as a user would.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
@@ -13,6 +14,7 @@ use local::{NodeLayout, net};
 use serde_json::Value;
 
 use crate::fake_clock::FakeClock;
+use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
 use crate::test_node::lock_node;
 use crate::wait::wait_for;
@@ -195,6 +197,24 @@ impl RouseNode {
         wait_for(&format!("service {service} to sleep"), || {
             self.pods(service).is_empty().then_some(())
         });
+    }
+
+    /// Names of the pods of a service that are frozen.
+    pub fn frozen_pods(&self, service: &str) -> BTreeSet<String> {
+        let frozen_uids = frozen_pods(&self.layout);
+        let pods = self.pods(service);
+        let is_frozen =
+            |meta: &&Value| meta["uid"].as_str().is_some_and(|uid| frozen_uids.contains(uid));
+        let frozen = pods.iter().map(|pod| &pod["metadata"]).filter(is_frozen);
+        frozen.filter_map(|it| it["name"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Waits until a service has exactly `count` pods, all of them frozen, and returns their names.
+    pub fn wait_frozen(&self, service: &str, count: usize) -> BTreeSet<String> {
+        wait_for(&format!("service {service} to have {count} frozen pods and no other one"), || {
+            let frozen = self.frozen_pods(service);
+            (frozen.len() == count && self.pods(service).len() == count).then_some(frozen)
+        })
     }
 
     /// Log of `rouse up` so far.

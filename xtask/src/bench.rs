@@ -20,6 +20,7 @@ mod process_memory;
 mod report;
 mod resync;
 mod scale_in;
+mod standby;
 mod stats;
 mod wake;
 mod warm;
@@ -52,7 +53,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, resync, fanout, count, clusterip
+    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -103,6 +104,8 @@ enum BenchRunner {
     Node(fn(&NodeBenchContext) -> Result<Vec<BenchRow>>),
     /// A real Kubernetes cluster of xtask, with Rouse installed.
     Cluster(fn(&ClusterBenchContext) -> Result<Vec<BenchRow>>),
+    /// Both of them, one after the other.
+    NodeAndCluster(fn(&NodeBenchContext, &ClusterBenchContext) -> Result<Vec<BenchRow>>),
     /// The eBPF programs alone, between namespaces and cgroups that the bench creates.
     Kernel(fn(&EbpfBenchContext) -> Result<Vec<BenchRow>>),
     /// Service proxies, on nodes that the bench creates.
@@ -118,7 +121,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 14] = [
+const BENCHES: [NamedBench; 15] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),
@@ -129,6 +132,7 @@ const BENCHES: [NamedBench; 14] = [
     ("cluster-burst", BenchRunner::Cluster(cluster_burst::run)),
     ("footprint", BenchRunner::Cluster(footprint::run)),
     ("scale-in", BenchRunner::Cluster(scale_in::run)),
+    ("standby", BenchRunner::NodeAndCluster(standby::run)),
     ("resync", BenchRunner::Standalone(resync::run)),
     ("fanout", BenchRunner::Standalone(fanout::run)),
     ("count", BenchRunner::Kernel(count::run)),
@@ -192,8 +196,9 @@ impl BenchEnvironments {
         benches: &[NamedBench],
     ) -> Result<Self> {
         let any = |is_kind: fn(&BenchRunner) -> bool| benches.iter().any(|(_, it)| is_kind(it));
-        let on_node = any(|it| matches!(it, BenchRunner::Node(_)));
-        let on_cluster = any(|it| matches!(it, BenchRunner::Cluster(_)));
+        let on_node = any(|it| matches!(it, BenchRunner::Node(_) | BenchRunner::NodeAndCluster(_)));
+        let on_cluster =
+            any(|it| matches!(it, BenchRunner::Cluster(_) | BenchRunner::NodeAndCluster(_)));
         let on_kernel = any(|it| matches!(it, BenchRunner::Kernel(_)));
         let on_proxies = any(|it| matches!(it, BenchRunner::Proxies(_)));
         Ok(Self {
@@ -214,6 +219,9 @@ impl BenchEnvironments {
         match runner {
             BenchRunner::Node(run) => run(self.node.as_ref().context(MISSING)?),
             BenchRunner::Cluster(run) => run(self.cluster.as_ref().context(MISSING)?),
+            BenchRunner::NodeAndCluster(run) => {
+                run(self.node.as_ref().context(MISSING)?, self.cluster.as_ref().context(MISSING)?)
+            }
             BenchRunner::Kernel(run) => run(self.ebpf.as_ref().context(MISSING)?),
             BenchRunner::Proxies(run) => run(self.proxies.as_ref().context(MISSING)?),
             BenchRunner::Standalone(run) => run(),

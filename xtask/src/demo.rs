@@ -1,4 +1,4 @@
-//! Shell: a demonstration on this machine: asleep, woken, scaled out, direct path, asleep again.
+//! Shell: a demonstration on this machine: asleep, woken, scaled out, direct path, asleep again, on standby.
 
 mod chart;
 mod demo_runner;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::sh;
+use crate::{frozen_pods::frozen_pods, machine, sh};
 
 /// Timeout for the start of a node.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -98,6 +98,12 @@ impl LocalNode {
     /// Path of the network namespace `role` of the node: `node` or `client`.
     pub(crate) fn netns_path(&self, role: &str) -> PathBuf {
         Path::new("/run/rouse").join(&self.name).join("netns").join(role)
+    }
+
+    /// Directories of the cgroups of all frozen pods, which any user may read.
+    pub(crate) fn frozen_pods(&self) -> Result<Vec<PathBuf>> {
+        let mount = machine::cgroup2().context("no cgroup2 file system is mounted")?;
+        Ok(frozen_pods(&mount.join(format!("rouse-{}", self.name)).join("pods")))
     }
 
     /// Process id of `rouse up`, if xtask runs as root, as the benches do. Otherwise it is that of sudo.

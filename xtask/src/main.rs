@@ -17,6 +17,7 @@ mod ci;
 mod cluster;
 mod cold_start;
 mod demo;
+mod frozen_pods;
 mod fuzz;
 mod image;
 mod kernels;
@@ -49,7 +50,7 @@ struct XtaskCli {
 
 #[derive(Debug, Subcommand)]
 enum XtaskCommand {
-    /// Demonstrate Rouse on this machine: wake, scale out, direct path, sleep
+    /// Demonstrate Rouse on this machine: wake, scale out, direct path, sleep, standby
     Demo(demo::DemoArgs),
     /// Check kernel, cgroups and capabilities; install what is missing
     Setup(setup::SetupArgs),

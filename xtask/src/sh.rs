@@ -11,10 +11,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// Environment variables passed through sudo, which drops all others: those that the programs and tests read.
-const PRESERVED_VARIABLES: [&str; 7] = [
+const PRESERVED_VARIABLES: [&str; 9] = [
     "CARGO_TARGET_DIR",
     "ROUSE_INSTALL_ROUNDS",
     "ROUSE_LONG_REQUEST_S",
+    "ROUSE_STANDBY_PROBES",
+    "ROUSE_STANDBY_ROUNDS",
     "ROUSE_STOPPING_REQUESTS",
     "RUST_BACKTRACE",
     "RUST_LOG",

@@ -47,6 +47,8 @@ pub struct PodConnectionPool<C, W> {
     has_responded: bool,
     /// True while the pod is ready or early-ready, also while it is paused. Otherwise no connection is kept idle.
     is_ready: bool,
+    /// True while the pod has a standby order. No connection is kept idle then.
+    is_standby: bool,
     /// False if a connection that no request wants is dropped.
     keeps_idle: bool,
 }
@@ -87,6 +89,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
             max_dials,
             has_responded: false,
             is_ready: true,
+            is_standby: false,
             keeps_idle: true,
         }
     }
@@ -183,7 +186,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.waiters.is_empty() { None } else { self.take_usable() };
         let handoff = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
-        if !self.is_ready && self.waiters.is_empty() {
+        if !self.keeps_pooled() && self.waiters.is_empty() {
             self.pooled.clear();
         }
         PoolAction { handoff, dials: self.allocate_dials() }
@@ -205,9 +208,13 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     fn keep_pooled(&mut self, connection: C) {
-        if self.is_ready && self.keeps_idle {
+        if self.keeps_pooled() {
             self.pooled.push(connection);
         }
+    }
+
+    fn keeps_pooled(&self) -> bool {
+        self.is_ready && !self.is_standby && self.keeps_idle
     }
 
     /// Drops pooled connections for which `keep` returns false.
@@ -226,6 +233,15 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.is_ready = false;
         self.pooled.clear();
         std::mem::take(&mut self.waiters)
+    }
+
+    /// Registers if the pod has a standby order, so that no connection is kept idle. Requests that wait for a
+    /// connection stay, since they have a dial under way.
+    pub fn set_standby(&mut self, has_order: bool) {
+        self.is_standby = has_order;
+        if has_order {
+            self.pooled.clear();
+        }
     }
 
     /// Number of pooled connections: idle ones, and shared ones in use.
@@ -375,10 +391,41 @@ mod tests {
         assert_eq!(pool.pooled_count(), 0);
     }
 
+    #[test]
+    fn the_pool_of_a_pod_with_a_standby_order_keeps_nothing_idle() {
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
+        assert_eq!(pool.on_idle_connection(1).handoff, None);
+        pool.set_standby(true);
+        assert_eq!((pool.pooled_count(), pool.take_usable()), (0, None));
+        assert_eq!(pool.add_waiter("a"), 1);
+        pool.set_standby(true);
+        assert_eq!(pool.on_connected(2).handoff, Some(("a", 2)), "it still gets its connection");
+        assert_eq!(pool.on_idle_connection(2).handoff, None);
+        assert_eq!(pool.pooled_count(), 0);
+        pool.set_standby(false);
+        assert_eq!(pool.on_idle_connection(3).handoff, None);
+        assert_eq!(pool.take_usable(), Some(3));
+    }
+
+    #[test]
+    fn a_shared_connection_to_a_pod_with_a_standby_order_serves_all_that_wait_and_no_later_one() {
+        let mut pool = PodConnectionPool::<FakeSharedConnection, u32>::for_shared();
+        pool.set_standby(true);
+        assert_eq!((0..2).map(|name| pool.add_waiter(name)).sum::<u32>(), 1);
+        let uses = Rc::new(Cell::new(0));
+        let mut handed = Vec::new();
+        let mut next = pool.on_connected(FakeSharedConnection::new(&uses));
+        while let Some((waiter, _)) = next.handoff {
+            handed.push(waiter);
+            next = pool.on_waiter_served();
+        }
+        assert_eq!((handed, pool.pooled_count()), (vec![0, 1], 0));
+    }
+
     proptest! {
         /// Whatever happens, dials under way stay bounded, and every waiter has a connection on its way.
         #[test]
-        fn no_waiter_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
+        fn no_waiter_is_forgotten(ops in proptest::collection::vec(0..7u8, 0..200)) {
             let mut pool = PodConnectionPool::<u32, u32>::new(8);
             // Model: dials without a connection, and connections that are not a moment old yet.
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
@@ -401,6 +448,8 @@ mod tests {
                         connecting += next.dials;
                     }
                     4 if connecting > 0 => { connecting -= 1; pool.on_dial_failed(); }
+                    5 => pool.set_standby(true),
+                    6 => pool.set_standby(false),
                     _ => {}
                 }
                 prop_assert!(pool.dials_under_way() <= 4);

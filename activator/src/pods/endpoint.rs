@@ -174,6 +174,12 @@ impl PodEndpoint {
         fail_waiters(waiters, &io::Error::other("pod is leaving").into());
     }
 
+    /// Registers if the pod has a standby order. A pod that has one keeps no idle connection. A frozen process closes
+    /// none, and at its thaw it may close one whose time is over, together with the request that has come over it.
+    pub fn set_standby(&self, has_order: bool) {
+        self.lock_pool().set_standby(has_order);
+    }
+
     /// Makes all requests that wait for a connection try another pod.
     pub fn redirect_waiters(&self) {
         let waiters = self.lock_pool().take_waiters();

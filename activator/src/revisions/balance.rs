@@ -4,7 +4,8 @@
 //! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin
 //! over pods that are not full.
 //!
-//! Where hints prefer some pods, a request goes to one of these if any has capacity, by the same policies.
+//! Pods have ranks: hints may prefer some, and those with a standby order come last. A request goes to a pod of the
+//! first rank in which one has capacity, by the same policies.
 
 use crate::pods::endpoint_key::PodEndpointKey;
 
@@ -17,8 +18,25 @@ pub struct PodLoad {
     pub in_flight: u32,
     /// Further requests that it may get, under a hard limit.
     pub free_slots: u32,
-    /// True if hints prefer the pod for requests of this activator.
-    pub is_preferred: bool,
+    /// Rank of the pod for requests of this activator.
+    pub rank: PodRank,
+}
+
+/// Rank of a pod for requests of one activator. Pods of a later rank get requests only if none before has capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodRank {
+    /// Hints prefer the pod.
+    Preferred,
+    /// Hints do not prefer the pod, and it is not passed over.
+    #[default]
+    Usual,
+    /// The pod is passed over: it has a standby order, and is to stay frozen while a pod without one takes requests.
+    Standby,
+}
+
+impl PodRank {
+    /// Ranks in the order in which pods get requests.
+    pub const ALL: [Self; 3] = [Self::Preferred, Self::Usual, Self::Standby];
 }
 
 /// Highest containerConcurrency for which the first free pod is chosen.
@@ -36,17 +54,18 @@ pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -
     }
 }
 
-/// Chooses among `pods` as [`pick_pod`] does: a pod that hints prefer, or any if none of these has capacity.
-pub fn pick_preferred_pod(
+/// Chooses among `pods` as [`pick_pod`] does, of the first rank in which a pod has capacity.
+pub fn pick_ranked_pod(
     pods: &[PodLoad],
     limit: u32,
     cursor: &mut usize,
     random: u64,
 ) -> Option<usize> {
-    let places: Vec<usize> = (0..pods.len()).filter(|&at| pods[at].is_preferred).collect();
-    let preferred: Vec<PodLoad> = places.iter().map(|&at| pods[at]).collect();
-    let preferred = pick_pod(&preferred, limit, cursor, random).map(|at| places[at]);
-    preferred.or_else(|| pick_pod(pods, limit, cursor, random))
+    PodRank::ALL.into_iter().find_map(|rank| {
+        let places: Vec<usize> = (0..pods.len()).filter(|&at| pods[at].rank == rank).collect();
+        let ranked: Vec<PodLoad> = places.iter().map(|&at| pods[at]).collect();
+        pick_pod(&ranked, limit, cursor, random).map(|at| places[at])
+    })
 }
 
 fn better_of_two(pods: &[PodLoad], random: u64) -> Option<usize> {
@@ -101,7 +120,7 @@ mod tests {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
             let key = PodEndpointKey { service_port: None, address, id: 0 };
             let free_slots = limit.saturating_sub(in_flight);
-            PodLoad { key, in_flight, free_slots, is_preferred: false }
+            PodLoad { key, in_flight, free_slots, rank: PodRank::Usual }
         };
         in_flight.iter().enumerate().map(load).collect()
     }
@@ -148,10 +167,10 @@ mod tests {
     fn preferred_pods_get_the_requests_as_long_as_they_have_capacity() {
         for limit in [0, 2, 4] {
             let mut pods = pod_loads(&[0, 1, 1, 0], limit);
-            pods[1].is_preferred = true;
-            pods[2].is_preferred = true;
+            pods[1].rank = PodRank::Preferred;
+            pods[2].rank = PodRank::Preferred;
             let mut cursor = 0;
-            let mut pick = |random| pick_preferred_pod(&pods, limit, &mut cursor, random);
+            let mut pick = |random| pick_ranked_pod(&pods, limit, &mut cursor, random);
             let mut picks: Vec<_> = (0..100).map(&mut pick).collect();
             picks.sort_unstable();
             picks.dedup();
@@ -160,8 +179,31 @@ mod tests {
             assert_eq!(picks, if limit == 2 { first_free } else { both }, "limit {limit}");
         }
         let mut full = pod_loads(&[0, 2], 2);
-        full[1].is_preferred = true;
-        assert_eq!(pick_preferred_pod(&full, 2, &mut 0, 0), Some(0));
+        full[1].rank = PodRank::Preferred;
+        assert_eq!(pick_ranked_pod(&full, 2, &mut 0, 0), Some(0));
+    }
+
+    #[test]
+    fn standby_pods_get_requests_only_if_no_other_has_capacity() {
+        use PodRank::{Preferred, Standby, Usual};
+        let ranked = |in_flight: &[u32], limit, ranks: &[PodRank]| {
+            let mut pods = pod_loads(in_flight, limit);
+            pods.iter_mut().zip(ranks).for_each(|(pod, rank)| pod.rank = *rank);
+            pods
+        };
+        for limit in [0, 2, 4] {
+            let pods = ranked(&[0, 1, 1], limit, &[Standby, Usual, Usual]);
+            let mut cursor = 0;
+            let mut pick = |random| pick_ranked_pod(&pods, limit, &mut cursor, random);
+            assert!((0..100).map(&mut pick).all(|it| it > Some(0)), "limit {limit}");
+            let alone = ranked(&[7, 0], limit, &[Standby, Standby]);
+            assert_eq!(pick_ranked_pod(&alone, limit, &mut 0, 0), Some(1), "limit {limit}");
+        }
+        let full = ranked(&[0, 2, 2], 2, &[Standby, Usual, Preferred]);
+        assert_eq!(pick_ranked_pod(&full, 2, &mut 0, 0), Some(0));
+        let free = ranked(&[0, 1, 2], 2, &[Standby, Usual, Preferred]);
+        assert_eq!(pick_ranked_pod(&free, 2, &mut 0, 0), Some(1));
+        assert_eq!(pick_ranked_pod(&[], 0, &mut 0, 0), None);
     }
 
     #[test]

@@ -336,6 +336,7 @@ impl ActivatorRevision {
         slots.on_peer_view(self.context.peers.view());
         if let Some(active) = active {
             slots.on_routes(limit, active.ready_pod_uids());
+            slots.on_standby(active.standby_pod_uids());
         }
         let mut all = Vec::new();
         // Slots and queue depend on each other: a dispatched request changes the free slots, until no request is

@@ -14,6 +14,8 @@ use common::{
 };
 use smol_str::SmolStr;
 
+use crate::revisions::balance::PodRank;
+
 /// Settings of a Revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevisionRouteSettings {
@@ -77,6 +79,8 @@ pub struct PodTableEntry {
     /// True if the RouteTable lists the pod as starting, and the report for which it waits has come: the agent of its
     /// node reports the pod as ready.
     pub is_early_ready: bool,
+    /// True if the pod is frozen while nothing uses it.
+    pub has_standby_order: bool,
     /// Name of the pod, without its namespace.
     pub name: SmolStr,
     /// Clients that should use the pod.
@@ -97,6 +101,12 @@ pub struct PodServingAddress {
 }
 
 impl PodTableEntry {
+    /// Returns true if the pod takes requests. An early-ready pod takes them only without a hard limit, which is a
+    /// `limit` of 0: other activators grant the slots of pods that the table lists as ready.
+    pub fn takes_requests(&self, limit: u32) -> bool {
+        self.is_ready || (self.is_early_ready && limit == 0)
+    }
+
     /// Addresses at which the pod takes requests: one for each port of a scaled Service that it has. A pod of a Knative
     /// Revision has one, for the Revision's `protocol`. None until the pod's network exists.
     pub fn serving_addresses(
@@ -127,29 +137,49 @@ pub struct ActivatorTopology {
     pub zones: BTreeSet<SmolStr>,
 }
 
-/// Preference of an activator for some ready pods of a Revision, by their hints.
+/// Ranking of a Revision's pods for the requests of one activator, by their standby orders and their hints.
 #[derive(Debug)]
-pub struct PodPreference<'a> {
+pub struct PodRanking<'a> {
+    /// True if pods with a standby order are passed over, because a pod without one takes requests.
+    passes_over_standby: bool,
+    /// Rule by the hints of the ready pods that are not passed over.
     rule: SelectionRule,
     topology: &'a ActivatorTopology,
 }
 
-impl<'a> PodPreference<'a> {
-    /// Derives the preference from the hints of all ready pods; `None` if hints do not count.
-    pub fn new(pods: &PodTable, topology: &'a ActivatorTopology) -> Option<Self> {
-        let ready = pods.values().filter(|pod| pod.is_ready);
+impl<'a> PodRanking<'a> {
+    /// Derives the ranking from all pods of the Revision, with their hard limit.
+    pub fn new(pods: &PodTable, limit: u32, topology: &'a ActivatorTopology) -> Self {
+        let is_running = |pod: &PodTableEntry| pod.takes_requests(limit) && !pod.has_standby_order;
+        let passes_over_standby = pods.values().any(is_running);
+        let ready = pods
+            .values()
+            .filter(move |pod| pod.is_ready && !(passes_over_standby && pod.has_standby_order));
         let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), &topology.own_place);
-        (rule != SelectionRule::Ready).then_some(Self { rule, topology })
+        Self { passes_over_standby, rule, topology }
+    }
+
+    /// Returns the rank of a pod of the Revision.
+    pub fn rank(&self, pod: &PodTableEntry) -> PodRank {
+        if self.passes_over_standby && pod.has_standby_order {
+            PodRank::Standby
+        } else if pod.is_ready && self.prefers(&pod.hints) {
+            PodRank::Preferred
+        } else {
+            // The hints of an early-ready pod are not known yet.
+            PodRank::Usual
+        }
     }
 
     /// Returns true if the activator prefers a ready pod with these hints.
     ///
     /// Where hints for zones count, each activator prefers a pod for a zone without an activator too: otherwise none
     /// would, and the pod would get hardly any request.
-    pub fn selects(&self, hints: &TopologyHints) -> bool {
+    fn prefers(&self, hints: &TopologyHints) -> bool {
         let is_for_all =
             self.rule == SelectionRule::SameZone && !self.topology.zones.contains(&hints.zone);
-        is_for_all || self.rule.selects(hints, &self.topology.own_place)
+        self.rule != SelectionRule::Ready
+            && (is_for_all || self.rule.selects(hints, &self.topology.own_place))
     }
 }
 
@@ -159,29 +189,47 @@ mod tests {
 
     use super::*;
 
-    /// Returns the uids of the preferred ones of these pods, which are pairs of uid and hint for a zone.
-    fn preferred(pods: &[(&str, &str)], zone: &str, activator_zones: &[&str]) -> Vec<String> {
-        let pod = |(uid, zone): &(&str, &str)| {
-            let hints = TopologyHints { zone: (*zone).into(), ..TopologyHints::default() };
-            let pod = PodTableEntry {
-                address: None,
-                is_ready: true,
-                is_early_ready: false,
-                name: (*uid).into(),
-                hints,
-                ports: Box::default(),
-            };
-            ((*uid).to_owned(), pod)
-        };
-        let table: PodTable = pods.iter().map(pod).collect();
+    /// Returns a ready pod with a hint for a zone; empty: it has none.
+    fn ready_pod(zone: &str) -> PodTableEntry {
+        PodTableEntry {
+            address: None,
+            is_ready: true,
+            is_early_ready: false,
+            has_standby_order: false,
+            name: "p".into(),
+            hints: TopologyHints { zone: zone.into(), ..TopologyHints::default() },
+            ports: Box::default(),
+        }
+    }
+
+    /// Returns the rank of each pod for an activator in a zone.
+    fn ranks<const N: usize>(
+        pods: &[PodTableEntry; N],
+        limit: u32,
+        zone: &str,
+        activator_zones: &[&str],
+    ) -> [PodRank; N] {
+        let named = pods.iter().enumerate().map(|(at, pod)| (at.to_string(), pod.clone()));
         let topology = ActivatorTopology {
             own_place: NodeTopology { name: "n1".into(), zone: zone.into() },
             zones: activator_zones.iter().map(|it| SmolStr::from(*it)).collect(),
         };
-        let preference = PodPreference::new(&table, &topology);
-        let is_preferred =
-            |pod: &PodTableEntry| preference.as_ref().is_some_and(|it| it.selects(&pod.hints));
-        table.iter().filter(|(_, pod)| is_preferred(pod)).map(|(uid, _)| uid.clone()).collect()
+        let table: PodTable = named.collect();
+        let ranking = PodRanking::new(&table, limit, &topology);
+        pods.each_ref().map(|pod| ranking.rank(pod))
+    }
+
+    /// Returns the uids of the preferred ones of these pods, which are pairs of uid and hint for a zone.
+    fn preferred<const N: usize>(
+        pods: &[(&str, &str); N],
+        zone: &str,
+        activator_zones: &[&str],
+    ) -> Vec<String> {
+        let entries = pods.map(|(_, zone)| ready_pod(zone));
+        let ranks = ranks(&entries, 0, zone, activator_zones);
+        let ranked = pods.iter().zip(ranks);
+        let preferred = ranked.filter(|(_, rank)| *rank == PodRank::Preferred);
+        preferred.map(|((uid, _), _)| (*uid).to_owned()).collect()
     }
 
     #[test]
@@ -189,14 +237,7 @@ mod tests {
         use AppProtocol::{H2c, Http1, Tcp};
         let own = SocketAddr::from(([10, 0, 0, 1], 8080));
         let serving = |address: Option<SocketAddr>, ports: &[PodPort]| -> Vec<PodServingAddress> {
-            let pod = PodTableEntry {
-                address,
-                is_ready: true,
-                is_early_ready: false,
-                name: "p".into(),
-                hints: TopologyHints::default(),
-                ports: ports.into(),
-            };
+            let pod = PodTableEntry { address, ports: ports.into(), ..ready_pod("") };
             pod.serving_addresses(H2c).collect()
         };
         let at = |service_port, port, protocol| {
@@ -214,8 +255,27 @@ mod tests {
         let pods = [("one", "a"), ("two", "b"), ("three", "c")];
         assert_eq!(preferred(&pods, "a", &["a", "b", "c"]), ["one"]);
         assert_eq!(preferred(&pods, "a", &["a", "b"]), ["one", "three"]);
-        assert_eq!(preferred(&pods, "b", &["a", "b"]), ["three", "two"]);
-        assert_eq!(preferred(&pods, "a", &["a"]), ["one", "three", "two"]);
+        assert_eq!(preferred(&pods, "b", &["a", "b"]), ["two", "three"]);
+        assert_eq!(preferred(&pods, "a", &["a"]), ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn standby_pods_are_passed_over_while_another_pod_takes_requests() {
+        use PodRank::{Preferred, Standby, Usual};
+        let standby = |zone: &str| PodTableEntry { has_standby_order: true, ..ready_pod(zone) };
+        let in_zone = |pods: [PodTableEntry; 3], limit| ranks(&pods, limit, "a", &["a", "b"]);
+        let starting = PodTableEntry { is_ready: false, ..ready_pod("") };
+        let early = PodTableEntry { is_early_ready: true, ..starting.clone() };
+        let orders = [standby("a"), standby("b")];
+        let with = |third: &PodTableEntry| [orders[0].clone(), orders[1].clone(), third.clone()];
+        for limit in [0, 1] {
+            assert_eq!(in_zone(with(&starting), limit), [Preferred, Usual, Usual]);
+            // Only the hints of pods that are not passed over count.
+            assert_eq!(in_zone(with(&ready_pod("a")), limit), [Standby, Standby, Preferred]);
+            assert_eq!(in_zone(with(&ready_pod("")), limit), [Standby, Standby, Usual]);
+        }
+        assert_eq!(in_zone(with(&early), 0), [Standby, Standby, Usual]);
+        assert_eq!(in_zone(with(&early), 1), [Preferred, Usual, Usual], "it has no slots yet");
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! | open pod | ready or early-ready pod that takes requests |
 //! | paused pod | such a pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
 //! | closed pod | pod that takes no requests, but still has some in flight |
+//! | rank | place of a pod in the choice: pods that hints prefer come first, passed-over standby pods come last |
 //! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
 //!
 //! [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
@@ -34,7 +35,7 @@ use std::{
 use crate::{
     budget::WaitQueueBounds,
     pods::endpoint_key::PodEndpointKey,
-    revisions::balance::{PodLoad, pick_pod, pick_preferred_pod},
+    revisions::balance::{PodLoad, PodRank, pick_pod, pick_ranked_pod},
 };
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
@@ -73,8 +74,8 @@ pub struct WaitQueue<W> {
     limit: u32,
     /// Pods that the RouteTable lists as ready, and early-ready ones, including paused pods.
     ready_pods: BTreeSet<PodEndpointKey>,
-    /// Pods that hints prefer; empty if hints do not count.
-    preferred_pods: BTreeSet<PodEndpointKey>,
+    /// Rank of each pod whose rank is not the usual one.
+    ranks: BTreeMap<PodEndpointKey, PodRank>,
     /// Pods that take requests, sorted by key.
     open_pods: Vec<PodLoad>,
     /// Pods that take no requests now and still have some in flight: draining, gone or paused.
@@ -110,7 +111,7 @@ impl<W> WaitQueue<W> {
             bounds,
             limit: 0,
             ready_pods: BTreeSet::new(),
-            preferred_pods: BTreeSet::new(),
+            ranks: BTreeMap::new(),
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
             paused_pods: BTreeMap::new(),
@@ -135,8 +136,8 @@ impl<W> WaitQueue<W> {
         service_port: Option<NonZeroU16>,
         random: u64,
     ) -> Option<PodEndpointKey> {
-        // Nearly all Revisions have no hints, so that their requests need no second list.
-        let pick = if self.preferred_pods.is_empty() { pick_pod } else { pick_preferred_pod };
+        // Nearly all Revisions have no other ranks than the usual one, so that their requests need no second list.
+        let pick = if self.ranks.is_empty() { pick_pod } else { pick_ranked_pod };
         let range = self.open_range(service_port);
         let pods = &self.open_pods[range.clone()];
         let at = pick(pods, self.limit, &mut self.round_robin_cursor, random)?;
@@ -201,21 +202,25 @@ impl<W> WaitQueue<W> {
         }
         for pod in ready.iter().filter(|pod| !self.paused_pods.contains_key(pod)) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
-            let is_preferred = self.preferred_pods.contains(pod);
-            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0, is_preferred });
+            let rank = self.rank(*pod);
+            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0, rank });
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
         self.dispatch_waiting(random)
     }
 
-    /// Sets the pods that hints prefer for requests of this activator. Others get requests only if none of these has
-    /// capacity.
-    pub fn set_preferred(&mut self, preferred: impl IntoIterator<Item = PodEndpointKey>) {
-        self.preferred_pods = preferred.into_iter().collect();
+    /// Sets the ranks of pods for requests of this activator. A pod that is not named has the usual rank.
+    pub fn set_ranks(&mut self, ranks: impl IntoIterator<Item = (PodEndpointKey, PodRank)>) {
+        self.ranks = ranks.into_iter().filter(|(_, rank)| *rank != PodRank::Usual).collect();
         for load in &mut self.open_pods {
-            load.is_preferred = self.preferred_pods.contains(&load.key);
+            load.rank = self.ranks.get(&load.key).copied().unwrap_or_default();
         }
+    }
+
+    /// Rank of a pod for requests of this activator.
+    pub fn rank(&self, pod: PodEndpointKey) -> PodRank {
+        self.ranks.get(&pod).copied().unwrap_or_default()
     }
 
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
@@ -321,8 +326,8 @@ impl<W> WaitQueue<W> {
         self.paused_pods.remove(&pod);
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
         let at = self.find_open(pod).unwrap_or_else(|at| at);
-        let is_preferred = self.preferred_pods.contains(&pod);
-        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, is_preferred });
+        let rank = self.rank(pod);
+        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, rank });
         self.dispatch_waiting(random)
     }
 

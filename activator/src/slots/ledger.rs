@@ -53,6 +53,8 @@ pub(super) struct SlotDemand<'a> {
     /// Hard limit of each pod.
     pub(super) limit: u32,
     pub(super) ready_pods: &'a BTreeSet<SmolStr>,
+    /// Subset of `ready_pods` whose slots are given last: the pods are to stay frozen.
+    pub(super) standby_pods: &'a BTreeSet<SmolStr>,
     /// Subset of `ready_pods` that takes requests of the owner.
     pub(super) open_pods: &'a BTreeSet<SmolStr>,
     /// Requests of the owner at pods, by pod.
@@ -326,7 +328,8 @@ impl SlotLedger {
     }
 }
 
-/// Returns the next activator that gets a slot, and the pod of the slot: the one with the most free slots.
+/// Returns the next activator that gets a slot, and the pod of the slot: the one with the most free slots. A pod that
+/// is passed over because of its standby order comes last.
 fn next_assignment(
     claimants: &[SlotClaimant<'_>],
     free: &SlotsByPod,
@@ -344,7 +347,9 @@ fn next_assignment(
             None => demand.open_pods.contains(pod),
         };
         let usable_slots = free.iter().filter(|(pod, _)| can_use(pod));
-        let (pod, _) = usable_slots.max_by_key(|(_, slots)| **slots)?;
+        let value =
+            |(pod, slots): &(&SmolStr, &u32)| (!demand.standby_pods.contains(*pod), **slots);
+        let (pod, _) = usable_slots.max_by_key(value)?;
         Some((at, pod.clone()))
     })
 }

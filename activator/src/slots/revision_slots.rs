@@ -38,6 +38,8 @@ pub struct RevisionSlots {
     limit: u32,
     /// Pods that the RouteTable lists as ready.
     ready_pods: BTreeSet<SmolStr>,
+    /// Subset of `ready_pods` that is passed over because of standby orders: its slots are given last.
+    standby_pods: BTreeSet<SmolStr>,
     /// Subset of `ready_pods` that takes requests of this activator.
     open_pods: BTreeSet<SmolStr>,
     /// Requests of this activator at pods, by pod.
@@ -103,6 +105,7 @@ impl RevisionSlots {
             view,
             limit: 0,
             ready_pods: BTreeSet::new(),
+            standby_pods: BTreeSet::new(),
             open_pods: BTreeSet::new(),
             in_use: SlotsByPod::new(),
             waiting: 0,
@@ -127,6 +130,11 @@ impl RevisionSlots {
     /// Sets the hard limit and the ready pods from the RouteTable.
     pub fn on_routes(&mut self, limit: u32, ready: BTreeSet<SmolStr>) {
         (self.limit, self.ready_pods) = (limit, ready);
+    }
+
+    /// Sets the ready pods that are passed over because of their standby orders.
+    pub fn on_standby(&mut self, standby: BTreeSet<SmolStr>) {
+        self.standby_pods = standby;
     }
 
     /// Sets the number of waiting requests and the pods that take requests.
@@ -246,6 +254,7 @@ impl RevisionSlots {
             self.free_slots = ledger.distribute(&SlotDemand {
                 limit: self.limit,
                 ready_pods: &self.ready_pods,
+                standby_pods: &self.standby_pods,
                 open_pods: &self.open_pods,
                 in_use: &self.in_use,
                 waiting: self.waiting,

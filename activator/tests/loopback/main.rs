@@ -25,6 +25,7 @@ mod routes;
 #[path = "../running_activator/mod.rs"]
 mod running_activator;
 mod scaled_ports;
+mod standby;
 mod stopping;
 mod tcp;
 mod tcp_components;

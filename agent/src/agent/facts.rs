@@ -1,4 +1,4 @@
-//! Shell: the part of the loop that answers the pages about services, and sets the metrics of routes.
+//! Shell: the part of the loop that answers the pages of facts, and sets the metrics of routes.
 
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use crate::{
     metrics::programming_seconds,
     routes::plan::MapUse,
     service_facts::{BackendUsage, ServiceSource},
+    standby_page::NodeStandby,
 };
 
 /// Number of services in one part of a page: the loop has other work too.
@@ -37,6 +38,11 @@ impl Agent {
                     maps.control_word(abi::CONTROL_MESHED_NETNS),
                 );
                 let _ = reply.send(facts);
+            }
+            FactsQuery::Standby(reply) => {
+                let pods = self.standby.reports();
+                let pods = pods.filter_map(|(uid, report)| Some((self.pods.get(uid)?, report)));
+                let _ = reply.send(NodeStandby::new(planner.node_facts(), pods));
             }
         }
     }

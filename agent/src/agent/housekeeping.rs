@@ -57,6 +57,7 @@ impl Agent {
         let gauge = |word| i64::try_from(maps.control_word(word)).unwrap_or(i64::MAX);
         let pods = self.pods.counts();
         metrics.set_pod_counts(pods.by_state());
+        metrics.set_pod_counts([("standby", self.standby.frozen_count())]);
         self.handles.not_ready.set("pods", pods.not_ready_reason());
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));

@@ -45,6 +45,8 @@ impl Agent {
             }
             PodTrackerAction::Register(uid, facts) => self.register_pod(uid, &facts, queue),
             PodTrackerAction::Unregister(uid) => {
+                // While the maps still hold the pod.
+                self.update_standby(&uid);
                 self.handles.finder.push(FinderCommand::Forget(uid.clone()));
                 self.forget_pod(&uid);
             }
@@ -58,6 +60,10 @@ impl Agent {
             }
             PodTrackerAction::ReplanBackends(uid) => self.update_planned_pod(&uid),
             PodTrackerAction::CountUpgraded(uid) => self.count_upgraded(uid),
+            // A frozen pod has the readiness with which it was frozen, and a probe would thaw it for nothing.
+            PodTrackerAction::StartProbe(attempt) if self.standby.is_frozen(&attempt.uid) => {
+                queue.push_back(PodTrackerEvent::ProbeEnded(attempt.uid, attempt.seq, Ok(())));
+            }
             PodTrackerAction::StartProbe(attempt) => self.start_probe(attempt),
             PodTrackerAction::AllowStop(uid) => {
                 // More than zero only if a container is restarted whose requests may never end, or if the rest are
@@ -70,6 +76,7 @@ impl Agent {
                 info!(uid, "the pod's container was started again: it does not stop");
                 self.handles.prestop_hooks.forget(&uid);
                 self.update_exclusion(&uid);
+                self.update_standby(&uid);
             }
             PodTrackerAction::Report(seen) => self.report_pod(seen),
             // Ends the pod's exclusion as well, whose entry would otherwise stay.
@@ -107,6 +114,7 @@ impl Agent {
         // Before the registration: even if that fails half-way, programs may count the pod in the row.
         let terms = self.routes.table().request_terms(&revision);
         self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
+        self.handle_standby_registration(&uid);
         let registration = ports.registration(slot, keeps_binds);
         if let Err(error) = self.handles.maps.register_pod(facts.cookie, &registration) {
             let error = error_chain(&error);
@@ -145,6 +153,7 @@ impl Agent {
 
     /// Deletes a pod from the kernel's maps.
     fn forget_pod(&mut self, uid: &str) {
+        self.handle_standby_registration(uid);
         let Some(RegisteredPod { cookie, entry, .. }) = self.registry.remove(uid) else {
             return;
         };
@@ -256,8 +265,10 @@ impl Agent {
         });
     }
 
-    /// Reports a pod to the controller, and to activators if it is ready.
-    fn report_pod(&mut self, observation: PodObservation) {
+    /// Reports a pod to the controller, and to activators if it is ready. Adds its standby, which the tracker does not
+    /// know.
+    fn report_pod(&mut self, mut observation: PodObservation) {
+        observation.standby = self.standby.report(&observation.uid);
         // First, since requests may wait there.
         self.handles.activator_reports.report_pod(&observation);
         self.update_planned_pod(&observation.uid);

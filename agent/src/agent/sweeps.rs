@@ -30,6 +30,7 @@ impl Agent {
             self.stale_connections.update_phases(now, self.routes.table());
             let uids = self.registry.uids();
             uids.iter().for_each(|uid| self.read_pod(uid));
+            self.sweep_standby();
             uids.iter().for_each(|uid| self.update_deadline(uid));
             self.handles.usage.report_all(&self.handles.maps);
             self.handles.revision_totals.read_slots(&self.handles.maps);

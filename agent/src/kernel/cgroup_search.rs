@@ -12,6 +12,9 @@ use crate::kernel::cgroups::{self, PodsCgroupError};
 const KUBEPODS_DEPTH_MAX: usize = 4;
 /// Depth below the pods' directory at which a container may be, nested containers included.
 const CONTAINER_DEPTH_MAX: usize = 6;
+/// Depth of pod directories below the pods' cgroup: `kubepods-burstable.slice/…-pod<uid>.slice` is two, and three if
+/// `kubepods.slice` is above that.
+pub(crate) const POD_DIRECTORY_DEPTH: usize = 3;
 /// Path at which a container sees its own cgroups.
 const OWN_MOUNT: &str = "/sys/fs/cgroup";
 
@@ -80,6 +83,23 @@ fn find_by_inode(dir: &Path, inode: u64, depth: usize) -> Option<PathBuf> {
         }
         (depth > 1).then(|| find_by_inode(&child, inode, depth - 1)).flatten()
     })
+}
+
+/// Returns the directories of all pods below `root`, wherever a kubelet puts them.
+pub(crate) fn pod_directories(root: &Path) -> Vec<PathBuf> {
+    let mut pods = Vec::new();
+    collect_pods(root, POD_DIRECTORY_DEPTH, &mut pods);
+    pods
+}
+
+fn collect_pods(dir: &Path, depth: usize, pods: &mut Vec<PathBuf>) {
+    for child in subdirectories(dir) {
+        if child.file_name().and_then(cgroups::pod_uid).is_some() {
+            pods.push(child);
+        } else if depth > 1 {
+            collect_pods(&child, depth - 1, pods);
+        }
+    }
 }
 
 /// Returns the directories directly below `dir`; none if it is gone or cannot be read.

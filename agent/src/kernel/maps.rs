@@ -403,6 +403,20 @@ impl KernelMaps {
         self.previous.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, entry.slot))
     }
 
+    /// Lets each connection that a registered pod accepts send an event, or ends that. `entry` is the pod's entry in the
+    /// map. Connections that were accepted just before may have sent none: read the pod's usage afterwards.
+    pub fn set_connection_events(
+        &mut self,
+        cookie: u64,
+        entry: abi::PodValue,
+        are_sent: bool,
+    ) -> Result<(), KernelMapError> {
+        let others = entry.flags & !abi::POD_STANDBY;
+        let flags = if are_sent { others | abi::POD_STANDBY } else { others };
+        let done = self.pods.insert(cookie, abi::PodValue { flags, ..entry }, 0);
+        done.map_err(|source| write_error(maps::PODS, (cookie, entry.slot), source))
+    }
+
     /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible; it keeps the
     /// totals of both versions, to be read once more.
     pub fn unregister(&mut self, cookie: u64) -> Result<(), KernelMapError> {

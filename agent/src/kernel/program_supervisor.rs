@@ -14,7 +14,7 @@ use crate::{
     config::AgentConfig,
     incompatible::ForeignProgramOwner,
     kernel::{
-        cgroup_search,
+        cgroup_search, freezer,
         locked_close::LockedCloser,
         maps::{KernelEventRing, KernelMaps},
         programs::{EbpfPrograms, EbpfProgramsError},
@@ -57,6 +57,8 @@ pub(crate) async fn start(
     let paths = wait_for_cgroups(config, not_ready).await;
     let (activator_netns, loaded_paths) = (config.activator_netns.clone(), paths.clone());
     let load = move || {
+        // First: requests may wait at pods that an earlier agent has frozen, and loading takes its time.
+        freezer::thaw_all(&paths.pods);
         let mut programs = EbpfPrograms::load(paths)?;
         programs.find_kubelet();
         if let Some(netns) = activator_netns {

@@ -23,6 +23,9 @@ pub struct DiagConnection {
     pub peer: SocketAddr,
     /// Activity of the connection so far.
     pub activity: TcpActivity,
+    /// Number of the cgroup (v2) of the process that opened this socket, or the listener that accepted it: the inode of
+    /// the cgroup's directory. `None` if the kernel does not tell (before Linux 5.8).
+    pub cgroup_id: Option<u64>,
     id: SocketId,
     family: u8,
     protocol: u8,
@@ -80,7 +83,8 @@ impl DiagConnection {
     /// Makes a connection as a dump would list it.
     pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, activity: TcpActivity) -> Self {
         let (family, protocol) = (AF_INET, IPPROTO_TCP);
-        Self { local, peer, activity, id: SocketId::new_v4(), family, protocol }
+        let id = SocketId::new_v4();
+        Self { local, peer, activity, cgroup_id: None, id, family, protocol }
     }
 }
 
@@ -232,6 +236,7 @@ fn connection(socket: &InetResponse, protocol: u8) -> DiagConnection {
         local: local(&id),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
         activity: tcp_activity(socket),
+        cgroup_id: socket_storage::cgroup_id(socket),
         family: socket.header.family,
         protocol,
         id,

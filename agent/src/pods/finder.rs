@@ -9,7 +9,7 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs, io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::{Path, PathBuf},
     thread,
@@ -36,8 +36,12 @@ use crate::{
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
     kernel::{
-        cgroup_search::subdirectories, cgroups::pod_uid,
-        maps::connection_storage::ConnectionStorage, netns_cookies::NetnsCookies, sys,
+        cgroup_search::{POD_DIRECTORY_DEPTH, subdirectories},
+        cgroups::pod_uid,
+        freezer::{self, CgroupState},
+        maps::connection_storage::ConnectionStorage,
+        netns_cookies::NetnsCookies,
+        sys,
     },
     pods::{
         pod_server::{PodServers, prestop::PreStopHooks},
@@ -48,8 +52,6 @@ use crate::{
 
 mod searched_pod;
 
-/// Depth of pod directories below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
-const POD_DIRECTORY_DEPTH: usize = 3;
 /// Capacity of the channel of commands, while the thread is busy.
 const COMMANDS_MAX: usize = 4_096;
 
@@ -68,6 +70,8 @@ pub enum FinderCommand {
     Inspect(String, u64),
     /// Send this pod's namespace, if it exists and still has this cookie.
     OpenNamespace(String, u64, oneshot::Sender<NetworkNamespace>),
+    /// Send the directory of this pod's cgroup, if it exists.
+    FindCgroup(String, oneshot::Sender<PathBuf>),
     /// Search again for the pods that were not found: a process has listened in an unknown namespace.
     RetryMissing,
 }
@@ -80,6 +84,13 @@ pub async fn request_namespace(
 ) -> Option<NetworkNamespace> {
     let (reply_tx, reply_rx) = oneshot::channel();
     finder.send(FinderCommand::OpenNamespace(uid.to_owned(), cookie, reply_tx)).await.ok()?;
+    reply_rx.await.ok()
+}
+
+/// Returns the directory of a pod's cgroup, if the finder behind `finder` finds it.
+pub(crate) async fn request_cgroup(finder: &Sender<FinderCommand>, uid: &str) -> Option<PathBuf> {
+    let (reply_tx, reply_rx) = oneshot::channel();
+    finder.send(FinderCommand::FindCgroup(uid.to_owned(), reply_tx)).await.ok()?;
     reply_rx.await.ok()
 }
 
@@ -318,6 +329,13 @@ impl PodFinder {
                     let _ = to.send(namespace);
                 }
             }
+            FinderCommand::FindCgroup(uid, to) => {
+                self.add_unreported_directory(&uid);
+                if let Some(dir) = self.pod_directories.get(&uid) {
+                    // A failed send means that the requester no longer waits.
+                    let _ = to.send(dir.clone());
+                }
+            }
             FinderCommand::RetryMissing => {
                 for uid in self.pods_where(|wanted| !wanted.is_found) {
                     self.search(&uid).await;
@@ -406,7 +424,7 @@ impl PodFinder {
             if event.mask.contains(AddWatchFlags::IN_IGNORED) {
                 self.pod_watches.remove(&event.wd);
             } else {
-                self.search(&uid).await;
+                self.handle_cgroup_event(&uid).await;
             }
             return;
         }
@@ -432,6 +450,21 @@ impl PodFinder {
                 self.search(&uid).await;
             }
         }
+    }
+
+    /// Handles a change of a pod's `cgroup.events`. A pod that only froze or thawed has the namespace that it had: no
+    /// search for it, as its next request may wait.
+    async fn handle_cgroup_event(&mut self, uid: &str) {
+        let state = self.pod_directories.get(uid).map(|dir| freezer::read_state(dir));
+        let state = state.and_then(Result::ok).flatten().unwrap_or_default();
+        let Some(wanted) = self.wanted.get_mut(uid) else { return };
+        let before = mem::replace(&mut wanted.cgroup_state, state);
+        let has_frozen_or_thawed = state == CgroupState { is_frozen: !before.is_frozen, ..before };
+        if !has_frozen_or_thawed || !wanted.is_found {
+            self.search(uid).await;
+        }
+        // Also after a search: a process that entered a frozen cgroup may have changed nothing else.
+        self.send_event(PodTrackerEvent::CgroupChanged(uid.to_owned())).await;
     }
 
     /// Handles the removal of a pod's directory, which implies the end of its last process.

@@ -1,7 +1,7 @@
-//! Shell: processes of a cgroup, and the network namespaces that they are in.
+//! Shell: processes of a cgroup, the network namespaces that they are in, and sessions among them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -40,6 +40,37 @@ pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<BTreeMap<u64, Vec
     }
     namespaces.values_mut().for_each(|pids| pids.sort_unstable());
     Ok(namespaces)
+}
+
+/// Returns true if a process of a pod is neither a container's first one nor a descendant of it: a session, as
+/// `kubectl exec` or an exec probe starts one. `pod` is the pod's directory.
+///
+/// The runtime, which is outside of the pod, starts both kinds. So a container has one process with a parent outside
+/// of the pod, and more if it has sessions. Returns an error like [`processes`].
+pub(crate) fn has_sessions(pod: &Path) -> io::Result<bool> {
+    let own: BTreeSet<u32> = processes(pod)?.into_iter().collect();
+    for container in try_subdirectories(pod)? {
+        if container.file_name().is_some_and(is_runtime_monitor) {
+            continue;
+        }
+        let parents = processes(&container)?.into_iter().filter_map(parent_of);
+        if parents.filter(|parent| !own.contains(parent)).count() > 1 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the parent of a process; `None` if the process has ended.
+fn parent_of(pid: u32) -> Option<u32> {
+    parse_parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Parses the parent in the text of a `/proc/PID/stat` (proc_pid_stat(5)): the second field behind the name, which is in
+/// brackets and may contain anything.
+fn parse_parent(stat: &str) -> Option<u32> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Opens the network namespace of the first of these processes that still runs. `None` if all have ended.
@@ -83,6 +114,49 @@ mod tests {
         fs::create_dir(dir.join("child/cgroup.procs")).expect("a folder");
         assert!(processes(&dir).is_err());
         assert!(processes_by_namespace(&dir).is_err());
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn a_parent_is_read_behind_any_name() {
+        assert_eq!(parse_parent("7 (sh) S 5 7 7 0 -1"), Some(5));
+        assert_eq!(parse_parent("7 (a) R 9 (b)) S 5 7 7 0 -1"), Some(5));
+        assert_eq!(parse_parent("7 (sh"), None);
+    }
+
+    #[test]
+    fn a_second_process_that_was_started_from_outside_is_a_session() {
+        let dir = cgroup("sessions");
+        // This process stands in for a container's first one, and its children for sessions and for its own processes.
+        let start = || {
+            let sleep = std::process::Command::new("sleep").arg("60").spawn();
+            sleep.expect("it starts")
+        };
+        let (own, mut children) = (std::process::id(), [start(), start()]);
+        let [one, other] = [0, 1].map(|at| children[at].id());
+        let write = |pids: &[u32]| {
+            let lines: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+            fs::write(dir.join("child/cgroup.procs"), lines).expect("a file");
+        };
+        fs::write(dir.join("cgroup.procs"), "").expect("a file");
+        for (pids, expected) in [
+            (vec![own, one, other], false),
+            (vec![one], false),
+            (vec![one, ENDED], false),
+            (vec![one, other], true),
+        ] {
+            write(&pids);
+            assert_eq!(has_sessions(&dir).expect("readable"), expected, "{pids:?}");
+        }
+        // Each container has a first process of its own.
+        fs::create_dir(dir.join("sidecar")).expect("a folder");
+        fs::write(dir.join("sidecar/cgroup.procs"), format!("{other}\n")).expect("a file");
+        write(&[one]);
+        assert!(!has_sessions(&dir).expect("readable"));
+        for child in &mut children {
+            child.kill().expect("it runs");
+            child.wait().expect("it ends");
+        }
         fs::remove_dir_all(&dir).expect("removed");
     }
 

@@ -146,6 +146,8 @@ impl PodTracker {
                 let event = readiness::ReadinessEvent::AttemptEnded { seq, result };
                 self.with_pod(&uid, |pod| pod.update_readiness(now, event, &mut out));
             }
+            // For the pod's standby alone: a frozen pod has the state that it had.
+            PodTrackerEvent::CgroupChanged(_) => {}
             PodTrackerEvent::Tick => {
                 self.pods.values_mut().for_each(|pod| pod.handle_tick(now, &mut out))
             }
@@ -182,6 +184,17 @@ impl PodTracker {
     /// Returns true if the kubelet has sent a preStop request for the pod, whatever its phase in the RouteTable is.
     pub fn is_stopping(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.prestop.since.is_some())
+    }
+
+    /// Returns true if the pod ends: it drains, has left the RouteTable, or has a preStop request.
+    pub(crate) fn is_ending(&self, uid: &str) -> bool {
+        let is_ending = |pod: &TrackedPod| pod.drain.since.is_some() || pod.prestop.since.is_some();
+        self.pods.get(uid).is_some_and(is_ending)
+    }
+
+    /// Returns true if the pod is ready for requests and the kernel's maps hold it.
+    pub(crate) fn is_serving(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.readiness.is_ready() && pod.is_registered)
     }
 
     /// Returns the ports at which a pod has a listener, but none that the eBPF programs saw open.
@@ -522,6 +535,7 @@ impl TrackedPod {
             not_ready_reason: self.not_ready_reason(),
             // The counts of a pod with one port are complete as soon as there are any.
             counts_all_ports: self.pod.ports.is_empty() || self.is_registered,
+            standby: None,
         }
     }
 

@@ -92,6 +92,8 @@ pub enum PodTrackerEvent {
     PreStopRequested(String),
     /// The pod's last process has ended.
     ProcessesEnded(String),
+    /// The pod's cgroup has frozen or thawed, or a process has entered it while it was frozen.
+    CgroupChanged(String),
     /// The probe attempt with this number ended.
     ProbeEnded(String, u64, Result<(), String>),
     /// Time has passed; carries no other fact.

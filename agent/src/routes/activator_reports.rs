@@ -166,6 +166,7 @@ mod tests {
             listening_since_ns: 1,
             not_ready_reason: String::new(),
             counts_all_ports: true,
+            standby: None,
         }
     }
 

@@ -22,6 +22,11 @@ impl GrowthThrottle {
         self.0.entry(slot).or_insert(now + REPORT_PAUSE);
     }
 
+    /// Ends the pause of a pod, if there is one.
+    pub(crate) fn end_pause(&mut self, slot: u32) {
+        self.0.remove(&slot);
+    }
+
     /// Returns the end of the earliest pause.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.0.values().min().copied()
@@ -51,5 +56,16 @@ mod tests {
         assert_eq!(growth.take_due(begun + REPORT_PAUSE), [1]);
         assert_eq!(growth.take_due(begun + REPORT_PAUSE * 2), [2]);
         assert_eq!(growth.next_wake(), None);
+    }
+
+    #[test]
+    fn a_pause_that_was_ended_has_no_later_effect() {
+        let (mut growth, begun) = (GrowthThrottle::default(), Instant::now());
+        growth.start_pause(begun, 1);
+        growth.end_pause(1);
+        growth.end_pause(2);
+        assert_eq!(growth.next_wake(), None);
+        growth.start_pause(begun + REPORT_PAUSE / 2, 1);
+        assert!(growth.take_due(begun + REPORT_PAUSE).is_empty(), "the new pause has its own end");
     }
 }

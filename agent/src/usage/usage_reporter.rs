@@ -76,6 +76,15 @@ impl PodUsageReporter {
         grew
     }
 
+    /// Arms the kernel's growth event for the next request of a row at rest, whatever was reported of it last. Read
+    /// its state afterwards: a request may be in flight already.
+    pub(crate) fn arm_next_request(&mut self, slot: u32, maps: &KernelMaps) {
+        // Otherwise the end of a pause, or the next periodic report, would arm the event at an earlier level.
+        self.growth_throttle.end_pause(slot);
+        self.reported_in_flight.insert(slot, 0);
+        maps.arm_growth_event(slot, 0);
+    }
+
     /// Reports the growth that an event of the kernel states for a row. The row's next event is armed after a pause, by
     /// [`rearm_growth_events`](Self::rearm_growth_events).
     pub(crate) fn handle_growth(&mut self, slot: u32, maps: &KernelMaps) {

@@ -19,6 +19,8 @@ pub(super) struct AutoscalerPod {
     has_address: bool,
     /// True if activators may send it requests as soon as its agent reports it as ready.
     awaits_report: bool,
+    /// True if the pod is frozen while nothing uses it.
+    has_standby_order: bool,
 }
 
 impl ScaledRevisions {
@@ -175,6 +177,7 @@ impl ScaledRevisions {
             phase: entry.phase,
             has_address: entry.address.is_some(),
             awaits_report: entry.awaits_report,
+            has_standby_order: entry.standby.is_some(),
         });
         if let Some(old) = self.remove_pod(uid) {
             if let Some(revision) = self.revisions.get_mut(&old.revision) {
@@ -215,6 +218,7 @@ impl AutoscalerPod {
         match self.phase {
             RoutingPhase::Starting if self.has_address => &mut counts.starting,
             RoutingPhase::Starting => &mut counts.pending,
+            RoutingPhase::Ready if self.has_standby_order => &mut counts.standby,
             RoutingPhase::Ready => &mut counts.ready,
             RoutingPhase::Draining => &mut counts.draining,
         }

@@ -29,6 +29,10 @@ struct SimService {
     /// Totals of each pod by UID, and the time at which it becomes ready.
     pods: BTreeMap<String, (RequestTotals, Duration)>,
     created_pods: u32,
+    /// Pods that the controller keeps on standby without load.
+    standby_pods: usize,
+    /// Requested pods of the last decision that names a number.
+    requested_pods: usize,
     /// Decisions so far, one line each.
     decision_trace: Vec<String>,
 }
@@ -70,6 +74,8 @@ impl SimService {
             wait_queue: RequestTotals::default(),
             pods: BTreeMap::new(),
             created_pods: 0,
+            standby_pods: 0,
+            requested_pods: 0,
             decision_trace: Vec::new(),
         };
         sim.table.revisions.insert(name.clone(), revision(&name, policy));
@@ -102,6 +108,10 @@ impl SimService {
                 decision.reason
             ));
             let requested_pods = decision.requested_scale.unwrap_or_default() as usize;
+            if decision.requested_scale.is_some() {
+                self.requested_pods = requested_pods;
+            }
+            let kept_pods = requested_pods.max(self.standby_pods);
             while self.pods.len() < requested_pods {
                 self.created_pods += 1;
                 let uid = format!("pod-{:04}", self.created_pods);
@@ -110,16 +120,34 @@ impl SimService {
                     .insert(uid.clone(), (RequestTotals::default(), self.now + POD_START_TIME));
                 self.apply_routes([RouteKey::Pod(uid)]);
             }
-            while decision.requested_scale.is_some() && self.pods.len() > requested_pods {
+            while decision.requested_scale.is_some() && self.pods.len() > kept_pods {
                 let (uid, _) = self.pods.pop_last().unwrap();
                 self.table.pods.remove(&uid);
                 self.apply_routes([RouteKey::Pod(uid.clone())]);
                 let key = UsageKey { revision: self.name.clone(), pod: Some(uid) };
                 self.revisions.remove_usage(self.now, self.agent, &key);
             }
+            self.update_orders();
             if decision.activity == RevisionActivity::Active {
                 self.table.revisions.get_mut(&self.name).unwrap().initial_scale_reached = true;
                 self.apply_routes([RouteKey::Revision(self.name.clone())]);
+            }
+        }
+    }
+
+    /// Gives a standby order to each ready pod beyond the requested ones, and withdraws all others.
+    fn update_orders(&mut self) {
+        if self.standby_pods == 0 {
+            return;
+        }
+        for (index, uid) in self.pods.keys().cloned().enumerate().collect::<Vec<_>>() {
+            // A change may cause a decision, which removes pods.
+            let Some(entry) = self.table.pods.get_mut(&uid) else { continue };
+            let has_order = index >= self.requested_pods && entry.phase == RoutingPhase::Ready;
+            let standby = has_order.then(fixtures::standby_order);
+            if entry.standby != standby {
+                entry.standby = standby;
+                self.apply_routes([RouteKey::Pod(uid)]);
             }
         }
     }
@@ -745,3 +773,4 @@ fn last_totals_of_a_pod_that_has_left_the_table_are_no_load() {
 }
 
 mod report_faults;
+mod standby;

@@ -131,6 +131,8 @@ impl RouteStreamState {
                 pod.phase = RoutingPhase::Draining;
                 // It gets no request, whatever its agent reports.
                 pod.awaits_report = false;
+                // It ends its last requests, so it must not be frozen.
+                pod.standby = None;
             }
         }
         self.held_until = (!self.held_changes.is_empty()).then(|| Instant::now() + REPLICA_LAG);
@@ -333,21 +335,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_stays_draining_awaits_no_report() {
+    fn a_pod_that_stays_draining_awaits_no_report_and_has_no_standby_order() {
         let (ahead, behind) = (replica(1), replica(2));
         let mut stream_state = RouteStreamState::default();
         apply_whole_table(&mut stream_state, &ahead, RoutingPhase::Draining);
         stream_state.begin_stream(&behind);
         let starting = fixtures::pod("p", &NamespacedName::new("a", "b"), RoutingPhase::Starting);
-        let starting = PodEntry { awaits_report: true, ..starting };
+        let standby = Some(fixtures::standby_order());
+        let starting = PodEntry { awaits_report: true, standby, ..starting };
         apply_change(&mut stream_state, RouteChange::Pod(starting.into()));
         let batch = apply_change(&mut stream_state, RouteChange::Synced).expect("a batch");
         let passed_on = |batch: RouteBatch| match batch.changes.into_values().next() {
-            Some(RouteChange::Pod(pod)) => (pod.phase, pod.awaits_report),
+            Some(RouteChange::Pod(pod)) => (pod.phase, pod.awaits_report, pod.standby),
             other => panic!("{other:?}"),
         };
-        assert_eq!(passed_on(batch), (RoutingPhase::Draining, false));
-        assert_eq!(passed_on(stream_state.release_held()), (RoutingPhase::Starting, true));
+        assert_eq!(passed_on(batch), (RoutingPhase::Draining, false, None));
+        let released = passed_on(stream_state.release_held());
+        assert_eq!(released, (RoutingPhase::Starting, true, standby));
     }
 
     #[test]

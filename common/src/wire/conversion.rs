@@ -11,6 +11,7 @@ mod routes;
 mod scale_policy;
 mod settings;
 mod slots;
+mod standby;
 mod usage;
 
 /// Error of a message that breaks a rule.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{ComponentReplica, NamespacedName};
+use super::{ComponentReplica, NamespacedName, StandbyReport};
 
 /// One item of a PodReport stream. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,4 +56,6 @@ pub struct PodObservation {
     /// True if the requests at all ports that the RouteTable names for the pod are counted. An agent of an earlier
     /// release counts those at the serving port only, and states nothing.
     pub counts_all_ports: bool,
+    /// State of the pod under its standby order; `None`: the agent knows no order for it, so the pod runs.
+    pub standby: Option<StandbyReport>,
 }

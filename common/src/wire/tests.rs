@@ -2,6 +2,7 @@ use super::*;
 use crate::request_log::LogTemplate;
 
 mod scaled_services;
+mod standby;
 
 fn name(text: &str) -> NamespacedName {
     text.parse().expect("a valid name")

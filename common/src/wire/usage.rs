@@ -152,7 +152,7 @@ pub struct ScaleDecision {
     pub panic_load: f64,
     /// Target load of one pod.
     pub target_load: f64,
-    /// Ready pods at the time of the decision.
+    /// Ready pods at the time of the decision, without those that have a standby order.
     pub ready_pods: u32,
     /// True if the autoscaler was in panic mode.
     pub is_panicking: bool,

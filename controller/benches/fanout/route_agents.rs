@@ -134,6 +134,7 @@ fn ready_observation(uid: &str, wake: usize) -> PodReportItem {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     })
 }
 

@@ -96,6 +96,7 @@ async fn report_pods(
             listening_since_ns: 1,
             not_ready_reason: String::new(),
             counts_all_ports: true,
+            standby: None,
         };
         outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(observation));
     }

@@ -36,6 +36,7 @@ mod manifests;
 mod name_claims;
 mod observe;
 mod owner_exceptions;
+mod pod_resizes;
 mod pods;
 mod replicas;
 mod reports;
@@ -50,9 +51,8 @@ use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 use events::ControllerEvent as Event;
-pub use events::{ControllerEffects, ControllerEvent};
+pub use events::{ControllerEffects, ControllerEvent, ObjectEventRecord};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
-pub use scaled_services::ServiceEventRecord;
 pub use settings::ConfigMapEventRecord;
 use timers::AppTimers;
 
@@ -99,6 +99,8 @@ pub struct ControllerStateMachine {
     early_deployments: BTreeMap<NamespacedName, DeploymentFacts>,
     /// Apps that have draining pods.
     draining_apps: BTreeSet<NamespacedName>,
+    /// Apps with pods that stand by or are to do so.
+    standby_apps: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
     apps_to_rewrite: VecDeque<NamespacedName>,
     /// Events on ConfigMaps that this replica records only if it becomes the leader.
@@ -132,6 +134,7 @@ impl ControllerStateMachine {
             blocking_causes: BTreeMap::new(),
             early_deployments: BTreeMap::new(),
             draining_apps: BTreeSet::new(),
+            standby_apps: BTreeSet::new(),
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
             needs_workload_watch: false,

@@ -10,7 +10,7 @@ use crate::{
             RouteNameAllocation, WorkloadKey, WorkloadKind,
         },
         object::{
-            ObjectPart, ObjectPartKey, ResourceKind,
+            ObjectPart, ObjectPartKey, PodRequests, ResourceKind,
             names::{self, tagged_name},
         },
         scale_policy::AutoscalerClass,
@@ -242,7 +242,8 @@ pub fn app_keys(
         all.extend(route_name_keys(name, app));
     }
     for revision in &app.revisions {
-        all.extend(drain_annotation_keys(&name.namespace, revision));
+        all.extend(pod_annotation_keys(&name.namespace, revision));
+        all.extend(resize_keys(&name.namespace, revision));
         if revision.is_scaled_service {
             continue;
         }
@@ -357,14 +358,17 @@ pub fn owner_exceptions(
     exceptions
 }
 
-/// Returns the keys of a Revision's pods whose annotation differs from their stage.
-pub fn drain_annotation_keys<'a>(
+/// Returns the keys of a Revision's pods whose annotations differ from their stage and their standby order.
+pub fn pod_annotation_keys<'a>(
     namespace: &'a str,
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
     let is_outdated = |pod: &&RevisionPod| {
         let status = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
-        status.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+        status.is_some_and(|it| {
+            it.draining_since.is_some() != (pod.stage != PodStage::Serving)
+                || it.standby_since.is_some() != pod.has_standby_order()
+        })
     };
     let pods = revision.pods.iter().filter(is_outdated);
     pods.map(move |pod| {
@@ -373,5 +377,22 @@ pub fn drain_annotation_keys<'a>(
             ObjectPart::Object,
             NamespacedName::new(namespace, &*pod.name),
         )
+    })
+}
+
+/// Returns the keys of the requests of a Revision's pods that are reduced, or should be.
+pub fn resize_keys<'a>(
+    namespace: &'a str,
+    revision: &'a AppRevision,
+) -> impl Iterator<Item = ObjectPartKey> + 'a {
+    let is_concerned = |pod: &&RevisionPod| {
+        let is_noted = pod.kube_status.as_ref().is_some_and(|it| it.has_reduced_requests);
+        let requests = pod.resize.as_ref().map(|it| it.requests);
+        requests.is_some_and(|it| is_noted || it != PodRequests::Original)
+    };
+    let pods = revision.pods.iter().filter(is_concerned);
+    pods.map(move |pod| {
+        let name = NamespacedName::new(namespace, &*pod.name);
+        ObjectPartKey::new(ResourceKind::Pod, ObjectPart::Resize, name)
     })
 }

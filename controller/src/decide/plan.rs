@@ -17,11 +17,14 @@ mod conditions;
 pub mod domain_mappings;
 mod drain;
 mod gradual_rollout;
+mod pod_resizes;
+mod readiness;
 pub mod revision;
 mod revision_conditions;
 mod routes;
 mod scale;
 pub(crate) mod scaled_service;
+mod standby;
 mod topology;
 mod traffic;
 
@@ -140,8 +143,19 @@ pub(crate) fn serving_addresses(
     let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
     // A pod that becomes ready for the first time changes conditions, so its report needs a plan.
     let is_serving =
-        pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &context);
+        pod.stage == PodStage::Serving && pod.was_ready && readiness::is_pod_ready(pod, &context);
     is_serving.then(|| routes::pod_addresses(pod, &context))
+}
+
+/// Returns true if the last report of a pod's agent changes what is planned about the pod's standby. Reports change the
+/// memory of frozen pods all the time, and plans depend on it only where it changes much.
+pub(crate) fn needs_standby_plan(cluster: &ClusterState, name: &NamespacedName, uid: &str) -> bool {
+    let mut pods = cluster.apps.get(name).into_iter().flat_map(|app| app.pods());
+    pods.find(|(_, pod)| *pod.uid == *uid).is_some_and(|(revision, pod)| {
+        let template = ParsedTemplate::of_revision(revision, cluster);
+        let context = RevisionPlanContext::without_time(cluster, &name.namespace, &template);
+        standby::needs_plan(pod, revision, &context) || pod_resizes::needs_plan(pod, &context)
+    })
 }
 
 /// Address of a pod with its port, and its address of the other IP family.
@@ -175,6 +189,7 @@ fn run_pass(
         let is_leaving = is_app_leaving || revision.is_terminating || revision.is_deleted;
         scale::scale_pods(revision, is_leaving, &context, timer);
         drain::stop_drained_pods(revision, &context, timer);
+        pod_resizes::update_resizes(revision, &context);
     }
     conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);
@@ -204,9 +219,22 @@ impl<'a> RevisionPlanContext<'a> {
         zone.cloned().unwrap_or_default()
     }
 
+    /// Returns the node of a pod; empty before Kubernetes has scheduled it.
+    fn node<'b>(&'b self, pod: &'b RevisionPod) -> &'b str {
+        match &pod.kube_status {
+            Some(status) => &status.node,
+            None => &self.cluster.settings.node_name,
+        }
+    }
+
     /// Returns the template of a pod whose containers may differ from those of its Revision's other pods.
     fn own_template(&self, pod: &RevisionPod) -> Option<Arc<ParsedTemplate>> {
         pod.layout.as_ref().map(|it| ParsedTemplate::of_layout(it, self.cluster))
+    }
+
+    /// Returns the number of requests in flight in a pod, as its agent reported it last; 0 without a report.
+    fn requests_in_flight(&self, pod: &RevisionPod) -> u64 {
+        self.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
     }
 
     fn revision_key(&self, revision: &AppRevision) -> NamespacedName {

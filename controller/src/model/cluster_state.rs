@@ -30,6 +30,7 @@ pub mod conditions;
 mod domain_mappings;
 pub mod name_registry;
 pub(crate) mod nodes;
+mod pod_resize;
 mod revision;
 mod scaled_service;
 mod settings;
@@ -48,9 +49,10 @@ pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionTy
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
+pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RevisionRouting, RevisionScaling, RoutingState, SteadyReadiness,
+    RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,
 };
 pub use scaled_service::{
     ActivatorPort, ActivatorSliceState, AutoscalerRecord, ForeignWrites, KeptNumber, PodLayout,
@@ -97,6 +99,8 @@ pub struct ClusterState {
     pub network_policies: NetworkPolicies,
     /// Namespaces that are being deleted: the controller writes nothing there any more.
     pub terminating_namespaces: BTreeSet<SmolStr>,
+    /// Numbers of pods on standby that namespaces have as a default, as their annotations state them.
+    pub standby_defaults: BTreeMap<SmolStr, Box<str>>,
     /// True if this replica carries out its plans. On Kubernetes one replica is the leader; the others only watch.
     pub is_leader: bool,
     /// Records of scale beside those in the Revisions.
@@ -199,6 +203,8 @@ pub struct ObservedPods {
     pub statuses: HashMap<String, PodRunStatus>,
     /// Drain acknowledgements of agents and activators, by role and name.
     pub reporters: ReporterStates,
+    /// Nodes whose agents have no stream of reports any more, each with the moment at which its last one ended.
+    pub silent_agents: BTreeMap<String, UnixMillis>,
 }
 
 /// Scale of Revisions as others decide or explain it, by name.
@@ -228,6 +234,7 @@ impl Default for ClusterState {
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),
+            standby_defaults: BTreeMap::new(),
             // The local node has one controller, which always leads; on Kubernetes the lease decides first.
             is_leader: true,
             scaling: ScaleRecords::default(),

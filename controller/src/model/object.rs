@@ -30,6 +30,8 @@ pub enum ObjectPart {
     Object,
     /// The object's status subresource.
     Status,
+    /// Requests of a pod's containers for CPU and memory, written by its subresource `resize`.
+    Resize,
 }
 
 /// Name of one part of one object, as the write queue holds it.
@@ -56,6 +58,7 @@ impl fmt::Display for ObjectPartKey {
             ObjectPart::Scale => " scale",
             ObjectPart::Object => "",
             ObjectPart::Status => " status",
+            ObjectPart::Resize => " resize",
         };
         write!(out, "{}/{}{part}", self.resource, self.name)
     }
@@ -102,7 +105,34 @@ pub enum DesiredState {
         /// Value to set for `spec.replicas`; `None`: the present number stays.
         replicas: Option<u32>,
     },
+    /// Requests of a pod; for [`ObjectPart::Resize`] only.
+    Requests {
+        /// UID of the pod. Another pod of its name has requests of its own.
+        uid: Box<str>,
+        /// Requests that the pod should have.
+        requests: PodRequests,
+    },
 }
+
+/// Requests for CPU and memory that a pod should have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodRequests {
+    /// Requests with which the pod was created.
+    #[default]
+    Original,
+    /// Requests of a frozen pod: 1m CPU for each container, and the memory that the pod holds.
+    Reduced {
+        /// Memory of all containers together, in MiB; `None`: the requests for memory stay.
+        memory_mib: Option<u64>,
+    },
+}
+
+/// Reason of the write error of a pod whose requests no resize can reduce, whatever they are.
+pub const RESIZE_UNSUPPORTED: &str = "ResizeUnsupported";
+/// Reason of the write error of a frozen pod whose requests cannot be reduced as far as asked for.
+pub const REQUESTS_NOT_REDUCED: &str = "RequestsNotReduced";
+/// Reason of the write error of a thawed pod that does not get its original requests back.
+pub const REQUESTS_NOT_RESTORED: &str = "RequestsNotRestored";
 
 /// Version of a workload, as the state machine has observed it. A write with it fails if the workload has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::{ScaleMetric, ScalePolicy};
 
-use crate::model::problem::Problem;
+use crate::model::{problem::Problem, standby_policy::StandbyConfig};
 
 mod annotation_reader;
 
@@ -69,12 +69,19 @@ pub struct ScalePolicyConfig {
     pub max_scale_limit: u32,
     /// Value of `allow-zero-initial-scale`; shipped as true, in Knative as false.
     pub allow_zero_initial_scale: bool,
+    /// Settings of standby.
+    pub standby: StandbyConfig,
 }
 
 impl Default for ScalePolicyConfig {
     fn default() -> Self {
-        let policy = ScalePolicy::default();
-        Self { policy, rps_target: 200.0, max_scale_limit: 0, allow_zero_initial_scale: true }
+        Self {
+            policy: ScalePolicy::default(),
+            rps_target: 200.0,
+            max_scale_limit: 0,
+            allow_zero_initial_scale: true,
+            standby: StandbyConfig::default(),
+        }
     }
 }
 

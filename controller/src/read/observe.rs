@@ -14,7 +14,7 @@ use crate::{
             AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
             ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, HintedPod,
             ObjectMetaSummary, ObjectOwner, PlaceholderState, PlatformKind, RevisionScaling,
-            RouteState, ServiceManifest, ServiceState, Uid, conditions,
+            RouteState, ServiceManifest, ServiceState, StandbyStop, Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -203,6 +203,7 @@ pub fn read_revision(object: &Value) -> AppRevision {
         scaling: RevisionScaling {
             // The condition means that resources were available once; only an exceeded deadline sets it back later.
             initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
+            standby_stop: StandbyStop::from_conditions(&conditions),
             ..RevisionScaling::default()
         },
         digests: digests.filter_map(digest).collect(),

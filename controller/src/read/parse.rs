@@ -35,6 +35,7 @@ mod probe;
 mod revision_template;
 mod security;
 pub mod settings;
+mod standby_warnings;
 mod tcp_warnings;
 mod traffic;
 mod typed;

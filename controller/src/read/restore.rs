@@ -10,12 +10,12 @@ use crate::{
         cluster_state::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
             ObjectMetaSummary, RevisionPod, RevisionScaling, RouteNameAllocation, RouteState,
-            ServiceManifest, ServiceState,
+            ServiceManifest, ServiceState, StandbyStop, UnixMillis,
             conditions::{
                 CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
         },
-        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION, STANDBY_SINCE},
         object::{
             json::{annotation, array_items, non_empty_text},
             names::child_name,
@@ -134,6 +134,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
         ..AppRevision::default()
     };
     read_conditions(&mut revision.conditions, value, &REVISION_CONDITIONS);
+    revision.scaling.standby_stop = StandbyStop::from_conditions(&revision.conditions);
     revision
 }
 
@@ -178,6 +179,7 @@ fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
         was_ready: last_address.is_some(),
         may_have_requests: last_address.is_some(),
         restored_address: last_address,
+        standby_since: annotation(value, STANDBY_SINCE).and_then(UnixMillis::parse),
         ..RevisionPod::new(meta.uid?.into(), meta.name?.into(), created)
     })
 }

@@ -10,6 +10,7 @@
 //! | [`watch_scope`] | the watches, and the fields that are kept of each kind |
 //! | [`object_cache`] | a small entry for each object that the API server holds |
 //! | [`write_decision`] | desired state and observed state → next write |
+//! | [`pod_resize`] | requests of a pod → patches that resize it |
 //! | [`write_outcome`] | the API server's response → if and when to try again |
 //! | [`write_queue`], [`writer`] | order of the writes, and the writing |
 //! | [`repeated_writes`] | delay of writes that another client undoes each time |
@@ -33,6 +34,7 @@ pub mod leader_election;
 pub mod lease_state;
 pub mod metrics;
 pub mod object_cache;
+pub mod pod_resize;
 pub mod pull_secrets;
 pub mod repeated_writes;
 pub mod watch_scope;

@@ -22,7 +22,7 @@ use tracing::warn;
 use crate::{
     decide::machine::{
         ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
-        RouteFingerprint, ServiceEventRecord,
+        ObjectEventRecord, RouteFingerprint,
     },
     model::{
         cluster_state::{ControllerSettings, Uid, UnixMillis},
@@ -147,7 +147,7 @@ impl ControllerRuntime {
                 .send_if_modified(|is_needed| !std::mem::replace(is_needed, true));
         }
         self.record_config_map_events(effects.config_map_events);
-        self.record_service_events(effects.service_events);
+        self.record_object_events(effects.object_events);
         effects.revisions_to_resolve.iter().for_each(|revision| self.resolve_digests(revision));
         if let Some(writer) = self.object_writer.get() {
             writer.schedule_checks(effects.apps_to_check);
@@ -187,11 +187,10 @@ impl ControllerRuntime {
         }
     }
 
-    /// Sends Events about Services of users.
-    fn record_service_events(&self, records: Vec<ServiceEventRecord>) {
+    /// Sends Events about Services of users and about Revisions.
+    fn record_object_events(&self, records: Vec<ObjectEventRecord>) {
         let Some(events) = self.event_inbox.get() else { return };
-        for ServiceEventRecord { name, uid, is_warning, reason, message } in records {
-            let resource = ResourceKind::Service;
+        for ObjectEventRecord { resource, name, uid, is_warning, reason, message } in records {
             events.record(ObjectEvent { resource, name, uid, is_warning, reason, message });
         }
     }
@@ -355,6 +354,9 @@ impl DesiredStateSource for ControllerRuntime {
                 | DesiredState::GivenBack { version, .. } => {
                     events.record_workload_error(key, &version.uid, error);
                 }
+                DesiredState::Requests { uid, .. } => {
+                    events.record_workload_error(key, &uid, error);
+                }
                 DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => {}
             }
         }
@@ -426,8 +428,8 @@ impl DesiredStateSource for ControllerRuntime {
         );
         let error = WriteError { reason: "WrittenRepeatedly", message };
         match key.part {
-            // Its user owns the workload of a scaled Service.
-            ObjectPart::Scale => {
+            // Its user owns the workload of a scaled Service. A resize is never delayed as a repetition.
+            ObjectPart::Scale | ObjectPart::Resize => {
                 let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
                 events.record_workload_error(key, uid, &error);
             }
@@ -600,7 +602,8 @@ mod tests {
         let [event_type, kind, object, message] = next("WrittenRepeatedly").await;
         assert_eq!([&*event_type, &*kind, &*object], ["Warning", "StatefulSet", "db"]);
         assert!(message.contains("written 31 times"), "{message}");
-        shared.record_service_events(vec![ServiceEventRecord {
+        shared.record_object_events(vec![ObjectEventRecord {
+            resource: ResourceKind::Service,
             name,
             uid: "s".into(),
             is_warning: false,
@@ -609,6 +612,46 @@ mod tests {
         }]);
         let expected = ["Normal", "Service", "db", "remove spec.replicas"];
         assert_eq!(next("ReplicasManaged").await, expected);
+        shutdown.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_a_resize_is_recorded_on_its_pod() {
+        let (client, mut events) = api_server();
+        let shutdown = CancellationToken::new();
+        let (shared, _writer) = recording_runtime(client, &shutdown);
+        let observe = |resource, name: &str, mut object: Value| {
+            let name = NamespacedName::new("default", name);
+            object["metadata"]["name"] = json!(name.name.as_str());
+            object["metadata"]["namespace"] = json!("default");
+            let object = Some(Box::new(object));
+            shared.step(ControllerEvent::ObjectObserved { resource, name, object });
+        };
+        let spec = json!({"containers": [{"name": "main", "image": "a"}]});
+        let labels = json!({
+            "serving.knative.dev/configuration": "hello",
+            "serving.knative.dev/configurationGeneration": "1",
+            "serving.knative.dev/revision": "hello-00001",
+        });
+        let uid = |last: u32| format!("00000000-0000-4000-8000-{last:012}");
+        let metadata = json!({"uid": uid(1), "generation": 1});
+        let template = json!({"spec": spec});
+        let configuration = json!({"metadata": metadata, "spec": {"template": template}});
+        observe(ResourceKind::Configuration, "hello", configuration);
+        let metadata = json!({"uid": uid(2), "labels": labels});
+        let revision = json!({"metadata": metadata, "spec": spec});
+        observe(ResourceKind::Revision, "hello-00001", revision);
+        let annotations = json!({"rouse.dev/original-requests": "{}"});
+        let metadata = json!({"uid": uid(3), "labels": labels, "annotations": annotations});
+        observe(ResourceKind::Pod, "hello-00001-deployment-a", json!({"metadata": metadata}));
+        shared.step(ControllerEvent::LeadershipChanged(true));
+        let pod = NamespacedName::new("default", "hello-00001-deployment-a");
+        let key = ObjectPartKey::new(ResourceKind::Pod, ObjectPart::Resize, pod);
+        let message = "exceeded quota".to_owned();
+        shared.write_result(&key, Some(WriteError { reason: "RequestsNotRestored", message }));
+        let event = next_event(&mut events, "RequestsNotRestored");
+        let event = timeout(Duration::from_secs(60), event).await.expect("an Event");
+        assert_eq!(event, ["Warning", "Pod", "hello-00001-deployment-a", "exceeded quota"]);
         shutdown.cancel();
     }
 

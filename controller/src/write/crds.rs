@@ -154,6 +154,7 @@ fn pod_autoscaler() -> CrdKind {
         columns: &[
             ("DesiredScale", "integer", ".status.desiredScale"),
             ("ActualScale", "integer", ".status.actualScale"),
+            ("Standby", "integer", ".status.standbyScale"),
             READY_COLUMN,
             REASON_COLUMN,
         ],

@@ -24,8 +24,9 @@ use crate::{
 
 mod autoscaling_status;
 mod domain_mappings;
-mod drain_annotations;
 mod endpoint_slices;
+mod pod_annotations;
+mod pod_requests;
 mod required_children;
 mod revision_children;
 mod scaled;
@@ -52,7 +53,10 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::Image => revision_children::child_part(cluster, key),
         ResourceKind::Service => service_part(cluster, key),
         ResourceKind::EndpointSlice => endpoint_slices::slice_part(cluster, key),
-        ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
+        ResourceKind::Pod if key.part == ObjectPart::Resize => {
+            pod_requests::desired_requests(cluster, key)
+        }
+        ResourceKind::Pod => pod_annotations::pod_annotations(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
         ResourceKind::Node
@@ -105,7 +109,8 @@ pub fn local_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Valu
         | DesiredState::Absent
         | DesiredState::Scale { .. }
         | DesiredState::Replicas { .. }
-        | DesiredState::GivenBack { .. } => None,
+        | DesiredState::GivenBack { .. }
+        | DesiredState::Requests { .. } => None,
     };
     let mut object = part(ObjectPart::Object)?;
     object["status"] = part(ObjectPart::Status).unwrap_or_default();
@@ -139,7 +144,7 @@ fn knative_part(
         | LocalObjectKind::ServerlessService => (app.service.is_some(), ObjectOwner::Unowned),
     };
     match key.part {
-        ObjectPart::Scale => DesiredState::Unmanaged,
+        ObjectPart::Scale | ObjectPart::Resize => DesiredState::Unmanaged,
         ObjectPart::Status if exists => {
             let object =
                 render::render_object(cluster, &LocalObjectKey { kind, name: key.name.clone() });
@@ -181,7 +186,7 @@ fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         return DesiredState::Unmanaged;
     };
     match key.part {
-        ObjectPart::Scale => DesiredState::Unmanaged,
+        ObjectPart::Scale | ObjectPart::Resize => DesiredState::Unmanaged,
         ObjectPart::Status if !revision.meta.exists() => DesiredState::Unmanaged,
         ObjectPart::Status => DesiredState::Body(without_nulls(object["status"].take())),
         ObjectPart::Object => DesiredState::Body(without_server_fields(object)),

@@ -366,7 +366,7 @@ fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeC
             status: status.into(),
             // Knative's severities: conditions with one do not count for `Ready`.
             severity: match kind {
-                ConditionType::RevisionActive => "Info".into(),
+                ConditionType::RevisionActive | ConditionType::RevisionStandby => "Info".into(),
                 ConditionType::RevisionAnnotations => "Warning".into(),
                 _ => String::new(),
             },

@@ -50,6 +50,14 @@ min-scale: "0"
 max-scale: "0"
 max-scale-limit: "0"
 scale-down-delay: "0s"
+# Pods that stay frozen while a revision has no load, 0 to 10, and whether their memory stays: keep or reclaim. The key
+# standby-ttl, as 24h, ends them after that time. Rouse's own, as all that follows.
+standby: "0"
+standby-memory: "keep"
+# After how long without its agent a pod on standby takes no requests, and whether frozen pods give back the resources
+# that they request.
+standby-agent-timeout: "250ms"
+standby-resize: "true"
 "#;
 const DEFAULTS: &str = r#"# Seconds that a request may take where its service says nothing, and at most.
 revision-timeout-seconds: "300"

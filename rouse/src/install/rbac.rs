@@ -35,7 +35,7 @@ const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "dele
 
 /// Permissions of the controller in all namespaces, because services may be in any of them, and on the namespaces and
 /// nodes themselves.
-pub(crate) const CLUSTER_RULES: [RbacRule; 25] = [
+pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
     RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -178,7 +178,14 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 25] = [
         resources: &["pods"],
         names: &[],
         verbs: &["get", "list", "watch", "patch"],
-        reason: "addresses and states of pods; the annotation for the order of deletion",
+        reason: "addresses and states of pods; annotations for the order of deletion, drains and standby",
+    },
+    RbacRule {
+        groups: &[""],
+        resources: &["pods/resize"],
+        names: &[],
+        verbs: &["patch"],
+        reason: "requests of frozen pods: given back, and restored once a pod runs",
     },
     RbacRule {
         groups: &[""],

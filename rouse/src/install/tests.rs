@@ -550,6 +550,20 @@ fn the_controller_may_write_the_replicas_of_both_kinds_of_workloads() {
 }
 
 #[test]
+fn the_controller_may_resize_pods() {
+    // The pod is read before it is resized, and its original requests are noted on it.
+    for (resource, verb) in [("pods", "get"), ("pods", "patch"), ("pods/resize", "patch")] {
+        let is_permitted = rbac::CLUSTER_RULES.iter().any(|rule| {
+            rule.groups.contains(&"")
+                && rule.resources.contains(&resource)
+                && rule.verbs.contains(&verb)
+                && rule.names.is_empty()
+        });
+        assert!(is_permitted, "{verb} {resource}");
+    }
+}
+
+#[test]
 fn the_gateway_is_exposed_as_requested() {
     let exposure = |gateway| {
         let objects = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });

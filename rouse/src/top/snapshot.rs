@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::view;
 
 /// Column names of the table.
-pub(super) const COLUMNS: [&str; 8] =
-    ["SERVICE", "READY", "PODS", "WANTED", "IN FLIGHT", "WAITING", "PATH", "REQ/S"];
+pub(super) const COLUMNS: [&str; 9] =
+    ["SERVICE", "READY", "PODS", "STANDBY", "WANTED", "IN FLIGHT", "WAITING", "PATH", "REQ/S"];
 
 /// Values of the whole node at one moment.
 #[derive(Clone, Debug)]
@@ -26,13 +26,15 @@ pub(super) struct TopSnapshot {
 pub(super) struct ServiceStats {
     name: String,
     ready: String,
-    /// Pods of the service that exist.
+    /// Pods of the service that exist, frozen ones included.
     pub(super) pods: usize,
+    /// Frozen pods of the service.
+    pub(super) standby: usize,
     /// Pods that the autoscaler requests. This and other values of the autoscaler are `None` while it gives none.
     wanted: Option<u64>,
     in_flight: Option<u64>,
     waiting: Option<u64>,
-    /// Path of new connections: `direct`, `activator`, `asleep`, or `-` if it is unknown.
+    /// Path of new connections: `direct`, `activator`, `standby`, `asleep`, or `-` if it is unknown.
     pub(super) path: String,
     /// Total of requests that began at pods.
     requests_started: Option<u64>,
@@ -86,10 +88,14 @@ impl ServiceStats {
             Some(value.copied().unwrap_or_default())
         };
         let count = |metric: &str| sum(metric).map(to_count);
-        let pods = pods.iter().filter(is_of_service).count();
-        // Without pods no path is in use, whatever the last decision was.
+        let own_pods: Vec<&Value> = pods.iter().filter(is_of_service).collect();
+        let standby = own_pods.iter().filter(|pod| view::is_frozen(pod)).count();
+        let pods = own_pods.len();
+        // Without pods no path is in use, whatever the last decision was. The autoscaler exports no path of a service
+        // that is asleep, also if its pods stand by.
         let path = match (pods, sum("rouse_revision_direct").map(|direct| direct > 0.0)) {
             (0, _) => "asleep",
+            _ if standby == pods => "standby",
             (_, Some(true)) => "direct",
             (_, Some(false)) => "activator",
             (_, None) => "-",
@@ -98,6 +104,7 @@ impl ServiceStats {
             ready: view::condition_field(service, "Ready", "status"),
             name: format!("{namespace}/{name}"),
             pods,
+            standby,
             wanted: count("kn_revision_pods_requested"),
             in_flight: count("rouse_revision_in_flight_requests"),
             waiting: count("rouse_revision_waiting_requests"),
@@ -105,6 +112,11 @@ impl ServiceStats {
             requests_started: count("rouse_revision_requests_total"),
             rate: None,
         }
+    }
+
+    /// Returns true if a pod of the service runs.
+    pub(super) fn is_awake(&self) -> bool {
+        self.pods > self.standby
     }
 
     /// Cells of the row, in the order of [`COLUMNS`].
@@ -115,6 +127,7 @@ impl ServiceStats {
             self.name.clone(),
             self.ready.clone(),
             self.pods.to_string(),
+            self.standby.to_string(),
             count(self.wanted),
             count(self.in_flight),
             count(self.waiting),
@@ -159,6 +172,7 @@ fn parse_metrics(text: &str) -> ServiceMetricSums {
 mod tests {
     use std::time::Duration;
 
+    use controller::model::knative::key::FROZEN_CONDITION;
     use serde_json::json;
 
     use super::*;
@@ -200,11 +214,40 @@ mod tests {
         let start = Instant::now();
         let first = take_snapshot(start, std::slice::from_ref(&pod), 100, None);
         let cells = first.services[0].cells();
-        assert_eq!(cells, ["default/hello", "True", "1", "2", "3", "0", "direct", "-"]);
+        assert_eq!(cells, ["default/hello", "True", "1", "0", "2", "3", "0", "direct", "-"]);
         let later = take_snapshot(start + Duration::from_secs(2), &[pod], 400, Some(&first));
         assert_eq!(later.services[0].rate, Some(150.0));
         let asleep = take_snapshot(start, &[], 400, None);
         assert_eq!(asleep.services[0].path, "asleep");
+    }
+
+    #[test]
+    fn a_service_stands_by_while_all_its_pods_are_frozen_and_is_awake_once_one_runs() {
+        let service = json!({"metadata": {"namespace": "default", "name": "hello"}});
+        let pod = |frozen: &str| {
+            json!({
+                "metadata": {
+                    "namespace": "default",
+                    "labels": {"serving.knative.dev/service": "hello"},
+                },
+                "status": {"conditions": [{"type": FROZEN_CONDITION, "status": frozen}]},
+            })
+        };
+        let row_of = |pods: &[Value], metrics: Result<String, String>| {
+            let services = std::slice::from_ref(&service);
+            let snapshot = TopSnapshot::new(Instant::now(), services, pods, metrics, None);
+            let service = &snapshot.services[0];
+            (service.pods, service.standby, service.path.clone(), service.is_awake())
+        };
+        let frozen = [pod("True"), pod("True")];
+        // The autoscaler exports nothing of a service that is asleep.
+        let asleep = || Ok("# EOF\n".to_owned());
+        assert_eq!(row_of(&frozen, asleep()), (2, 2, "standby".to_owned(), false));
+        let unknown = || Err("autoscaler: refused".to_owned());
+        assert_eq!(row_of(&frozen, unknown()), (2, 2, "standby".to_owned(), false));
+        let thawed = [pod("False"), pod("True")];
+        assert_eq!(row_of(&thawed, Ok(metrics(1))), (2, 1, "direct".to_owned(), true));
+        assert_eq!(row_of(&[], asleep()), (0, 0, "asleep".to_owned(), false));
     }
 
     #[test]
@@ -221,7 +264,7 @@ mod tests {
         let silent = take_snapshot(0, Err("autoscaler: refused".to_owned()), None);
         assert_eq!(silent.error.as_deref(), Some("autoscaler: refused"));
         let cells = silent.services[0].cells();
-        assert_eq!(cells, ["default/hello", "", "1", "-", "-", "-", "-", "-"]);
+        assert_eq!(cells, ["default/hello", "", "1", "0", "-", "-", "-", "-", "-"]);
         let back = take_snapshot(1, Ok(metrics(1_000)), Some(&silent));
         assert_eq!(back.services[0].rate, None, "the whole count is no rate");
         let later = take_snapshot(2, Ok(metrics(1_010)), Some(&back));

@@ -54,7 +54,7 @@ impl Drop for LeaseWatch {
 }
 
 /// Process id of one of Rouse's own pods.
-fn pod_pid(rouse: &RouseCluster, pod: &str) -> Pid {
+pub(crate) fn pod_pid(rouse: &RouseCluster, pod: &str) -> Pid {
     // `/proc/<process id>/ns/net`.
     let netns = rouse.cluster.netns_of(SYSTEM_NAMESPACE, pod);
     let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
@@ -125,10 +125,10 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
 }
 
 /// A suspended process, continued on drop.
-struct SuspendedProcess(Pid);
+pub(crate) struct SuspendedProcess(Pid);
 
 impl SuspendedProcess {
-    fn suspend(pid: Pid) -> Self {
+    pub(crate) fn suspend(pid: Pid) -> Self {
         kill(pid, Signal::SIGSTOP).expect("it runs");
         Self(pid)
     }

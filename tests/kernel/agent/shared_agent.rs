@@ -114,6 +114,7 @@ impl AgentFixture {
         self.pod_number += 1;
         fs::create_dir_all(self.pod_cgroup().join("main")).expect("a cgroup");
         self.request_timeout = REQUEST_TIMEOUT;
+        self.standby = None;
         self.pods.clear();
         self.totals.clear();
         // Reports about pods that are gone.

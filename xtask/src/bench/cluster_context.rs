@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{is_condition_true, process_memory::map_bytes, service_manifest};
-use crate::{image, sh, workspace::CargoWorkspace};
+use crate::{frozen_pods::frozen_pods, image, sh, workspace::CargoWorkspace};
 
 /// Timeout of every wait: after this time the expected state is not going to come.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -290,6 +290,13 @@ impl BenchCluster {
             };
             Ok(names.iter().all(ready).then_some(()))
         })
+    }
+
+    /// Directories of the cgroups of all frozen pods.
+    pub(super) fn frozen_pods(&self) -> Vec<PathBuf> {
+        let nodes = self.status["nodes"].as_array().into_iter().flatten();
+        let cgroups = nodes.filter_map(|node| node["cgroup"].as_str());
+        cgroups.flat_map(|cgroup| frozen_pods(&Path::new(cgroup).join("kubepods"))).collect()
     }
 
     /// Returns the ClusterIP of a Service.

@@ -122,7 +122,7 @@ fn sum_by_component(
 }
 
 /// User and system time of a process so far, in ticks.
-fn cpu_ticks(id: u32) -> Result<f64> {
+pub(super) fn cpu_ticks(id: u32) -> Result<f64> {
     let file = format!("/proc/{id}/stat");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
     // The name in parentheses may hold blanks, so fields are counted after it: utime and stime are 14 and 15 of

@@ -69,10 +69,19 @@ impl NodeBenchContext {
         count: usize,
         scaling: &[(&str, &str)],
     ) -> Result<()> {
-        let mut yaml = String::new();
-        for index in 0..count {
-            yaml += &service_manifest(&format!("{prefix}{index}"), scaling);
-        }
+        let services = (0..count).map(|index| format!("{prefix}{index}"));
+        let yaml: String = services.map(|name| service_manifest(&name, scaling)).collect();
+        self.apply_manifests(node, prefix, count, &yaml)
+    }
+
+    /// Applies manifests of services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready.
+    pub(super) fn apply_manifests(
+        &self,
+        node: &LocalNode,
+        prefix: &str,
+        count: usize,
+        yaml: &str,
+    ) -> Result<()> {
         let file = self.folder.join(format!("{prefix}.yaml"));
         fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
         sh::capture(node.rouse_command(&["apply", "-f"]).arg(&file))?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::observations::{DemoRun, RequestPurpose};
+use super::observations::{DemoRun, PodSample, RequestPurpose};
 use crate::load::LoadRecord;
 
 /// Size of the chart and of the frame around its two plots, in SVG's units.
@@ -19,6 +19,7 @@ const STEP_US: u64 = 100_000;
 const DIRECT_COLOR: &str = "#2a9d8f";
 const ACTIVATOR_COLOR: &str = "#e9a23b";
 const POD_COLOR: &str = "#264653";
+const FROZEN_COLOR: &str = "#5aa9e6";
 const GRID_COLOR: &str = "#cccccc";
 
 /// Draws the chart of a run.
@@ -49,25 +50,24 @@ pub(super) fn svg(run: &DemoRun) -> String {
             }
         }
     }
-    for (_, wake) in run.records.iter().filter(|(purpose, _)| *purpose == RequestPurpose::Wake) {
-        let wake_x = x((wake.at_us - first) as f64 / STEP_US as f64);
-        let _ = writeln!(
-            out,
-            r#"<line x1="{wake_x:.2}" y1="{}" x2="{wake_x:.2}" y2="{}" stroke="{ACTIVATOR_COLOR}" stroke-dasharray="4 3"/>
-<text x="{:.2}" y="{}">a request wakes it</text>"#,
-            REQUESTS_PLOT.0,
-            PODS_PLOT.1,
-            wake_x + 4.0,
-            REQUESTS_PLOT.0 + 16.0
-        );
+    for (purpose, wake) in &run.records {
+        let (label, color) = match purpose {
+            RequestPurpose::Wake => ("a request wakes it", ACTIVATOR_COLOR),
+            RequestPurpose::StandbyWake => ("from standby", FROZEN_COLOR),
+            RequestPurpose::Load => continue,
+        };
+        draw_wake(&mut out, x((wake.at_us - first) as f64 / STEP_US as f64), label, color);
     }
     let max_pods = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
     draw_axis(&mut out, "ready pods", max_pods, PODS_PLOT);
-    let _ = writeln!(
-        out,
-        r#"<path d="{}" fill="none" stroke="{POD_COLOR}" stroke-width="2"/>"#,
-        pods_path(run, first, max_pods, |us| x(us as f64 / STEP_US as f64))
-    );
+    let ready: fn(&PodSample) -> usize = |sample| sample.ready;
+    for (count, color) in [(ready, POD_COLOR), (|sample| sample.frozen, FROZEN_COLOR)] {
+        let _ = writeln!(
+            out,
+            r#"<path d="{}" fill="none" stroke="{color}" stroke-width="2"/>"#,
+            pods_path(run, first, max_pods, count, |us| x(us as f64 / STEP_US as f64))
+        );
+    }
     draw_time_labels(&mut out, steps, x);
     out + "</svg>\n"
 }
@@ -99,13 +99,32 @@ fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
     bars
 }
 
-/// Returns the data of the SVG path that shows the number of ready pods.
-fn pods_path(run: &DemoRun, first: u64, max_pods: f64, x: impl Fn(u64) -> f64) -> String {
+/// Draws the vertical line of a request that found the service asleep.
+fn draw_wake(out: &mut String, x: f64, label: &str, color: &str) {
+    let ((top, _), (_, bottom)) = (REQUESTS_PLOT, PODS_PLOT);
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        r#"<line x1="{x:.2}" y1="{top}" x2="{x:.2}" y2="{bottom}" stroke="{color}" stroke-dasharray="4 3"/>
+<text x="{:.2}" y="{}">{label}</text>"#,
+        x + 4.0,
+        top + 16.0
+    );
+}
+
+/// Returns the data of the SVG path that shows the number of pods that `count` takes from each sample.
+fn pods_path(
+    run: &DemoRun,
+    first: u64,
+    max_pods: f64,
+    count: fn(&PodSample) -> usize,
+    x: impl Fn(u64) -> f64,
+) -> String {
     let mut line = String::new();
     let mut last = PODS_PLOT.1;
     for sample in &run.samples {
         let sample_x = x(sample.at_us.saturating_sub(first));
-        let y = PODS_PLOT.1 - (PODS_PLOT.1 - PODS_PLOT.0) * sample.ready as f64 / max_pods;
+        let y = PODS_PLOT.1 - (PODS_PLOT.1 - PODS_PLOT.0) * count(sample) as f64 / max_pods;
         let start = if line.is_empty() { 'M' } else { 'L' };
         // A vertical step, not a slope: the number of pods is whole.
         let _ = write!(line, "{start}{sample_x:.2} {last:.2} L{sample_x:.2} {y:.2} ");
@@ -120,6 +139,7 @@ fn svg_head() -> String {
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" shape-rendering="crispEdges" font-family="sans-serif" font-size="13">
 <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
 <text x="{center}" y="24" text-anchor="middle" font-size="16">{title}</text>
+<rect x="460" y="36" width="12" height="12" fill="{FROZEN_COLOR}"/><text x="478" y="47">frozen pods</text>
 <rect x="600" y="36" width="12" height="12" fill="{DIRECT_COLOR}"/><text x="618" y="47">straight to a pod</text>
 <rect x="760" y="36" width="12" height="12" fill="{ACTIVATOR_COLOR}"/><text x="778" y="47">through the activator</text>
 "##
@@ -178,6 +198,25 @@ mod tests {
         let bars = bars(&[&one, &two], 1_000_000, 3);
         let bar = |direct, activator| ChartBar { direct, activator };
         assert_eq!(bars, [bar(1.0, 0.5), bar(0.5, 0.0), bar(0.0, 0.0)]);
+    }
+
+    #[test]
+    fn a_wake_from_standby_and_its_frozen_pod_have_their_own_color() {
+        let sample = |at_us, frozen| PodSample { at_us, pods: 1, ready: 1, frozen };
+        let run = DemoRun {
+            records: vec![(RequestPurpose::StandbyWake, record(2_000_000, 600, true))],
+            samples: vec![sample(2_000_000, 1), sample(2_200_000, 0)],
+            ..DemoRun::default()
+        };
+        let svg = svg(&run);
+        assert_eq!(svg.matches("from standby").count(), 1, "{svg}");
+        assert!(!svg.contains("a request wakes it"), "{svg}");
+        let path = svg.lines().rfind(|line| line.starts_with("<path ")).unwrap();
+        assert!(path.contains(FROZEN_COLOR), "{path}");
+        // One frozen pod at first, and then none.
+        let (top, bottom) = PODS_PLOT;
+        assert!(path.contains(&format!(" L60.00 {top:.2} ")), "{path}");
+        assert!(path.contains(&format!("{bottom:.2} \"")), "{path}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Shell: the demonstration, step by step.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Child, Stdio},
@@ -30,6 +31,14 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Timeout for scaling to zero: window of 6 s, the last pod's grace period, and a margin.
 const SCALE_TO_ZERO_TIMEOUT: Duration = Duration::from_secs(40);
 
+/// Timeout for the freeze of a pod: the start of a Revision's first pod, the window of 6 s, and a margin.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(40);
+/// Number of requests that find the service with a frozen pod. Each takes a window.
+const STANDBY_WAKES: usize = 3;
+/// Line of the manifest before the annotations of the template, and the line that the third act adds after it.
+const ANNOTATIONS_LINE: &str = "      annotations:\n";
+const STANDBY_LINE: &str = "        rouse.dev/standby: \"1\"\n";
+
 /// Number of consecutive samples without a pod after which the service counts as asleep. The list may lag behind a pod
 /// that has just started.
 const EMPTY_SAMPLES: u32 = 3;
@@ -51,7 +60,15 @@ pub(super) fn run(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
     runner.wait_until_asleep()?;
     runner.wake_service("another request comes")?;
     runner.wait_until_asleep()?;
+    runner.show_standby(manifest)?;
     Ok(runner.run)
+}
+
+/// Returns the manifest with a frozen pod for the time in which the service sleeps.
+fn add_standby(manifest: &str) -> Result<String> {
+    let at = manifest.find(ANNOTATIONS_LINE).context("the manifest's template is not annotated")?;
+    let (before, after) = manifest.split_at(at + ANNOTATIONS_LINE.len());
+    Ok([before, STANDBY_LINE, after].concat())
 }
 
 struct DemoRunner<'a> {
@@ -81,8 +98,32 @@ impl DemoRunner<'_> {
 
     fn wake_service(&mut self, description: &str) -> Result<()> {
         self.screen.print_line(&format!("{description} while no pod runs; it waits"));
+        self.send_wake(RequestPurpose::Wake)
+    }
+
+    /// Third act: the same service keeps a frozen pod, which answers at once.
+    fn show_standby(&mut self, manifest: &Path) -> Result<()> {
+        let text = fs::read_to_string(manifest)
+            .with_context(|| format!("cannot read {}", manifest.display()))?;
+        let file = self.node.log_file().with_file_name("standby.yaml");
+        fs::write(&file, add_standby(&text)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        sh::capture(self.node.rouse_command(&["apply", "-f"]).arg(&file))?;
+        self.screen.print_line("hello is applied with the annotation rouse.dev/standby: \"1\"");
+        for _ in 0..STANDBY_WAKES {
+            if !self.wait_until_frozen()? {
+                return Ok(());
+            }
+            self.screen.print_line("a request comes while its pod is frozen");
+            self.send_wake(RequestPurpose::StandbyWake)?;
+        }
+        self.wait_until_frozen().map(drop)
+    }
+
+    /// Sends one request, and prints how it was answered.
+    fn send_wake(&mut self, purpose: RequestPurpose) -> Result<()> {
         let records_before = self.run.records.len();
-        self.send(RequestPurpose::Wake, "1x60s", "/", Some("1"))?;
+        self.send(purpose, "1x60s", "/", Some("1"))?;
         // Records of an earlier load must not count as the response.
         let record = self.run.records.get(records_before..).and_then(<[_]>::last);
         let (_, record) = record.context("the load generator reported nothing")?;
@@ -118,6 +159,21 @@ impl DemoRunner<'_> {
             self.run.pods_now()
         ));
         Ok(())
+    }
+
+    /// Waits until the service has one pod, which is frozen. Returns true if it has.
+    fn wait_until_frozen(&mut self) -> Result<bool> {
+        for _ in 0..FREEZE_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis() {
+            self.sample_pods()?;
+            if self.run.is_on_standby() {
+                self.screen.print_line("asleep: its only pod is frozen");
+                return Ok(true);
+            }
+            self.screen.redraw_live_line(&self.run.live_line(unix_us()));
+            sh::sleep(SAMPLE_INTERVAL);
+        }
+        self.screen.print_line(&format!("no pod is frozen after {FREEZE_TIMEOUT:?}"));
+        Ok(false)
     }
 
     /// Sends load from the client's namespace, samples the pods meanwhile, and stores the records.
@@ -164,7 +220,7 @@ impl DemoRunner<'_> {
         }
     }
 
-    /// Samples the number of pods and of ready pods.
+    /// Samples the number of pods, of ready and of frozen pods.
     fn sample_pods(&mut self) -> Result<()> {
         let list = self.get_json(&["pods"])?;
         let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -177,7 +233,8 @@ impl DemoRunner<'_> {
             })
         };
         let ready = pods.iter().filter(is_ready).count();
-        self.run.samples.push(PodSample { at_us: unix_us(), pods: pods.len(), ready });
+        let frozen = self.node.frozen_pods()?.len();
+        self.run.samples.push(PodSample { at_us: unix_us(), pods: pods.len(), ready, frozen });
         Ok(())
     }
 
@@ -200,4 +257,22 @@ fn read_records(load: &mut Child) -> Result<Receiver<LoadRecord>> {
         }
     });
     Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_annotation_is_added_to_the_template_of_the_example() {
+        let manifest = include_str!("../../../examples/hello.yaml");
+        let changed = add_standby(manifest).unwrap();
+        let added: Vec<&str> = changed.lines().filter(|it| !manifest.contains(it)).collect();
+        assert_eq!(added, [STANDBY_LINE.trim_end()]);
+        assert_eq!(changed.lines().count(), manifest.lines().count() + 1);
+        let (_, after) = changed.split_once("  template:\n").unwrap();
+        let head = format!("    metadata:\n{ANNOTATIONS_LINE}{STANDBY_LINE}");
+        assert!(after.starts_with(&head), "{changed}");
+        assert!(add_standby("kind: Service\n").is_err(), "nothing to add it to");
+    }
 }

@@ -10,6 +10,8 @@ use crate::{cold_start::NodeColdStart, load::LoadRecord};
 const MIN_DIRECT_SHARE: f64 = 0.95;
 /// Minimum number of pods to which the load must scale out.
 const MIN_PODS: usize = 3;
+/// Width of a cold start's columns in the table, in characters.
+const COLD_START_WIDTH: usize = 54;
 
 /// Purpose of a request in the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(super) enum RequestPurpose {
     Wake,
     /// Part of the load, while pods are ready.
     Load,
+    /// Wake-up of the service whose pod is frozen.
+    StandbyWake,
 }
 
 /// Number of pods at one moment.
@@ -25,7 +29,10 @@ pub(super) enum RequestPurpose {
 pub(super) struct PodSample {
     pub(super) at_us: u64,
     pub(super) pods: usize,
+    /// Number of ready pods, frozen ones included.
     pub(super) ready: usize,
+    /// Number of frozen pods.
+    pub(super) frozen: usize,
 }
 
 /// All requests and samples of a run.
@@ -41,6 +48,11 @@ impl DemoRun {
     /// Number of pods in the last sample.
     pub(super) fn pods_now(&self) -> usize {
         self.samples.last().map_or(0, |sample| sample.pods)
+    }
+
+    /// Returns true if the last sample has one pod, and it is frozen.
+    pub(super) fn is_on_standby(&self) -> bool {
+        self.samples.last().is_some_and(|sample| (sample.pods, sample.frozen) == (1, 1))
     }
 
     /// One line for the live display: pods, requests in flight, path, rate over the last second.
@@ -97,12 +109,20 @@ pub(super) struct DemoFigures {
     lost: usize,
     cold_start_ms: LatencyDistribution,
     listen_to_first_byte_ms: LatencyDistribution,
+    /// Time from the request to its first byte while the service has a frozen pod.
+    standby_wake_ms: LatencyDistribution,
     direct_share: f64,
     max_pods: usize,
     returned_to_zero: bool,
     cold_starts: Vec<NodeColdStart>,
     /// Number of pods over time: ms since the first request, pods.
     pods: Vec<(u64, usize)>,
+    /// Times behind [`standby_wake_ms`](Self::standby_wake_ms), in the order of the requests.
+    #[serde(skip)]
+    standby_wakes: Vec<f64>,
+    /// Number of these wakes that an activator passed on.
+    #[serde(skip)]
+    indirect_standby_wakes: usize,
     #[serde(skip)]
     first_loss: Option<String>,
 }
@@ -120,6 +140,14 @@ impl DemoFigures {
             .filter(|(purpose, _)| *purpose == RequestPurpose::Load)
             .map(|(_, record)| record)
             .collect();
+        let standby_wakes: Vec<&LoadRecord> = (run.records.iter())
+            .filter(|(purpose, _)| *purpose == RequestPurpose::StandbyWake)
+            .map(|(_, record)| record)
+            .filter(|record| record.is_answered())
+            .collect();
+        let indirect_standby_wakes = standby_wakes.iter().filter(|it| !it.direct).count();
+        let standby_wakes: Vec<f64> =
+            standby_wakes.iter().map(|record| record.first_byte_us as f64 / 1e3).collect();
         // The requests that wake the service cannot be direct, so they do not count.
         let direct = load.iter().filter(|record| record.direct).count();
         let mut lost = run.records.iter().map(|(_, record)| record).filter(|it| !it.is_answered());
@@ -135,11 +163,14 @@ impl DemoFigures {
             listen_to_first_byte_ms: LatencyDistribution::from_values(
                 cold_starts.iter().map(|cold| cold.listen_to_first_byte).collect(),
             ),
+            standby_wake_ms: LatencyDistribution::from_values(standby_wakes.clone()),
             direct_share: direct as f64 / load.len().max(1) as f64,
             max_pods: run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0),
             returned_to_zero: run.times_asleep >= 2,
             cold_starts,
             pods: pods_over_time(run),
+            standby_wakes,
+            indirect_standby_wakes,
             first_loss,
         }
     }
@@ -165,8 +196,26 @@ impl DemoFigures {
         if !self.returned_to_zero {
             failures.push("the service did not return to zero each time".into());
         }
+        if self.standby_wakes.is_empty() {
+            failures.push("no request found the service with a frozen pod".into());
+        }
+        if self.indirect_standby_wakes > 0 {
+            let (indirect, all) = (self.indirect_standby_wakes, self.standby_wakes.len());
+            failures.push(format!(
+                "{indirect} of {all} wakes from standby did not go straight to the frozen pod"
+            ));
+        }
         failures
     }
+}
+
+/// Formats the steps of a cold start as columns of the table, [`COLD_START_WIDTH`] characters wide.
+fn format_cold_start(cold: &NodeColdStart) -> String {
+    let text =
+        |step: Option<f64>| step.map_or_else(|| "      ?".to_owned(), |ms| format!("{ms:7.2}"));
+    let (decide, start) = (text(cold.decide), text(cold.start));
+    let (listen, total) = (cold.listen_to_first_byte, cold.total);
+    format!("{decide} ms {start} ms          {listen:9.2} ms {total:7.2} ms")
 }
 
 /// Number of pods at each change: ms since the first request, pods.
@@ -181,18 +230,19 @@ fn pods_over_time(run: &DemoRun) -> Vec<(u64, usize)> {
 
 impl fmt::Display for DemoFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "cold start        decide      start   listen → first byte      total")?;
-        for (index, cold) in self.cold_starts.iter().enumerate() {
-            let text = |step: Option<f64>| {
-                step.map_or_else(|| "      ?".to_owned(), |ms| format!("{ms:7.2}"))
-            };
-            let (decide, start) = (text(cold.decide), text(cold.start));
+        writeln!(
+            out,
+            "cold start        decide      start   listen → first byte      total   from standby"
+        )?;
+        for index in 0..self.cold_starts.len().max(self.standby_wakes.len()) {
+            let cold_start = self.cold_starts.get(index).map(format_cold_start);
+            let from_standby = self.standby_wakes.get(index).map(|ms| format!("   {ms:9.2} ms"));
             writeln!(
                 out,
-                "{:>10} {decide} ms {start} ms          {:9.2} ms {:7.2} ms",
+                "{:>10} {:COLD_START_WIDTH$}{}",
                 index + 1,
-                cold.listen_to_first_byte,
-                cold.total
+                cold_start.unwrap_or_default(),
+                from_standby.unwrap_or_default()
             )?;
         }
         writeln!(out, "\nrequests sent     {:>7}", self.sent)?;
@@ -233,8 +283,10 @@ mod tests {
         for index in 1..=100 {
             run.records.push((RequestPurpose::Load, record(start + index * 10_000, index > 4)));
         }
-        let sample = |at_us, pods| PodSample { at_us, pods, ready: pods };
+        let sample = |at_us, pods| PodSample { at_us, pods, ready: pods, frozen: 0 };
         run.samples = vec![sample(start, 0), sample(start + 2_000, 3), sample(start + 9_000, 3)];
+        let woken = LoadRecord { first_byte_us: 620, ..record(start + 9_500_000, true) };
+        run.records.push((RequestPurpose::StandbyWake, woken));
         run
     }
 
@@ -253,6 +305,35 @@ mod tests {
         };
         assert_eq!(figures.cold_starts, [split]);
         assert_eq!(figures.pods, [(0, 0), (2, 3)]);
+        let standby_wake = LatencyDistribution { p50: 0.62, p99: 0.62, n: 1 };
+        assert_eq!(figures.standby_wake_ms, standby_wake);
+        let json = serde_json::to_value(&figures).unwrap();
+        assert_eq!(json["standby_wake_ms"], serde_json::json!({"p50": 0.62, "p99": 0.62, "n": 1}));
+        let row =
+            "         1    0.40 ms    1.10 ms               0.40 ms    1.90 ms        0.62 ms\n";
+        assert!(figures.to_string().contains(row), "{figures}");
+    }
+
+    #[test]
+    fn a_wake_from_standby_without_a_cold_start_beside_it_keeps_its_column() {
+        let mut run = run();
+        let again = run.records.last().unwrap().clone();
+        run.records.push(again);
+        let shown = DemoFigures::from_run(&run, LOG).to_string();
+        let rows: Vec<&str> = shown.lines().filter(|line| line.ends_with("  0.62 ms")).collect();
+        let column = |row: &&str| row.find("0.62 ms");
+        assert_eq!(rows.len(), 2, "{shown}");
+        assert_eq!(column(&rows[0]), column(&rows[1]), "{shown}");
+    }
+
+    #[test]
+    fn one_pod_that_is_frozen_is_the_standby() {
+        let mut run = DemoRun::default();
+        assert!(!run.is_on_standby(), "no sample");
+        for (pods, frozen, is_on_standby) in [(1, 1, true), (1, 0, false), (2, 1, false)] {
+            run.samples.push(PodSample { at_us: 0, pods, ready: pods, frozen });
+            assert_eq!(run.is_on_standby(), is_on_standby, "{frozen} of {pods}");
+        }
     }
 
     #[test]
@@ -277,15 +358,23 @@ mod tests {
             record.direct = false;
         }
         run.records[5].1.status = 503;
+        run.records.last_mut().unwrap().1.direct = false;
         let failures = DemoFigures::from_run(&run, "").failures();
         assert_eq!(
             failures,
             [
-                "1 of 101 requests lost (first: status 503 )",
+                "1 of 102 requests lost (first: status 503 )",
                 "only 81.0 % went direct, not 95 %",
                 "only 0 pods ran, not 3",
                 "the service did not return to zero each time",
+                "1 of 1 wakes from standby did not go straight to the frozen pod",
             ]
+        );
+        run.records.pop();
+        let failures = DemoFigures::from_run(&run, "").failures();
+        assert_eq!(
+            failures.last().map(String::as_str),
+            Some("no request found the service with a frozen pod")
         );
     }
 }

@@ -183,6 +183,18 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
     ),
     required_package(
         &[SetupPurpose::Test],
+        "postgresql",
+        // Of Debian 12 and 13, and of Ubuntu 22.04 and 24.04.
+        &[
+            "/usr/lib/postgresql/15/bin/initdb",
+            "/usr/lib/postgresql/17/bin/initdb",
+            "/usr/lib/postgresql/14/bin/initdb",
+            "/usr/lib/postgresql/16/bin/initdb",
+        ],
+        "a database that stands by as a frozen pod, and its client",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",

@@ -28,7 +28,7 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 
 /// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
 /// the shared cluster.
-const PARALLEL_TESTS: [&str; 17] = [
+const PARALLEL_TESTS: [&str; 20] = [
     "baseline::",
     "network_paths::",
     "runtime_contract::",
@@ -46,9 +46,12 @@ const PARALLEL_TESTS: [&str; 17] = [
     "service_lifecycle::",
     "error_conditions::",
     "scaled_services::",
+    "standby::actions::",
+    "standby::applications::",
+    "standby::wakes::",
 ];
 /// Modules whose tests run one at a time on a cluster of their own. They take half of the time of all tests that run
-/// alone, and mostly wait.
+/// alone, and mostly wait. A module of this name in another one, such as `standby::faults`, is meant as well.
 const SEPARATE_TESTS: [&str; 3] = ["faults::", "upgrade::", "pod_termination::"];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
@@ -57,7 +60,9 @@ const PARALLELISM: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
+    let purposes =
+        [SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster, SetupPurpose::Test];
+    setup::prepare(&purposes, args.yes)?;
     // A wrong chart fails the tier, but only after its other tests have run.
     let chart_outcome = check_chart(args, builder)
         .unwrap_or_else(|error| TierOutcome::CannotRun(format!("chart: {error:#}")));

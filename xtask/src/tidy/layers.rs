@@ -38,7 +38,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "agent",
         &[
             "api_servers capabilities clock lock map_sizes paths incompatible pod_gauge service_facts \
-             health metrics config",
+             standby_page health metrics config",
             "net/",
             "kernel/",
             "routes/",

@@ -20,8 +20,9 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
+        balance::PodRank,
         route_settings::{
-            ActivatorTopology, PodPreference, PodServingAddress, PodTable, PodTableEntry,
+            ActivatorTopology, PodRanking, PodServingAddress, PodTable, PodTableEntry,
             RevisionRouteSettings,
         },
         wait_queue::{DispatchedRequest, WaitQueue},
@@ -130,6 +131,13 @@ impl ActiveRevisionState {
         ready.map(|pod| pod.uid.clone()).collect()
     }
 
+    /// Uids of the ready pods that are passed over because of their standby orders.
+    pub(super) fn standby_pod_uids(&self) -> BTreeSet<SmolStr> {
+        let is_standby = |key: &PodEndpointKey| self.wait_queue.rank(*key) == PodRank::Standby;
+        let standby = self.wait_queue.ready_pods().filter(is_standby);
+        standby.filter_map(|key| self.pods.get(&key)).map(|pod| pod.uid.clone()).collect()
+    }
+
     /// Number of waiting requests, and uids of the pods that take requests.
     pub(super) fn queue_state(&self) -> (u32, BTreeSet<SmolStr>) {
         let open = self.wait_queue.open_pods().filter_map(|key| self.pods.get(&key));
@@ -148,11 +156,8 @@ impl ActiveRevisionState {
         counts
     }
 
-    /// Keeps a [`PodEndpoint`] for each address at which a pod of the RouteTable takes requests, and prefers those that
-    /// hints prefer for an activator at its place. Returns the keys of the pods that take requests, sorted.
-    ///
-    /// An early-ready pod takes requests only without a hard limit: other activators grant the slots of pods that the
-    /// table lists as ready.
+    /// Keeps a [`PodEndpoint`] for each address at which a pod of the RouteTable takes requests, and ranks the pods for
+    /// an activator at its place. Returns the keys of the pods that take requests, sorted.
     pub(super) fn update_pods(
         &mut self,
         table: &PodTable,
@@ -161,29 +166,25 @@ impl ActiveRevisionState {
         context: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
         let mut before = FormerEndpoints::new(self.pods.drain());
-        let preference = PodPreference::new(table, topology);
-        let (mut ready, mut preferred) = (Vec::new(), Vec::new());
+        let ranking = PodRanking::new(table, limit, topology);
+        let (mut ready, mut ranks) = (Vec::new(), Vec::new());
         for (uid, it) in table {
-            let takes_requests = it.is_ready || (it.is_early_ready && limit == 0);
-            // The hints of an early-ready pod are not known yet.
-            let is_preferred = it.is_ready
-                && preference.as_ref().is_some_and(|preference| preference.selects(&it.hints));
+            let (takes_requests, rank) = (it.takes_requests(limit), ranking.rank(it));
             // Several ports of one pod do not share the slots of a hard limit. Only scaled Services have several, and
             // these have no hard limit.
             for address in it.serving_addresses(protocol) {
                 let pod = before.take_or_create(uid, it, address, context);
                 pod.set_ready(takes_requests);
+                pod.set_standby(it.has_standby_order);
                 if takes_requests {
                     ready.push(pod.key);
-                }
-                if is_preferred {
-                    preferred.push(pod.key);
+                    ranks.push((pod.key, rank));
                 }
                 self.pods.insert(pod.key, pod);
             }
         }
         before.close_connections();
-        self.wait_queue.set_preferred(preferred);
+        self.wait_queue.set_ranks(ranks);
         ready.sort_unstable();
         ready
     }

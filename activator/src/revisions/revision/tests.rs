@@ -50,6 +50,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         address: Some(([127, 0, 0, 1], 9).into()),
         is_ready: true,
         is_early_ready: false,
+        has_standby_order: false,
         name: "pod".into(),
         hints: TopologyHints::default(),
         ports: Box::default(),

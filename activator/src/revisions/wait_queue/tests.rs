@@ -199,15 +199,56 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
 #[test]
 fn preferred_pods_come_first_also_after_a_pause() {
     let mut queue: SoleHolderQueueFixture<u32> = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    queue.wait_queue.set_preferred([pod(2)]);
+    queue.wait_queue.set_ranks([(pod(2), PodRank::Preferred)]);
     queue.on_routes([pod(1), pod(2)], 0, || 0);
     assert_eq!((0..9).filter(|random| queue.admit(*random) == Some(pod(2))).count(), 9);
     let pause = queue.pause_pod(pod(2)).expect("it is open");
     assert_eq!(queue.admit(0), Some(pod(1)), "the only open one");
     queue.resume_pod(pod(2), pause, || 0);
     assert_eq!(queue.admit(0), Some(pod(2)));
-    queue.wait_queue.set_preferred([]);
+    queue.wait_queue.set_ranks([]);
     assert_eq!(queue.admit(0), Some(pod(1)), "the less loaded one");
+}
+
+#[test]
+fn a_standby_pod_comes_last_also_after_a_pause() {
+    let mut queue: SoleHolderQueueFixture<u32> = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    queue.wait_queue.set_ranks([(pod(1), PodRank::Standby)]);
+    queue.on_routes([pod(1), pod(2)], 0, || 0);
+    assert_eq!((0..9).filter(|random| queue.admit(*random) == Some(pod(2))).count(), 9);
+    let standby_pause = queue.pause_pod(pod(1)).expect("it is open");
+    queue.resume_pod(pod(1), standby_pause, || 0);
+    assert_eq!(queue.admit(0), Some(pod(2)));
+    let pause = queue.pause_pod(pod(2)).expect("it is open");
+    assert_eq!(queue.admit(0), Some(pod(1)), "the only open one");
+    queue.resume_pod(pod(2), pause, || 0);
+    assert_eq!(queue.admit(0), Some(pod(2)));
+    queue.wait_queue.set_ranks([]);
+    assert_eq!(queue.admit(0), Some(pod(1)), "the less loaded one");
+}
+
+/// A standby pod of a Revision with a hard limit has slots as any other: no request waits while one is free.
+#[test]
+fn requests_use_the_slots_of_a_standby_pod_before_they_wait() {
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    queue.wait_queue.set_ranks([(pod(1), PodRank::Standby)]);
+    (1..=4).for_each(|name| _ = enqueue_request(&mut queue, name));
+    assert_eq!(queue.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(2)), (2, pod(1))]);
+    assert_eq!(queue.on_request_done(pod(1), || 0), [(3, pod(1))]);
+    assert_eq!(queue.on_request_done(pod(2), || 0), [(4, pod(2))]);
+}
+
+/// A running pod may lack a port that a standby pod has.
+#[test]
+fn ranks_count_for_each_port_by_itself() {
+    let [http, postgres] = [80, 5432].map(NonZeroU16::new);
+    let mut queue: SoleHolderQueueFixture<u32> = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    let standby = [pod_port(1, http), pod_port(1, postgres)];
+    queue.wait_queue.set_ranks(standby.map(|it| (it, PodRank::Standby)));
+    let running = pod_port(2, http);
+    queue.on_routes([standby[0], standby[1], running], 0, || 0);
+    assert_eq!(queue.admit_to_port(http, 0), Some(running));
+    assert_eq!(queue.admit_to_port(postgres, 0), Some(standby[1]));
 }
 
 #[test]

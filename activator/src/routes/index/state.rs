@@ -262,6 +262,7 @@ impl RouteIndexState {
             address: entry.address,
             is_ready: entry.phase == RoutingPhase::Ready,
             is_early_ready,
+            has_standby_order: entry.standby.is_some(),
             name: entry.name.into(),
             hints: entry.hints,
             ports: entry.ports.into(),

@@ -142,6 +142,43 @@ proptest! {
     }
 }
 
+/// Sets a ready pod whose uid is its number, with a change of its entry.
+fn set_pod(index: &RouteIndex, revision: &NamespacedName, number: u8, change: fn(&mut PodEntry)) {
+    let uid = number.to_string();
+    let address = socket_address(number);
+    let mut entry = fixtures::pod_at(&uid, revision, RoutingPhase::Ready, address);
+    change(&mut entry);
+    apply_change(index, RouteKey::Pod(uid), RouteChange::Pod(entry.into()));
+}
+
+#[test]
+fn requests_go_to_standby_pods_only_while_no_other_pod_takes_them() {
+    let (index, name) = (new_index(), NamespacedName::new("default", "hello-1"));
+    let entry = fixtures::revision(&name, "hello");
+    apply_change(&index, RouteKey::Revision(name.clone()), RouteChange::Revision(entry));
+    let revision = index.revision(&name).unwrap();
+    let chosen = || {
+        let uids = (0..40).map(|_| {
+            let mut request = revision.queue_entry(None, 0);
+            let permit = request.acquire_permit().now_or_never().expect("a pod takes it");
+            permit.unwrap().pod.uid.to_string()
+        });
+        uids.collect::<BTreeSet<String>>()
+    };
+    let orders: fn(&mut PodEntry) = |pod| pod.standby = Some(fixtures::standby_order());
+    let uids = |all: &[&str]| all.iter().map(|uid| (*uid).to_owned()).collect::<BTreeSet<_>>();
+    [1, 2].into_iter().for_each(|number| set_pod(&index, &name, number, orders));
+    assert_eq!(chosen(), uids(&["1", "2"]), "the service sleeps");
+    set_pod(&index, &name, 1, |_| {});
+    assert_eq!(chosen(), uids(&["1"]), "one pod is woken");
+    set_pod(&index, &name, 1, |pod| pod.phase = RoutingPhase::Draining);
+    assert_eq!(chosen(), uids(&["2"]));
+    set_pod(&index, &name, 1, |pod| pod.phase = RoutingPhase::Starting);
+    assert_eq!(chosen(), uids(&["2"]));
+    set_pod(&index, &name, 1, orders);
+    assert_eq!(chosen(), uids(&["1", "2"]));
+}
+
 /// The drain acknowledgement goes out as soon as the table is in force, whatever reports come at the same time.
 #[test]
 fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {

@@ -11,11 +11,12 @@ fn revision() -> NamespacedName {
     NamespacedName::new("default", "hello-1")
 }
 
-/// RouteTable of a controller: the listed activators and the ready pods.
+/// RouteTable of a controller: the listed activators, the ready pods, and the pods with a standby order.
 #[derive(Clone, Debug, Default)]
 struct SimSlotRouteTable {
     listed: BTreeSet<ActivatorName>,
     ready: BTreeSet<SmolStr>,
+    standby: BTreeSet<SmolStr>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +66,8 @@ enum SimSlotClusterOp {
     Refuse(usize, usize),
     Retry(usize),
     Pod(usize),
+    /// A pod gets a standby order, or loses it.
+    Standby(usize),
     List(usize),
     Unlist(usize),
     Start,
@@ -93,6 +96,7 @@ fn ops() -> impl Strategy<Value = Vec<SimSlotClusterOp>> {
         1 => (at(), at()).prop_map(|(at, pod)| SimSlotClusterOp::Refuse(at, pod)),
         1 => at().prop_map(SimSlotClusterOp::Retry),
         2 => at().prop_map(SimSlotClusterOp::Pod),
+        2 => at().prop_map(SimSlotClusterOp::Standby),
         2 => at().prop_map(SimSlotClusterOp::List),
         2 => at().prop_map(SimSlotClusterOp::Unlist),
         1 => Just(SimSlotClusterOp::Start),
@@ -116,12 +120,19 @@ fn pick_nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> 
     (!all.is_empty()).then(|| all[at % all.len()].clone())
 }
 
+fn toggle_pod(pods: &mut BTreeSet<SmolStr>, at: usize) {
+    let pod = SmolStr::from(PODS[at % PODS.len()]);
+    if !pods.remove(&pod) {
+        pods.insert(pod);
+    }
+}
+
 impl SimSlotCluster {
     fn new(limit: u32, activators: usize, pods: usize) -> Self {
         let mut cluster = Self { limit, ..Self::default() };
         let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
         let listed = (0..activators).map(|at| SmolStr::from(format!("a{at}"))).collect();
-        cluster.tables.push(SimSlotRouteTable { listed, ready });
+        cluster.tables.push(SimSlotRouteTable { listed, ready, standby: BTreeSet::new() });
         (0..activators).for_each(|_| cluster.start());
         cluster.names().iter().for_each(|name| cluster.mark_old(name));
         cluster
@@ -160,9 +171,10 @@ impl SimSlotCluster {
     /// Makes an activator read its table.
     fn read_table(&mut self, name: &ActivatorName) {
         let activator = self.activators.get_mut(name).expect("lives");
-        let SimSlotRouteTable { listed, ready } = self.tables[activator.version].clone();
+        let SimSlotRouteTable { listed, ready, standby } = self.tables[activator.version].clone();
         activator.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
         activator.paused_pods.retain(|pod| ready.contains(pod));
+        activator.slots.on_standby(standby.intersection(&ready).cloned().collect());
         activator.slots.on_routes(self.limit, ready);
         let unlisted: Vec<_> = self
             .links
@@ -418,12 +430,10 @@ impl SimSlotCluster {
             SimSlotClusterOp::Retry(at) => {
                 self.change_one(at, |activator| activator.paused_pods.clear())
             }
-            SimSlotClusterOp::Pod(at) => self.change(|table| {
-                let pod = SmolStr::from(PODS[at % PODS.len()]);
-                if !table.ready.remove(&pod) {
-                    table.ready.insert(pod);
-                }
-            }),
+            SimSlotClusterOp::Pod(at) => self.change(|table| toggle_pod(&mut table.ready, at)),
+            SimSlotClusterOp::Standby(at) => {
+                self.change(|table| toggle_pod(&mut table.standby, at));
+            }
             SimSlotClusterOp::List(at) => {
                 let one = self.pick(at);
                 self.change(|table| table.listed.extend(one));
@@ -602,6 +612,24 @@ fn a_new_activator_grants_nothing_while_an_earlier_owner_may() {
         ([("p".into(), 1)].into(), 0),
         "it gets the free slot"
     );
+}
+
+/// The holder's second request uses up the running pod, although the pod with a standby order has more free slots.
+#[test]
+fn slots_of_a_standby_pod_are_given_last() {
+    let mut cluster = SimSlotCluster::new(2, 2, 2);
+    cluster.run(SimSlotClusterOp::Standby(0));
+    cluster.settle_all();
+    let is_holder = |it: &SimActivator| it.slots.ledger.is_none();
+    let holder = cluster.activators.values().position(is_holder).expect("one owns the Revision");
+    let mut used = Vec::new();
+    for _ in 0..4 {
+        cluster.run(SimSlotClusterOp::Request(holder));
+        assert!(cluster.deliver_all(), "messages come to an end");
+        let in_use = cluster.in_use();
+        used.push(["p", "q"].map(|pod| in_use.get(pod).copied().unwrap_or(0)));
+    }
+    assert_eq!(used, [[0, 1], [0, 2], [1, 2], [2, 2]]);
 }
 
 proptest! {

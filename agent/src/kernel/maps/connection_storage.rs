@@ -1,7 +1,7 @@
 //! Shell: the eBPF programs' storage of the connections of a pod.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
@@ -69,6 +69,17 @@ impl ConnectionStorage {
             count += stored.filter(|(_, value)| is_upgraded(value)).count() as u64;
         }
         Ok(count)
+    }
+
+    /// Returns the cookies of the connections in the namespace of `diag` that this version's programs count.
+    pub fn counted_sockets(&self, diag: &SockDiag) -> io::Result<BTreeSet<u64>> {
+        // The first storage is this version's. The previous version's programs send their events to no agent.
+        let Some(storage) = self.0.first() else { return Ok(BTreeSet::new()) };
+        let stored = diag.stored_values(storage.as_fd())?.into_iter();
+        let is_counted =
+            |value: &[u8]| ServerSocket::read(value).is_some_and(|it| it.pod_slot != 0);
+        let counted = stored.filter(|(_, value)| is_counted(value));
+        Ok(counted.map(|(connection, _)| connection.cookie()).collect())
     }
 
     /// Returns all open connections in the namespace of `diag`, each with the entry that this version's programs have

@@ -1,4 +1,4 @@
-//! Shell: the eBPF programs' storage of each connection, read by sock_diag (5.7).
+//! Shell: the eBPF programs' storage of each connection (5.7) and its cgroup (5.8), read by sock_diag.
 //!
 //! `netlink-packet-sock-diag` knows neither the attributes of the request nor those of the response. They are defined
 //! here (`linux/inet_diag.h`, `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
@@ -26,6 +26,8 @@ const REQUEST_STORAGES: u16 = 2;
 const REQUEST_MAP_FD: u16 = 1;
 /// `INET_DIAG_SK_BPF_STORAGES`: stored values; inside it, for each map, [`STORAGE`].
 const STORAGES: u16 = 20;
+/// `INET_DIAG_CGROUP_ID`: number of the socket's cgroup of v2, in the byte order of the machine.
+const CGROUP_ID: u16 = 21;
 /// `SK_DIAG_BPF_STORAGE`: one map; inside it, [`STORAGE_VALUE`].
 const STORAGE: u16 = 1;
 /// `SK_DIAG_BPF_STORAGE_MAP_VALUE`: bytes of the value.
@@ -106,6 +108,14 @@ fn stored_value(socket: &InetResponse) -> Option<Vec<u8>> {
     stored.emit_value(&mut bytes);
     let map = find_attribute(&bytes, STORAGE)?;
     find_attribute(map.value(), STORAGE_VALUE).map(|it| it.value().to_vec())
+}
+
+/// Returns the number of the socket's cgroup of v2 in a response, if there is one.
+pub(super) fn cgroup_id(socket: &InetResponse) -> Option<u64> {
+    let stored = socket.nlas.iter().find(|it| is_kind(it.kind(), CGROUP_ID))?;
+    let mut bytes = vec![0; stored.value_len()];
+    stored.emit_value(&mut bytes);
+    bytes.try_into().ok().map(u64::from_ne_bytes)
 }
 
 /// Returns the first attribute of this kind.

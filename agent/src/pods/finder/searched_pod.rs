@@ -8,10 +8,13 @@ use std::{
 use nix::sys::inotify::WatchDescriptor;
 use tracing::warn;
 
-use crate::pods::{
-    namespace::NetworkNamespace,
-    pod_server::{PodServer, PodServers},
-    types::NamespaceFacts,
+use crate::{
+    kernel::freezer::CgroupState,
+    pods::{
+        namespace::NetworkNamespace,
+        pod_server::{PodServer, PodServers},
+        types::NamespaceFacts,
+    },
 };
 
 /// First wait for a process that has not entered its pod's namespace yet; doubled up to [`SEARCH_WAIT_MAX`].
@@ -46,6 +49,8 @@ pub(super) struct SearchedPod {
     has_server_error: bool,
     /// Watch of its `cgroup.events`.
     pub(super) watch: Option<WatchDescriptor>,
+    /// Content of that file when it changed last.
+    pub(super) cgroup_state: CgroupState,
     /// Time of the next search; `None`: no search is planned.
     pub(super) next_search: Option<Instant>,
     /// Wait before the next search while the processes move.
@@ -63,6 +68,7 @@ impl SearchedPod {
             pod_server: None,
             has_server_error: false,
             watch: None,
+            cgroup_state: CgroupState::default(),
             next_search: None,
             backoff: SEARCH_WAIT_MIN,
             host_namespace_searches: 0,

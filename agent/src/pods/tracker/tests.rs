@@ -107,6 +107,7 @@ fn idle() -> PodObservation {
         listening_since_ns: 0,
         not_ready_reason: "nothing listens on port 8080 yet".into(),
         counts_all_ports: true,
+        standby: None,
     }
 }
 

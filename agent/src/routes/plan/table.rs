@@ -303,9 +303,9 @@ impl PlannerTable {
     /// Returns the list that each address of a service of the RouteTable should have.
     ///
     /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready,
-    /// which has a port for the service. Hints select among these pods. The kernel cannot split by request. An IPv6
-    /// client reaches pods without an IPv6 address through the activators, because each of its sockets can reach those.
-    /// It uses mapped addresses only if no activator has an IPv6 address.
+    /// which has a port for the service. Standby orders and hints select among these pods. The kernel cannot split by
+    /// request. An IPv6 client reaches pods without an IPv6 address through the activators, because each of its sockets
+    /// can reach those. It uses mapped addresses only if no activator has an IPv6 address.
     fn desired_routed_lists(
         &self,
         service_number: u32,

@@ -7,6 +7,7 @@ mod hints;
 mod in_place;
 mod plan_writer;
 mod scaled_services;
+mod standby;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -465,6 +466,8 @@ enum SimRouteChange {
     NoPod(u8),
     /// A pod has a hint for a zone by its index in [`ZONES`], if there is the pod.
     Hint(u8, u8),
+    /// A pod has a standby order (true), or no longer, if there is the pod.
+    Standby(u8, bool),
     /// The node has a zone by its index.
     Zone(u8),
     /// There are this many activators.
@@ -487,6 +490,7 @@ fn route_changes() -> impl Strategy<Value = Vec<SimRouteChange>> {
         6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| SimRouteChange::Pod(p, s, phase)),
         2 => (1u8..7).prop_map(SimRouteChange::NoPod),
         4 => (1u8..7, 0u8..3).prop_map(|(p, zone)| SimRouteChange::Hint(p, zone)),
+        4 => (1u8..7, any::<bool>()).prop_map(|(p, order)| SimRouteChange::Standby(p, order)),
         2 => (0u8..3).prop_map(SimRouteChange::Zone),
         1 => (0u8..3).prop_map(SimRouteChange::Activators),
         1 => (1u8..7, any::<bool>()).prop_map(|(p, known)| SimRouteChange::Local(p, known)),
@@ -562,9 +566,13 @@ impl RouteSim {
                 None
             }
             SimRouteChange::Hint(number, zone) => {
-                if let Some(it) = self.table.pods.get_mut(&uid(number)) {
-                    it.hints.zone = ZONES[usize::from(*zone)].into();
-                }
+                let zone = ZONES[usize::from(*zone)];
+                self.change_pod(&uid(number), |it| it.hints.zone = zone.into());
+                None
+            }
+            SimRouteChange::Standby(number, has_order) => {
+                let standby = has_order.then(fixtures::standby_order);
+                self.change_pod(&uid(number), |it| it.standby = standby);
                 None
             }
             SimRouteChange::Zone(zone) => {
@@ -594,6 +602,13 @@ impl RouteSim {
                 None
             }
             SimRouteChange::Restart | SimRouteChange::Crash(_) => None,
+        }
+    }
+
+    /// Changes a pod of the table, if there is the pod.
+    fn change_pod(&mut self, uid: &str, change: impl FnOnce(&mut PodEntry)) {
+        if let Some(pod) = self.table.pods.get_mut(uid) {
+            change(pod);
         }
     }
 }

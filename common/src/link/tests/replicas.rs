@@ -231,6 +231,7 @@ fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     };
     (PodReportKey::Pod(uid.into()), PodReportItem::Observed(observation))
 }

@@ -98,6 +98,7 @@ impl TryFrom<raw::PodSeen> for PodObservation {
             listening_since_ns: message.listening_since_ns,
             not_ready_reason: message.trouble,
             counts_all_ports: message.counts_all_ports,
+            standby: message.standby.map(Into::into),
         })
     }
 }
@@ -116,6 +117,7 @@ impl From<PodObservation> for raw::PodSeen {
             trouble: value.not_ready_reason,
             also: value.other_family_address.map(address_octets).unwrap_or_default(),
             counts_all_ports: value.counts_all_ports,
+            standby: value.standby.map(Into::into),
         }
     }
 }

@@ -37,8 +37,18 @@ impl TryFrom<raw::Pod> for PodEntry {
             probe: require("pod.probe", message.probe)?.try_into()?,
             ports: parse_pod_ports(message.ports)?,
             keeps_binds: message.keeps_binds,
+            standby: parse_standby(message.standby, phase)?,
         })
     }
+}
+
+/// Parses the standby order of a pod. A draining pod has none, since it must be able to end its last requests.
+fn parse_standby(
+    message: Option<raw::StandbyOrder>,
+    phase: RoutingPhase,
+) -> WireResult<Option<StandbyOrder>> {
+    let order = message.map(StandbyOrder::try_from).transpose()?;
+    Ok(order.filter(|_| phase != RoutingPhase::Draining))
 }
 
 /// Parses the ports of a pod and sorts them by `service_port`.
@@ -79,6 +89,7 @@ impl From<PodEntry> for raw::Pod {
             ports: value.ports.into_iter().map(Into::into).collect(),
             keeps_binds: value.keeps_binds,
             by_report: value.awaits_report,
+            standby: value.standby.map(Into::into),
         }
     }
 }

@@ -6,16 +6,17 @@ use common::wire::{NamespacedName, RouteKey};
 use tracing::info;
 
 use super::{
-    ControllerStateMachine, ObjectsToStore, RouteFingerprint, name_claims, reports, write_keys,
+    ControllerStateMachine, ObjectEventRecord, ObjectsToStore, RouteFingerprint, name_claims,
+    reports, write_keys,
 };
 use crate::{
     decide::plan::{self, AppPlan},
     model::{
         cluster_state::{
-            AppRevision, AppState, ConditionStatus, ConditionType, ParsedTemplate, PlatformKind,
-            PodStage, RevisionPod, UnixMillis,
+            AppRevision, AppState, ConditionReason, ConditionStatus, ConditionType, ParsedTemplate,
+            PlatformKind, PodStage, RevisionPod, StandbyStop, UnixMillis,
         },
-        object::{LocalObjectKey, ObjectPart},
+        object::{LocalObjectKey, ObjectPart, REQUESTS_NOT_RESTORED, ResourceKind},
     },
 };
 
@@ -86,6 +87,12 @@ impl ControllerStateMachine {
         } else {
             self.draining_apps.remove(name);
         }
+        if self.has_standby(&app) {
+            self.standby_apps.insert(name.clone());
+        } else {
+            self.standby_apps.remove(name);
+        }
+        self.record_standby_failures(name, previous, &app);
         log_changes(name, previous, &app);
         self.cluster.apps.insert(name.clone(), Box::new(app));
     }
@@ -220,8 +227,45 @@ impl ControllerStateMachine {
         self.effects.dns_names.extend(current);
     }
 
+    /// Returns true if pods of an app stand by, are to do so, or may still be frozen.
+    fn has_standby(&self, app: &AppState) -> bool {
+        let reports = &self.cluster.pods.reports;
+        let may_be_frozen = |pod: &RevisionPod| {
+            let report = reports.get(&*pod.uid);
+            pod.standby_since.is_some() || report.is_some_and(|report| report.standby.is_some())
+        };
+        app.revisions.iter().any(|it| it.scaling.standby_scale > 0)
+            || app.pods().any(|(_, pod)| may_be_frozen(pod))
+    }
+
+    /// Records an Event on each Revision whose standby has failed now. Each wake and sleep would be too many Events.
+    fn record_standby_failures(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: &AppState,
+    ) {
+        if !self.cluster.is_leader {
+            return;
+        }
+        for revision in &after.revisions {
+            let old = previous.revision(&revision.name);
+            let had_failed = old.is_some_and(|it| standby_failure(it).is_some());
+            let Some(failure) = standby_failure(revision).filter(|_| !had_failed) else { continue };
+            self.effects.object_events.push(ObjectEventRecord {
+                resource: ResourceKind::Revision,
+                name: NamespacedName::new(name.namespace.clone(), &*revision.name),
+                uid: revision.meta.uid.to_string(),
+                is_warning: true,
+                reason: failure.reason.to_string(),
+                message: failure.message.to_string(),
+            });
+        }
+    }
+
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
+        self.standby_apps.remove(name);
         self.cluster.apps.remove(name);
         info!(service = %name, "service gone");
     }
@@ -241,6 +285,13 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
+}
+
+/// Returns the reason if an agent could not freeze a pod of the Revision, or a pod did not get its requests back.
+fn standby_failure(revision: &AppRevision) -> Option<&ConditionReason> {
+    let stop = revision.scaling.standby_stop.as_deref()?;
+    let failures = [StandbyStop::FREEZE_FAILED, REQUESTS_NOT_RESTORED];
+    Some(&stop.reason).filter(|it| failures.contains(&&*it.reason))
 }
 
 fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
@@ -263,6 +314,11 @@ fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
                 ready = revision.scaling.actual_scale,
                 "scaled"
             );
+        }
+        let from = old.map_or(0, AppRevision::ordered_pods);
+        if from != revision.ordered_pods() {
+            let key = key();
+            info!(revision = key, from, to = revision.ordered_pods(), "pods on standby");
         }
     }
     let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);

@@ -7,7 +7,7 @@ use crate::{
     decide::part_keys,
     model::{
         cluster_state::{AppRevision, AppState, ConditionReason, UnixMillis},
-        object::{ObjectPartKey, ResourceKind, WriteError},
+        object::{ObjectPart, ObjectPartKey, ResourceKind, WriteError},
     },
 };
 
@@ -165,6 +165,13 @@ impl ControllerStateMachine {
         error: Option<WriteError>,
         now: UnixMillis,
     ) {
+        // Without it the pods work as they are, so it blocks nothing.
+        if key.part == ObjectPart::Resize {
+            if let Some(error) = &error {
+                self.handle_resize_error(&key.name, error, now);
+            }
+            return;
+        }
         let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
         let Some(blocked_object) = self.blocked_object_of(key) else { return };
         let cause = BlockingCause::WriteError(key.clone());

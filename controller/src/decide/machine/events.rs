@@ -8,7 +8,7 @@ use common::{
 };
 use serde_json::Value;
 
-use super::{ConfigMapEventRecord, DigestResolution, ServiceEventRecord};
+use super::{ConfigMapEventRecord, DigestResolution};
 use crate::model::{
     cluster_state::{AppState, ServiceManifest},
     network_policies::PolicyClientPod,
@@ -107,11 +107,28 @@ pub struct ControllerEffects {
     pub config_map_events: Vec<ConfigMapEventRecord>,
     /// Revisions whose digests are to be resolved, or are no longer needed.
     pub revisions_to_resolve: Vec<NamespacedName>,
-    /// Events to record on Services of users.
-    pub service_events: Vec<ServiceEventRecord>,
+    /// Events to record on other objects: Services of users, and Revisions.
+    pub object_events: Vec<ObjectEventRecord>,
     /// True if the Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users must be watched: a scaled
     /// Service exists, or something of one. Once true, it is true in all later effects.
     pub needs_workload_watch: bool,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused_reports: u64,
+}
+
+/// Event to record on an object of the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectEventRecord {
+    /// Kind of the object.
+    pub resource: ResourceKind,
+    /// Namespace and name of the object.
+    pub name: NamespacedName,
+    /// UID of the object.
+    pub uid: String,
+    /// True for type `Warning`, false for `Normal`.
+    pub is_warning: bool,
+    /// Reason in one CamelCase word.
+    pub reason: String,
+    /// Explanation in one line.
+    pub message: String,
 }

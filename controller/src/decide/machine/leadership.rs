@@ -13,13 +13,13 @@ impl ControllerStateMachine {
     /// Lets all pods follow their annotations, after this replica lost the leadership.
     ///
     /// The last plan may never have been written, and the new leader may plan otherwise. So exactly the pods that are
-    /// annotated as draining drain, as on every other replica.
-    fn adopt_drain_annotations(&mut self, now: UnixMillis) {
+    /// annotated as draining drain, and those that are annotated have orders, as on every other replica.
+    fn adopt_pod_annotations(&mut self, now: UnixMillis) {
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
             self.change_app(name, now, |app, _| {
                 let revisions = app.revisions.iter_mut().filter(|it| !it.is_deleted);
                 let pods = revisions.flat_map(|it| &mut it.pods);
-                pods.for_each(|pod| pods::adopt_drain_annotation(pod, now));
+                pods.for_each(|pod| pods::adopt_annotations(pod, now));
             });
         }
     }
@@ -34,7 +34,7 @@ impl ControllerStateMachine {
             is_leader.then_some(own_pod_name).filter(|it| !it.is_empty()),
         );
         if !is_leader {
-            return self.adopt_drain_annotations(now);
+            return self.adopt_pod_annotations(now);
         }
         info!(apps = self.cluster.apps.len(), "became the leader");
         // Only the leader records Events on ConfigMaps. The former leader may have ended before it recorded these.
@@ -64,7 +64,8 @@ impl ControllerStateMachine {
     }
 }
 
-/// Requests as many pods as serve now, until the autoscaler decides.
+/// Requests as many pods as serve and stand by now, until the autoscaler decides.
 pub(super) fn keep_running_scale(revision: &mut AppRevision) {
     revision.scaling.requested_scale = revision.serving_pods();
+    revision.scaling.standby_scale = revision.ordered_pods();
 }

@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 use super::{
     BlockedPart, ControllerStateMachine, ObjectsToStore, allocate,
     leadership::keep_running_scale,
-    pods::{adopt_drain_annotation, drain_pod, store_pod},
+    pods::{adopt_annotations, drain_pod, store_pod},
 };
 use crate::{
     decide::{part_keys, plan},
@@ -80,8 +80,22 @@ impl ControllerStateMachine {
             true => self.cluster.terminating_namespaces.insert(name.clone()),
             false => self.cluster.terminating_namespaces.remove(name),
         };
-        let changed_apps = self.cluster.network_policies.set_namespace(name, object);
+        let mut changed_apps = self.cluster.network_policies.set_namespace(name, object);
+        if self.set_standby_default(name, object) {
+            changed_apps.insert(name.clone());
+        }
         self.reconcile_namespaces(&changed_apps, now);
+    }
+
+    /// Sets the number of pods that Revisions of a namespace keep on standby by default. Returns true if it changed.
+    fn set_standby_default(&mut self, name: &SmolStr, object: Option<&Value>) -> bool {
+        let text = object.and_then(|it| json::annotation(it, key::STANDBY));
+        let defaults = &mut self.cluster.standby_defaults;
+        let previous = match text {
+            Some(text) => defaults.insert(name.clone(), text.into()),
+            None => defaults.remove(name),
+        };
+        previous.as_deref() != text
     }
 
     /// Changes one app and plans it; an app without any object left is forgotten. Returns false if nothing changed, so
@@ -362,13 +376,14 @@ fn mark_revision_deleted(app: &mut AppState, name: &str, now: UnixMillis) {
 /// Keeps a Revision that this replica collected as the leader, and that still exists: another leader decides now.
 fn keep_undeleted(revision: &mut AppRevision, now: UnixMillis) {
     if std::mem::take(&mut revision.is_deleted) {
-        revision.pods.iter_mut().for_each(|pod| adopt_drain_annotation(pod, now));
+        revision.pods.iter_mut().for_each(|pod| adopt_annotations(pod, now));
     }
 }
 
 /// Copies the fields of a Revision that only the leader sets, or that the leader may observe before this replica.
 fn adopt_leader_fields(revision: &mut AppRevision, observed: &AppRevision) {
     revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
+    revision.scaling.standby_stop.clone_from(&observed.scaling.standby_stop);
     if revision.digests.is_empty() {
         revision.digests = observed.digests.clone();
     }

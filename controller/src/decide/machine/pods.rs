@@ -109,6 +109,9 @@ impl ControllerStateMachine {
         } else {
             self.cluster.nodes.deleted.remove(name);
         }
+        if object.is_none() {
+            self.cluster.pods.silent_agents.remove(name);
+        }
         let share_inputs = |node: &NodeState| node.zone_node("");
         let inputs = node.as_ref().map(share_inputs);
         let previous = self.cluster.nodes.states.get(name).map(share_inputs);
@@ -189,7 +192,7 @@ impl ControllerStateMachine {
 }
 
 /// Returns true if Kubernetes has bound the pod to this node.
-fn is_on_node(pod: &RevisionPod, node: &str) -> bool {
+pub(super) fn is_on_node(pod: &RevisionPod, node: &str) -> bool {
     pod.kube_status.as_ref().is_some_and(|it| *it.node == *node)
 }
 
@@ -248,23 +251,24 @@ pub(super) fn update_pod(
     if must_drain && known_pod.stage == PodStage::Serving {
         known_pod.stage = PodStage::Draining { since: now };
     } else if follows_annotation {
-        adopt_drain_annotation(known_pod, now);
+        adopt_annotations(known_pod, now);
     }
 }
 
 /// Sets the stage of a pod that is new to the controller: another leader may have let it drain.
 pub(super) fn prepare_pod(pod: &mut RevisionPod, must_drain: bool, now: UnixMillis) {
-    adopt_drain_annotation(pod, now);
+    adopt_annotations(pod, now);
     if must_drain && pod.stage == PodStage::Serving {
         pod.stage = PodStage::Draining { since: now };
     }
 }
 
-/// Lets a pod drain if it is annotated as draining, and serve otherwise.
+/// Lets a pod drain if it is annotated as draining, and serve otherwise; and gives it the annotated standby order.
 ///
 /// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
-/// or behind, which would leave no time for the last requests.
-pub(super) fn adopt_drain_annotation(pod: &mut RevisionPod, now: UnixMillis) {
+/// or behind, which would leave no time for the last requests. The longest time on standby is far longer than clocks
+/// differ, so there the annotated time counts, unless it is ahead.
+pub(super) fn adopt_annotations(pod: &mut RevisionPod, now: UnixMillis) {
     let Some(status) = &pod.kube_status else { return };
     match (pod.stage, status.draining_since) {
         (PodStage::Serving, Some(_)) => pod.stage = PodStage::Draining { since: now },
@@ -273,4 +277,9 @@ pub(super) fn adopt_drain_annotation(pod: &mut RevisionPod, now: UnixMillis) {
         }
         (PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. }, _) => {}
     }
+    let earlier = pod.standby_since;
+    pod.standby_since = status.standby_since.map(|noted| match noted <= now {
+        true => noted,
+        false => earlier.unwrap_or(now),
+    });
 }

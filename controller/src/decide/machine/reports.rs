@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use common::wire::{ClientComponent, ComponentReplica, NamespacedName, PodObservation};
 use tracing::warn;
 
-use super::ControllerStateMachine;
+use super::{ControllerStateMachine, pods};
 use crate::{
     decide::plan,
     model::{
         cluster_state::{
-            AppState, ClusterState, ConditionType, PlatformKind, PodStage, RevisionPod, UnixMillis,
+            AppState, ClusterState, ConditionType, ObservedPods, PlatformKind, PodStage,
+            RevisionPod, UnixMillis,
         },
         reporters,
     },
@@ -98,6 +99,7 @@ impl ControllerStateMachine {
             return;
         }
         self.handle_node_change(&reporter.node, was_lost, now);
+        self.handle_agent_stream(reporter, now);
         let record = self.pods_by_reporter.entry(reporter_id(reporter)).or_default();
         record.node.clone_from(&reporter.node);
         record.stream = stream;
@@ -142,7 +144,31 @@ impl ControllerStateMachine {
         self.cluster.pods.reporters.end_stream(&reporter_id(reporter), stream);
         self.forget_lost_record(&reporter_id(reporter));
         self.handle_node_change(&reporter.node, was_lost, now);
+        self.handle_agent_stream(reporter, now);
         self.reconcile_draining_apps(now);
+    }
+
+    /// Plans the apps with pods on standby on the node of an agent whose stream has begun or ended: without it, no
+    /// request may be sent to a pod that only the agent can thaw.
+    fn handle_agent_stream(&mut self, reporter: &ComponentReplica, now: UnixMillis) {
+        if reporter.role != ClientComponent::Agent {
+            return;
+        }
+        let ObservedPods { reporters, silent_agents, .. } = &mut self.cluster.pods;
+        if reporters.is_reporting(&reporter_id(reporter)) {
+            silent_agents.remove(&reporter.node);
+        } else {
+            silent_agents.entry(reporter.node.clone()).or_insert(now);
+        }
+        for name in self.standby_apps.clone() {
+            let app = self.cluster.apps.get(&name);
+            let is_affected = |pod: &RevisionPod| {
+                pod.kube_status.is_none() || pods::is_on_node(pod, &reporter.node)
+            };
+            if app.is_some_and(|app| app.pods().any(|(_, pod)| is_affected(pod))) {
+                self.reconcile_app(&name, now);
+            }
+        }
     }
 
     /// Handles the deletion of the pod in which a reporter ran. Its reports of pods that are not ready are dropped,
@@ -322,6 +348,8 @@ impl ControllerStateMachine {
         let Some(app) = self.pod_index.apps.get(&observation.uid).cloned() else { return };
         let (uid, idle) = (observation.uid.clone(), observation.in_flight == 0);
         let last_report = self.cluster.pods.reports.get(&uid);
+        let had_standby = last_report.is_some_and(|it| it.standby.is_some());
+        let has_standby = observation.standby.is_some();
         let changes_only_count = last_report.is_some_and(|report| {
             *report == PodObservation { in_flight: report.in_flight, ..observation.clone() }
         });
@@ -340,7 +368,11 @@ impl ControllerStateMachine {
             || !changes_counted_ports
                 && old_addresses.is_some()
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
-        if !needs_no_plan || (idle && self.draining_apps.contains(&app)) {
+        let needs_standby_plan = || {
+            had_standby != has_standby
+                || (has_standby && plan::needs_standby_plan(&self.cluster, &app, &uid))
+        };
+        if !needs_no_plan || (idle && self.draining_apps.contains(&app)) || needs_standby_plan() {
             self.reconcile_app(&app, now);
         }
     }

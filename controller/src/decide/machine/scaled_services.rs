@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use common::wire::NamespacedName;
 use serde_json::Value;
 
-use super::{ControllerStateMachine, ObjectsToStore};
+use super::{ControllerStateMachine, ObjectEventRecord, ObjectsToStore};
 use crate::{
     decide::{
         part_keys,
@@ -22,7 +22,7 @@ use crate::{
             AppState, ConditionStatus, ConditionType, ParsedTemplate, UnixMillis, WorkloadKey,
             WorkloadKind,
         },
-        object::{WorkloadVersion, names},
+        object::{ResourceKind, WorkloadVersion, names},
     },
     read::observe,
 };
@@ -30,21 +30,6 @@ use crate::{
 mod activator_ports;
 mod binding;
 mod workload_pods;
-
-/// Event to record on a Service of a user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceEventRecord {
-    /// Namespace and name of the Service.
-    pub name: NamespacedName,
-    /// UID of the Service.
-    pub uid: String,
-    /// True for type `Warning`, false for `Normal`.
-    pub is_warning: bool,
-    /// Reason in one CamelCase word.
-    pub reason: String,
-    /// Explanation in one line.
-    pub message: String,
-}
 
 /// Consequences of a resolution that must wait until the app is planned.
 #[derive(Debug, Default)]
@@ -329,7 +314,8 @@ impl ControllerStateMachine {
         if reason(before).is_some_and(|it| it.reason == present.reason) {
             return;
         }
-        self.effects.service_events.push(ServiceEventRecord {
+        self.effects.object_events.push(ObjectEventRecord {
+            resource: ResourceKind::Service,
             name: name.clone(),
             uid: service.meta.uid.to_string(),
             is_warning: true,

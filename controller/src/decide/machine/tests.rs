@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod local_pods;
+mod standby;
 
 pub(super) const HELLO: &str = r#"
 apiVersion: serving.knative.dev/v1
@@ -212,6 +213,7 @@ pub(crate) fn pod_seen(uid: &str) -> PodObservation {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     }
 }
 

@@ -43,7 +43,7 @@ fn changed_scaled_keys(
     keys.extend(after.into_iter().flat_map(|after| part_keys::scaled_keys(name, after)));
     let pods = after.into_iter().flat_map(|after| &after.revisions);
     let pods = pods.filter(|it| it.is_scaled_service);
-    keys.extend(pods.flat_map(|it| part_keys::drain_annotation_keys(&name.namespace, it)));
+    keys.extend(pods.flat_map(|it| part_keys::pod_annotation_keys(&name.namespace, it)));
     keys
 }
 
@@ -91,7 +91,8 @@ fn changed_knative_keys(
         }
         if old != Some(revision) || is_freed(revision) {
             keys.extend(part_keys::scale_keys(&name.namespace, revision));
-            keys.extend(part_keys::drain_annotation_keys(&name.namespace, revision));
+            keys.extend(part_keys::pod_annotation_keys(&name.namespace, revision));
+            keys.extend(part_keys::resize_keys(&name.namespace, revision));
         }
     }
     // A Revision that the plan has dropped or collected, such as an old one, is deleted on the API server as well.

@@ -8,7 +8,7 @@ use common::{
     wire::RevisionActivity,
 };
 
-use super::{PlanTimer, RevisionPlanContext, scale};
+use super::{PlanTimer, RevisionPlanContext, readiness, standby};
 use crate::model::{
     cluster_state::{
         AppRevision, ConditionReason, ConditionStatus, ConditionType, KubeletReadiness,
@@ -52,16 +52,17 @@ pub(super) fn update_revision(
         if pod.first_seen_at == UnixMillis::default() {
             pod.first_seen_at = context.now;
         }
-        pod.was_ready |= scale::is_pod_ready(pod, context);
+        standby::update_pod(pod, context, timer);
+        pod.was_ready |= readiness::is_pod_ready(pod, context);
         // Activators may act on a report that the controller gets late, when nothing is awaited any more.
-        pod.may_have_requests |= pod.was_ready || scale::awaits_report(pod, context);
-        scale::update_steady_readiness(pod, context);
+        pod.may_have_requests |= pod.was_ready || readiness::awaits_report(pod, context);
+        readiness::update_steady_readiness(pod, context);
     }
     if revision.scaling.first_planned_at == UnixMillis::default() {
         revision.scaling.first_planned_at = context.now;
     }
-    let ready = scale::count_ready_pods(revision, context);
-    let proven = scale::count_proven_pods(revision, context, timer);
+    let ready = readiness::count_ready_pods(revision, context);
+    let proven = readiness::count_proven_pods(revision, context, timer);
     revision.scaling.actual_scale = ready;
     let policy = &context.template.policy;
     let min_scale =
@@ -95,12 +96,13 @@ pub(super) fn update_revision(
         conditions.summarize(&[ConditionType::RevisionHealthy, ConditionType::RevisionResources]);
     conditions.set(ConditionType::RevisionReady, status, context.now);
     let active = match context.template.class {
-        AutoscalerClass::Kpa => active_status(revision, ready),
+        AutoscalerClass::Kpa => active_status(revision, context),
         // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => ConditionStatus::True(None),
     };
     revision.conditions.set(ConditionType::RevisionActive, active, context.now);
     update_annotations_condition(revision, context);
+    standby::update_condition(revision, context);
 }
 
 /// Sets the condition about annotations that are not in force. It is absent until some were refused once.
@@ -268,7 +270,7 @@ fn slow_start_reason(
     let is_reported = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
     let mut slow = serving.filter(|it| {
-        is_reported || timer.is_due_or_schedule(scale::slow_start_at(it), context.now)
+        is_reported || timer.is_due_or_schedule(readiness::slow_start_at(it), context.now)
     });
     slow.find_map(|pod| not_ready_reason(pod, context))
 }
@@ -360,7 +362,7 @@ fn exit_code_reason(code: i32, message: &str) -> ConditionReason {
 /// scaled away, the next request tries again.
 pub(super) fn should_fail_fast(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
     let mut serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving).peekable();
-    if serving.peek().is_none() || scale::count_ready_pods(revision, context) > 0 {
+    if serving.peek().is_none() || readiness::count_ready_pods(revision, context) > 0 {
         return false;
     }
     serving.all(|pod| {
@@ -376,7 +378,7 @@ pub(super) fn should_fail_fast(revision: &AppRevision, context: &RevisionPlanCon
     })
 }
 
-fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
+fn active_status(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> ConditionStatus {
     let idle = || ConditionStatus::False(ConditionReason::NO_TRAFFIC);
     let queued = "Requests to the target are being buffered as resources are provisioned.";
     let queued = || ConditionStatus::Unknown(Some(ConditionReason::new("Queued", queued)));
@@ -388,7 +390,10 @@ fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
             TIMED_OUT,
             "The target could not be activated.",
         )),
-        None if ready > 0 => ConditionStatus::True(None),
+        // Pods that stand by are those of a Revision without load.
+        None if standby::count_running_ready_pods(revision, context) > 0 => {
+            ConditionStatus::True(None)
+        }
         None if revision.scaling.initial_scale_reached => idle(),
         None => deploying_status(),
     }

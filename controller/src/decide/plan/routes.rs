@@ -9,7 +9,8 @@ use common::wire::{
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, domain_mappings, revision_conditions, scale, traffic,
+    RevisionPlanContext, ServingAddresses, domain_mappings, readiness, revision_conditions, scale,
+    standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -81,7 +82,7 @@ pub(super) fn pod_subject(
     context: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
     let phase = match pod.stage {
-        PodStage::Serving if scale::is_pod_ready(pod, context) => RoutingPhase::Ready,
+        PodStage::Serving if readiness::is_pod_ready(pod, context) => RoutingPhase::Ready,
         PodStage::Serving => RoutingPhase::Starting,
         PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
@@ -95,10 +96,7 @@ pub(super) fn pod_subject(
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
         revision: context.revision_key(revision),
-        node: pod
-            .kube_status
-            .as_ref()
-            .map_or_else(|| context.cluster.settings.node_name.clone(), |it| it.node.to_string()),
+        node: context.node(pod).to_owned(),
         zone: context.zone(pod),
         hints: revision.topology_hints(&pod.name),
         phase,
@@ -108,11 +106,12 @@ pub(super) fn pod_subject(
             .kube_status
             .as_ref()
             .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
-        awaits_report: scale::awaits_report(pod, context),
+        awaits_report: readiness::awaits_report(pod, context),
         port: template.port,
         probe: template.agent_probe(),
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
         keeps_binds: pod.layout.is_some(),
+        standby: standby::pod_order(pod, context),
     })
 }
 

@@ -91,6 +91,8 @@ fn run_pass(
     // There is one Revision, or none.
     for (revision, template) in revisions.iter_mut().zip(templates) {
         let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
+        // The number of its user counts, and pods beyond it do not stand by. Only a user could have annotated them so.
+        revision.pods.iter_mut().for_each(|pod| pod.standby_since = None);
         revision_conditions::update_revision(revision, &context, timer);
         let Some(binding) = scaled.binding.clone() else { continue };
         forget_wakes_on_request(scaled, revision);

@@ -7,7 +7,7 @@ use common::{
     outbox::{Outbox, OutboxBatch},
     wire::{
         ClientComponent, ComponentReplica, ConnectionPath, PodObservation, RevisionActivity,
-        RouteKey, ScaleDecision,
+        RouteKey, ScaleDecision, StandbyReport,
     },
 };
 use proptest::prelude::*;
@@ -15,17 +15,17 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     decide::machine::{ControllerEvent, ControllerStateMachine, RouteFingerprint},
-    model::scale_policy::ScalePolicyConfig,
+    model::{cluster_state::ControllerSettings, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
 };
 
 #[derive(Clone, Debug)]
 enum PlanCaseAction {
-    Apply { app: u8, version: u8, split: u8, initial: u8 },
+    Apply { app: u8, version: u8, split: u8, initial: u8, standby: u8 },
     RefuseManifest { app: u8 },
     Delete { app: u8 },
     Decide { app: u8, revision: u8, requested_scale: u8 },
-    ReportPod { pod: u8, ready: bool, drained: bool, load: u8 },
+    ReportPod { pod: u8, ready: bool, drained: bool, load: u8, standby: u8 },
     WithdrawReport { pod: u8 },
     SetRunStatus { pod: u8, state: u8 },
     BeginStream { reporter: u8 },
@@ -36,17 +36,21 @@ enum PlanCaseAction {
 
 fn action() -> impl Strategy<Value = PlanCaseAction> {
     prop_oneof![
-        (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| {
-            PlanCaseAction::Apply { app, version, split, initial }
-        }),
+        (0..4u8, 0..3u8, 0..5u8, 0..3u8, 0..3u8).prop_map(
+            |(app, version, split, initial, standby)| {
+                PlanCaseAction::Apply { app, version, split, initial, standby }
+            },
+        ),
         (0..4u8).prop_map(|app| PlanCaseAction::RefuseManifest { app }),
         (0..4u8).prop_map(|app| PlanCaseAction::Delete { app }),
         (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, requested_scale)| {
             PlanCaseAction::Decide { app, revision, requested_scale }
         }),
-        (0..8u8, any::<bool>(), any::<bool>(), 0..3u8).prop_map(|(pod, ready, drained, load)| {
-            PlanCaseAction::ReportPod { pod, ready, drained, load }
-        }),
+        (0..8u8, any::<bool>(), any::<bool>(), 0..3u8, 0..5u8).prop_map(
+            |(pod, ready, drained, load, standby)| {
+                PlanCaseAction::ReportPod { pod, ready, drained, load, standby }
+            },
+        ),
         (0..8u8).prop_map(|pod| PlanCaseAction::WithdrawReport { pod }),
         (0..8u8, 0..5u8).prop_map(|(pod, state)| PlanCaseAction::SetRunStatus { pod, state }),
         (0..2u8).prop_map(|reporter| PlanCaseAction::BeginStream { reporter }),
@@ -69,7 +73,7 @@ fn reporter(index: u8) -> ComponentReplica {
     ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
 
-fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
+fn manifest(app: u8, version: u8, split: u8, initial: u8, standby: u8) -> ControllerEvent {
     let app_name = name(app).name;
     let traffic = match split {
         0 => "[]".into(),
@@ -85,7 +89,9 @@ fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
     let text = format!(
         r#"{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: {app_name}}},
         spec: {{traffic: {traffic}, template: {{
-          metadata: {{annotations: {{autoscaling.knative.dev/initial-scale: "{initial}"}}}},
+          metadata: {{annotations: {{
+            autoscaling.knative.dev/initial-scale: "{initial}", rouse.dev/standby: "{standby}",
+            rouse.dev/standby-ttl: 10m}}}},
           spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
     );
     match parse::manifest_documents(&text, &ScalePolicyConfig::default()).remove(0) {
@@ -128,8 +134,8 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
     let pods: Vec<String> = pods.map(|(_, pod)| pod.uid.to_string()).collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
     Some(match *action {
-        PlanCaseAction::Apply { app, version, split, initial } => {
-            manifest(app, version, split, initial)
+        PlanCaseAction::Apply { app, version, split, initial, standby } => {
+            manifest(app, version, split, initial, standby)
         }
         PlanCaseAction::RefuseManifest { app } => {
             ControllerEvent::ManifestRefused { name: name(app), reason: "broken".into() }
@@ -138,7 +144,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         PlanCaseAction::Decide { app, revision, requested_scale } => {
             decide(app, revision, requested_scale)
         }
-        PlanCaseAction::ReportPod { pod, ready, drained, load } => {
+        PlanCaseAction::ReportPod { pod, ready, drained, load, standby } => {
             let observation = PodObservation {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
@@ -150,6 +156,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
                 counts_all_ports: true,
+                standby: standby_report(standby),
             };
             ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }
@@ -183,6 +190,13 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         }
         PlanCaseAction::AdvanceTime { .. } => ControllerEvent::Tick,
     })
+}
+
+/// Returns no report of standby, or one of a pod that runs, is frozen, or cannot be frozen.
+fn standby_report(state: u8) -> Option<StandbyReport> {
+    let failure = if state == 3 { "no freezer".into() } else { String::new() };
+    let report = StandbyReport { is_frozen: state == 2, memory_bytes: None, failure };
+    (1..4).contains(&state).then_some(report)
 }
 
 fn status(uid: String, state: u8) -> PodRunStatus {
@@ -247,7 +261,10 @@ fn key_text(key: &RouteKey) -> String {
 proptest! {
     #[test]
     fn incremental_planning_equals_full_planning(actions in proptest::collection::vec(action(), 1..60)) {
-        let mut machine = ControllerStateMachine::new(ClusterState { uid_seed: 1, ..ClusterState::default() }, Outbox::new());
+        // The node of the agent, so that its pods may stand by.
+        let settings = ControllerSettings { node_name: "n".into(), ..ControllerSettings::default() };
+        let cluster = ClusterState { uid_seed: 1, settings: Arc::new(settings), ..ClusterState::default() };
+        let mut machine = ControllerStateMachine::new(cluster, Outbox::new());
         let mut now = UnixMillis(1_000_000);
         let mut ordered = BTreeSet::new();
         for action in actions {

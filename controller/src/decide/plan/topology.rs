@@ -5,7 +5,7 @@ use std::sync::Arc;
 use common::wire::NamespacedName;
 use smol_str::SmolStr;
 
-use super::{RevisionPlanContext, scale};
+use super::{RevisionPlanContext, readiness};
 use crate::{
     decide::topology_hints::{self, EndpointPlace, HintRules},
     model::{
@@ -51,8 +51,9 @@ fn plan_topology(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
 ) -> Option<RevisionTopology> {
-    let is_ready =
-        |pod: &&RevisionPod| pod.stage == PodStage::Serving && scale::is_pod_ready(pod, context);
+    let is_ready = |pod: &&RevisionPod| {
+        pod.stage == PodStage::Serving && readiness::is_pod_ready(pod, context)
+    };
     let mut ready: Vec<&RevisionPod> = revision.pods.iter().filter(is_ready).collect();
     if mode == HintMode::Off || ready.is_empty() {
         return None;

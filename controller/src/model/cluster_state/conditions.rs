@@ -87,6 +87,8 @@ pub enum ConditionType {
     RevisionReady,
     /// Type `ResourcesAvailable` of a Revision.
     RevisionResources,
+    /// Type `StandbyAvailable` of a Revision, for information only; absent while no pod was ever to stand by.
+    RevisionStandby,
     /// Type `Ready` of the PodAutoscaler of a scaled Service, as far as the Service decides it: false while it is
     /// refused.
     ScaledServiceReady,
@@ -235,10 +237,11 @@ pub(crate) const DOMAIN_CONDITIONS: [(ConditionType, &str); 5] = [
     (ConditionType::DomainReference, "ReferenceResolved"),
 ];
 
-pub(crate) const REVISION_CONDITIONS: [(ConditionType, &str); 5] = [
+pub(crate) const REVISION_CONDITIONS: [(ConditionType, &str); 6] = [
     (ConditionType::RevisionActive, "Active"),
     (ConditionType::RevisionAnnotations, "AutoscalingAnnotationsValid"),
     (ConditionType::RevisionHealthy, "ContainerHealthy"),
     (ConditionType::RevisionReady, "Ready"),
     (ConditionType::RevisionResources, "ResourcesAvailable"),
+    (ConditionType::RevisionStandby, "StandbyAvailable"),
 ];

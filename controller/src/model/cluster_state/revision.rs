@@ -8,11 +8,13 @@ use common::{
 };
 
 use super::{
-    conditions::{ConditionReason, ConditionSet},
+    conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType},
+    pod_resize::{PendingResize, PodResize},
     scaled_service::PodLayout,
     topology::RevisionTopology,
     values::{ObjectMetaSummary, UnixMillis},
 };
+use crate::model::object::REQUESTS_NOT_RESTORED;
 
 /// A Revision as the controller knows it, with its pods.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,6 +67,10 @@ pub struct RevisionScaling {
     pub decision: Option<CurrentDecision>,
     /// Requested scale of the latest plan. Before a leader's first plan: the pods that ran when it became leader.
     pub requested_scale: u32,
+    /// Number of pods of the requested scale that stand by: those beyond the pods that load needs.
+    pub standby_scale: u32,
+    /// Reason for which no pod stands by until the Revision wakes; `None`: the policy alone decides.
+    pub standby_stop: Option<Box<StandbyStop>>,
     /// Number of pods ready at the latest plan.
     pub actual_scale: u32,
     /// Number of pods ever made for the Revision.
@@ -80,11 +86,51 @@ pub struct RevisionScaling {
     pub retry_at: UnixMillis,
 }
 
+/// Stop of standby for one Revision, from a failure or the end of a pod's time until the next wake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandbyStop {
+    /// Reason for users.
+    pub reason: ConditionReason,
+    /// True once the Revision has needed no pod since. Its next need of one is a wake, and ends the stop.
+    pub has_slept: bool,
+}
+
+impl StandbyStop {
+    /// Reason of a Revision with a pod that its agent could not freeze.
+    pub const FREEZE_FAILED: &str = "FreezeFailed";
+    /// Reason of a Revision with a pod that was frozen for as long as `rouse.dev/standby-ttl` allows.
+    pub const TIME_OVER: &str = "StandbyTimeOver";
+
+    /// Returns the stop that an earlier leader has reported in a Revision's conditions.
+    ///
+    /// It is over as soon as the Revision needs a pod: at worst one more freeze fails.
+    pub fn from_conditions(conditions: &ConditionSet) -> Option<Box<Self>> {
+        let ConditionStatus::False(reason) = conditions.get(ConditionType::RevisionStandby) else {
+            return None;
+        };
+        let stops = [Self::FREEZE_FAILED, Self::TIME_OVER, REQUESTS_NOT_RESTORED];
+        let is_stop = stops.contains(&&*reason.reason);
+        is_stop.then(|| Box::new(Self { reason, has_slept: true }))
+    }
+}
+
 impl AppRevision {
     /// Counts the pods that serve, or will once they are ready.
     pub fn serving_pods(&self) -> u32 {
         let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
+    }
+
+    /// Counts the pods that have a standby order.
+    pub fn ordered_pods(&self) -> u32 {
+        let ordered = self.pods.iter().filter(|pod| pod.has_standby_order()).count();
+        u32::try_from(ordered).unwrap_or(u32::MAX)
+    }
+
+    /// Counts the pods that are frozen, as far as users see it: the short thaw for a probe does not count.
+    pub fn frozen_pods(&self) -> u32 {
+        let frozen = self.pods.iter().filter(|pod| pod.is_frozen).count();
+        u32::try_from(frozen).unwrap_or(u32::MAX)
     }
 
     /// Returns the hints of the pod with this name.
@@ -160,6 +206,16 @@ pub struct RevisionPod {
     pub steady_readiness: SteadyReadiness,
     /// Stage of the pod: serving, draining or stopping.
     pub stage: PodStage,
+    /// Moment of the standby order, by which the agent freezes the pod while nothing uses it; `None`: the pod runs.
+    pub standby_since: Option<UnixMillis>,
+    /// True if the agent has frozen the pod by its order and no request has thawed it since. The answer to a probe of
+    /// the kubelet, for which the pod thaws for a moment, does not change it.
+    pub is_frozen: bool,
+    /// Requests that the pod should have, once it was frozen; `None`: it keeps those that it has. Only the leader's are
+    /// in use.
+    pub resize: Option<Box<PodResize>>,
+    /// True while the pod may be frozen and its agent, which alone would thaw it, does not report.
+    pub is_unreachable: bool,
     /// Address at which the pod served before this controller started, until its agent reports.
     pub restored_address: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
@@ -191,10 +247,25 @@ impl RevisionPod {
             may_have_requests: false,
             steady_readiness: SteadyReadiness::default(),
             stage: PodStage::Serving,
+            standby_since: None,
+            is_frozen: false,
+            resize: None,
+            is_unreachable: false,
             restored_address: None,
             kube_status: None,
             layout: None,
         }
+    }
+
+    /// Returns true if the agent of the pod's node is to freeze the pod. One that drains must end its last requests.
+    pub fn has_standby_order(&self) -> bool {
+        self.stage == PodStage::Serving && self.standby_since.is_some()
+    }
+
+    /// Returns true if the pod may get a standby order. A node that could not restore the requests of a pod once might
+    /// refuse them after the next wake, too.
+    pub fn may_stand_by(&self) -> bool {
+        self.resize.as_ref().is_none_or(|it| it.restoration_refusal.is_none())
     }
 
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.
@@ -216,6 +287,12 @@ pub struct KubePodStatus {
     pub is_terminating: bool,
     /// Start of draining, as the leader noted it on the pod.
     pub draining_since: Option<UnixMillis>,
+    /// Moment of the standby order, as the leader noted it on the pod.
+    pub standby_since: Option<UnixMillis>,
+    /// True while the pod has the note of its original requests: its requests are reduced, or being restored.
+    pub has_reduced_requests: bool,
+    /// Resize that the kubelet has not allocated.
+    pub pending_resize: Option<Box<PendingResize>>,
     /// Reason why the scheduler finds no node for the pod.
     pub unschedulable: Option<ConditionReason>,
 }

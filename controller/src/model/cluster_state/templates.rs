@@ -14,8 +14,9 @@ use super::{AppRevision, ClusterState, PodLayout};
 use crate::model::{
     go_values::parse_unsigned_duration,
     knative::{RevisionTemplate, key, user_container},
-    problem,
+    problem::{self, Problem},
     scale_policy::{self, AutoscalerClass},
+    standby_policy::{StandbyConfig, StandbyPolicy},
 };
 
 /// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
@@ -65,6 +66,8 @@ pub struct ParsedTemplate {
     pub raw: RevisionTemplate,
     /// Scaling policy from annotations and `config-autoscaler`.
     pub policy: Arc<ScalePolicy>,
+    /// Policy of standby from annotations and `config-autoscaler`. Plans also read the default of the namespace.
+    pub standby: StandbyPolicy,
     /// Autoscaler class: the autoscaler that scales the Revision.
     pub class: AutoscalerClass,
     /// Broken rules of annotations that a ConfigMap no longer allows, in one line; these annotations are not in force.
@@ -115,6 +118,8 @@ impl ParsedTemplate {
                 policy.max_scale_down_rate = scale_policy::UNBOUNDED_RATE;
             }
         }
+        let (standby, refused) = read_standby(&raw, annotations, &config.standby);
+        problems.extend(refused);
         let ignored_annotations =
             (!problems.is_empty()).then(|| problem::problems_line(&problems).into());
         // This annotation belongs to the group `serving.knative.dev`, so `lenient_policy` has not read it.
@@ -129,6 +134,7 @@ impl ParsedTemplate {
         let timeout = raw.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
+            standby,
             class: AutoscalerClass::from_annotations(annotations),
             ignored_annotations,
             container_concurrency,
@@ -146,11 +152,34 @@ impl ParsedTemplate {
     }
 }
 
+/// Returns the policy of standby, and a problem for each annotation that is not in force.
+fn read_standby(
+    template: &RevisionTemplate,
+    annotations: &BTreeMap<String, String>,
+    config: &StandbyConfig,
+) -> (StandbyPolicy, Vec<Problem>) {
+    const AT: &str = "metadata.annotations";
+    if !is_of_scaled_service(template) {
+        return config.lenient_policy(annotations, AT);
+    }
+    // The number of a workload's pods is its user's, and 0 while it sleeps.
+    let names = [key::STANDBY, key::STANDBY_MEMORY, key::STANDBY_TTL].into_iter();
+    let without_effect = |name: &str| {
+        Problem::new(format!("{AT}.{name}"), "only pods of a Knative Service stand by")
+    };
+    let refused = names.filter(|it| annotations.contains_key(*it)).map(without_effect);
+    (StandbyPolicy::default(), refused.collect())
+}
+
 /// Returns the number of pods that the user of a scaled Service wants; `None` for the template of any other Revision.
 fn user_replicas(template: &RevisionTemplate) -> Option<u32> {
-    // No template of a user has this text there: the rules of the field refuse it.
-    let metadata = &template.metadata;
-    let is_scaled_service = metadata.generate_name.as_deref() == Some(key::SCALED_SERVICE);
-    let annotations = metadata.annotations.as_ref().filter(|_| is_scaled_service)?;
+    let annotations = template.metadata.annotations.as_ref();
+    let annotations = annotations.filter(|_| is_of_scaled_service(template))?;
     annotations.get(key::USER_REPLICAS)?.parse().ok()
+}
+
+/// Returns true for the template of a Revision that stands for the workload of a scaled Service, or of one of its pods.
+fn is_of_scaled_service(template: &RevisionTemplate) -> bool {
+    // No template of a user has this text there: the rules of the field refuse it.
+    template.metadata.generate_name.as_deref() == Some(key::SCALED_SERVICE)
 }

@@ -4,12 +4,18 @@
 //! defaults differ, see [`scale_policy`](crate::model::scale_policy).
 
 use super::{ConfigMapSettings, keys::ConfigMapReader};
-use crate::model::go_values::GoDuration;
-use crate::model::scale_policy::{KPA_CLASS, ScalePolicyConfig, TARGET_MIN};
+use crate::model::{
+    go_values::GoDuration,
+    scale_policy::{KPA_CLASS, ScalePolicyConfig, TARGET_MIN},
+    standby_policy::{self, MAX_STANDBY_PODS, StandbyConfig},
+};
 
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
 const WINDOW_BOUNDS: (GoDuration, GoDuration) =
     (GoDuration::from_secs(6), GoDuration::from_secs(3600));
+/// Least and greatest `standby-agent-timeout`. A stream that is opened again at once must not count as lost.
+const AGENT_TIMEOUT_BOUNDS: (GoDuration, GoDuration) =
+    (GoDuration(10_000_000), GoDuration::from_secs(60));
 
 impl ConfigMapSettings for ScalePolicyConfig {
     const NAME: &'static str = "config-autoscaler";
@@ -26,6 +32,7 @@ impl ConfigMapSettings for ScalePolicyConfig {
         read_rates(keys, &mut it);
         read_windows(keys, &mut it);
         read_scales(keys, &mut it);
+        read_standby(keys, &mut it.standby);
         it
     }
 }
@@ -215,12 +222,50 @@ fn read_scales(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     config.max_scale_limit = number(limit);
 }
 
+/// Reads the keys of standby, which are Rouse's own.
+fn read_standby(keys: &mut ConfigMapReader<'_>, config: &mut StandbyConfig) {
+    let mut pods = i64::from(config.policy.pods);
+    keys.read_int32("standby", &mut pods);
+    match u32::try_from(pods) {
+        Ok(pods) if pods <= MAX_STANDBY_PODS => config.policy.pods = pods,
+        Ok(_) | Err(_) => {
+            keys.add_error(format!("standby = {pods}, must be in [0, {MAX_STANDBY_PODS}] range"));
+        }
+    }
+    let mut memory = "keep".to_owned();
+    keys.read_text("standby-memory", &mut memory);
+    match standby_policy::parse_reclaims_memory(&memory) {
+        Some(reclaims_memory) => config.policy.reclaims_memory = reclaims_memory,
+        None => {
+            keys.add_error(format!("standby-memory = {memory:?}, must be \"keep\" or \"reclaim\""));
+        }
+    }
+    let has_ttl = keys.get("standby-ttl").is_some();
+    // A text that is no duration leaves this one, so that it is reported only once.
+    let mut ttl = GoDuration::from_secs(1);
+    keys.read_duration("standby-ttl", &mut ttl);
+    if ttl.0 <= 0 {
+        keys.add_error(format!("standby-ttl must be positive, was: {ttl}"));
+    }
+    config.policy.ttl = has_ttl.then(|| ttl.to_duration());
+    let mut timeout = GoDuration::from(config.agent_timeout);
+    keys.read_duration("standby-agent-timeout", &mut timeout);
+    let (low, high) = AGENT_TIMEOUT_BOUNDS;
+    if timeout < low || timeout > high {
+        let message =
+            format!("standby-agent-timeout = {timeout}, must be in [{low}; {high}] range");
+        keys.add_error(message);
+    }
+    config.agent_timeout = timeout.to_duration();
+    keys.read_bool("standby-resize", &mut config.resizes_pods);
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{config_maps::read, problem::problems_line};
+    use crate::model::{config_maps::read, problem::problems_line, standby_policy::StandbyPolicy};
 
     fn map(pairs: &[(&str, &str)]) -> Result<ScalePolicyConfig, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
@@ -268,6 +313,63 @@ mod tests {
         (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
         p.scale_down_delay = Duration::from_secs(900);
         assert_eq!(read, Ok(expected));
+    }
+
+    #[test]
+    fn every_key_of_standby_is_followed() {
+        let read = map(&[
+            ("standby", "3"),
+            ("standby-memory", "reclaim"),
+            ("standby-ttl", "36h"),
+            ("standby-agent-timeout", "1s"),
+            ("standby-resize", "false"),
+        ]);
+        let ttl = Some(Duration::from_secs(129_600));
+        let standby = StandbyConfig {
+            policy: StandbyPolicy { pods: 3, reclaims_memory: true, ttl },
+            agent_timeout: Duration::from_secs(1),
+            resizes_pods: false,
+        };
+        assert_eq!(read, Ok(ScalePolicyConfig { standby, ..ScalePolicyConfig::default() }));
+        let keep = map(&[("standby-memory", "keep"), ("standby", "0")]);
+        assert_eq!(keep, Ok(ScalePolicyConfig::default()));
+    }
+
+    #[test]
+    fn bounds_of_standby_are_refused() {
+        for (key, value, error) in [
+            ("standby", "11", "standby = 11, must be in [0, 10] range"),
+            ("standby", "-1", "standby = -1, must be in [0, 10] range"),
+            (
+                "standby-memory",
+                "swap",
+                "standby-memory = \"swap\", must be \"keep\" or \"reclaim\"",
+            ),
+            ("standby-ttl", "0s", "standby-ttl must be positive, was: 0s"),
+            (
+                "standby-ttl",
+                "day",
+                "failed to parse data: failed to parse \"standby-ttl\": time: invalid duration \"day\"",
+            ),
+            (
+                "standby-agent-timeout",
+                "5ms",
+                "standby-agent-timeout = 5ms, must be in [10ms; 1m0s] range",
+            ),
+            (
+                "standby-agent-timeout",
+                "2m",
+                "standby-agent-timeout = 2m0s, must be in [10ms; 1m0s] range",
+            ),
+            (
+                "standby-resize",
+                "maybe",
+                "failed to parse data: failed to parse \"standby-resize\": strconv.ParseBool: parsing \
+                 \"maybe\": invalid syntax",
+            ),
+        ] {
+            assert_eq!(map(&[(key, value)]), Err(error.to_owned()), "{key}");
+        }
     }
 
     /// Keys of the sample of Knative's first releases (`config/config-autoscaler.yaml`, 2018).

@@ -150,7 +150,7 @@ fn accept_sidecar_keys(keys: &mut ConfigMapReader<'_>) {
         keys.accept_without_effect(&[(key, WHY)]);
     }
     for key in ["concurrency-state-endpoint", "concurrencyStateEndpoint"] {
-        keys.accept_without_effect(&[(key, "containers are not frozen here")]);
+        keys.accept_without_effect(&[(key, "pods are frozen by rouse.dev/standby")]);
     }
 }
 

@@ -172,7 +172,7 @@ fn accept_older_flags(keys: &mut ConfigMapReader<'_>) {
     keys.accept_without_effect(&[
         ("kubernetes.podspec-dryrun", "ask for it with ?dryRun=All"),
         ("responsive-revision-gc", "it is always on: see config-gc"),
-        ("concurrency-state-endpoint", "containers are not frozen here"),
+        ("concurrency-state-endpoint", "pods are frozen by rouse.dev/standby"),
     ]);
 }
 

@@ -83,6 +83,9 @@ pub struct PodAutoscalerStatus {
     /// Number of pods that exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actual_scale: Option<i32>,
+    /// Number of pods that are frozen until the next request; absent if none was ever to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standby_scale: Option<i32>,
 }
 
 /// Averaging windows, in nanoseconds as Go writes durations.

@@ -93,6 +93,16 @@ pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
 pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 /// Annotation on a draining pod: the moment at which draining began.
 pub const DRAINING: &str = "rouse.dev/draining";
+/// Number of pods that stand by while a Revision sleeps: on a template, and on a namespace as its default.
+pub const STANDBY: &str = "rouse.dev/standby";
+/// Treatment of a frozen pod's memory: `keep` or `reclaim`.
+pub const STANDBY_MEMORY: &str = "rouse.dev/standby-memory";
+/// Time after which a frozen pod is ended.
+pub const STANDBY_TTL: &str = "rouse.dev/standby-ttl";
+/// Annotation on a pod with a standby order: the moment of the order.
+pub const STANDBY_SINCE: &str = "rouse.dev/standby-since";
+/// Annotation on a pod with reduced requests: the requests with which it was created, as JSON by container.
+pub const ORIGINAL_REQUESTS: &str = "rouse.dev/original-requests";
 /// Annotation with the service's own port number at the activators.
 pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 /// Annotation of a Kubernetes Service that lets its workload sleep: `true` makes it a scaled Service.
@@ -107,6 +117,8 @@ pub const SCALED_TO: &str = "rouse.dev/scaled-to";
 pub const USER_REPLICAS: &str = "rouse.dev/replicas";
 /// Annotation in the template of a scaled Service whose workload has a HorizontalPodAutoscaler. No object has it.
 pub const HAS_HPA: &str = "rouse.dev/has-hpa";
+/// Condition of a pod of the local node that has a standby order: `True` while the pod is frozen, as users see it.
+pub const FROZEN_CONDITION: &str = "rouse.dev/frozen";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {

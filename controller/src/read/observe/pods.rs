@@ -12,10 +12,10 @@ use super::revision_name_of;
 use crate::{
     model::{
         cluster_state::{
-            ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, RevisionPod,
-            UnixMillis,
+            ActivatorReadiness, ConditionReason, KubePodStatus, KubeletReadiness, PendingResize,
+            RevisionPod, UnixMillis,
         },
-        knative::key::DRAINING,
+        knative::key::{DRAINING, ORIGINAL_REQUESTS, STANDBY_SINCE},
         object::json::{
             annotation, array_items, is_terminating, label, non_empty_text, object_name,
         },
@@ -31,7 +31,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
         return None;
     }
     let is_terminating = is_terminating(object);
-    let draining_since = annotation(object, DRAINING).and_then(UnixMillis::parse);
+    let noted = |name: &str| annotation(object, name).and_then(UnixMillis::parse);
     let uid: Box<str> = non_empty_text(&meta["uid"])?;
     let (name, created) = (non_empty_text(&meta["name"])?, fields::read_meta(object).created);
     let pod = RevisionPod {
@@ -40,7 +40,10 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             kubelet_readiness: kubelet_readiness(object),
             has_readiness_gates: array_items(&object["spec"]["readinessGates"]).next().is_some(),
             is_terminating,
-            draining_since,
+            draining_since: noted(DRAINING),
+            standby_since: noted(STANDBY_SINCE),
+            has_reduced_requests: annotation(object, ORIGINAL_REQUESTS).is_some(),
+            pending_resize: pending_resize(object).map(Box::new),
             unschedulable: unschedulable_reason(status),
         })),
         ..RevisionPod::new(uid.clone(), name, created)
@@ -92,6 +95,21 @@ fn unschedulable_reason(status: &Value) -> Option<ConditionReason> {
     let it = conditions.find(|it| it["type"] == "PodScheduled" && it["status"] == "False")?;
     let text = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
     Some(ConditionReason::new(text("reason"), text("message")))
+}
+
+/// Returns the resize that the kubelet has not allocated (KEP-1287); `None`: there is none, or the pod has asked for
+/// another one since.
+fn pending_resize(object: &Value) -> Option<PendingResize> {
+    let mut conditions = array_items(&object["status"]["conditions"]);
+    let it = conditions.find(|it| it["type"] == "PodResizePending" && it["status"] == "True")?;
+    let generation = it["observedGeneration"].as_i64().filter(|it| *it > 0);
+    let present = object["metadata"]["generation"].as_i64().unwrap_or(0);
+    if generation.is_some_and(|it| it < present) {
+        return None;
+    }
+    let text = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
+    let reason = ConditionReason::new(text("reason"), text("message"));
+    Some(PendingResize { reason, generation })
 }
 
 /// Returns the addresses of a pod, IPv4 first.
@@ -245,4 +263,49 @@ pub fn read_rejection(pod: &Value) -> Option<PodRejection<'_>> {
     let changes = array_items(&status["conditions"]).map(|it| &it["lastTransitionTime"]);
     let times = changes.chain([&status["startTime"]]).filter_map(Value::as_str);
     Some(PodRejection { node, at: times.filter_map(UnixMillis::parse).max() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resize_that_is_not_allocated_is_read_unless_it_is_of_earlier_requests() {
+        let read = |condition: Value, generation: i64| {
+            let ready = json!({"type": "Ready", "status": "True"});
+            pending_resize(&json!({
+                "metadata": {"generation": generation},
+                "status": {"conditions": [ready, condition]},
+            }))
+        };
+        let condition = |observed_generation: Option<i64>| {
+            json!({
+                "type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "full",
+                "observedGeneration": observed_generation,
+            })
+        };
+        let pending = |generation: Option<i64>| {
+            Some(PendingResize { reason: ConditionReason::new("Deferred", "full"), generation })
+        };
+        assert_eq!(read(condition(Some(3)), 3), pending(Some(3)));
+        assert_eq!(read(condition(None), 3), pending(None), "before Kubernetes 1.34");
+        assert_eq!(read(condition(Some(2)), 3), None, "the pod has asked for another one since");
+        let mut ended = condition(Some(3));
+        ended["status"] = json!("False");
+        assert_eq!(read(ended, 3), None);
+        assert_eq!(read(json!({"type": "PodResizeInProgress", "status": "True"}), 3), None);
+    }
+
+    #[test]
+    fn a_pod_has_reduced_requests_while_it_has_their_note() {
+        let read = |annotations: Value| {
+            let metadata = json!({"uid": "u", "name": "a", "annotations": annotations});
+            let (pod, _) = read_pod(&json!({"metadata": metadata})).expect("it has not ended");
+            pod.kube_status.expect("it is one of Kubernetes").has_reduced_requests
+        };
+        assert!(!read(json!({})));
+        assert!(read(json!({ORIGINAL_REQUESTS: "{}"})));
+    }
 }

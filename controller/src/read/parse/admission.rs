@@ -13,7 +13,7 @@ use super::{
     known_keys::{self, MetadataPlace},
     local_warnings, metadata, probe, revision_template, security,
     settings::{RuleSettings, TemplateParent},
-    tcp_warnings, traffic,
+    standby_warnings, tcp_warnings, traffic,
     typed::parse_typed,
 };
 use crate::model::{
@@ -266,6 +266,10 @@ fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &
     ) {
         problems.extend(more);
     }
+    let standby = &request.settings.autoscaler.standby;
+    if let Err(more) = standby.strict_policy(&annotations, "metadata.annotations") {
+        problems.extend(more);
+    }
 }
 
 fn concurrency_limit(spec: &RevisionSpec) -> u32 {
@@ -302,6 +306,9 @@ fn collect_warnings(
     let route_meta = if request.kind == AdmittedKind::Service { meta } else { &no_meta };
     tcp_warnings::warn_http_settings(route_meta, &inner, spec, warnings);
     let pod: PodSpec = serde_json::from_value(spec.clone()).unwrap_or_default();
+    let annotations = inner.annotations.unwrap_or_default();
+    let (config, at) = (request.settings.autoscaler, "spec.template.metadata.annotations");
+    standby_warnings::warn_standby(&annotations, &pod, config, at, warnings);
     match request.settings.platform {
         PlatformKind::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.

@@ -83,12 +83,15 @@ const NO_TLS: &str = "services are served without TLS";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 42] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 45] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
     known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),
     known_key(&[key::PROTOCOL], REVISION_PLACES, ON_TEMPLATE),
+    known_key(&[key::STANDBY], REVISION_PLACES, ON_TEMPLATE),
+    known_key(&[key::STANDBY_MEMORY], REVISION_PLACES, ON_TEMPLATE),
+    known_key(&[key::STANDBY_TTL], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::PROGRESS_DEADLINE, REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::NO_GC], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::INGRESS_CLASS, NOWHERE, "one gateway serves every class"),

@@ -82,4 +82,7 @@ pub(super) fn check_annotations(
     if let Err(more) = settings.autoscaler.strict_policy(annotations, limit.unwrap_or(0), at) {
         problems.extend(more);
     }
+    if let Err(more) = settings.autoscaler.standby.strict_policy(annotations, at) {
+        problems.extend(more);
+    }
 }

@@ -315,6 +315,10 @@ fn limits_and_annotations_are_bounded() {
             annotated("rouse.dev/protocol: udp"),
             "invalid value: udp: spec.template.metadata.annotations.rouse.dev/protocol (use http1, h2c or tcp)",
         ),
+        (
+            annotated("rouse.dev/standby: '11'"),
+            "expected 0 <= 11 <= 10: spec.template.metadata.annotations.rouse.dev/standby",
+        ),
     ]);
 }
 

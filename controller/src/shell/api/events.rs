@@ -85,7 +85,7 @@ impl EventInbox {
         }
     }
 
-    /// Records a write error of the number of pods, on the workload of a user that has this UID.
+    /// Records a write error on the object itself, which has this UID: the workload of a user, or a pod.
     pub fn record_workload_error(&self, key: &ObjectPartKey, uid: &str, error: &WriteError) {
         self.record(ObjectEvent {
             resource: key.resource,

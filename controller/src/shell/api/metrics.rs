@@ -69,6 +69,7 @@ impl ApiServerMetrics {
             crate::model::object::ObjectPart::Scale => "scale",
             crate::model::object::ObjectPart::Object => "object",
             crate::model::object::ObjectPart::Status => "status",
+            crate::model::object::ObjectPart::Resize => "resize",
         };
         let labels =
             ApiWriteLabels { resource: key.resource.to_string(), part, outcome: outcome.label() };

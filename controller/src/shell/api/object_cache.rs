@@ -204,7 +204,9 @@ impl ObjectCache {
         if cached.is_some_and(|cached| is_older(&observed, cached)) {
             return false;
         }
+        // Others change the spec of a pod rightly, as by a resize: the controller applies only annotations of pods.
         observed.changed_by_others = origin == ObjectOrigin::Observed
+            && resource != ResourceKind::Pod
             && cached.is_some_and(|cached| cached.is_changed_by_others(&observed));
         let is_news = cached != Some(&observed);
         all.insert(name.clone(), observed);
@@ -358,6 +360,16 @@ mod tests {
             cache.get(kind, &name("b")).is_some_and(|it| !it.changed_by_others),
             "a user's own"
         );
+    }
+
+    /// Otherwise each resize of a pod with an annotation of the controller would be followed by three requests.
+    #[test]
+    fn a_resized_pod_is_not_a_changed_one() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Pod);
+        for (version, generation) in [("1", 1), ("2", 2)] {
+            cache.apply_watched(kind, &name("a"), deployment(version, generation, 0));
+        }
+        assert!(cache.get(kind, &name("a")).is_some_and(|it| !it.changed_by_others));
     }
 
     #[test]

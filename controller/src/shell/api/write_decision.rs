@@ -7,8 +7,8 @@ use super::object_cache::ObservedObject;
 use crate::model::{
     knative::key::{SCALED_TO, USER_REPLICAS},
     object::{
-        DesiredState, ObjectPart, ObjectPartKey, ReplicaRecord, ResourceKind, WorkloadVersion,
-        WriteError,
+        DesiredState, ObjectPart, ObjectPartKey, PodRequests, ReplicaRecord, ResourceKind,
+        WorkloadVersion, WriteError,
         hash::{APPLIED_ANNOTATION, applied_hash, stable_json_hash},
     },
 };
@@ -49,6 +49,14 @@ pub enum WriteAction {
         /// Body to apply first, which sets the number of pods; `None`: the present number stays.
         body: Option<Value>,
     },
+    /// Give the pod these requests, if it still has this UID. What differs is known only after a read: the cache has no
+    /// containers.
+    Resize {
+        /// UID of the pod.
+        uid: Box<str>,
+        /// Requests that the pod should have.
+        requests: PodRequests,
+    },
     /// Delete the object, if it still has this UID.
     Delete(Box<str>),
     /// Write nothing: an object of another owner has the name.
@@ -67,6 +75,7 @@ impl WriteAction {
             | Self::Status(_)
             | Self::Scale { .. }
             | Self::GiveBack { .. }
+            | Self::Resize { .. }
             | Self::Delete(_)
             | Self::NotOwned(_) => None,
         }
@@ -119,15 +128,19 @@ pub fn next_write(
         (DesiredState::GivenBack { version, replicas }, ObjectPart::Scale) => {
             give_back_action(key, version, replicas, observed)
         }
-        // Only the object itself can be deleted, and a body and a scale fit only their own parts.
+        (DesiredState::Requests { uid, requests }, ObjectPart::Resize) => {
+            WriteAction::Resize { uid, requests }
+        }
+        // Only the object itself can be deleted, and all else fits only its own part.
         (
             DesiredState::Absent
             | DesiredState::Scale { .. }
             | DesiredState::Replicas { .. }
-            | DesiredState::GivenBack { .. },
+            | DesiredState::GivenBack { .. }
+            | DesiredState::Requests { .. },
             _,
         )
-        | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
+        | (DesiredState::Body(_), ObjectPart::Scale | ObjectPart::Resize) => WriteAction::None,
         (DesiredState::Body(body), ObjectPart::Object) => object_action(key, body, observed),
         (DesiredState::Body(mut status), ObjectPart::Status) => {
             // The API server deletes the status with the object; a write would only race with the deletion.
@@ -486,6 +499,26 @@ mod tests {
             [scale(4, 7), scale(0, 3), scale(6, 7)],
             [WriteAction::None, scale_to(3), scale_to(6)]
         );
+    }
+
+    /// A read finds what differs, so the cache does not matter: it may not have the pod yet.
+    #[test]
+    fn requests_of_a_pod_are_written_by_its_resize_alone() {
+        let requests = PodRequests::Reduced { memory_mib: Some(7) };
+        let write = |part, observed: Option<&ObservedObject>| {
+            let desired = DesiredState::Requests { uid: "u".into(), requests };
+            next_write(&key(ResourceKind::Pod, part), desired, observed, None)
+        };
+        let resize = WriteAction::Resize { uid: "u".into(), requests };
+        assert_eq!(write(ObjectPart::Resize, None), resize);
+        assert_eq!(write(ObjectPart::Resize, Some(&ours(Some(1)))), resize);
+        assert_eq!(resize.content(), None, "a service that wakes often is not delayed");
+        for part in [ObjectPart::Object, ObjectPart::Status, ObjectPart::Scale] {
+            assert_eq!(write(part, Some(&ours(Some(1)))), WriteAction::None);
+        }
+        let key = key(ResourceKind::Pod, ObjectPart::Resize);
+        let annotated = DesiredState::Body(body());
+        assert_eq!(next_write(&key, annotated, Some(&ours(None)), None), WriteAction::None);
     }
 
     /// Returns a workload of a user as the API server holds it: its number of pods, and the record of it.

@@ -17,6 +17,8 @@ pub enum WriteOutcome {
     RetryAfter(u32),
     /// No attempt can succeed until something else changes; try again rarely.
     Refused(WriteError),
+    /// The API server was not asked: it cannot write this part of this object, for this reason.
+    Unsupported(WriteError),
     /// The same content was written too often: wait this number of milliseconds.
     Repeated(u64),
     /// Writing has become pointless: the namespace terminates, or this replica is no longer the leader.
@@ -33,6 +35,7 @@ impl WriteOutcome {
             Self::Retry(_) => "retry",
             Self::RetryAfter(_) => "throttled",
             Self::Refused(_) => "refused",
+            Self::Unsupported(_) => "unsupported",
             Self::Repeated(_) => "repeated",
             Self::Abandoned => "pointless",
         }

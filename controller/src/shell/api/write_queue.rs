@@ -41,7 +41,7 @@ impl QueueLane {
         match (key.part, key.resource) {
             (ObjectPart::Scale, _) => Self::Scale,
             (_, ResourceKind::EndpointSlice) => Self::Slices,
-            (ObjectPart::Object | ObjectPart::Status, _) => Self::Other,
+            (ObjectPart::Object | ObjectPart::Status | ObjectPart::Resize, _) => Self::Other,
         }
     }
 }
@@ -163,7 +163,7 @@ impl WriteQueue {
     pub fn finish(&mut self, key: &ObjectPartKey, outcome: &WriteOutcome, now: UnixMillis) {
         let is_repeated = self.in_progress.remove(key) == Some(WriteRepeat::Needed);
         let wait = match outcome {
-            WriteOutcome::Done | WriteOutcome::Abandoned => {
+            WriteOutcome::Done | WriteOutcome::Abandoned | WriteOutcome::Unsupported(_) => {
                 self.failures.remove(key);
                 None
             }
@@ -179,7 +179,10 @@ impl WriteQueue {
         if is_repeated
             && matches!(
                 outcome,
-                WriteOutcome::Done | WriteOutcome::Abandoned | WriteOutcome::Refused(_)
+                WriteOutcome::Done
+                    | WriteOutcome::Abandoned
+                    | WriteOutcome::Unsupported(_)
+                    | WriteOutcome::Refused(_)
             )
         {
             return self.add(key.clone());
@@ -446,6 +449,22 @@ mod tests {
         assert_eq!(queue.next_at(NOW), None);
         queue.finish(&object("a"), &WriteOutcome::RetryAfter(3), NOW);
         assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(3000)));
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_tried_again_only_after_a_change() {
+        let mut queue = WriteQueue::new(WriteLimits::default());
+        let error = WriteError { reason: "ResizeUnsupported", message: String::new() };
+        let unsupported = WriteOutcome::Unsupported(error);
+        queue.add(object("a"));
+        queue.next(NOW);
+        queue.finish(&object("a"), &unsupported, NOW);
+        assert_eq!((queue.lengths(), queue.next_at(NOW)), ((0, 0, 0), None));
+        queue.add(object("a"));
+        queue.next(NOW);
+        queue.add(object("a"));
+        queue.finish(&object("a"), &unsupported, NOW);
+        assert_eq!(queue.next(NOW), Some(object("a")), "its desired state may be another one");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     DesiredStateSource,
@@ -49,10 +49,11 @@ use super::{
 };
 use crate::model::{
     cluster_state::UnixMillis,
-    object::{ObjectPart, ObjectPartKey, ResourceKind},
+    object::{ObjectPart, ObjectPartKey, PodRequests, ResourceKind},
 };
 
 mod requests;
+mod resizes;
 
 /// Number of keys examined before other events get their turn.
 const KEYS_PER_TURN: usize = 64;
@@ -78,6 +79,10 @@ struct WriterState {
     repeated_writes: RepeatedWrites,
     /// Scales that the API server refused, since the workload has changed. The next observation of it decides again.
     conflicting_scales: HashSet<ObjectPartKey>,
+    /// Pods whose requests this leader has reduced, each with its UID and these requests.
+    reduced_pods: HashMap<ObjectPartKey, (Box<str>, PodRequests)>,
+    /// True if the API server can resize pods, with the time until which this is not asked again.
+    resize_support: Option<(bool, UnixMillis)>,
     child_checks: ChildCheckSchedule,
 }
 
@@ -250,7 +255,7 @@ impl ObjectWriter {
             (observed, state.applied_statuses.get(key).copied())
         });
         let action = next_write(key, desired, observed.as_ref(), applied_status);
-        if action == WriteAction::None {
+        if action == WriteAction::None || self.is_resized(key, &action) {
             self.with_state(|state| state.queue.refund_slice(key));
             self.finish(key, &WriteOutcome::Done, source);
             return None;
@@ -344,6 +349,10 @@ impl ObjectWriter {
                 warn!(object = %key, reason = error.reason, message = error.message, "not written");
                 source.write_result(key, Some(error.clone()));
             }
+            WriteOutcome::Unsupported(error) => {
+                info!(object = %key, reason = error.reason, message = error.message, "not written");
+                source.write_result(key, Some(error.clone()));
+            }
             WriteOutcome::Conflict
             | WriteOutcome::NotFound
             | WriteOutcome::Retry(None)
@@ -366,6 +375,8 @@ impl WriterState {
             applied_statuses: HashMap::new(),
             repeated_writes: RepeatedWrites::default(),
             conflicting_scales: HashSet::new(),
+            reduced_pods: HashMap::new(),
+            resize_support: None,
             child_checks: ChildCheckSchedule::default(),
         }
     }
@@ -430,6 +441,10 @@ impl WriterState {
             ObjectPart::Status,
             name.clone(),
         ));
+        if resource == ResourceKind::Pod {
+            let resize = ObjectPartKey::new(resource, ObjectPart::Resize, name.clone());
+            self.reduced_pods.remove(&resize);
+        }
         // The writer compares with the desired state first, so an object that is no longer desired costs only that.
         self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
     }
@@ -440,6 +455,9 @@ impl WriterState {
         self.cache.end_all_requests();
         self.applied_statuses.clear();
         self.conflicting_scales.clear();
+        // Another leader may resize the same pods from now on.
+        self.reduced_pods.clear();
+        self.resize_support = None;
         self.child_checks.clear();
     }
 }

@@ -114,6 +114,7 @@ fn ready_pod_report(uid: &str) -> PodReportItem {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     })
 }
 

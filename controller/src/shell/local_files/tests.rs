@@ -118,6 +118,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
         counts_all_ports: true,
+        standby: None,
     };
     ControllerEvent::PodReported { reporter: subscriber, stream: 1, observation }
 }

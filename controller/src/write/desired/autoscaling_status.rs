@@ -1,7 +1,7 @@
 //! Pure: statuses of PodAutoscaler and ServerlessService, from which tools read a Revision's scale
 //! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
 
-use common::wire::{ConnectionPath, NamespacedName};
+use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
 use crate::{
@@ -82,6 +82,10 @@ pub(super) fn pod_autoscaler_status(
     if !decision.is_empty() {
         status["annotations"] = json!(decision);
     }
+    // Absent for Revisions whose pods were never to stand by.
+    if revision.conditions.is_set(ConditionType::RevisionStandby) {
+        status["standbyScale"] = json!(revision.frozen_pods());
+    }
     status
 }
 
@@ -112,8 +116,8 @@ pub(super) fn summarize_autoscaler(
 
 /// Returns the mode of new connections, and the number of activators that serve the Revision, 0 meaning all of them.
 ///
-/// The mode is `Serve` (direct) once a pod is ready and nothing requires activators. `may_serve` is false for reasons
-/// outside the autoscaler: a hard limit, a split of traffic, the user's choice.
+/// The mode is `Serve` (direct) once a pod is ready and nothing requires activators. `may_serve` is false if something
+/// does: the decision of the autoscaler, a hard limit, a split of traffic, the user's choice.
 pub(super) fn serverless_service_mode(
     revision: &AppRevision,
     class: AutoscalerClass,
@@ -123,9 +127,9 @@ pub(super) fn serverless_service_mode(
         // Direct to the pods; without pods through all activators.
         return (ServerlessServiceMode::Serve, 0);
     }
-    let direct = revision.scaling.decision.map_or(ConnectionPath::Activator, |it| it.path)
-        == ConnectionPath::Direct;
-    let serves = direct && may_serve && revision.scaling.actual_scale > 0;
+    // Before the first decision, no path is known.
+    let is_decided = revision.scaling.decision.is_some();
+    let serves = is_decided && may_serve && revision.scaling.actual_scale > 0;
     (
         if serves { ServerlessServiceMode::Serve } else { ServerlessServiceMode::Proxy },
         MIN_ACTIVATORS,

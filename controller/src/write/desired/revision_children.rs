@@ -136,7 +136,7 @@ pub(super) fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
         (ResourceKind::PodAutoscaler, ObjectPart::Status) if class == AutoscalerClass::Foreign => {
             DesiredState::Unmanaged
         }
-        (_, ObjectPart::Scale)
+        (_, ObjectPart::Scale | ObjectPart::Resize)
         | (
             ResourceKind::Deployment | ResourceKind::Metric | ResourceKind::Image,
             ObjectPart::Status,

@@ -67,7 +67,9 @@ pub(super) fn autoscaler_part(
         (ObjectPart::Status, Some(_)) => {
             DesiredState::Body(autoscaler_status(cluster, name, app, service))
         }
-        (ObjectPart::Status, None) | (ObjectPart::Scale, _) => DesiredState::Unmanaged,
+        (ObjectPart::Status, None) | (ObjectPart::Scale | ObjectPart::Resize, _) => {
+            DesiredState::Unmanaged
+        }
     }
 }
 

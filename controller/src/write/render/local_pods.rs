@@ -19,7 +19,7 @@ use crate::{
         cluster_state::{
             AppRevision, ClusterState, ObjectMetaSummary, ParsedTemplate, PodStage, RevisionPod,
         },
-        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        knative::key::{ADDRESS_ANNOTATION, BOOT_ANNOTATION, FROZEN_CONDITION, STANDBY_SINCE},
     },
 };
 
@@ -45,6 +45,9 @@ pub(super) fn render_pod(
     if let Some(address) = address {
         annotations.insert(ADDRESS_ANNOTATION.to_owned(), address.to_string());
     }
+    if let Some(since) = pod.standby_since.filter(|_| pod.has_standby_order()) {
+        annotations.insert(STANDBY_SINCE.to_owned(), since.rfc3339());
+    }
     // A draining pod is no deleted one yet: it still answers requests.
     let stopping = match pod.stage {
         PodStage::Stopping { since } => api_time(since),
@@ -61,11 +64,6 @@ pub(super) fn render_pod(
         owner_references: owner_references("Revision", &revision.name, &owner_meta),
         ..ObjectMeta::default()
     };
-    let condition = |r#type: &str, holds: bool| PodCondition {
-        type_: r#type.into(),
-        status: if holds { "True" } else { "False" }.into(),
-        ..PodCondition::default()
-    };
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
         // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
@@ -79,7 +77,7 @@ pub(super) fn render_pod(
         pod_ip: ips.first().map(ToString::to_string),
         pod_ips: Some(ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
         start_time: api_time(pod.created),
-        conditions: Some(vec![condition("Ready", ready)]),
+        conditions: Some(render_conditions(pod, ready)),
         container_statuses: Some(
             containers.iter().map(|it| render_container_status(it, ready)).collect(),
         ),
@@ -90,6 +88,20 @@ pub(super) fn render_pod(
     // Only in the object: the node does not need its own name.
     out["spec"]["nodeName"] = json!(cluster.settings.node_name);
     out
+}
+
+/// Returns the conditions of a pod. One of them tells if the pod is frozen, while it has a standby order.
+fn render_conditions(pod: &RevisionPod, ready: bool) -> Vec<PodCondition> {
+    let condition = |r#type: &str, holds: bool| PodCondition {
+        type_: r#type.into(),
+        status: if holds { "True" } else { "False" }.into(),
+        ..PodCondition::default()
+    };
+    let mut conditions = vec![condition("Ready", ready)];
+    if pod.has_standby_order() {
+        conditions.push(condition(FROZEN_CONDITION, pod.is_frozen));
+    }
+    conditions
 }
 
 fn render_container_status(

@@ -136,17 +136,21 @@ impl<'a> ConnectTrace<'a> {
 
     /// Returns the rule by which the pods of a Revision or scaled Service are selected, as a phrase.
     fn pods_text(&self) -> String {
-        let rule = match self.service {
-            Some(ServiceNumber::Routed(number)) => self.planner.table.pod_rule(number, &self.key),
-            Some(ServiceNumber::Cluster(_)) | None => None,
+        let (table, key) = (&self.planner.table, &self.key);
+        let (rule, uses_standby) = match self.service {
+            Some(ServiceNumber::Routed(number)) => {
+                (table.pod_rule(number, key), table.uses_standby(number, key))
+            }
+            Some(ServiceNumber::Cluster(_)) | None => (None, false),
         };
+        let kind = if uses_standby { "standby" } else { "ready" };
         let owner = if self.is_scaled_port() { "Service" } else { "Revision" };
         let hint = match rule {
             Some(SelectionRule::SameNode) => " with a hint for this node",
             Some(SelectionRule::SameZone) => " with a hint for this node's zone",
             Some(_) | None => "",
         };
-        format!("the ready pods of the {owner}{hint}")
+        format!("the {kind} pods of the {owner}{hint}")
     }
 
     /// Returns true if the service is a port of a scaled Service.

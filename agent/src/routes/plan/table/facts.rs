@@ -165,6 +165,13 @@ impl PlannerTable {
         hinted.map(|HintedPods { rule, .. }| rule)
     }
 
+    /// Returns true if connects to a frontend go to pods with standby orders, because no other pod can take them.
+    pub(in crate::routes::plan) fn uses_standby(&self, number: u32, key: &FrontendKey) -> bool {
+        let (service, mapped) = (self.services.get(number), !self.has_ipv6_activator());
+        let hinted = self.hinted_pods(service, is_ipv6_frontend(key), mapped);
+        hinted.is_some_and(|pods| pods.are_on_standby())
+    }
+
     /// Returns the reason for which the list of a service does not have a pod; `None` if it is selected.
     fn pod_exclusion(
         &self,

@@ -1,4 +1,4 @@
-//! Pure: selection of a Revision's pods by their hints, for connects from this node.
+//! Pure: selection of a Revision's pods by their standby orders and their hints, for connects from this node.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -12,6 +12,8 @@ pub(super) struct HintedPods<'a> {
     /// Pods by uid, each with its address for these connects.
     pods: Vec<(&'a String, &'a PlannerPod, SocketAddr)>,
     pub(super) rule: SelectionRule,
+    /// True if pods with a standby order are passed over, because others can take the connects.
+    passes_over_standby: bool,
     node: NodeTopology,
 }
 
@@ -26,8 +28,16 @@ impl<'a> HintedPods<'a> {
         self.rule.selects(&pod.hints, &self.node)
     }
 
-    /// Returns the reason for which the hints exclude a pod; `None` if they do not.
+    /// Returns true if the selected pods have standby orders.
+    pub(super) fn are_on_standby(&self) -> bool {
+        !self.passes_over_standby && !self.pods.is_empty()
+    }
+
+    /// Returns the reason for which a ready pod is not selected; `None` if it is.
     pub(super) fn exclusion(&self, pod: &PlannerPod) -> Option<&'static str> {
+        if self.passes_over_standby && pod.has_standby_order {
+            return Some("is on standby, and other pods take connects");
+        }
         let is_by_node = self.rule == SelectionRule::SameNode;
         let reason = if is_by_node {
             "its hints are for other nodes"
@@ -39,8 +49,8 @@ impl<'a> HintedPods<'a> {
 }
 
 impl PlannerTable {
-    /// Returns the pods that connects to a service can go to; `None` without a direct path. Hints count as for Services
-    /// of the cluster.
+    /// Returns the pods that connects to a service can go to; `None` without a direct path. Pods with a standby order
+    /// are used only if there is no other: they are to stay frozen. Hints count as for Services of the cluster.
     pub(super) fn hinted_pods(
         &self,
         service: &PlannerService,
@@ -48,13 +58,17 @@ impl PlannerTable {
         mapped: bool,
     ) -> Option<HintedPods<'_>> {
         let ready = self.ready_pods(service.direct_revision?);
-        let pods: Vec<_> = ready
+        let mut pods: Vec<_> = ready
             .filter_map(|(uid, pod)| Some((uid, pod, pod.address_for(service, is_ipv6, mapped)?)))
             .collect();
+        let passes_over_standby = pods.iter().any(|(_, pod, _)| !pod.has_standby_order);
+        if passes_over_standby {
+            pods.retain(|(_, pod, _)| !pod.has_standby_order);
+        }
         let node =
             NodeTopology { name: self.cluster.node_name().clone(), zone: self.node_zone.clone() };
         let rule = SelectionRule::of_hints(pods.iter().map(|(_, pod, _)| &pod.hints), &node);
-        Some(HintedPods { pods, rule, node })
+        Some(HintedPods { pods, rule, passes_over_standby, node })
     }
 
     /// Sets the zone of a node; empty: it has none. Returns the numbers of the services whose lists depend on it.

@@ -16,6 +16,8 @@ pub(super) struct PlannerPod {
     pub(super) revision: u32,
     pub(super) phase: RoutingPhase,
     pub(super) hints: TopologyHints,
+    /// True if the pod is frozen while nothing uses it.
+    pub(super) has_standby_order: bool,
     address: Option<SocketAddr>,
     other_family_address: Option<SocketAddr>,
     /// Ports to which a scaled Service leads.
@@ -32,6 +34,7 @@ impl PlannerPod {
             revision,
             phase: entry.phase,
             hints: entry.hints.clone(),
+            has_standby_order: entry.standby.is_some(),
             address: entry.address,
             other_family_address: other_family_address
                 .map(|(ip, at)| SocketAddr::new(ip, at.port())),

@@ -34,6 +34,7 @@ mod protocols;
 mod revision_services;
 mod route_references;
 mod scaled_services;
+mod standby;
 mod topology;
 mod write_errors;
 

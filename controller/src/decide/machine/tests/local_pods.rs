@@ -1,6 +1,13 @@
-//! Pods of the local node that end late, or whose service is applied again while they drain.
+//! Pods of the local node that end late, that are frozen, or whose service is applied again while they drain.
+
+use common::wire::StandbyReport;
+use serde_json::Value;
 
 use super::*;
+use crate::{
+    model::{knative::key::FROZEN_CONDITION, object::json::array_items},
+    write::desired,
+};
 
 #[test]
 fn a_pod_whose_node_never_reports_its_end_leaves_nothing_behind() {
@@ -123,4 +130,38 @@ fn a_refused_manifest_leaves_no_name_of_the_deleted_service_behind() {
     sim.report_pod_status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
     sim.step(ControllerEvent::ManifestDeleted(full_name));
     assert_eq!(sim.machine.cluster.names.owner_exceptions, BTreeSet::new());
+}
+
+/// Returns the status of the condition that tells in a pod's object if the pod is frozen; null if it has none.
+fn frozen_condition(sim: &MachineSim, uid: &str) -> Value {
+    let key = LocalObjectKey::pod("default", &sim.pods[uid].name);
+    let object = desired::local_object(&sim.machine.cluster, &key).expect("a pod");
+    let mut conditions = array_items(&object["status"]["conditions"]);
+    let frozen = conditions.find(|it| it["type"] == FROZEN_CONDITION);
+    frozen.map(|it| it["status"].clone()).unwrap_or_default()
+}
+
+#[test]
+fn the_object_of_a_pod_tells_if_it_is_frozen_while_it_has_a_standby_order() {
+    let mut sim = MachineSim::new();
+    let reporter = ComponentReplica {
+        role: ClientComponent::Agent,
+        name: "rouse".into(),
+        node: "rouse".into(),
+    };
+    sim.step(ControllerEvent::ReportStreamBegin { reporter, stream: 1 });
+    sim.apply(&HELLO.replace(r#""0"}"#, r#""0", rouse.dev/standby: "1"}"#));
+    sim.report_all_ready();
+    let uid = sim.pod_uids().remove(0);
+    let mut report = |in_flight: u64, is_frozen: bool| {
+        let standby = StandbyReport { is_frozen, ..StandbyReport::default() };
+        sim.report_pod(&uid, |it| (it.in_flight, it.standby) = (in_flight, Some(standby)));
+        frozen_condition(&sim, &uid)
+    };
+    assert_eq!(report(0, false), "False", "not yet");
+    assert_eq!(report(0, true), "True");
+    assert_eq!(report(0, false), "True", "a probe thaws it for a moment only");
+    assert_eq!(report(1, false), "False", "a request has thawed it");
+    sim.decide(1);
+    assert_eq!(frozen_condition(&sim, &uid), Value::Null, "its order is withdrawn");
 }

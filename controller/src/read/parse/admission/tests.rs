@@ -733,6 +733,30 @@ fn settings_of_http_beside_raw_tcp_get_warnings() {
     assert_eq!(warnings("h2c"), [""; 0]);
 }
 
+#[test]
+fn standby_is_checked_and_warned_of_as_other_settings_of_a_template() {
+    let result = |annotations: &str, probe: &str| {
+        let object = yaml(&format!(
+            "{{metadata: {{name: a}}, spec: {{template: {{metadata: {{annotations: {{{annotations}}}}}, spec: {{containers: [{{image: a, livenessProbe: {probe}}}]}}}}}}}}"
+        ));
+        let request = create_request(AdmittedKind::Service, &object, &FEATURES);
+        let (filled, _) = apply_defaults(&request);
+        let result = validate(&create_request(AdmittedKind::Service, &filled, &FEATURES));
+        let warnings = result.warnings.into_iter().filter(|it| it.path.contains("standby"));
+        let warnings: Vec<Problem> = warnings.collect();
+        (problem::knative_message(&result.problems), problem::knative_message(&warnings))
+    };
+    let at = "spec.template.metadata.annotations.rouse.dev/standby";
+    let (tcp, exec) = ("{tcpSocket: {port: 8080}}", "{exec: {command: [a]}}");
+    assert_eq!(result("rouse.dev/standby: '1'", tcp), (String::new(), String::new()));
+    let refused = format!("invalid value: swap: {at}-memory\nuse keep or reclaim");
+    assert_eq!(result("rouse.dev/standby-memory: swap", tcp), (refused, String::new()));
+    let warned = format!(
+        "rouse.dev/standby has no effect: a probe runs a command, which the kubelet could not run in a frozen pod: {at}"
+    );
+    assert_eq!(result("rouse.dev/standby: '1'", exec), (String::new(), warned));
+}
+
 /// Kinds that the controller writes may also be written by users, without any effect.
 #[test]
 fn kinds_that_only_the_controller_writes_get_a_warning() {

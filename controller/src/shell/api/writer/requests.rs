@@ -61,6 +61,7 @@ impl ObjectWriter {
             WriteAction::GiveBack { version, body } => {
                 self.give_back(key, &version, body.as_ref()).await
             }
+            WriteAction::Resize { uid, requests } => self.resize(key, &uid, requests).await,
             WriteAction::Delete(uid) => self.delete(key, &uid).await,
         }
     }
@@ -309,7 +310,7 @@ impl ObjectWriter {
     }
 
     /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile.
-    fn store_response(
+    pub(super) fn store_response(
         &self,
         key: &ObjectPartKey,
         object: DynamicObject,
@@ -325,7 +326,11 @@ impl ObjectWriter {
 
     /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
     /// state.
-    async fn handle_error(&self, key: &ObjectPartKey, error: kube::Error) -> WriteOutcome {
+    pub(super) async fn handle_error(
+        &self,
+        key: &ObjectPartKey,
+        error: kube::Error,
+    ) -> WriteOutcome {
         let message = error_chain(&error);
         let none = Status::default();
         let status = match &error {

@@ -15,10 +15,11 @@ use common::{
 use serde_json::{Value, json};
 
 use crate::{
-    decide::machine::{ControllerEvent, ControllerStateMachine, ServiceEventRecord},
+    decide::machine::{ControllerEvent, ControllerStateMachine, ObjectEventRecord},
     model::{
         cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
-        object::{ObjectPartKey, ResourceKind},
+        knative::key,
+        object::{ObjectPartKey, ResourceKind, WriteError},
     },
     shell::api::{
         object_cache::ObservedObject,
@@ -27,6 +28,7 @@ use crate::{
     write::desired::desired_state,
 };
 
+mod resizes;
 mod user_workloads;
 
 pub(super) const NAMESPACE: &str = "default";
@@ -64,8 +66,10 @@ pub(super) struct FakeApiServer {
     pub(super) replicas_writes: Vec<u64>,
     /// Number of writes to workloads of users that were refused, since these had changed.
     pub(super) conflicts: usize,
-    /// Events on Services of users.
-    pub(super) service_events: Vec<ServiceEventRecord>,
+    /// Events on Services of users and on Revisions.
+    pub(super) object_events: Vec<ObjectEventRecord>,
+    /// Error of each resize of a pod.
+    pub(super) resize_refusal: Option<WriteError>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -103,7 +107,8 @@ impl FakeApiServer {
             are_workloads_listed: false,
             replicas_writes: Vec::new(),
             conflicts: 0,
-            service_events: Vec::new(),
+            object_events: Vec::new(),
+            resize_refusal: None,
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -144,7 +149,7 @@ impl FakeApiServer {
                 follower.step(self.now, event.clone());
             }
             let effects = self.machine.step(self.now, event);
-            self.service_events.extend(effects.service_events);
+            self.object_events.extend(effects.object_events);
             if effects.needs_workload_watch && self.lists_workloads && !self.are_workloads_listed {
                 self.are_workloads_listed = true;
                 events.extend(observations_of_workloads(&self.objects));
@@ -197,6 +202,7 @@ impl FakeApiServer {
                 self.write_replicas(key, &body, &pods_to_remove)
             }
             WriteAction::GiveBack { version, body } => self.give_back(key, &version, body.as_ref()),
+            WriteAction::Resize { uid, requests } => self.resize(key, &uid, requests),
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
@@ -315,15 +321,20 @@ impl FakeApiServer {
         other
     }
 
-    /// Replaces the annotations of a pod, all of which are the controller's. Its other fields have other managers.
+    /// Replaces the annotations of a pod, all of which are the controller's. Its other fields have other managers, and
+    /// so has the note of its original requests.
     fn annotate(&mut self, name: &NamespacedName, body: &Value) -> Vec<ControllerEvent> {
         let Some(object) = self.objects.get_mut(&(ResourceKind::Pod, name.clone())) else {
             return Vec::new();
         };
-        if object["metadata"]["annotations"] == body["metadata"]["annotations"] {
+        let mut annotations = body["metadata"]["annotations"].clone();
+        if let Some(note) = object["metadata"]["annotations"].get(key::ORIGINAL_REQUESTS) {
+            annotations[key::ORIGINAL_REQUESTS] = note.clone();
+        }
+        if object["metadata"]["annotations"] == annotations {
             return Vec::new();
         }
-        object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
+        object["metadata"]["annotations"] = annotations;
         self.writes += 1;
         vec![ControllerEvent::ObjectObserved {
             resource: ResourceKind::Pod,

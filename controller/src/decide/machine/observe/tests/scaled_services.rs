@@ -142,7 +142,7 @@ fn ready(api_server: &FakeApiServer) -> String {
 
 /// Returns the reasons of all Events on Services, in their order.
 fn events(api_server: &FakeApiServer) -> Vec<&str> {
-    api_server.service_events.iter().map(|it| it.reason.as_str()).collect()
+    api_server.object_events.iter().map(|it| it.reason.as_str()).collect()
 }
 
 #[test]

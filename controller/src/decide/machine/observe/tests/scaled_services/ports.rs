@@ -170,6 +170,7 @@ fn affinity_path_and_settings_of_the_service_are_in_the_table() {
     annotations["rouse.dev/path"] = json!("activator");
     annotations["autoscaling.knative.dev/window"] = json!("30s");
     annotations["autoscaling.knative.dev/initial-scale"] = json!("7");
+    annotations[key::STANDBY] = json!("1");
     apply_service(&mut api_server, "web", annotations, spec);
     let entry = port_entry(&api_server, 80).expect("its port");
     assert_eq!(entry.affinity, Some(Duration::from_secs(10_800)));
@@ -181,6 +182,7 @@ fn affinity_path_and_settings_of_the_service_are_in_the_table() {
         api_server.condition(ResourceKind::PodAutoscaler, "web", "AutoscalingAnnotationsValid");
     assert!(valid.starts_with("False WithoutEffect: Without effect: "), "{valid}");
     assert!(valid.contains("initial-scale"), "{valid}");
+    assert!(valid.contains("only pods of a Knative Service stand by"), "{valid}");
 }
 
 #[test]

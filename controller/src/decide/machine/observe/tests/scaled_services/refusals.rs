@@ -35,10 +35,10 @@ fn assert_refused(api_server: &mut FakeApiServer, reason: &str) {
     assert_eq!(ready(api_server), format!("False {reason}"));
     assert_eq!(events(api_server), [reason]);
     assert!(
-        api_server.service_events[0].is_warning && api_server.service_events[0].name == name("web")
+        api_server.object_events[0].is_warning && api_server.object_events[0].name == name("web")
     );
     let service = api_server.object(ResourceKind::Service, "web");
-    assert_eq!(service["metadata"]["uid"], api_server.service_events[0].uid.as_str());
+    assert_eq!(service["metadata"]["uid"], api_server.object_events[0].uid.as_str());
     assert!(api_server.table().services.is_empty() && api_server.table().pods.is_empty());
     assert_eq!(api_server.replicas_writes, [0_u64; 0]);
     assert!(!leads_to_activators(api_server));
@@ -108,7 +108,7 @@ fn several_workloads_of_one_service_are_named() {
     api_server.apply_workload(STATEFUL_SET, "db", &workload_spec("web", 1));
     apply_service(&mut api_server, "web", sleeps(), service_spec("web"));
     assert_refused(&mut api_server, "SeveralWorkloads");
-    let message = &api_server.service_events[0].message;
+    let message = &api_server.object_events[0].message;
     assert!(message.ends_with("StatefulSet \"db\", Deployment \"web\""), "{message}");
     api_server.delete_as_user(STATEFUL_SET, "db");
     assert_accepted(&mut api_server);
@@ -121,7 +121,7 @@ fn a_pod_of_another_owner_is_named_too() {
         add_pod(&mut api_server, "alone", owner);
         apply_service(&mut api_server, "web", sleeps(), service_spec("web"));
         assert_refused(&mut api_server, "SeveralWorkloads");
-        let message = &api_server.service_events[0].message;
+        let message = &api_server.object_events[0].message;
         assert!(message.ends_with(&format!("Deployment \"web\", {named}")), "{message}");
         api_server.delete_as_user(ResourceKind::Pod, "alone");
         assert_accepted(&mut api_server);
@@ -162,7 +162,7 @@ fn the_older_one_of_two_services_keeps_the_workload() {
         (ready(&api_server), events(&api_server)),
         ("False WorkloadTaken".into(), vec!["WorkloadTaken"])
     );
-    let message = &api_server.service_events[0].message;
+    let message = &api_server.object_events[0].message;
     assert_eq!(message, "Deployment \"web\" is scaled by the older Service \"old\"");
     api_server.decide("old", 0);
     advance(&mut api_server, 301);

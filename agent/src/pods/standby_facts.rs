@@ -1,0 +1,178 @@
+//! Shell: facts about a pod that is to be frozen and that no map of the kernel has: its cgroup, sessions in it, and open
+//! connections that do not count as requests.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use common::link::error_chain;
+use tokio::{sync::mpsc::Sender, task::spawn_blocking};
+
+use crate::{
+    kernel::{cgroup_search::try_subdirectories, maps::connection_storage::ConnectionStorage},
+    net::sockdiag::{DiagConnection, SockDiag},
+    pods::{
+        finder::{FinderCommand, request_cgroup, request_namespace},
+        namespace::NetworkNamespace,
+        processes::has_sessions,
+    },
+};
+
+/// Facts about a pod at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StandbyFacts {
+    /// Directory of the pod's cgroup.
+    pub(crate) cgroup: PathBuf,
+    /// True if a process runs beside those of the containers, as of `kubectl exec`.
+    pub(crate) has_sessions: bool,
+    /// Established connections that the pod's processes have accepted and that do not count, such as those of probes.
+    pub(crate) other_connections: u64,
+}
+
+/// Reads the facts about a pod whose namespace has this cookie. Returns the reason for which they are not known.
+pub(crate) async fn read_standby_facts(
+    finder: &Sender<FinderCommand>,
+    uid: &str,
+    cookie: u64,
+    conns: ConnectionStorage,
+) -> Result<StandbyFacts, String> {
+    let cgroup = request_cgroup(finder, uid).await;
+    let cgroup = cgroup.ok_or_else(|| "its cgroup is not found".to_owned())?;
+    let namespace = request_namespace(finder, uid, cookie).await;
+    let namespace = namespace.ok_or_else(|| "its network namespace is not found".to_owned())?;
+    match spawn_blocking(move || read_facts(cgroup, &namespace, &conns)).await {
+        Ok(facts) => facts,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+fn read_facts(
+    cgroup: PathBuf,
+    namespace: &NetworkNamespace,
+    conns: &ConnectionStorage,
+) -> Result<StandbyFacts, String> {
+    let unread = |error: io::Error| format!("its processes cannot be read: {error}");
+    let has_sessions = has_sessions(&cgroup).map_err(unread)?;
+    let own_cgroups = cgroup_ids(&cgroup).map_err(unread)?;
+    let count = || count_other_connections(&SockDiag::open()?, conns, &own_cgroups);
+    let other_connections = namespace
+        .run_inside("list connections", count)
+        .map_err(|error| format!("its connections cannot be listed: {}", error_chain(&error)))?;
+    Ok(StandbyFacts { cgroup, has_sessions, other_connections })
+}
+
+/// Returns the numbers of a cgroup and of those below it, by which the kernel names the cgroup of a socket.
+fn cgroup_ids(cgroup: &Path) -> io::Result<BTreeSet<u64>> {
+    let mut ids = BTreeSet::from([fs::metadata(cgroup)?.ino()]);
+    for child in try_subdirectories(cgroup)? {
+        ids.extend(cgroup_ids(&child)?);
+    }
+    Ok(ids)
+}
+
+/// Counts the connections in the namespace of `diag` that do not count as requests.
+fn count_other_connections(
+    diag: &SockDiag,
+    conns: &ConnectionStorage,
+    own_cgroups: &BTreeSet<u64>,
+) -> io::Result<u64> {
+    // First: one that opens after this is taken for another connection, and delays the freeze at most.
+    let counted = conns.counted_sockets(diag)?;
+    let ports = diag.listeners()?.into_iter().map(|(at, _)| at.port()).collect();
+    Ok(select_other_connections(&diag.connections()?, &counted, &ports, own_cgroups))
+}
+
+/// Returns the number of connections that a process of the pod has accepted, at one of the listening `ports`, and that
+/// are not `counted`. `all` are the established ones of its namespace.
+///
+/// Connections between processes of the pod are left out: both ends are frozen together. So are those to sockets of
+/// others in the namespace, such as the pod server's.
+fn select_other_connections(
+    all: &[DiagConnection],
+    counted: &BTreeSet<u64>,
+    ports: &BTreeSet<u16>,
+    own_cgroups: &BTreeSet<u64>,
+) -> u64 {
+    let is_own = |it: &DiagConnection| it.cgroup_id.map(|id| own_cgroups.contains(&id));
+    let ends = |it: &DiagConnection| (it.canonical_local(), it.canonical_peer());
+    let own = all.iter().filter(|it| is_own(it) == Some(true));
+    let own_ends: HashSet<(SocketAddr, SocketAddr)> = own.map(ends).collect();
+    let is_other = |it: &&DiagConnection| {
+        let (local, peer) = ends(it);
+        let is_accepted = ports.contains(&local.port()) && is_own(it) != Some(false);
+        is_accepted && !counted.contains(&it.cookie()) && !own_ends.contains(&(peer, local))
+    };
+    all.iter().filter(is_other).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::sockdiag::TcpActivity;
+
+    /// Cgroup of the pod's container.
+    const OWN: u64 = 7;
+    /// Cgroup of another program.
+    const FOREIGN: u64 = 8;
+
+    fn connection(local: &str, peer: &str, cgroup_id: Option<u64>) -> DiagConnection {
+        let [local, peer] = [local, peer].map(|at| at.parse().expect("an address"));
+        let mut connection = DiagConnection::listed(local, peer, TcpActivity::default());
+        connection.cgroup_id = cgroup_id;
+        connection
+    }
+
+    fn count(all: &[DiagConnection]) -> u64 {
+        let (ports, own) = (BTreeSet::from([8080, 8022]), BTreeSet::from([OWN]));
+        select_other_connections(all, &BTreeSet::new(), &ports, &own)
+    }
+
+    #[test]
+    fn an_accepted_connection_counts_unless_the_programs_count_it() {
+        let probe = connection("10.0.0.2:8080", "10.0.0.1:40000", Some(OWN));
+        assert_eq!(count(std::slice::from_ref(&probe)), 1);
+        let (counted, ports) = (BTreeSet::from([probe.cookie()]), BTreeSet::from([8080]));
+        let own = BTreeSet::from([OWN]);
+        assert_eq!(select_other_connections(&[probe], &counted, &ports, &own), 0);
+        let mapped = connection("[::ffff:10.0.0.2]:8080", "[::ffff:10.0.0.1]:40000", Some(OWN));
+        assert_eq!(count(&[mapped]), 1);
+    }
+
+    #[test]
+    fn connections_of_the_pod_to_others_and_to_itself_do_not_delay_its_freeze() {
+        let to_a_database = connection("10.0.0.2:40000", "10.0.0.9:5432", Some(OWN));
+        let to_the_pod_server = connection("10.0.0.2:8022", "10.0.0.1:40000", Some(FOREIGN));
+        let sidecar = connection("127.0.0.1:40000", "127.0.0.1:8080", Some(OWN));
+        let behind_sidecar = connection("127.0.0.1:8080", "127.0.0.1:40000", Some(OWN));
+        assert_eq!(count(&[to_a_database, to_the_pod_server, sidecar, behind_sidecar]), 0);
+    }
+
+    #[test]
+    fn a_forwarded_port_delays_the_freeze() {
+        let runtime = connection("127.0.0.1:40000", "127.0.0.1:8080", Some(FOREIGN));
+        let served = connection("127.0.0.1:8080", "127.0.0.1:40000", Some(OWN));
+        assert_eq!(count(&[runtime, served]), 1);
+    }
+
+    #[test]
+    fn a_socket_whose_cgroup_is_not_known_may_be_a_probe() {
+        assert_eq!(count(&[connection("10.0.0.2:8080", "10.0.0.1:40000", None)]), 1);
+        let both = [("127.0.0.1:40000", "127.0.0.1:8080"), ("127.0.0.1:8080", "127.0.0.1:40000")];
+        assert_eq!(count(&both.map(|(local, peer)| connection(local, peer, None))), 1);
+    }
+
+    #[test]
+    fn a_pod_has_the_cgroups_of_its_containers() {
+        let pod = std::env::temp_dir().join(format!("rouse-cgroup-ids-{}", std::process::id()));
+        fs::create_dir_all(pod.join("main/nested")).expect("a folder");
+        let ids = cgroup_ids(&pod).expect("readable");
+        let inode = |path: &str| fs::metadata(pod.join(path)).expect("it exists").ino();
+        assert_eq!(ids, BTreeSet::from(["", "main", "main/nested"].map(inode)));
+        fs::remove_dir_all(&pod).expect("removed");
+        assert!(cgroup_ids(&pod).is_err(), "not known is not none");
+    }
+}

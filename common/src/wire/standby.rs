@@ -1,0 +1,28 @@
+//! Pure: orders that keep pods frozen while nothing uses them, and the reports of agents about such pods.
+
+use std::time::Duration;
+
+/// Order to the agent of a pod's node: freeze the pod while nothing uses it.
+///
+/// Both times are sent in whole milliseconds, and at least one: a time of zero would freeze a pod that has to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandbyOrder {
+    /// Time without requests after which a pod that a request has thawed is frozen again although the order did not
+    /// change.
+    pub quiet_time: Duration,
+    /// Longest time that a probe of the kubelet may take; a pod that a probe has thawed is frozen again after it.
+    pub probe_time: Duration,
+    /// True if the pod's memory is reclaimed once it is frozen.
+    pub reclaims_memory: bool,
+}
+
+/// State of a pod with a standby order, as its agent reports it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StandbyReport {
+    /// True while the pod is frozen.
+    pub is_frozen: bool,
+    /// Memory that the pod holds; `None`: the node does not tell.
+    pub memory_bytes: Option<u64>,
+    /// Reason for which the pod cannot be frozen, for the user; empty: none.
+    pub failure: String,
+}

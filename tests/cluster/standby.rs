@@ -1,0 +1,161 @@
+//! Services on standby on a real Kubernetes: frozen pods that answer, and that Kubernetes takes for running ones.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::client_pod::{ClientPod, CurlResponse};
+use tests::frozen_pods::is_frozen;
+use tests::installed_cluster::RouseCluster;
+use tests::load_process::LoadProcess;
+
+mod actions;
+mod applications;
+mod faults;
+mod probe_thaws;
+mod wakes;
+
+/// Label `app` of the agents' pods.
+const AGENT: &str = "rouse-agent";
+/// Names of the nodes.
+const NODES: [&str; 2] = ["node1", "node2"];
+
+/// Manifest of a service with the shortest window that keeps one frozen pod. `annotations` continue those of its
+/// template, `container` is the content of its container, and `spec` are further lines of its template's spec.
+///
+/// Its requests, and so the end of its pods, may take ten minutes. That is longer than any wait of a test, so a pod that
+/// stays frozen on SIGTERM fails the test.
+fn manifest(name: &str, annotations: &str, container: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: {name}}}
+spec:
+  template:
+    metadata:
+      annotations: {{autoscaling.knative.dev/window: 6s, rouse.dev/standby: \"1\"{annotations}}}
+    spec:
+      timeoutSeconds: 600
+      containers: [{{{container}}}]
+{spec}"
+    )
+}
+
+/// A service that keeps one frozen pod while it sleeps.
+#[derive(Clone, Copy)]
+struct StandbyService<'a> {
+    rouse: &'a RouseCluster,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// The only pod of such a service, as it was when it was found frozen.
+struct FrozenPod {
+    name: String,
+    uid: String,
+    node: String,
+    cgroup: PathBuf,
+    /// Number of restarts of its containers.
+    restarts: u64,
+}
+
+impl FrozenPod {
+    /// Reads a pod that exists; `None` unless it is frozen.
+    fn read(rouse: &RouseCluster, pod: &Value) -> Option<Self> {
+        let cgroup = rouse.pod_cgroup(pod).filter(|it| is_frozen(it) == Some(true))?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let statuses = pod["status"]["containerStatuses"].as_array()?;
+        Some(Self {
+            name: text(&pod["metadata"]["name"])?,
+            uid: text(&pod["metadata"]["uid"])?,
+            node: text(&pod["spec"]["nodeName"])?,
+            cgroup,
+            restarts: statuses.iter().filter_map(|it| it["restartCount"].as_u64()).sum(),
+        })
+    }
+
+    /// Returns true if the pod is frozen now. It needs no API server.
+    fn is_frozen(&self) -> bool {
+        is_frozen(&self.cgroup) == Some(true)
+    }
+
+    /// Name of the other node.
+    fn other_node(&self) -> &'static str {
+        NODES.into_iter().find(|node| *node != self.node).expect("there are two nodes")
+    }
+}
+
+impl<'a> StandbyService<'a> {
+    /// Creates the service, and waits until it is ready.
+    fn create(
+        rouse: &'a RouseCluster,
+        namespace: &'a str,
+        name: &'a str,
+        annotations: &str,
+        container: &str,
+    ) -> Self {
+        rouse
+            .apply(namespace, &manifest(name, annotations, container, ""))
+            .expect("admission accepts it");
+        rouse.wait_ready(namespace, "ksvc", name);
+        Self { rouse, namespace, name }
+    }
+
+    /// The only pod of the service if it is frozen, and the service has no other one.
+    fn find_frozen(&self) -> Option<FrozenPod> {
+        let pods = self.rouse.pods(self.namespace, self.name);
+        let [pod] = &pods[..] else { return None };
+        FrozenPod::read(self.rouse, pod)
+    }
+
+    /// Waits until the service has one pod, which is frozen, and no other one.
+    fn wait_frozen(&self) -> FrozenPod {
+        let description = format!("{} to have one pod, a frozen one", self.name);
+        self.rouse.cluster.wait(&description, || self.find_frozen())
+    }
+
+    /// Waits until the service has one pod, which is frozen and has taken the place of `old`.
+    fn wait_frozen_other(&self, old: &FrozenPod) -> FrozenPod {
+        let description = format!("{} to have one pod, a new frozen one", self.name);
+        self.rouse.cluster.wait(&description, || self.find_frozen().filter(|it| it.uid != old.uid))
+    }
+
+    /// Waits until the service has only `pod` and it is frozen, not restarted since.
+    fn wait_frozen_again(&self, pod: &FrozenPod) {
+        let again = self.wait_frozen();
+        assert_eq!((&again.uid, again.restarts), (&pod.uid, pod.restarts), "{}", self.name);
+    }
+
+    fn url(&self) -> String {
+        self.rouse.service_url(self.namespace, self.name)
+    }
+
+    fn address(&self) -> String {
+        self.rouse.service_address(self.namespace, self.name)
+    }
+
+    /// Starts one request from a client, which gives up after a minute.
+    fn start_request(&self, client: &ClientPod) -> LoadProcess {
+        let args = ["--stages", "1x1s", "--requests", "1", "--fresh-pct", "100"];
+        client.start_load(&self.address(), self.name, &args)
+    }
+
+    /// Runs kubectl in the namespace, and returns its output.
+    fn kubectl(&self, args: &[&str]) -> String {
+        // Before all others, of which some may belong to a command in a pod.
+        let args = [&["--namespace", self.namespace][..], args].concat();
+        let result = self.rouse.cluster.kubectl(&args);
+        result.unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// An object of the service in its namespace; null if there is none, or no response.
+    fn get(&self, kind: &str, name: &str) -> Value {
+        self.rouse.cluster.get(&[kind, "--namespace", self.namespace, name])
+    }
+}
+
+/// Asserts that this pod answered the client, and saw the client itself as its peer.
+fn assert_direct(response: &CurlResponse, client: &ClientPod, pod: &FrozenPod) {
+    assert_eq!(response.pod(), pod.name, "{response}");
+    let peer = response.header("x-peer");
+    assert!(client.addresses().iter().any(|it| it == peer), "{} got {response}", client.node);
+}

@@ -1,0 +1,303 @@
+//! Shell: a pod with a standby order: frozen while nothing uses it, and thawed for whatever comes.
+
+use serde_json::{Value, json};
+
+use super::{
+    http_server::{send_and_measure, server_fixture},
+    shared_agent::SharedAgentFixture,
+    *,
+};
+
+/// Order by which a pod is frozen again as soon as nothing uses it.
+const QUICK_ORDER: StandbyOrder = StandbyOrder {
+    quiet_time: Duration::from_millis(1),
+    probe_time: Duration::from_millis(1),
+    reclaims_memory: false,
+};
+/// Order by which a pod that was thawed for a request or a probe runs until the end of the test.
+const LASTING_ORDER: StandbyOrder = StandbyOrder {
+    quiet_time: Duration::from_secs(600),
+    probe_time: Duration::from_secs(600),
+    reclaims_memory: false,
+};
+/// Longest pause between two requests of a client, in ms. A freeze takes some 30 ms, so requests meet all its states.
+const PAUSE_MAX_MS: u64 = 200;
+
+/// Beginning of the metrics line that counts thaws with a cause.
+fn thaws(cause: &str) -> String {
+    format!("rouse_agent_thaws_total{{cause=\"{cause}\"}}")
+}
+
+/// Connects to the pod from the node's namespace of a fixture.
+fn connect_from_node(node: &str) -> TcpStream {
+    let namespace = NetworkNamespace::open(Path::new("/run/netns").join(node)).expect("it exists");
+    let stream = namespace.run_inside("connect", || TcpStream::connect(POD_ADDRESS));
+    let stream = stream.expect("a frozen pod accepts connections too");
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
+    stream.set_nodelay(true).expect("a socket");
+    stream
+}
+
+/// Sends requests, all over one connection or each over its own, with pauses in which the pod may freeze.
+fn send_with_pauses(node: &str, requests: u64, is_kept: bool, mut seed: u64) {
+    let mut kept = is_kept.then(|| connect_from_node(node));
+    for _ in 0..requests {
+        // Numbers without a pattern (xorshift), which are the same in each run.
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        thread::sleep(Duration::from_millis(seed % PAUSE_MAX_MS));
+        match &mut kept {
+            Some(stream) => send_and_measure(stream, "/quick"),
+            None => send_and_measure(&mut connect_from_node(node), "/quick"),
+        };
+    }
+}
+
+/// Starts a pod with the server and this order on the shared node, and waits until it is frozen.
+fn frozen_fixture(order: StandbyOrder) -> SharedAgentFixture {
+    let mut fixture = SharedAgentFixture::new();
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    fixture.start_server();
+    fixture.order_standby(Some(order));
+    fixture.wait_standby(true);
+    fixture
+}
+
+impl AgentFixture {
+    fn node_namespace(&self) -> String {
+        format!("{}-n", self.name)
+    }
+
+    /// Orders the pod, which is ready, to be frozen while nothing uses it, or withdraws the order.
+    fn order_standby(&mut self, order: Option<StandbyOrder>) {
+        self.standby = order;
+        self.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    }
+
+    /// Waits until the agent reports the pod as frozen, or as one that runs with an order. A frozen pod's cgroup is
+    /// frozen too.
+    fn wait_standby(&mut self, is_frozen: bool) {
+        let is_reported = |pod: &PodObservation| {
+            pod.standby.as_ref().is_some_and(|standby| standby.is_frozen == is_frozen)
+        };
+        let pod = self.wait_pod(if is_frozen { "frozen" } else { "thawed" }, is_reported);
+        let standby = pod.standby.expect("it has an order");
+        assert_eq!(standby.failure, "");
+    }
+
+    fn is_cgroup_frozen(&self) -> bool {
+        let events = fs::read_to_string(self.pod_cgroup().join("cgroup.events"));
+        events.expect("it exists").contains("frozen 1")
+    }
+
+    fn wait_cgroup(&self, is_frozen: bool) {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while self.is_cgroup_frozen() != is_frozen {
+            assert!(Instant::now() < deadline, "its cgroup is never frozen = {is_frozen}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Returns the pod's entry on the agent's page about standby; null if it has none.
+    fn standby_page_entry(&self, uid: &str) -> Value {
+        let page = self.get_page("n", "127.0.0.1:7104", "/debug/standby");
+        let body = page.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let facts: Value =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {page}"));
+        let mut pods = facts["pods"].as_array().into_iter().flatten();
+        pods.find(|it| it["uid"] == uid).cloned().unwrap_or_default()
+    }
+
+    fn standby_request(&self) {
+        send_and_measure(&mut connect_from_node(&self.node_namespace()), "/quick");
+    }
+}
+
+#[test]
+fn a_pod_with_an_order_freezes_and_each_request_thaws_it() {
+    const ROUNDS: u64 = 50;
+    let mut fixture = frozen_fixture(QUICK_ORDER);
+    let by_request = thaws("request");
+    let before = fixture.metric_count(&by_request);
+    let mut kept = connect_from_node(&fixture.node_namespace());
+    for round in 0..ROUNDS {
+        fixture.wait_cgroup(true);
+        if round % 2 == 0 {
+            send_and_measure(&mut kept, "/quick");
+        } else {
+            fixture.standby_request();
+        }
+    }
+    fixture.wait_metric(&by_request, before + ROUNDS);
+    let usage = fixture.wait_usage("all of them", |usage| usage.totals.finished == ROUNDS);
+    assert_eq!(usage.totals.started, ROUNDS);
+    let page = fixture.metrics();
+    let observed = page.lines().find_map(|it| it.strip_prefix("rouse_agent_thaw_seconds_count "));
+    let observed: u64 = observed.expect("a metric").parse().expect("a number");
+    assert!(observed >= ROUNDS, "{observed} thaws by an event");
+}
+
+/// Requests come at any moment of a freeze: none is lost, and each is counted once.
+#[test]
+fn no_request_is_lost_however_it_meets_a_freeze() {
+    const REQUESTS: u64 = 200;
+    const LEAST_THAWS: u64 = 20;
+    let mut fixture = frozen_fixture(QUICK_ORDER);
+    let by_request = thaws("request");
+    let before = fixture.metric_count(&by_request);
+    let node = fixture.node_namespace();
+    thread::scope(|scope| {
+        scope.spawn(|| send_with_pauses(&node, REQUESTS, true, 7));
+        scope.spawn(|| send_with_pauses(&node, REQUESTS, false, 11));
+    });
+    let usage = fixture.wait_usage("all of them", |it| it.totals.finished == 2 * REQUESTS);
+    assert_eq!(usage.totals.started, 2 * REQUESTS);
+    fixture.wait_standby(true);
+    let thawed = fixture.metric_count(&by_request) - before;
+    assert!(thawed >= LEAST_THAWS, "{thawed} thaws: the requests met too few freezes");
+}
+
+#[test]
+fn a_withdrawn_order_and_a_drain_thaw_the_pod() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    assert!(fixture.is_cgroup_frozen());
+    fixture.order_standby(None);
+    fixture.wait_pod("without an order", |pod| pod.standby.is_none());
+    fixture.wait_cgroup(false);
+    // Another order is a new decision, so the pod freezes at once.
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    let by_kubelet = thaws("kubelet");
+    let before = fixture.metric_count(&by_kubelet);
+    fixture.standby = None;
+    fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+    fixture.wait_cgroup(false);
+    fixture.wait_metric(&by_kubelet, before + 1);
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    fixture.wait_pod("ready again", |pod| pod.ready && !pod.drained);
+}
+
+#[test]
+fn the_page_about_standby_shows_a_pod_while_it_has_an_order() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    let uid = fixture.pod_uid();
+    let entry = fixture.standby_page_entry(&uid);
+    assert_eq!((&entry["isFrozen"], &entry["failure"]), (&json!(true), &json!("")), "{entry}");
+    fixture.standby_request();
+    fixture.wait_standby(false);
+    let entry = fixture.standby_page_entry(&uid);
+    assert_eq!(entry["isFrozen"], false, "{entry}");
+    fixture.order_standby(None);
+    fixture.wait_pod("without an order", |pod| pod.standby.is_none());
+    assert_eq!(fixture.standby_page_entry(&uid), Value::Null);
+}
+
+#[test]
+fn a_prestop_request_thaws_the_pod_for_its_end() {
+    let mut fixture = server_fixture("standby-stop", REQUEST_TIMEOUT);
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    let node = fixture.node_namespace();
+    thread::scope(|scope| {
+        let hook = scope.spawn(|| http_get(&node, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
+        fixture.wait_pod("the kubelet's request", |pod| !pod.ready);
+        fixture.wait_cgroup(false);
+        fixture.standby = None;
+        fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+        assert!(hook.join().expect("it ends").starts_with("HTTP/1.1 200"));
+    });
+    assert!(!fixture.is_cgroup_frozen(), "a pod that ends is not frozen again");
+}
+
+/// A connection between programs of the pod's namespace counts at no port, as one of `kubectl port-forward`.
+#[test]
+fn a_connection_that_does_not_count_thaws_the_pod_while_it_is_open() {
+    let mut fixture = frozen_fixture(QUICK_ORDER);
+    let by_probe = thaws("probe");
+    let before = fixture.metric_count(&by_probe);
+    let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
+    let stream = pod.run_inside("connect", || TcpStream::connect("127.0.0.1:8080"));
+    let mut stream = stream.expect("a frozen pod accepts connections too");
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
+    send_and_measure(&mut stream, "/quick");
+    fixture.wait_metric(&by_probe, before + 1);
+    fixture.wait_standby(false);
+    // Time for some readings, each of which sees that it is still open.
+    thread::sleep(Duration::from_secs(3));
+    assert!(!fixture.is_cgroup_frozen());
+    send_and_measure(&mut stream, "/quick");
+    assert_eq!(fixture.metric_count(&by_probe), before + 1);
+    drop(stream);
+    fixture.wait_standby(true);
+    let usage = fixture.wait_usage("none of it", |usage| usage.totals.in_flight() == 0);
+    assert_eq!(usage.totals.started, 0);
+}
+
+#[test]
+fn a_process_that_enters_a_frozen_pod_thaws_it() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    let by_other = thaws("other");
+    let before = fixture.metric_count(&by_other);
+    let procs = fixture.pod_cgroup().join("main/cgroup.procs");
+    let script = format!("echo $$ > {} && echo entered && exec sleep 600", procs.display());
+    let mut session = Command::new("nsenter");
+    session.arg(format!("--net=/run/netns/{}-p", fixture.name)).args(["sh", "-c", &script]);
+    let mut session = session.stdout(Stdio::piped()).spawn().expect("nsenter");
+    let mut entered = String::new();
+    let stdout = session.stdout.take().expect("a pipe");
+    std::io::BufReader::new(stdout).read_line(&mut entered).expect("it runs after the thaw");
+    assert_eq!(entered, "entered\n");
+    fixture.wait_metric(&by_other, before + 1);
+    fixture.wait_standby(false);
+    session.kill().expect("it runs");
+    session.wait().expect("it ends");
+}
+
+#[test]
+fn a_pod_that_another_program_thaws_is_reported_as_running() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    fs::write(fixture.pod_cgroup().join("cgroup.freeze"), "0").expect("writable");
+    fixture.wait_standby(false);
+    fixture.standby_request();
+}
+
+/// Connects and requests wait in the kernel until the next agent has started.
+#[test]
+fn the_next_agent_thaws_the_pods_of_one_that_was_killed() {
+    let mut fixture = server_fixture("standby-kill", REQUEST_TIMEOUT);
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    fixture.kill_agent();
+    let mut waiting = connect_from_node(&fixture.node_namespace());
+    waiting.write_all(b"GET /quick HTTP/1.1\r\nHost: a\r\n\r\n").expect("an open connection");
+    assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
+    fixture.pods.clear();
+    fixture.start_agent();
+    let mut status = [0; 15];
+    waiting.read_exact(&mut status).expect("a response");
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+    // The order is still in the RouteTable, and the request is over.
+    drop(waiting);
+    fixture.wait_standby(true);
+    fixture.standby_request();
+}
+
+#[test]
+fn the_agents_own_probes_leave_a_frozen_pod_alone() {
+    let mut fixture = SharedAgentFixture::new();
+    let period = Duration::from_millis(50);
+    fixture.set_probed_pod(RoutingPhase::Ready, ProbeHandler::Tcp, period);
+    fixture.start_server();
+    fixture.standby = Some(QUICK_ORDER);
+    fixture.set_probed_pod(RoutingPhase::Ready, ProbeHandler::Tcp, period);
+    fixture.wait_standby(true);
+    let passed = fixture.metric_count(PROBES_PASSED);
+    let before = fixture.metric_count(&thaws("probe"));
+    // Time for many probes.
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(fixture.metric_count(&thaws("probe")), before);
+    assert_eq!(fixture.metric_count(PROBES_PASSED), passed);
+    let pod = fixture.wait_pod("ready as before", |pod| pod.ready);
+    assert!(pod.standby.is_some_and(|standby| standby.is_frozen));
+}

@@ -1,0 +1,256 @@
+//! Shell: frozen pods as the kernel and the eBPF programs treat them: each of their connections sends an event, and
+//! waits for the thaw in the kernel.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits on plain threads"
+)]
+
+use std::{
+    io::{self, Read as _},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use agent::kernel::{
+    freezer::{self, CgroupState},
+    maps::KernelEventRing,
+};
+use datapath::abi;
+use socket2::SockRef;
+
+use crate::{
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, in_netns, registration},
+    scripted_process::{ScriptedProcess, read_greeting},
+};
+
+/// Port of the pods that does not count.
+const OTHER_PORT: u16 = 9999;
+/// Timeout of every wait.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A pod whose process greets the clients of both ports, and a client's namespace. The process ends before the cgroups
+/// are removed.
+struct StandbyFixture {
+    server: ScriptedProcess,
+    pod: NetnsFixture,
+    client: NetnsFixture,
+    ring: KernelEventRing,
+    kernel: SharedKernelFixture,
+}
+
+impl StandbyFixture {
+    /// Starts a pod. `options` are those of the step `listen`.
+    fn new(options: &str) -> Self {
+        let mut kernel = SharedKernelFixture::new();
+        let (pod, client) = (kernel.add_pod(), kernel.add_client());
+        kernel.register_pod(&pod, 0);
+        let mut server = pod.start_process();
+        for port in [SERVING_PORT, OTHER_PORT] {
+            server.expect_step(&format!("listen [::]:{port} one {options}"));
+        }
+        let ring = KernelEventRing::open(&kernel.paths().pins()).unwrap();
+        let mut fixture = Self { server, pod, client, ring, kernel };
+        let _of_earlier_tests = fixture.take_growth_events();
+        fixture
+    }
+
+    /// Sets or clears the flag of the pod.
+    fn set_standby(&mut self, is_standby: bool) {
+        let entry = registration(&self.pod, 0, &[]).entry();
+        self.kernel.maps.set_connection_events(self.pod.cookie, entry, is_standby).unwrap();
+    }
+
+    /// Number of growth events of the pod since the last call.
+    fn take_growth_events(&mut self) -> usize {
+        let growth = (abi::EVENT_GROWTH, u32::from(self.pod.number));
+        let events = std::iter::from_fn(|| self.ring.next());
+        events.filter(|event| (event.kind, event.port_or_slot) == growth).count()
+    }
+
+    /// Waits until the pod has sent `count` events since the last call, and at most `most`.
+    #[track_caller]
+    fn wait_growth_events(&mut self, count: usize, most: usize) {
+        let (mut seen, deadline) = (self.take_growth_events(), Instant::now() + WAIT_TIMEOUT);
+        while seen < count {
+            assert!(Instant::now() < deadline, "{seen} of {count} events");
+            thread::sleep(Duration::from_millis(2));
+            seen += self.take_growth_events();
+        }
+        assert!(seen <= most, "{seen} events");
+    }
+
+    fn freeze(&self) {
+        freezer::freeze(&self.pod.cgroup).unwrap();
+        self.wait_state(true);
+    }
+
+    fn thaw(&self) {
+        freezer::thaw(&self.pod.cgroup).unwrap();
+        self.wait_state(false);
+    }
+
+    #[track_caller]
+    fn wait_state(&self, is_frozen: bool) {
+        let wanted = Some(CgroupState { is_populated: true, is_frozen });
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while freezer::read_state(&self.pod.cgroup).unwrap() != wanted {
+            assert!(Instant::now() < deadline, "never {wanted:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn address(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.pod.ipv4().parse().unwrap(), port)
+    }
+
+    fn connect(&self, address: SocketAddr) -> TcpStream {
+        in_netns(&self.client.netns, || TcpStream::connect(address).unwrap())
+    }
+}
+
+/// Returns true if nothing has come from the server yet.
+fn has_no_greeting(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let peeked = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn each_connection_of_a_pod_on_standby_sends_one_event_whether_it_counts_or_not() {
+    let mut fixture = StandbyFixture::new("");
+    let (mut client, mut inside) = (fixture.client.start_process(), fixture.pod.start_process());
+    let (ipv4, ipv6) = (fixture.pod.ipv4(), fixture.pod.ipv6());
+    let from_outside = [SERVING_PORT, OTHER_PORT]
+        .map(|port| [format!("{ipv4}:{port}"), format!("[{ipv6}]:{port}")])
+        .concat();
+    // Those between processes of a pod count at no port.
+    let from_inside = [format!("127.0.0.1:{SERVING_PORT}"), format!("[::1]:{OTHER_PORT}")];
+    for (is_standby, events) in [(false, 0), (true, 1), (false, 0)] {
+        fixture.set_standby(is_standby);
+        for address in &from_outside {
+            client.expect_step(&format!("connect {address}"));
+            assert_eq!(fixture.take_growth_events(), events, "{address}, {is_standby}");
+        }
+        for address in &from_inside {
+            inside.expect_step(&format!("connect {address}"));
+            assert_eq!(fixture.take_growth_events(), events, "{address}, {is_standby}");
+        }
+    }
+    let state = fixture.kernel.maps.pod_state(u32::from(fixture.pod.number));
+    assert_eq!(state.connections, 6, "one of each family in each round, at the serving port");
+}
+
+#[test]
+fn the_flag_of_one_pod_concerns_no_other_and_ends_with_another_registration() {
+    let mut fixture = StandbyFixture::new("");
+    let other = fixture.kernel.add_pod();
+    fixture.kernel.register_pod(&other, 0);
+    let mut other_server = other.start_process();
+    other_server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} other"));
+    fixture.set_standby(true);
+    let mut client = fixture.client.start_process();
+    client.expect_step(&format!("connect {}:{SERVING_PORT}", other.ipv4()));
+    let events = std::iter::from_fn(|| fixture.ring.next());
+    assert_eq!(events.filter(|event| event.kind == abi::EVENT_GROWTH).count(), 0);
+    let pod = registration(&fixture.pod, 0, &[]);
+    fixture.kernel.maps.register_pod(fixture.pod.cookie, &pod).unwrap();
+    client.expect_step(&format!("connect {}:{SERVING_PORT}", fixture.pod.ipv4()));
+    assert_eq!(fixture.take_growth_events(), 0);
+}
+
+#[test]
+fn a_connection_to_a_frozen_pod_is_established_and_served_after_the_thaw() {
+    let mut fixture = StandbyFixture::new("");
+    let ipv6 = SocketAddr::new(fixture.pod.ipv6().parse().unwrap(), SERVING_PORT);
+    for address in [fixture.address(SERVING_PORT), ipv6, fixture.address(OTHER_PORT)] {
+        fixture.set_standby(true);
+        fixture.freeze();
+        let mut stream = fixture.connect(address);
+        fixture.wait_growth_events(1, 1);
+        assert!(has_no_greeting(&stream), "a frozen process has served {address}");
+        fixture.thaw();
+        assert_eq!(read_greeting(&mut stream).unwrap(), "one");
+        fixture.set_standby(false);
+    }
+}
+
+#[test]
+fn connections_that_end_before_the_thaw_leave_nothing_behind() {
+    let mut fixture = StandbyFixture::new("");
+    let address = fixture.address(SERVING_PORT);
+    fixture.set_standby(true);
+    fixture.freeze();
+    let (closed, reset) = (fixture.connect(address), fixture.connect(address));
+    SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
+    drop((closed, reset));
+    let mut waiting = fixture.connect(address);
+    fixture.wait_growth_events(3, 3);
+    fixture.thaw();
+    assert_eq!(read_greeting(&mut waiting).unwrap(), "one");
+    drop(waiting);
+    let slot = u32::from(fixture.pod.number);
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    let gauges = || {
+        let state = fixture.kernel.maps.pod_state(slot);
+        [state.connections, state.in_flight, state.awaiting_first_request]
+    };
+    while gauges() != [0, 0, 0] {
+        assert!(Instant::now() < deadline, "{:?}", gauges());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// With this backlog the kernel keeps two connections that the process has not accepted. It drops the first packet of
+/// others, whose clients send it again.
+#[test]
+fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
+    const CLIENTS: usize = 5;
+    let mut fixture = StandbyFixture::new("backlog1");
+    let (address, netns) = (fixture.address(SERVING_PORT), fixture.client.netns.clone());
+    let connect = move || read_greeting(&mut TcpStream::connect(address).unwrap()).unwrap();
+    fixture.set_standby(true);
+    fixture.freeze();
+    let greetings = thread::scope(|scope| {
+        let clients = [(); CLIENTS].map(|()| scope.spawn(|| in_netns(&netns, connect)));
+        fixture.wait_growth_events(2, CLIENTS);
+        fixture.thaw();
+        clients.map(|client| client.join().unwrap())
+    });
+    assert_eq!(greetings, ["one"; CLIENTS]);
+}
+
+/// A request on a connection from before the freeze sends the event that growth sends, as its level is 0.
+#[test]
+fn bytes_for_a_frozen_pod_wait_in_the_socket() {
+    let mut fixture = StandbyFixture::new("");
+    let mut stream = fixture.connect(fixture.address(SERVING_PORT));
+    assert_eq!(read_greeting(&mut stream).unwrap(), "one");
+    fixture.kernel.maps.arm_growth_event(u32::from(fixture.pod.number), 0);
+    fixture.set_standby(true);
+    fixture.freeze();
+    io::Write::write_all(&mut stream, b"GET / HTTP/1.1\r\nHost: pod\r\n\r\n").unwrap();
+    fixture.wait_growth_events(1, 1);
+    assert!(has_no_greeting(&stream), "the frozen process has not read it");
+    fixture.thaw();
+    // The server ends a connection that sends anything; unread bytes make the end a reset.
+    match stream.read(&mut [0]) {
+        Ok(read) => assert_eq!(read, 0),
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+    }
+}
+
+#[test]
+fn a_frozen_process_ends_by_sigkill() {
+    let fixture = StandbyFixture::new("");
+    fixture.freeze();
+    drop(fixture.server);
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while freezer::read_state(&fixture.pod.cgroup).unwrap().unwrap().is_populated {
+        assert!(Instant::now() < deadline, "the frozen process still runs");
+        thread::sleep(Duration::from_millis(1));
+    }
+    freezer::thaw(&fixture.pod.cgroup).unwrap();
+}

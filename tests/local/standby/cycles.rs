@@ -1,0 +1,143 @@
+//! Many freezes and thaws: probes restart nothing, and the agent's resources stay as they are.
+//!
+//! `ROUSE_STANDBY_ROUNDS` is the number of measured rounds, in each of which every frozen pod is thawed once.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+
+use agent::kernel::maps::KernelMaps;
+use datapath::abi;
+use serde_json::Value;
+use tests::frozen_pods::frozen_pods;
+use tests::multi_process_node::{COMPONENTS, MultiProcessNode};
+use tests::rouse_node::RouseNode;
+use tests::wait::wait_for;
+
+use super::{AGENT, apply, manifest, restart_count, thaw_count};
+use crate::component_restarts::in_client_netns;
+use crate::raw_tcp::GreetedConnection;
+
+/// Number of thaws by probes for which the test of probes waits.
+const PROBE_THAWS: u64 = 12;
+/// Services of the test of resources, and frozen pods of each.
+const SERVICES: usize = 10;
+const PODS_EACH: usize = 2;
+/// Rounds before the first measurement, in which buffers and tables grow to their size.
+const WARM_UP_ROUNDS: usize = 3;
+/// Default number of measured rounds.
+const ROUNDS: usize = 10;
+/// Port of each pod that no service leads to: a connection there is like a probe's, and counts nowhere.
+const UNCOUNTED_PORT: u16 = 9090;
+/// Most memory of the agent after the measured rounds, in percent of that before them.
+const MAX_MEMORY_PERCENT: u64 = 120;
+/// Files that the agent may have open for a moment, as for a reading of a pod.
+const MOMENTARY_FILES: usize = 4;
+
+#[test]
+fn probes_thaw_a_frozen_pod_for_their_answers_alone_and_restart_nothing() {
+    let node = RouseNode::start("standby-probes");
+    let services = [("http", "httpGet: {path: /}"), ("tcp", "tcpSocket: {}")];
+    for (name, probe) in services {
+        // One probe without an answer would restart the container.
+        let probe = format!(", livenessProbe: {{{probe}, periodSeconds: 3, failureThreshold: 1}}");
+        apply(&node, &manifest(name, 1, "", &probe));
+        node.wait_ready(name);
+    }
+    let frozen = services.map(|(name, _)| node.wait_frozen(name, 1));
+    let before = thaw_count(&node, "probe");
+    wait_for("thaws by probes", || {
+        (thaw_count(&node, "probe") >= before + PROBE_THAWS).then_some(())
+    });
+    assert_eq!(services.map(|(name, _)| node.wait_frozen(name, 1)), frozen, "frozen in between");
+    assert_eq!(services.map(|(name, _)| restart_count(&node, name)), [0, 0]);
+}
+
+/// Resources of the agent's process that must not grow with the number of thaws.
+#[derive(Clone, Copy, Debug)]
+struct AgentResourceUse {
+    resident_kib: u64,
+    open_files: usize,
+    /// Entries of the kernel's map of pods.
+    mapped_pods: usize,
+}
+
+impl AgentResourceUse {
+    fn read(node: &MultiProcessNode) -> Self {
+        let process = format!("/proc/{}", node.process_id("agent"));
+        let status = fs::read_to_string(format!("{process}/status")).expect("the agent runs");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let resident_kib = resident.and_then(|it| it.split_whitespace().next()?.parse().ok());
+        let pins = node.layout.bpf().join(format!("v{}", abi::ABI_VERSION));
+        let maps = KernelMaps::open(&pins).expect("maps");
+        Self {
+            resident_kib: resident_kib.expect("a process has a resident set"),
+            open_files: fs::read_dir(format!("{process}/fd")).expect("its files").count(),
+            mapped_pods: maps.pods().expect("pods").len(),
+        }
+    }
+}
+
+/// Addresses of all pods with the port that does not count.
+fn uncounted_addresses(node: &MultiProcessNode) -> Vec<SocketAddr> {
+    let output = node.run_rouse(&["get", "pods", "-o", "json"]);
+    let list: Value = serde_json::from_slice(&output.stdout).expect("a list");
+    let pods = list["items"].as_array().expect("a list has items").iter();
+    let address = |pod: &Value| -> SocketAddr {
+        let ip = pod["status"]["podIP"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+        SocketAddr::new(ip.expect("a running pod has an address"), UNCOUNTED_PORT)
+    };
+    pods.map(address).collect()
+}
+
+/// Thaws each pod by a connection, and waits until all of them are frozen again.
+fn run_round(node: &MultiProcessNode, addresses: &[SocketAddr], frozen: &BTreeSet<String>) {
+    in_client_netns(node, || {
+        for address in addresses {
+            let connection = GreetedConnection::open(*address).expect("a greeting");
+            assert_eq!(connection.finish("echo").expect("an echo"), "echo");
+        }
+    });
+    wait_for("all pods to be frozen again", || {
+        (frozen_pods(&node.layout) == *frozen).then_some(())
+    });
+}
+
+/// Number of thaws for any cause so far.
+fn all_thaws(node: &MultiProcessNode) -> f64 {
+    let series = |cause: &str| format!("rouse_agent_thaws_total{{cause=\"{cause}\"}}");
+    let count = |cause: &str| {
+        let series = series(cause);
+        node.metric(AGENT, &series).unwrap_or_else(|| panic!("the agent exports no {series}"))
+    };
+    ["request", "probe", "kubelet", "other"].into_iter().map(count).sum()
+}
+
+#[test]
+fn the_resources_of_an_agent_do_not_grow_with_the_number_of_thaws() {
+    let rounds = std::env::var("ROUSE_STANDBY_ROUNDS").ok().and_then(|it| it.parse().ok());
+    let rounds: usize = rounds.unwrap_or(ROUNDS);
+    let node = MultiProcessNode::new("standby-flat");
+    node.start(&COMPONENTS);
+    let echo = format!(", env: [{{name: HELLO_ECHO_PORT, value: \"{UNCOUNTED_PORT}\"}}]");
+    let pods = u32::try_from(PODS_EACH).expect("a few");
+    let manifests = (0..SERVICES).map(|number| manifest(&format!("c{number}"), pods, "", &echo));
+    node.apply(&manifests.collect::<Vec<_>>().join("---\n"));
+    node.join_client_cgroup();
+    let frozen = wait_for("all pods to be frozen", || {
+        let frozen = frozen_pods(&node.layout);
+        (frozen.len() == SERVICES * PODS_EACH).then_some(frozen)
+    });
+    let addresses = uncounted_addresses(&node);
+    (0..WARM_UP_ROUNDS).for_each(|_| run_round(&node, &addresses, &frozen));
+    let (before, thaws_before) = (AgentResourceUse::read(&node), all_thaws(&node));
+    (0..rounds).for_each(|_| run_round(&node, &addresses, &frozen));
+    let (after, thaws) = (AgentResourceUse::read(&node), all_thaws(&node) - thaws_before);
+    let pods_thawed = rounds * frozen.len();
+    println!("{thaws} thaws in {pods_thawed} exchanges: {before:?}, then {after:?}");
+    assert!(thaws >= pods_thawed as f64, "only {thaws} of {pods_thawed} found a frozen pod");
+    assert_eq!(after.mapped_pods, before.mapped_pods);
+    assert!(after.open_files <= before.open_files + MOMENTARY_FILES, "{before:?} {after:?}");
+    let max_kib = before.resident_kib * MAX_MEMORY_PERCENT / 100;
+    assert!(after.resident_kib <= max_kib, "{before:?} {after:?}");
+}
