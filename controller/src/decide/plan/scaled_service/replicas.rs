@@ -5,7 +5,7 @@
 
 use common::wire::NamespacedName;
 
-use super::super::{PlanTimer, RevisionPlanContext, scale};
+use super::super::{PlanTimer, RevisionPlanContext, readiness, scale};
 use crate::model::{
     cluster_state::{
         AppRevision, ClusterState, KeptNumber, PodStage, RevisionPod, ScaledServiceState,
@@ -49,7 +49,7 @@ pub(super) fn record_kept_pods(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
 ) {
-    if kept.ready_at.is_none() && scale::count_ready_pods(revision, context) >= kept.pods {
+    if kept.ready_at.is_none() && readiness::count_ready_pods(revision, context) >= kept.pods {
         kept.ready_at = Some(context.now);
     }
 }

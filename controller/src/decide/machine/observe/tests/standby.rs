@@ -68,7 +68,7 @@ fn start_new_leader(api_server: &mut FakeApiServer) {
 }
 
 fn set_namespace_default(api_server: &mut FakeApiServer, pods: Option<&str>) {
-    let annotations = pods.map_or(json!({}), |pods| json!({(key::STANDBY): pods}));
+    let annotations = pods.map_or_else(|| json!({}), |pods| json!({(key::STANDBY): pods}));
     let object = json!({"metadata": {"name": NAMESPACE, "annotations": annotations}});
     api_server.step(ControllerEvent::ObjectObserved {
         resource: ResourceKind::Namespace,
