@@ -239,6 +239,19 @@ fn a_request_waits_for_another_pod_once_the_agent_of_a_frozen_one_is_silent() {
     assert_eq!((old.phase, old.standby), (Draining, None), "one pod carries the load");
 }
 
+/// Each upgrade of the agents would otherwise show every service that sleeps as one that does not start.
+#[test]
+fn a_sleeping_service_stays_ready_while_the_agent_of_its_frozen_pod_is_silent() {
+    let (mut sim, uids) = frozen_service(ONE);
+    sim.report_pod_status(&uids[0], NodePhase::Running, ContainerRunState::Running, 0);
+    sim.advance_time(60_000);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), "True");
+    end_stream(&mut sim, 1);
+    sim.advance_time(250);
+    assert_eq!(standby_phases(&sim), [(Starting, true)]);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), "True");
+}
+
 #[test]
 fn a_stream_that_is_opened_again_at_once_changes_nothing() {
     let (mut sim, _) = frozen_service(ONE);
