@@ -36,13 +36,19 @@ pub(super) fn update_pod(
 
 /// Returns true if a pod counts as frozen by the last report of its agent. One that was frozen and is thawed counts
 /// until it has a request: most pods are thawed only for a moment, by a probe of the kubelet.
+///
+/// The same holds for a restart of the agent, which thaws its pods before it knows their orders. Otherwise each upgrade
+/// of the agents would restore and reduce the requests of all frozen pods.
 fn counts_as_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
-    let report = context.cluster.pods.reports.get(&*pod.uid);
-    let Some((report, standby)) = report.and_then(|it| Some((it, it.standby.as_ref()?))) else {
+    if !pod.has_standby_order() {
         return false;
-    };
-    let is_thawed_for_probe = pod.is_frozen && report.in_flight == 0 && standby.failure.is_empty();
-    pod.has_standby_order() && (standby.is_frozen || is_thawed_for_probe)
+    }
+    let Some(report) = context.cluster.pods.reports.get(&*pod.uid) else { return pod.is_frozen };
+    let was_frozen = pod.is_frozen && report.in_flight == 0;
+    match &report.standby {
+        Some(standby) => standby.is_frozen || (was_frozen && standby.failure.is_empty()),
+        None => was_frozen,
+    }
 }
 
 /// Returns true if a pod may be frozen and its agent has had no stream of reports for too long. No other component
