@@ -30,7 +30,12 @@ pub(super) fn update_pod(
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
+    let was_frozen = pod.is_frozen;
     pod.is_frozen = counts_as_frozen(pod, context);
+    // Without an autoscaler the order stays. The time that a pod may be frozen is one without a request.
+    if was_frozen && !pod.is_frozen && pod.has_standby_order() {
+        pod.standby_since = Some(context.now);
+    }
     pod.is_unreachable = is_unreachable(pod, context, timer);
 }
 

@@ -355,6 +355,19 @@ fn a_pod_that_is_in_use_has_no_end_of_its_time() {
     assert_eq!(standby_phases(&sim), [(Ready, true)]);
 }
 
+/// Without an autoscaler no wake gives the pod a new order, and none would start another pod.
+#[test]
+fn the_time_of_a_pod_begins_again_with_a_request() {
+    let (mut sim, uids) = frozen_service(r#"rouse.dev/standby: "1", rouse.dev/standby-ttl: 1h"#);
+    sim.advance_time(3_000_000);
+    report(&mut sim, &uids[0], 1, thawed());
+    report(&mut sim, &uids[0], 0, frozen());
+    sim.advance_time(3_599_999);
+    assert_eq!(standby_phases(&sim), [(Ready, true)]);
+    sim.advance_time(1);
+    assert_eq!(standby_phases(&sim), [(Draining, false)]);
+}
+
 #[test]
 fn settings_that_exclude_standby_are_named_in_a_condition() {
     let condition = |text: &str| {
