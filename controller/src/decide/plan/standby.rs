@@ -185,8 +185,10 @@ fn update_stop(
 ) {
     let is_over = match &mut revision.scaling.standby_stop {
         Some(stop) if running == 0 => {
+            // It ended spare pods beside running ones. Those that stand by from now on have their whole time.
+            let is_of_spare_pods = !stop.has_slept && stop.reason.reason == StandbyStop::TIME_OVER;
             stop.has_slept = true;
-            false
+            is_of_spare_pods
         }
         Some(stop) => stop.has_slept,
         None => true,

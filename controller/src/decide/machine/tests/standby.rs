@@ -347,6 +347,23 @@ fn a_pod_whose_time_is_over_ends_until_the_next_wake() {
 }
 
 #[test]
+fn a_spare_pod_whose_time_is_over_leaves_standby_to_the_pods_that_served() {
+    let ttl = "rouse.dev/standby-ttl: 1h";
+    let (mut sim, uids) = frozen_service(&format!("{TWO}, {ttl}"));
+    report(&mut sim, &uids[0], 1, thawed());
+    sim.decide(1);
+    sim.advance_time(3_600_000);
+    assert_eq!(entry(&sim, &uids[0]).standby, None);
+    assert_eq!(entry(&sim, &uids[1]).phase, Draining);
+    assert!(sim.condition(ConditionType::RevisionStandby).starts_with("False StandbyTimeOver"));
+    report(&mut sim, &uids[0], 0, None);
+    sim.decide(0);
+    let served = entry(&sim, &uids[0]);
+    assert_eq!((served.phase, served.standby.is_some()), (Ready, true));
+    assert_eq!(sim.condition(ConditionType::RevisionStandby), "True");
+}
+
+#[test]
 fn a_pod_that_is_in_use_has_no_end_of_its_time() {
     let (mut sim, uids) = frozen_service(r#"rouse.dev/standby: "1", rouse.dev/standby-ttl: 1h"#);
     // Without an autoscaler the order stays while requests come.
