@@ -276,6 +276,10 @@ impl ScaledRevision {
         let scale_to_zero = self
             .scale_to_zero
             .get_or_insert_with(|| ScaleToZero::new(now, policy, input, non_draining));
+        // First met while they started, pods on standby look as if load had requested them.
+        if input.initial_scale_reached && self.pods.standby > 0 && self.pods.are_on_standby() {
+            scale_to_zero.end_unrequested_start(now);
+        }
         let previous_activity = scale_to_zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let minimum = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);

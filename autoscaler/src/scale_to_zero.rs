@@ -129,6 +129,15 @@ impl ScaleToZero {
         Self { activity, activity_since: now, requested_pods, is_turn_held: false }
     }
 
+    /// Ends a start that no decision has requested. The pods that started are kept without load, so that the Revision
+    /// is inactive, and no deadline waits for them.
+    pub fn end_unrequested_start(&mut self, now: Duration) {
+        let is_requested = self.requested_pods.is_some_and(|pods| pods > 0);
+        if self.activity == RevisionActivity::Activating && !is_requested {
+            (self.activity, self.activity_since) = (RevisionActivity::Inactive, now);
+        }
+    }
+
     /// Applies the desired scale (`None`: load is not known) and excess burst capacity at `now`. `scale_down_minimum`
     /// is the number below which pods must not be lowered now, and the bound that forbids it.
     pub fn step(

@@ -162,6 +162,31 @@ fn a_restarted_autoscaler_takes_a_service_with_only_standby_pods_for_inactive() 
     assert_eq!(revisions.next_due(), None);
 }
 
+/// The controller starts the pod of a new Revision at once, and the autoscaler may begin between start and freeze.
+#[test]
+fn a_pod_that_is_first_met_before_it_stands_by_is_no_start_that_times_out() {
+    let starting = RoutePod { phase: RoutingPhase::Starting, ..standby_pod("a", "rouse") };
+    let (_, mut table) = table_with([starting]);
+    let mut revisions = ScaledRevisions::new(TICK);
+    let mut agent = revisions.open_stream(Duration::ZERO, replica(ClientComponent::Agent));
+    revisions.apply_routes(Duration::ZERO, &table, &table.keys());
+    let mut decided = Vec::new();
+    for second in 0..60 {
+        let now = Duration::from_secs(second);
+        agent = revisions.complete_batch(now, agent);
+        if second == 3 {
+            table.pods.get_mut("a").expect("the pod").phase = RoutingPhase::Ready;
+            revisions.apply_routes(now, &table, &[RouteKey::Pod("a".into())].into());
+        }
+        for update in revisions.evaluate_due(now) {
+            let DecisionUpdate::Decided(it) = update else { panic!("the decision is to stay") };
+            decided.push((it.requested_scale, it.activity));
+        }
+    }
+    assert_eq!(decided.last(), Some(&(Some(0), RevisionActivity::Inactive)), "{decided:?}");
+    assert_eq!(revisions.next_due(), None, "nothing waits for a start");
+}
+
 #[test]
 fn load_is_known_only_if_the_agents_of_standby_pods_report() {
     let running = RoutePod { standby: None, ..standby_pod("a", "rouse") };

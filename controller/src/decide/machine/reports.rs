@@ -370,7 +370,8 @@ impl ControllerStateMachine {
                 && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
         let needs_standby_plan = || {
             had_standby != has_standby
-                || (has_standby && plan::needs_standby_plan(&self.cluster, &app, &uid))
+                || (self.standby_apps.contains(&app)
+                    && plan::needs_standby_plan(&self.cluster, &app, &uid))
         };
         if !needs_no_plan || (idle && self.draining_apps.contains(&app)) || needs_standby_plan() {
             self.reconcile_app(&app, now);

@@ -268,8 +268,9 @@ fn slow_start_reason(
     let health = revision.conditions.get(ConditionType::RevisionHealthy);
     // A restarted controller keeps a reason that its predecessor has reported.
     let is_reported = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
-    let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
-    let mut slow = serving.filter(|it| {
+    // A pod that its silent agent may have frozen has started, and no probe of it has failed.
+    let is_starting = |pod: &&RevisionPod| pod.stage == PodStage::Serving && !pod.is_unreachable;
+    let mut slow = revision.pods.iter().filter(is_starting).filter(|it| {
         is_reported || timer.is_due_or_schedule(readiness::slow_start_at(it), context.now)
     });
     slow.find_map(|pod| not_ready_reason(pod, context))

@@ -30,19 +30,30 @@ pub(super) fn update_pod(
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
+    let was_frozen = pod.is_frozen;
     pod.is_frozen = counts_as_frozen(pod, context);
+    // Without an autoscaler the order stays. The time that a pod may be frozen is one without a request.
+    if was_frozen && !pod.is_frozen && pod.has_standby_order() {
+        pod.standby_since = Some(context.now);
+    }
     pod.is_unreachable = is_unreachable(pod, context, timer);
 }
 
 /// Returns true if a pod counts as frozen by the last report of its agent. One that was frozen and is thawed counts
 /// until it has a request: most pods are thawed only for a moment, by a probe of the kubelet.
+///
+/// The same holds for a restart of the agent, which thaws its pods before it knows their orders. Otherwise each upgrade
+/// of the agents would restore and reduce the requests of all frozen pods.
 fn counts_as_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
-    let report = context.cluster.pods.reports.get(&*pod.uid);
-    let Some((report, standby)) = report.and_then(|it| Some((it, it.standby.as_ref()?))) else {
+    if !pod.has_standby_order() {
         return false;
-    };
-    let is_thawed_for_probe = pod.is_frozen && report.in_flight == 0 && standby.failure.is_empty();
-    pod.has_standby_order() && (standby.is_frozen || is_thawed_for_probe)
+    }
+    let Some(report) = context.cluster.pods.reports.get(&*pod.uid) else { return pod.is_frozen };
+    let was_frozen = pod.is_frozen && report.in_flight == 0;
+    match &report.standby {
+        Some(standby) => standby.is_frozen || (was_frozen && standby.failure.is_empty()),
+        None => was_frozen,
+    }
 }
 
 /// Returns true if a pod may be frozen and its agent has had no stream of reports for too long. No other component
@@ -174,8 +185,10 @@ fn update_stop(
 ) {
     let is_over = match &mut revision.scaling.standby_stop {
         Some(stop) if running == 0 => {
+            // It ended spare pods beside running ones. Those that stand by from now on have their whole time.
+            let is_of_spare_pods = !stop.has_slept && stop.reason.reason == StandbyStop::TIME_OVER;
             stop.has_slept = true;
-            false
+            is_of_spare_pods
         }
         Some(stop) => stop.has_slept,
         None => true,

@@ -209,7 +209,7 @@ pub struct RevisionPod {
     /// Moment of the standby order, by which the agent freezes the pod while nothing uses it; `None`: the pod runs.
     pub standby_since: Option<UnixMillis>,
     /// True if the agent has frozen the pod by its order and no request has thawed it since. The answer to a probe of
-    /// the kubelet, for which the pod thaws for a moment, does not change it.
+    /// the kubelet, for which the pod thaws for a moment, does not change it, nor does a restart of the agent.
     pub is_frozen: bool,
     /// Requests that the pod should have, once it was frozen; `None`: it keeps those that it has. Only the leader's are
     /// in use.

@@ -239,6 +239,19 @@ fn a_request_waits_for_another_pod_once_the_agent_of_a_frozen_one_is_silent() {
     assert_eq!((old.phase, old.standby), (Draining, None), "one pod carries the load");
 }
 
+/// Each upgrade of the agents would otherwise show every service that sleeps as one that does not start.
+#[test]
+fn a_sleeping_service_stays_ready_while_the_agent_of_its_frozen_pod_is_silent() {
+    let (mut sim, uids) = frozen_service(ONE);
+    sim.report_pod_status(&uids[0], NodePhase::Running, ContainerRunState::Running, 0);
+    sim.advance_time(60_000);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), "True");
+    end_stream(&mut sim, 1);
+    sim.advance_time(250);
+    assert_eq!(standby_phases(&sim), [(Starting, true)]);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), "True");
+}
+
 #[test]
 fn a_stream_that_is_opened_again_at_once_changes_nothing() {
     let (mut sim, _) = frozen_service(ONE);
@@ -334,12 +347,42 @@ fn a_pod_whose_time_is_over_ends_until_the_next_wake() {
 }
 
 #[test]
+fn a_spare_pod_whose_time_is_over_leaves_standby_to_the_pods_that_served() {
+    let ttl = "rouse.dev/standby-ttl: 1h";
+    let (mut sim, uids) = frozen_service(&format!("{TWO}, {ttl}"));
+    report(&mut sim, &uids[0], 1, thawed());
+    sim.decide(1);
+    sim.advance_time(3_600_000);
+    assert_eq!(entry(&sim, &uids[0]).standby, None);
+    assert_eq!(entry(&sim, &uids[1]).phase, Draining);
+    assert!(sim.condition(ConditionType::RevisionStandby).starts_with("False StandbyTimeOver"));
+    report(&mut sim, &uids[0], 0, None);
+    sim.decide(0);
+    let served = entry(&sim, &uids[0]);
+    assert_eq!((served.phase, served.standby.is_some()), (Ready, true));
+    assert_eq!(sim.condition(ConditionType::RevisionStandby), "True");
+}
+
+#[test]
 fn a_pod_that_is_in_use_has_no_end_of_its_time() {
     let (mut sim, uids) = frozen_service(r#"rouse.dev/standby: "1", rouse.dev/standby-ttl: 1h"#);
     // Without an autoscaler the order stays while requests come.
     report(&mut sim, &uids[0], 1, thawed());
     sim.advance_time(7_200_000);
     assert_eq!(standby_phases(&sim), [(Ready, true)]);
+}
+
+/// Without an autoscaler no wake gives the pod a new order, and none would start another pod.
+#[test]
+fn the_time_of_a_pod_begins_again_with_a_request() {
+    let (mut sim, uids) = frozen_service(r#"rouse.dev/standby: "1", rouse.dev/standby-ttl: 1h"#);
+    sim.advance_time(3_000_000);
+    report(&mut sim, &uids[0], 1, thawed());
+    report(&mut sim, &uids[0], 0, frozen());
+    sim.advance_time(3_599_999);
+    assert_eq!(standby_phases(&sim), [(Ready, true)]);
+    sim.advance_time(1);
+    assert_eq!(standby_phases(&sim), [(Draining, false)]);
 }
 
 #[test]

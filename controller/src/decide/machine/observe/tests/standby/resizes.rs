@@ -138,6 +138,24 @@ fn a_new_leader_keeps_reduced_requests_until_agents_report_and_restores_them_aft
     assert_eq!((requests(&api_server, &pod), is_noted(&api_server, &pod)), (original(), false));
 }
 
+/// The agent thaws its pods before it stops and at its start, and freezes them again once it has their orders.
+#[test]
+fn a_restart_of_the_agent_changes_no_requests() {
+    let (mut api_server, pod, uid) = frozen_service_with_requests();
+    let (reduced, writes) = (requests(&api_server, &pod), api_server.writes);
+    report(&mut api_server, &uid, Some(StandbyReport::default()));
+    api_server.step(ControllerEvent::ReportStreamEnd { reporter: agent(), stream: 1 });
+    api_server.step(ControllerEvent::ReportStreamBegin { reporter: agent(), stream: 2 });
+    for standby in [None, Some(StandbyReport::default()), frozen()] {
+        let observation = PodObservation { uid: uid.clone(), standby, ..ready_observation() };
+        api_server.step(ControllerEvent::PodReported { reporter: agent(), stream: 2, observation });
+        assert_eq!((requests(&api_server, &pod), api_server.writes), (reduced.clone(), writes));
+    }
+    let observation = PodObservation { uid, in_flight: 1, ..ready_observation() };
+    api_server.step(ControllerEvent::PodReported { reporter: agent(), stream: 2, observation });
+    assert_eq!(requests(&api_server, &pod), reduced, "an agent that does not know the order yet");
+}
+
 #[test]
 fn a_new_leader_restores_the_requests_of_a_pod_without_an_order() {
     let (mut api_server, pod, _) = frozen_service_with_requests();
