@@ -31,7 +31,7 @@ pub const DRAIN_PATH: &str = "/wait-for-drain";
 /// Default of `timeoutSeconds`, in seconds.
 const DEFAULT_TIMEOUT_SECONDS: i64 = 300;
 /// Period of a readiness probe that has none, on a template that asks for standby, in seconds: Kubernetes' default. Each
-/// probe thaws a frozen pod for a second, so a pod that is probed each second would never be frozen.
+/// probe thaws a frozen pod for half a second, so a pod that is probed each second would run for half of the time.
 const STANDBY_PROBE_PERIOD_SECONDS: i32 = 10;
 
 /// Builds the pod spec of a Revision.
