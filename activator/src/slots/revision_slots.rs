@@ -88,6 +88,16 @@ struct FollowedTerm {
     last_grant: u64,
 }
 
+impl SlotHolder {
+    /// Gives back the slots of a pod that are not in use.
+    fn return_idle(&mut self, pod: &SmolStr, in_use: &SlotsByPod) {
+        match in_use.get(pod) {
+            Some(slots) => drop(self.held.insert(pod.clone(), *slots)),
+            None => drop(self.held.remove(pod)),
+        }
+    }
+}
+
 /// Messages to other activators: the latest state for each, or `None` to withdraw the state sent before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SlotMessages {
@@ -189,7 +199,9 @@ impl RevisionSlots {
             Some(ledger) => ledger.has_free_slot(pod, self.limit, &self.in_use, &self.free_slots),
             None => self.holder.followed_term.is_some() && self.holder.keep_limit.is_none(),
         };
-        let is_free_again = may_be_used_again && self.open_pods.contains(pod);
+        // A slot of a pod that is to stay frozen may go back to the owner.
+        let is_free_again =
+            may_be_used_again && self.open_pods.contains(pod) && !self.standby_pods.contains(pod);
         if is_free_again {
             add_slots(&mut self.free_slots, pod, 1);
         }
@@ -318,19 +330,20 @@ impl RevisionSlots {
         }
     }
 
-    /// Gives back idle slots of pods that take no requests here, and those beyond what the owner lets it keep.
+    /// Gives back idle slots of pods that take no requests here or are to stay frozen, and those beyond what the owner
+    /// lets it keep.
     fn return_idle_slots(&mut self) {
-        let Self { holder, in_use, open_pods, waiting, .. } = self;
+        let Self { holder, in_use, open_pods, standby_pods, waiting, .. } = self;
         holder.unusable_pods.retain(|pod| !open_pods.contains(pod));
-        // Idle slots of a pod that takes no requests here are useless: they go back, and `unusable_pods` asks the owner
-        // for no more.
+        let has_no_request = *waiting == 0 && holder.fresh_slots == 0;
         for pod in idle_slots(&holder.held, in_use).into_keys() {
+            // Idle slots of a pod that takes no requests here are useless: they go back, and `unusable_pods` asks the
+            // owner for no more. For the next request, the owner may have a slot of a pod that runs.
             if !open_pods.contains(&pod) {
-                holder.held.remove(&pod);
-                if let Some(slots) = in_use.get(&pod) {
-                    holder.held.insert(pod.clone(), *slots);
-                }
+                holder.return_idle(&pod, in_use);
                 holder.unusable_pods.insert(pod);
+            } else if has_no_request && standby_pods.contains(&pod) {
+                holder.return_idle(&pod, in_use);
             }
         }
         // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be

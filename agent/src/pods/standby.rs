@@ -21,6 +21,10 @@ const FROZEN_READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that a freeze may take. The kernel needs milliseconds, unless a process cannot be stopped.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Time for which a pod runs after a probe whose connection has closed. The application may still have to accept it,
+/// and each connection that it has not accepted takes a place in its listener's backlog.
+const PROBE_END_PAUSE: Duration = Duration::from_millis(500);
+
 /// Time for which a pod runs after a thaw for another reason than a packet. A user who runs a command in the pod may
 /// run the next one.
 const OTHER_PAUSE: Duration = Duration::from_secs(10);
@@ -96,8 +100,7 @@ pub struct StandbyUsage {
     pub idle: Duration,
     /// True if the pod has processes besides the containers' own, as of `kubectl exec`.
     pub has_sessions: bool,
-    /// Open connections of the pod's namespace that do not count, as of probes and `kubectl port-forward`. 0 if the
-    /// node does not tell: the kernel's events then show only that one begins.
+    /// Open connections of the pod's namespace that do not count, as of probes and `kubectl port-forward`.
     pub other_connections: u64,
 }
 
@@ -488,6 +491,11 @@ impl StandbyMachine {
             Some(FreezePause::Packet { seen_at, kind }) => {
                 let since_packet = now.saturating_duration_since(seen_at);
                 match kind {
+                    // Its connection has closed. Probes that may take longer than their period would otherwise keep
+                    // the pod awake for good.
+                    PacketKind::Probe if usage.other_connections == 0 => {
+                        order.probe_time.min(PROBE_END_PAUSE).saturating_sub(since_packet)
+                    }
                     PacketKind::Unknown | PacketKind::Probe => {
                         order.probe_time.saturating_sub(since_packet)
                     }

@@ -10,7 +10,8 @@ pub struct StandbyOrder {
     /// Time without requests after which a pod that a request has thawed is frozen again although the order did not
     /// change.
     pub quiet_time: Duration,
-    /// Longest time that a probe of the kubelet may take; a pod that a probe has thawed is frozen again after it.
+    /// Longest time that a probe of the kubelet may take. A pod that a probe has thawed is frozen again after it, or as
+    /// soon as the probe's connection has closed.
     pub probe_time: Duration,
     /// True if the pod's memory is reclaimed once it is frozen.
     pub reclaims_memory: bool,

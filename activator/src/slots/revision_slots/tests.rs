@@ -632,6 +632,28 @@ fn slots_of_a_standby_pod_are_given_last() {
     assert_eq!(used, [[0, 1], [0, 2], [1, 2], [2, 2]]);
 }
 
+/// Otherwise each request of a holder that once used the pod would thaw it again, beside a running pod with free slots.
+#[test]
+fn a_holder_keeps_no_idle_slot_of_a_standby_pod() {
+    let mut cluster = SimSlotCluster::new(2, 2, 2);
+    cluster.run(SimSlotClusterOp::Standby(1));
+    cluster.settle_all();
+    let is_holder = |it: &SimActivator| it.slots.ledger.is_none();
+    let holder = cluster.activators.values().position(is_holder).expect("one owns the Revision");
+    cluster.run(SimSlotClusterOp::Request(holder));
+    assert!(cluster.deliver_all(), "messages come to an end");
+    assert_eq!(cluster.in_use(), [(SmolStr::from("p"), 1)].into());
+    // The orders change over while its request is in flight.
+    cluster.run(SimSlotClusterOp::Standby(0));
+    cluster.run(SimSlotClusterOp::Standby(1));
+    cluster.settle_all();
+    cluster.run(SimSlotClusterOp::Done(holder, 0));
+    assert!(cluster.deliver_all(), "messages come to an end");
+    cluster.run(SimSlotClusterOp::Request(holder));
+    assert!(cluster.deliver_all(), "messages come to an end");
+    assert_eq!(cluster.in_use(), [(SmolStr::from("q"), 1)].into());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -216,19 +216,46 @@ fn the_end_of_a_freeze_that_was_undone_has_no_effect() {
 }
 
 #[test]
-fn a_probe_thaws_the_pod_for_the_probe_time_after_the_last_packet() {
+fn a_probe_thaws_the_pod_until_a_moment_after_the_last_packet() {
     let mut pod = DrivenStandby::frozen();
     pod.send(StandbyEvent::PacketSeen);
     assert_eq!(pod.machine.take_thaw_cause(), None, "no reading has come");
     assert_eq!(pod.read(quiet()), NO_ACTION, "further probes must be seen");
     assert_eq!(pod.machine.take_thaw_cause(), Some(ThawCause::Probe));
-    assert_eq!(pod.clone().time_until_armed(|_| quiet()), PROBE_TIME);
+    assert_eq!(pod.clone().time_until_armed(|_| quiet()), PROBE_END_PAUSE);
 
-    pod.now += SECOND * 2;
+    pod.now += PROBE_END_PAUSE / 2;
     assert_eq!(pod.send(StandbyEvent::PacketSeen), NO_ACTION);
-    assert_eq!(pod.time_until_armed(|_| quiet()), PROBE_TIME);
+    assert_eq!(pod.time_until_armed(|_| quiet()), PROBE_END_PAUSE);
     assert_eq!(pod.machine.take_thaw_cause(), None, "the pod was thawed once");
     assert_eq!(pod.read(quiet()), [Freeze(2)]);
+}
+
+#[test]
+fn a_probe_keeps_the_pod_awake_while_its_connection_is_open() {
+    let mut pod = DrivenStandby::frozen();
+    pod.send(StandbyEvent::PacketSeen);
+    assert_eq!(pod.read(with_probe()), NO_ACTION);
+    let takes = PROBE_TIME * 2;
+    let usage = |passed: Duration| if passed < takes { with_probe() } else { quiet() };
+    assert_eq!(pod.time_until_armed(usage), takes);
+}
+
+/// Each probe is answered at once, and the next one comes before the probe time of the last one is over.
+#[test]
+fn probes_that_may_take_longer_than_their_period_let_the_pod_freeze_between_two() {
+    let period = PROBE_TIME / 2;
+    let mut pod = DrivenStandby::frozen();
+    for freeze in 2..5 {
+        let probed_at = pod.now;
+        pod.send(StandbyEvent::PacketSeen);
+        assert_eq!(pod.read(quiet()), NO_ACTION);
+        assert!(pod.time_until_armed(|_| quiet()) < period);
+        assert_eq!(pod.read(quiet()), [Freeze(freeze)]);
+        pod.send(StandbyEvent::FreezeEnded(freeze, Ok(())));
+        assert_eq!(pod.read(quiet()), [Report]);
+        pod.now = probed_at + period;
+    }
 }
 
 #[test]

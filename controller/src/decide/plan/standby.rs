@@ -225,8 +225,10 @@ fn find_stop_reason(
 ///
 /// Pods that are not ready get one first, then the least busy ones: those that serve go on. Of the pods with an order,
 /// those that requests have thawed lose it first. Unreachable pods keep theirs, because no agent would act on a change.
+/// A pod that a user debugs has none.
 pub(super) fn assign_orders(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
-    for pod in revision.pods.iter_mut().filter(|pod| pod.stage != PodStage::Serving) {
+    let must_run = |pod: &&mut RevisionPod| pod.stage != PodStage::Serving || pod.is_debugged();
+    for pod in revision.pods.iter_mut().filter(must_run) {
         withdraw_order(pod);
     }
     let scaling = &revision.scaling;

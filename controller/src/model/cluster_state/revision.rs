@@ -265,7 +265,13 @@ impl RevisionPod {
     /// Returns true if the pod may get a standby order. A node that could not restore the requests of a pod once might
     /// refuse them after the next wake, too.
     pub fn may_stand_by(&self) -> bool {
-        self.resize.as_ref().is_none_or(|it| it.restoration_refusal.is_none())
+        let is_restored = self.resize.as_ref().is_none_or(|it| it.restoration_refusal.is_none());
+        is_restored && !self.is_debugged()
+    }
+
+    /// Returns true if a user debugs the pod by an ephemeral container, which would be frozen with the pod.
+    pub fn is_debugged(&self) -> bool {
+        self.kube_status.as_ref().is_some_and(|it| it.has_debug_container)
     }
 
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.
@@ -293,6 +299,8 @@ pub struct KubePodStatus {
     pub has_reduced_requests: bool,
     /// Resize that the kubelet has not allocated.
     pub pending_resize: Option<Box<PendingResize>>,
+    /// True while an ephemeral container, as of `kubectl debug`, runs or is about to.
+    pub has_debug_container: bool,
     /// Reason why the scheduler finds no node for the pod.
     pub unschedulable: Option<ConditionReason>,
 }

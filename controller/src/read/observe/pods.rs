@@ -44,6 +44,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             standby_since: noted(STANDBY_SINCE),
             has_reduced_requests: annotation(object, ORIGINAL_REQUESTS).is_some(),
             pending_resize: pending_resize(object).map(Box::new),
+            has_debug_container: has_debug_container(object),
             unschedulable: unschedulable_reason(status),
         })),
         ..RevisionPod::new(uid.clone(), name, created)
@@ -110,6 +111,15 @@ fn pending_resize(object: &Value) -> Option<PendingResize> {
     let text = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
     let reason = ConditionReason::new(text("reason"), text("message"));
     Some(PendingResize { reason, generation })
+}
+
+/// Returns true if a pod has an ephemeral container that has not ended. One without a status is about to start.
+fn has_debug_container(object: &Value) -> bool {
+    let statuses = || array_items(&object["status"]["ephemeralContainerStatuses"]);
+    let has_ended = |name: &Value| {
+        statuses().any(|it| it["name"] == *name && it["state"].get("terminated").is_some())
+    };
+    array_items(&object["spec"]["ephemeralContainers"]).any(|it| !has_ended(&it["name"]))
 }
 
 /// Returns the addresses of a pod, IPv4 first.
@@ -296,6 +306,22 @@ mod tests {
         ended["status"] = json!("False");
         assert_eq!(read(ended, 3), None);
         assert_eq!(read(json!({"type": "PodResizeInProgress", "status": "True"}), 3), None);
+    }
+
+    #[test]
+    fn a_debug_container_counts_from_its_request_to_its_end() {
+        let has = |statuses: Value| {
+            has_debug_container(&json!({
+                "spec": {"ephemeralContainers": [{"name": "a"}, {"name": "b"}]},
+                "status": {"ephemeralContainerStatuses": statuses},
+            }))
+        };
+        let status = |name: &str, state: &str| json!({"name": name, "state": {state: {}}});
+        assert!(!has_debug_container(&json!({"status": {}})));
+        assert!(has(Value::Null), "the kubelet has not started them yet");
+        assert!(has(json!([status("a", "terminated")])));
+        assert!(has(json!([status("a", "terminated"), status("b", "running")])));
+        assert!(!has(json!([status("a", "terminated"), status("b", "terminated")])));
     }
 
     #[test]

@@ -221,6 +221,7 @@ const POD_STATUS: &[&str] = &[
     "conditions",
     "containerStatuses",
     "initContainerStatuses",
+    "ephemeralContainerStatuses",
     "reason",
     "message",
 ];
@@ -232,7 +233,13 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         ResourceKind::Pod => &[
             (
                 "spec",
-                &["nodeName", "terminationGracePeriodSeconds", "hostNetwork", "readinessGates"],
+                &[
+                    "nodeName",
+                    "terminationGracePeriodSeconds",
+                    "hostNetwork",
+                    "readinessGates",
+                    "ephemeralContainers",
+                ],
             ),
             ("status", POD_STATUS),
         ],
@@ -343,6 +350,18 @@ mod tests {
         let labels: BTreeSet<String> = all_scopes().iter().map(WatchScope::label).collect();
         assert_eq!(labels.len(), all_scopes().len());
         assert_eq!(WITHOUT_REVISION, format!("!{}", key::REVISION_UID));
+    }
+
+    #[test]
+    fn a_pod_of_a_revision_keeps_its_debug_containers() {
+        let mut pod = json!({
+            "metadata": {"name": "a", "labels": {key::REVISION_UID: "u"}},
+            "spec": {"ephemeralContainers": [{"name": "b"}]},
+            "status": {"ephemeralContainerStatuses": [{"name": "b", "state": {"running": {}}}]},
+        });
+        let before = pod.clone();
+        trim_object(&WatchScope::of_revisions(ResourceKind::Pod), &mut pod);
+        assert_eq!(pod, before);
     }
 
     #[test]

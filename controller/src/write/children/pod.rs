@@ -20,6 +20,7 @@ use crate::model::{
             self, ReplacedPorts, USER_PORT_NAME, resolve_probe_ports, serving_port, set_probe_port,
         },
     },
+    standby_policy::parse_pods,
 };
 
 /// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving
@@ -29,6 +30,9 @@ pub const DRAIN_PORT: i32 = 8022;
 pub const DRAIN_PATH: &str = "/wait-for-drain";
 /// Default of `timeoutSeconds`, in seconds.
 const DEFAULT_TIMEOUT_SECONDS: i64 = 300;
+/// Period of a readiness probe that has none, on a template that asks for standby, in seconds: Kubernetes' default. Each
+/// probe thaws a frozen pod for half a second, so a pod that is probed each second would run for half of the time.
+const STANDBY_PROBE_PERIOD_SECONDS: i32 = 10;
 
 /// Builds the pod spec of a Revision.
 pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodSpec {
@@ -53,10 +57,12 @@ pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> Pod
     let drains = config.wait_for_drain && pod.host_network != Some(true);
     let serving_index = user_container::serving_index(&pod.containers);
     let port = serving_port(pod.containers.get(serving_index));
+    let least_probe_period = least_probe_period(revision);
     for (index, container) in pod.containers.iter_mut().enumerate() {
         complete_user_container(container, revision);
         let serving_port = (index == serving_index).then_some(port);
         set_ports_and_probes(container, serving_port, config);
+        set_readiness_period(container, least_probe_period);
         container.lifecycle = drains.then(pre_stop_hook);
     }
     for container in pod.init_containers.iter_mut().flatten() {
@@ -108,13 +114,31 @@ fn set_ports_and_probes(
         resolve_probe_ports(container, port);
     }
     if let Some(probe) = &mut container.readiness_probe {
-        // Knative accepts a period of 0 for "as fast as sensible". The agent probes every few milliseconds, a kubelet
-        // at most once a second.
-        probe.period_seconds = probe.period_seconds.map(|seconds| seconds.max(1));
         // Knative's sidecar accepts the scheme in any case, Kubernetes in upper case only.
         let scheme = probe.http_get.as_mut().and_then(|it| it.scheme.as_mut());
         scheme.into_iter().for_each(|it| it.make_ascii_uppercase());
     }
+}
+
+/// Returns the period of the kubelet's readiness probes if the template leaves it to the platform, in seconds.
+///
+/// Only the template counts. With a default of the namespace or of the installation, a change of the default would
+/// replace all running pods.
+fn least_probe_period(revision: &RevisionView<'_>) -> i32 {
+    let pods = revision.annotations.get(key::STANDBY).map(|text| parse_pods(text.trim()));
+    if pods.is_some_and(|it| it.is_ok_and(|pods| pods > 0)) {
+        STANDBY_PROBE_PERIOD_SECONDS
+    } else {
+        1
+    }
+}
+
+/// Sets the period of a readiness probe that has a period of 0, by which Knative means "as fast as sensible". The agent
+/// probes every few milliseconds, a kubelet at most once a second.
+fn set_readiness_period(container: &mut Container, least_seconds: i32) {
+    let probe = container.readiness_probe.as_mut();
+    let period = probe.and_then(|it| it.period_seconds.as_mut());
+    period.into_iter().filter(|it| **it <= 0).for_each(|it| *it = least_seconds);
 }
 
 /// preStop hook that waits until nothing is in flight. It has no host: the kubelet then connects to the pod's own

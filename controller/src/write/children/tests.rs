@@ -195,6 +195,23 @@ fn a_plain_revision_becomes_this_deployment() {
     assert_eq!(ChildrenFixture::plain().deployment(&DeploymentSettings::default()), expected);
 }
 
+/// A pod that is probed each second would be thawed as often.
+#[test]
+fn a_readiness_probe_without_a_period_leaves_a_pod_on_standby_frozen() {
+    let period = |standby: Option<&str>, seconds: i32| {
+        let probe = json!({"tcpSocket": {"port": 0}, "periodSeconds": seconds});
+        let container = json!({"name": "user-container", "image": "a", "readinessProbe": probe});
+        let mut fixture = ChildrenFixture::new(json!({"containers": [container]}));
+        let annotation = standby.map(|pods| ("rouse.dev/standby".to_owned(), pods.to_owned()));
+        fixture.annotations.extend(annotation);
+        let body = fixture.deployment(&DeploymentSettings::default());
+        at(pod(&body), "/containers/0/readinessProbe/periodSeconds").as_i64()
+    };
+    assert_eq!([period(None, 0), period(Some("0"), 0), period(Some("many"), 0)], [Some(1); 3]);
+    assert_eq!(period(Some(" 1 "), 0), Some(10));
+    assert_eq!([period(None, 3), period(Some("1"), 3)], [Some(3); 2], "the user's own");
+}
+
 #[test]
 fn only_the_container_with_ports_serves() {
     let probe = |port: i32| json!({"httpGet": {"path": "/ok", "port": port}});

@@ -48,6 +48,16 @@ fn marks(api_server: &FakeApiServer, pod: &NamespacedName) -> Vec<&'static str> 
     all.filter(|it| annotations.get(*it).is_some()).collect()
 }
 
+/// Passes the pod to all replicas as the API server holds it.
+fn observe_pod(api_server: &mut FakeApiServer, pod: &NamespacedName) {
+    let object = api_server.object(ResourceKind::Pod, &pod.name).clone();
+    api_server.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::Pod,
+        name: pod.clone(),
+        object: Some(Box::new(object)),
+    });
+}
+
 fn has_order(api_server: &FakeApiServer, uid: &str) -> bool {
     api_server.table().pods[uid].standby.is_some()
 }
@@ -91,6 +101,27 @@ fn the_order_of_a_pod_is_noted_on_it_for_other_replicas() {
     api_server.decide("hello-00001", 0);
     assert_eq!(marks(&api_server, &pod), [key::STANDBY_SINCE]);
     assert!(has_order(&api_server, &uid));
+}
+
+/// A process of `kubectl debug` is the first one of a container, so the agent does not take it for a session.
+#[test]
+fn a_pod_with_a_debug_container_runs_until_the_container_has_ended() {
+    let (mut api_server, pod, uid) = frozen_service();
+    for (state, has_order_then) in [("waiting", false), ("running", false), ("terminated", true)] {
+        let at = (ResourceKind::Pod, pod.clone());
+        let object = api_server.objects.get_mut(&at).expect("a pod");
+        object["spec"]["ephemeralContainers"] = json!([{"name": "debugger"}]);
+        object["status"]["ephemeralContainerStatuses"] =
+            json!([{"name": "debugger", "state": {state: {}}}]);
+        observe_pod(&mut api_server, &pod);
+        let marks_then = if has_order_then { vec![key::STANDBY_SINCE] } else { vec![] };
+        assert_eq!(
+            (phases(&api_server), has_order(&api_server, &uid), marks(&api_server, &pod)),
+            (vec![Ready], has_order_then, marks_then),
+            "{state}"
+        );
+        assert_eq!(requested_replicas(&api_server), &json!(1), "{state}");
+    }
 }
 
 #[test]

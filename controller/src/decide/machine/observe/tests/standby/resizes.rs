@@ -25,16 +25,6 @@ fn frozen_service_with_requests() -> (FakeApiServer, NamespacedName, String) {
     (api_server, pod, uid)
 }
 
-/// Passes the pod to all replicas as the API server holds it.
-fn observe_pod(api_server: &mut FakeApiServer, pod: &NamespacedName) {
-    let object = api_server.object(ResourceKind::Pod, &pod.name).clone();
-    api_server.step(ControllerEvent::ObjectObserved {
-        resource: ResourceKind::Pod,
-        name: pod.clone(),
-        object: Some(Box::new(object)),
-    });
-}
-
 /// Reports the pod as frozen, with this memory.
 fn freeze(api_server: &mut FakeApiServer, uid: &str, memory_mib: u64) {
     let memory_bytes = Some(memory_mib << 20);
