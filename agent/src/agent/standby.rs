@@ -81,6 +81,16 @@ struct StandbyPod {
     last_report: Option<StandbyReport>,
 }
 
+impl StandbyPod {
+    /// Returns true if a complete reading has followed the freeze. Without a change of its processes and without an
+    /// event, the pod has neither sessions nor other connections from then on. A reading that is under way, or has
+    /// failed, might have shown some that came before the freeze.
+    fn is_checked(&self) -> bool {
+        let is_reported = self.machine.report(None).is_some_and(|report| report.is_frozen);
+        self.freeze.is_some() && self.reading.is_none() && is_reported
+    }
+}
+
 /// Freeze of a pod that has begun, or ended well.
 #[derive(Debug)]
 struct PodFreeze {
@@ -305,10 +315,7 @@ impl Agent {
         }
         for uid in self.standby.uids_where(|pod| pod.freeze.is_some()) {
             self.handle_cgroup_change(&uid);
-            // Without a change of its processes and without an event, it has neither sessions nor other connections. But
-            // a reading that is under way may show some that came before the freeze.
-            let is_checked = |pod: &StandbyPod| pod.freeze.is_some() && pod.reading.is_none();
-            if self.standby.pods.get(&uid).is_some_and(is_checked) {
+            if self.standby.pods.get(&uid).is_some_and(StandbyPod::is_checked) {
                 let usage = self.standby_usage(&uid);
                 self.handle_standby(&uid, StandbyEvent::UsageRead(usage));
             }
@@ -546,5 +553,36 @@ impl Agent {
             let content = StandbyTaskContent::Reclaimed;
             let _ = results.send(StandbyTaskResult { uid, task, content }).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORDER: StandbyOrder = StandbyOrder {
+        quiet_time: Duration::from_secs(1),
+        probe_time: Duration::from_secs(1),
+        reclaims_memory: false,
+    };
+
+    #[test]
+    fn a_sweep_takes_nothing_for_unused_that_no_reading_has_shown_since_the_freeze() {
+        let quiet = StandbyUsage { is_ready: true, idle: ORDER.quiet_time, ..Default::default() };
+        let (mut pod, now) = (StandbyPod::default(), Instant::now());
+        let before_the_freeze = [
+            StandbyEvent::Ordered(Some(ORDER)),
+            StandbyEvent::UsageRead(quiet),
+            StandbyEvent::UsageRead(quiet),
+        ];
+        before_the_freeze.into_iter().for_each(|event| drop(pod.machine.step(now, event)));
+        pod.freeze = Some(PodFreeze { task: 1, threads: None, is_over: Arc::default() });
+        assert!(pod.machine.is_frozen() && !pod.is_checked(), "the freeze is under way");
+        pod.machine.step(now, StandbyEvent::FreezeEnded(1, Ok(())));
+        assert!(!pod.is_checked(), "no reading has come, as one that fails sends none");
+        pod.machine.step(now, StandbyEvent::UsageRead(quiet));
+        assert!(pod.is_checked());
+        pod.reading = Some(2);
+        assert!(!pod.is_checked(), "another one is under way");
     }
 }
