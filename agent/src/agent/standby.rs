@@ -5,7 +5,7 @@
 //! the end of a freeze, the facts about a pod, and the reclaim of its memory.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     path::PathBuf,
     sync::{
         Arc,
@@ -30,6 +30,7 @@ use super::Agent;
 use crate::{
     clock::monotonic_ns,
     kernel::{
+        features,
         freezer::{self, CgroupState},
         maps::KernelMaps,
     },
@@ -58,6 +59,8 @@ pub(super) struct StandbyPods {
     thaw_retries: Vec<PathBuf>,
     /// The kernel's count of events that did not fit in the ring, as of the last sweep.
     dropped_events: u64,
+    /// True if connections send events also to listeners that are older than the eBPF programs.
+    sees_old_listeners: bool,
     results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
     pub(super) results_rx: Receiver<StandbyTaskResult>,
@@ -134,6 +137,7 @@ impl StandbyPods {
             last_task: 0,
             thaw_retries: Vec::new(),
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
+            sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
             results_tx,
             results_rx,
         }
@@ -466,6 +470,8 @@ impl Agent {
 
     /// Begins to freeze a pod. Its end arrives as a result of a task. Returns the reason for which it cannot begin.
     fn begin_freeze(&mut self, uid: &str, number: u64) -> Result<(), String> {
+        let unseen_ports = self.pods.unseen_ports(uid);
+        check_listeners(self.standby.sees_old_listeners, &unseen_ports)?;
         let task = self.standby.number_task();
         let pod = self.standby.pods.get_mut(uid);
         let Some((pod, cgroup)) = pod.and_then(|pod| pod.cgroup.clone().map(|it| (pod, it))) else {
@@ -556,6 +562,18 @@ impl Agent {
     }
 }
 
+/// Checks that connections to all of a pod's listeners send events: nothing would thaw the pod for others. Returns the
+/// reason for which it must not freeze.
+fn check_listeners(sees_old_listeners: bool, unseen_ports: &BTreeSet<u16>) -> Result<(), String> {
+    match unseen_ports.first() {
+        Some(port) if !sees_old_listeners => Err(format!(
+            "its listener on port {port} is older than the eBPF programs, whose kernel (before Linux 5.15) reports no \
+             connections to it"
+        )),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -584,5 +602,14 @@ mod tests {
         assert!(pod.is_checked());
         pod.reading = Some(2);
         assert!(!pod.is_checked(), "another one is under way");
+    }
+
+    #[test]
+    fn a_pod_that_no_connection_would_thaw_is_not_frozen() {
+        let (none, one) = (BTreeSet::new(), BTreeSet::from([8080]));
+        let reason = check_listeners(false, &one).expect_err("nothing reports its connections");
+        assert!(reason.contains("port 8080"), "{reason}");
+        assert_eq!(check_listeners(false, &none), Ok(()));
+        assert_eq!(check_listeners(true, &one), Ok(()));
     }
 }
