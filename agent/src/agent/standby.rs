@@ -449,7 +449,7 @@ impl Agent {
 
     /// Reads the facts about a pod in a task, unless a task that counts is under way.
     fn start_standby_reading(&mut self, uid: &str) {
-        let Some(RegisteredPod { cookie, .. }) = self.registry.get(uid) else { return };
+        let Some(RegisteredPod { cookie, entry, .. }) = self.registry.get(uid) else { return };
         if self.standby.pods.get(uid).is_none_or(|pod| pod.reading.is_some()) {
             return;
         }
@@ -458,10 +458,11 @@ impl Agent {
         pod.reading = Some(task);
         let delay = if pod.freeze.is_some() { Duration::ZERO } else { RUNNING_READ_DELAY };
         let (finder, conns) = (self.handles.finder.channel(), self.handles.maps.conns());
+        let has_desynced = self.handles.maps.pod_state(entry.slot).desynced_connections > 0;
         let (uid, results) = (uid.to_owned(), self.standby.results_tx.clone());
         tokio::spawn(async move {
             sleep(delay).await;
-            let facts = read_standby_facts(&finder, &uid, cookie, conns).await;
+            let facts = read_standby_facts(&finder, &uid, cookie, conns, has_desynced).await;
             let content = StandbyTaskContent::Facts(facts);
             // A failed send means that the loop has ended, and the agent with it.
             let _ = results.send(StandbyTaskResult { uid, task, content }).await;
