@@ -29,13 +29,13 @@ pub(crate) struct StandbyFacts {
     pub(crate) cgroup: PathBuf,
     /// True if a process runs beside those of the containers, as of `kubectl exec`.
     pub(crate) has_sessions: bool,
-    /// Established connections that the pod's processes have accepted and whose requests no event shows: those that do
-    /// not count, such as probes', and those on which the programs may miss requests.
+    /// Connections to the pod's processes, accepted or not, that these have not closed and whose requests no event shows:
+    /// those that do not count, such as probes', and those on which the programs may miss requests.
     pub(crate) other_connections: u64,
 }
 
-/// Reads the facts about a pod whose namespace has this cookie. `has_desynced` is true if boundaries of requests were lost
-/// on any connection of the pod so far. Returns the reason for which the facts are not known.
+/// Reads the facts about a pod whose namespace has this cookie. `has_desynced` is true if boundaries of requests were
+/// lost on any connection of the pod so far. Returns the reason for which the facts are not known.
 pub(crate) async fn read_standby_facts(
     finder: &Sender<FinderCommand>,
     uid: &str,
@@ -90,11 +90,11 @@ fn count_other_connections(
     own_cgroups: &BTreeSet<u64>,
 ) -> io::Result<u64> {
     let ports = diag.listeners()?.into_iter().map(|(at, _)| at.port()).collect();
-    Ok(select_other_connections(&diag.connections()?, counted, &ports, own_cgroups))
+    Ok(select_other_connections(&diag.sendable_connections()?, counted, &ports, own_cgroups))
 }
 
 /// Returns the number of connections that a process of the pod has accepted, at one of the listening `ports`, and that
-/// are not `counted`. `all` are the established ones of its namespace.
+/// are not `counted`. `all` are those of its namespace that can still send.
 ///
 /// Connections between processes of the pod are left out: both ends are frozen together. So are those to sockets of
 /// others in the namespace, such as the pod server's.
