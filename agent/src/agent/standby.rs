@@ -5,7 +5,7 @@
 //! the end of a freeze, the facts about a pod, and the reclaim of its memory.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     path::PathBuf,
     sync::{
         Arc,
@@ -30,6 +30,7 @@ use super::Agent;
 use crate::{
     clock::monotonic_ns,
     kernel::{
+        features,
         freezer::{self, CgroupState},
         maps::KernelMaps,
     },
@@ -58,6 +59,8 @@ pub(super) struct StandbyPods {
     thaw_retries: Vec<PathBuf>,
     /// The kernel's count of events that did not fit in the ring, as of the last sweep.
     dropped_events: u64,
+    /// True if connections send events also to listeners that are older than the eBPF programs.
+    sees_old_listeners: bool,
     results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
     pub(super) results_rx: Receiver<StandbyTaskResult>,
@@ -79,6 +82,16 @@ struct StandbyPod {
     freeze: Option<PodFreeze>,
     /// Report as it was last logged, without the memory.
     last_report: Option<StandbyReport>,
+}
+
+impl StandbyPod {
+    /// Returns true if a complete reading has followed the freeze. Without a change of its processes and without an
+    /// event, the pod has neither sessions nor other connections from then on. A reading that is under way, or has
+    /// failed, might have shown some that came before the freeze.
+    fn is_checked(&self) -> bool {
+        let is_reported = self.machine.report(None).is_some_and(|report| report.is_frozen);
+        self.freeze.is_some() && self.reading.is_none() && is_reported
+    }
 }
 
 /// Freeze of a pod that has begun, or ended well.
@@ -124,6 +137,7 @@ impl StandbyPods {
             last_task: 0,
             thaw_retries: Vec::new(),
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
+            sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
             results_tx,
             results_rx,
         }
@@ -305,10 +319,7 @@ impl Agent {
         }
         for uid in self.standby.uids_where(|pod| pod.freeze.is_some()) {
             self.handle_cgroup_change(&uid);
-            // Without a change of its processes and without an event, it has neither sessions nor other connections. But
-            // a reading that is under way may show some that came before the freeze.
-            let is_checked = |pod: &StandbyPod| pod.freeze.is_some() && pod.reading.is_none();
-            if self.standby.pods.get(&uid).is_some_and(is_checked) {
+            if self.standby.pods.get(&uid).is_some_and(StandbyPod::is_checked) {
                 let usage = self.standby_usage(&uid);
                 self.handle_standby(&uid, StandbyEvent::UsageRead(usage));
             }
@@ -438,7 +449,7 @@ impl Agent {
 
     /// Reads the facts about a pod in a task, unless a task that counts is under way.
     fn start_standby_reading(&mut self, uid: &str) {
-        let Some(RegisteredPod { cookie, .. }) = self.registry.get(uid) else { return };
+        let Some(RegisteredPod { cookie, entry, .. }) = self.registry.get(uid) else { return };
         if self.standby.pods.get(uid).is_none_or(|pod| pod.reading.is_some()) {
             return;
         }
@@ -447,10 +458,11 @@ impl Agent {
         pod.reading = Some(task);
         let delay = if pod.freeze.is_some() { Duration::ZERO } else { RUNNING_READ_DELAY };
         let (finder, conns) = (self.handles.finder.channel(), self.handles.maps.conns());
+        let has_desynced = self.handles.maps.pod_state(entry.slot).desynced_connections > 0;
         let (uid, results) = (uid.to_owned(), self.standby.results_tx.clone());
         tokio::spawn(async move {
             sleep(delay).await;
-            let facts = read_standby_facts(&finder, &uid, cookie, conns).await;
+            let facts = read_standby_facts(&finder, &uid, cookie, conns, has_desynced).await;
             let content = StandbyTaskContent::Facts(facts);
             // A failed send means that the loop has ended, and the agent with it.
             let _ = results.send(StandbyTaskResult { uid, task, content }).await;
@@ -459,6 +471,8 @@ impl Agent {
 
     /// Begins to freeze a pod. Its end arrives as a result of a task. Returns the reason for which it cannot begin.
     fn begin_freeze(&mut self, uid: &str, number: u64) -> Result<(), String> {
+        let unseen_ports = self.pods.unseen_ports(uid);
+        check_listeners(self.standby.sees_old_listeners, &unseen_ports)?;
         let task = self.standby.number_task();
         let pod = self.standby.pods.get_mut(uid);
         let Some((pod, cgroup)) = pod.and_then(|pod| pod.cgroup.clone().map(|it| (pod, it))) else {
@@ -546,5 +560,57 @@ impl Agent {
             let content = StandbyTaskContent::Reclaimed;
             let _ = results.send(StandbyTaskResult { uid, task, content }).await;
         });
+    }
+}
+
+/// Checks that connections to all of a pod's listeners send events: nothing would thaw the pod for others. Returns the
+/// reason for which it must not freeze.
+fn check_listeners(sees_old_listeners: bool, unseen_ports: &BTreeSet<u16>) -> Result<(), String> {
+    match unseen_ports.first() {
+        Some(port) if !sees_old_listeners => Err(format!(
+            "its listener on port {port} is older than the eBPF programs, whose kernel (before Linux 5.15) reports no \
+             connections to it"
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORDER: StandbyOrder = StandbyOrder {
+        quiet_time: Duration::from_secs(1),
+        probe_time: Duration::from_secs(1),
+        reclaims_memory: false,
+    };
+
+    #[test]
+    fn a_sweep_takes_nothing_for_unused_that_no_reading_has_shown_since_the_freeze() {
+        let quiet = StandbyUsage { is_ready: true, idle: ORDER.quiet_time, ..Default::default() };
+        let (mut pod, now) = (StandbyPod::default(), Instant::now());
+        let before_the_freeze = [
+            StandbyEvent::Ordered(Some(ORDER)),
+            StandbyEvent::UsageRead(quiet),
+            StandbyEvent::UsageRead(quiet),
+        ];
+        before_the_freeze.into_iter().for_each(|event| drop(pod.machine.step(now, event)));
+        pod.freeze = Some(PodFreeze { task: 1, threads: None, is_over: Arc::default() });
+        assert!(pod.machine.is_frozen() && !pod.is_checked(), "the freeze is under way");
+        pod.machine.step(now, StandbyEvent::FreezeEnded(1, Ok(())));
+        assert!(!pod.is_checked(), "no reading has come, as one that fails sends none");
+        pod.machine.step(now, StandbyEvent::UsageRead(quiet));
+        assert!(pod.is_checked());
+        pod.reading = Some(2);
+        assert!(!pod.is_checked(), "another one is under way");
+    }
+
+    #[test]
+    fn a_pod_that_no_connection_would_thaw_is_not_frozen() {
+        let (none, one) = (BTreeSet::new(), BTreeSet::from([8080]));
+        let reason = check_listeners(false, &one).expect_err("nothing reports its connections");
+        assert!(reason.contains("port 8080"), "{reason}");
+        assert_eq!(check_listeners(false, &none), Ok(()));
+        assert_eq!(check_listeners(true, &one), Ok(()));
     }
 }

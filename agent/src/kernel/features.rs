@@ -90,7 +90,7 @@ impl VerifierFeatures {
                 &[first_argument],
                 SET_RETVAL,
             ),
-            sock_ops_netns_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
+            sock_ops_netns_cookie: accepts_sock_ops_netns_cookie(),
             packet_netns_cookie: accepts_helper(
                 PROG_CGROUP_SKB,
                 ATTACH_INGRESS,
@@ -113,6 +113,12 @@ impl VerifierFeatures {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// Returns true if sock_ops programs may call `bpf_get_netns_cookie`. Without it, connections to a listener that is older
+/// than the programs are neither counted nor reported.
+pub fn accepts_sock_ops_netns_cookie() -> bool {
+    accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE)
 }
 
 /// Returns true if programs at connects may read the calling task. `probe_read` sets the arguments of a read.

@@ -126,6 +126,17 @@ impl SockDiag {
         Ok(connections)
     }
 
+    /// Returns the TCP connections of the namespace that can still send, without activity: the established ones, and
+    /// those whose peer alone has closed, accepted or not.
+    pub fn sendable_connections(&self) -> io::Result<Vec<DiagConnection>> {
+        let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
+        let mut connections = Vec::new();
+        self.dump_sockets(states, ExtensionFlags::empty(), |socket| {
+            connections.push(connection(&socket, IPPROTO_TCP));
+        })?;
+        Ok(connections)
+    }
+
     /// Returns the TCP connections of the namespace that a program may still use, without activity: those that are
     /// established or being established, and those with one closed direction.
     pub fn usable_connections(&self) -> io::Result<Vec<DiagConnection>> {
@@ -357,6 +368,26 @@ mod tests {
         assert!(
             is_listed(client_address, server_address) && is_listed(server_address, client_address)
         );
+    }
+
+    #[test]
+    fn a_connection_can_send_until_its_own_end_has_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let client = TcpStream::connect(at).expect("connects");
+        let from = client.local_addr().expect("bound");
+        let is_listed = |local: SocketAddr, peer: SocketAddr| {
+            let all = SockDiag::open().and_then(|diag| diag.sendable_connections());
+            all.expect("a dump").iter().any(|it| it.local == local && it.peer == peer)
+        };
+        assert!(is_listed(from, at) && is_listed(at, from));
+        client.shutdown(Shutdown::Write).expect("it is open");
+        assert!(!is_listed(from, at));
+        assert!(is_listed(at, from), "although no program has accepted it");
+        let (accepted, _) = listener.accept().expect("it waits");
+        assert!(is_listed(at, from), "its response may be under way");
+        drop(accepted);
+        assert!(!is_listed(at, from));
     }
 
     #[test]

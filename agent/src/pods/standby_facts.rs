@@ -29,22 +29,25 @@ pub(crate) struct StandbyFacts {
     pub(crate) cgroup: PathBuf,
     /// True if a process runs beside those of the containers, as of `kubectl exec`.
     pub(crate) has_sessions: bool,
-    /// Established connections that the pod's processes have accepted and that do not count, such as those of probes.
+    /// Connections to the pod's processes, accepted or not, that these have not closed and whose requests no event shows:
+    /// those that do not count, such as probes', and those on which the programs may miss requests.
     pub(crate) other_connections: u64,
 }
 
-/// Reads the facts about a pod whose namespace has this cookie. Returns the reason for which they are not known.
+/// Reads the facts about a pod whose namespace has this cookie. `has_desynced` is true if boundaries of requests were
+/// lost on any connection of the pod so far. Returns the reason for which the facts are not known.
 pub(crate) async fn read_standby_facts(
     finder: &Sender<FinderCommand>,
     uid: &str,
     cookie: u64,
     conns: ConnectionStorage,
+    has_desynced: bool,
 ) -> Result<StandbyFacts, String> {
     let cgroup = request_cgroup(finder, uid).await;
     let cgroup = cgroup.ok_or_else(|| "its cgroup is not found".to_owned())?;
     let namespace = request_namespace(finder, uid, cookie).await;
     let namespace = namespace.ok_or_else(|| "its network namespace is not found".to_owned())?;
-    match spawn_blocking(move || read_facts(cgroup, &namespace, &conns)).await {
+    match spawn_blocking(move || read_facts(cgroup, &namespace, &conns, has_desynced)).await {
         Ok(facts) => facts,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
@@ -54,11 +57,17 @@ fn read_facts(
     cgroup: PathBuf,
     namespace: &NetworkNamespace,
     conns: &ConnectionStorage,
+    has_desynced: bool,
 ) -> Result<StandbyFacts, String> {
     let unread = |error: io::Error| format!("its processes cannot be read: {error}");
     let has_sessions = has_sessions(&cgroup).map_err(unread)?;
     let own_cgroups = cgroup_ids(&cgroup).map_err(unread)?;
-    let count = || count_other_connections(&SockDiag::open()?, conns, &own_cgroups);
+    let count = || {
+        let diag = SockDiag::open()?;
+        // First: one that opens after this is taken for another connection, and delays the freeze at most.
+        let counted = conns.counted_sockets(&diag, has_desynced)?;
+        count_other_connections(&diag, &counted, &own_cgroups)
+    };
     let other_connections = namespace
         .run_inside("list connections", count)
         .map_err(|error| format!("its connections cannot be listed: {}", error_chain(&error)))?;
@@ -74,20 +83,18 @@ fn cgroup_ids(cgroup: &Path) -> io::Result<BTreeSet<u64>> {
     Ok(ids)
 }
 
-/// Counts the connections in the namespace of `diag` that do not count as requests.
+/// Counts the connections in the namespace of `diag` that are not `counted`.
 fn count_other_connections(
     diag: &SockDiag,
-    conns: &ConnectionStorage,
+    counted: &BTreeSet<u64>,
     own_cgroups: &BTreeSet<u64>,
 ) -> io::Result<u64> {
-    // First: one that opens after this is taken for another connection, and delays the freeze at most.
-    let counted = conns.counted_sockets(diag)?;
     let ports = diag.listeners()?.into_iter().map(|(at, _)| at.port()).collect();
-    Ok(select_other_connections(&diag.connections()?, &counted, &ports, own_cgroups))
+    Ok(select_other_connections(&diag.sendable_connections()?, counted, &ports, own_cgroups))
 }
 
 /// Returns the number of connections that a process of the pod has accepted, at one of the listening `ports`, and that
-/// are not `counted`. `all` are the established ones of its namespace.
+/// are not `counted`. `all` are those of its namespace that can still send.
 ///
 /// Connections between processes of the pod are left out: both ends are frozen together. So are those to sockets of
 /// others in the namespace, such as the pod server's.

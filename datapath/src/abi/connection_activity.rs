@@ -42,6 +42,16 @@ impl ServerSocket {
         self.pod_slot == slot && self.flags & CONN_OPEN != 0
     }
 
+    /// Returns true if the programs may see the next request of a counted connection only in its response, once
+    /// boundaries were lost on any connection of the pod. A connection of HTTP/2 has its boundaries elsewhere.
+    pub fn may_miss_requests(&self) -> bool {
+        match self.http.protocol {
+            PROTOCOL_HTTP1 => self.http.h1.is_in_use().is_none(),
+            PROTOCOL_HTTP2 => true,
+            _ => false,
+        }
+    }
+
     /// Returns true for a counted connection whose one request in flight lasts until it closes: the request has changed
     /// the protocol (WebSocket), or the port is opaque.
     pub fn is_upgraded(&self) -> bool {
@@ -158,6 +168,23 @@ mod tests {
         conn.http.requests_in_flight = 2;
         assert_eq!(conn.activity(), Some(ConnectionActivity::MessageInFlight));
         assert_eq!(conn.pending_request_started_ns(), Some(7));
+    }
+
+    #[test]
+    fn requests_are_missed_on_http2_and_where_boundaries_are_lost() {
+        let mut conn = open_connection();
+        assert!(!conn.may_miss_requests(), "nothing is lost");
+        feed_request(&mut conn, "GET / HTTP/1.1\r\n\r\n");
+        feed_response(&mut conn, "HTTP/1.1 204 No\r\n\r\n");
+        assert!(!conn.may_miss_requests());
+        assert_ne!(conn.http.h1.desync_requests(), 0);
+        assert!(conn.may_miss_requests());
+        for (protocol, expected) in
+            [(PROTOCOL_HTTP2, true), (PROTOCOL_TCP, false), (PROTOCOL_OPAQUE, false)]
+        {
+            conn.http.protocol = protocol;
+            assert_eq!(conn.may_miss_requests(), expected, "{protocol}");
+        }
     }
 
     #[test]

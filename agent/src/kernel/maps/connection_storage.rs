@@ -71,13 +71,20 @@ impl ConnectionStorage {
         Ok(count)
     }
 
-    /// Returns the cookies of the connections in the namespace of `diag` that this version's programs count.
-    pub fn counted_sockets(&self, diag: &SockDiag) -> io::Result<BTreeSet<u64>> {
+    /// Returns the cookies of the connections in the namespace of `diag` that this version's programs count. With
+    /// `has_desynced`, those are left out on which the programs [may miss requests](ServerSocket::may_miss_requests).
+    pub fn counted_sockets(
+        &self,
+        diag: &SockDiag,
+        has_desynced: bool,
+    ) -> io::Result<BTreeSet<u64>> {
         // The first storage is this version's. The previous version's programs send their events to no agent.
         let Some(storage) = self.0.first() else { return Ok(BTreeSet::new()) };
         let stored = diag.stored_values(storage.as_fd())?.into_iter();
+        let shows_requests =
+            |it: &ServerSocket| it.pod_slot != 0 && !(has_desynced && it.may_miss_requests());
         let is_counted =
-            |value: &[u8]| ServerSocket::read(value).is_some_and(|it| it.pod_slot != 0);
+            |value: &[u8]| ServerSocket::read(value).is_some_and(|it| shows_requests(&it));
         let counted = stored.filter(|(_, value)| is_counted(value));
         Ok(counted.map(|(connection, _)| connection.cookie()).collect())
     }
