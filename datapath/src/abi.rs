@@ -13,6 +13,7 @@
 
 mod bound_connects;
 mod connection_activity;
+mod kernel_events;
 pub mod maps;
 mod udp_sockets;
 
@@ -21,6 +22,7 @@ use core::mem::size_of;
 pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
+    kernel_events::{EVENT_GROWTH, EVENT_LISTEN, EVENT_LISTENER_CLOSED, KernelEvent},
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
@@ -727,29 +729,6 @@ pub const KERNEL_THREAD_FLAG: u32 = 0x0020_0000;
 /// Number of a helper that no kernel has. Before the agent loads the object, it replaces it with a call of the kernel's
 /// function `bpf_sock_destroy` (6.5), whose number differs between kernels.
 pub const SOCK_DESTROY_PLACEHOLDER: u32 = 0x5E4D_0E5D;
-
-/// Event in the ring `EVENTS`. It is a hint: the maps hold the truth.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KernelEvent {
-    /// Kind of the event: one of `EVENT_*`.
-    pub kind: u32,
-    /// Port (listen, closed) or pod row (growth).
-    pub port_or_slot: u32,
-    /// Netns cookie (listen, closed); 0 otherwise.
-    pub netns_cookie: u64,
-    /// Time of the event, CLOCK_MONOTONIC in ns.
-    pub at_ns: u64,
-}
-const _: () = assert!(size_of::<KernelEvent>() == 24);
-
-/// Kind: a socket began to listen.
-pub const EVENT_LISTEN: u32 = 1;
-/// Kind: a listener has closed.
-pub const EVENT_LISTENER_CLOSED: u32 = 2;
-/// Kind: more requests are in flight in an armed pod than the agent last reported, or a pod with [`POD_STANDBY`] has
-/// accepted a connection.
-pub const EVENT_GROWTH: u32 = 3;
 
 #[cfg(feature = "user")]
 mod pod {

@@ -131,7 +131,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "tests",
         &[
             "api_client wait",
-            "fake_clock http_client images leftovers load_process shared_folder test_cluster tunnel",
+            "fake_clock frozen_pods http_client images leftovers load_process shared_folder test_cluster tunnel",
             "client_pod test_node",
             "installed_cluster",
             "flood knative_features multi_process_node rouse_node streaming_exchange",
@@ -141,7 +141,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "xtask",
         &[
-            "load lock sh",
+            "frozen_pods load lock sh",
             "cold_start local_node machine measure toolchain workspace",
             "build_ebpf fuzz manifests setup tidy",
             "build ci image",
