@@ -23,6 +23,8 @@ use crate::model::{
 /// Time after its first sight of a pod for which this replica waits for a stream of the pod's agent, in milliseconds.
 /// A replica that starts has no stream at first, although the agents run.
 const FIRST_STREAM_MS: u64 = 5000;
+/// Number of restarts of a pod's containers up to which a pod that has been ready is kept without load.
+const MAX_RESTARTS: u32 = 3;
 
 /// Updates the standby of a pod by the last report of its agent: frozen or not, and reachable or not.
 pub(super) fn update_pod(
@@ -145,7 +147,7 @@ fn kept_pods(revision: &AppRevision, is_leaving: bool, context: &RevisionPlanCon
     let is_excluded = is_leaving
         || revision.routing.state == RoutingState::Reserve
         || revision.scaling.standby_stop.is_some()
-        || is_broken(revision);
+        || is_broken(revision, context);
     if is_excluded || find_obstacle(requested, context).is_some() {
         return 0;
     }
@@ -156,8 +158,22 @@ fn kept_pods(revision: &AppRevision, is_leaving: bool, context: &RevisionPlanCon
 }
 
 /// Returns true if no pod of a Revision becomes ready. Without load they would be started again and again.
-fn is_broken(revision: &AppRevision) -> bool {
-    revision.scaling.is_failing && revision.scaling.actual_scale == 0
+///
+/// A pod that has been ready, and whose containers have ended a few times only, is not broken: lack of memory may end
+/// the processes of a frozen pod, and its kubelet starts them again.
+fn is_broken(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
+    let may_recover = |pod: &RevisionPod| {
+        pod.stage == PodStage::Serving && pod.was_ready && restarts(pod, context) <= MAX_RESTARTS
+    };
+    revision.scaling.is_failing
+        && revision.scaling.actual_scale == 0
+        && !revision.pods.iter().any(may_recover)
+}
+
+/// Returns how often containers of a pod were started again.
+fn restarts(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u32 {
+    let status = context.cluster.pods.statuses.get(&*pod.uid);
+    status.into_iter().flat_map(|it| &it.containers).map(|it| it.restarts).sum()
 }
 
 /// Returns the number of pods that stand by beside the `running` ones, which load needs. Ends and begins stops.
@@ -350,7 +366,7 @@ fn standby_status(
     if let Some(stop) = &revision.scaling.standby_stop {
         return ConditionStatus::False(stop.reason.clone());
     }
-    if is_broken(revision) {
+    if is_broken(revision, context) {
         let message = "No pod becomes ready, so none is kept without load.";
         return ConditionStatus::False(ConditionReason::new("PodsFail", message));
     }

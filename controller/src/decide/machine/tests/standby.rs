@@ -450,6 +450,30 @@ fn pods_that_fail_are_not_kept_without_load() {
     assert_eq!((own.phase, own.standby.is_some()), (Ready, true), "it works again");
 }
 
+/// The kubelet starts the container again. A pod that has never been ready, or ends again and again, is not kept.
+#[test]
+fn a_frozen_pod_whose_container_is_killed_is_kept() {
+    let (mut sim, uids) = frozen_service(ONE);
+    let killed = || ContainerRunState::Terminated {
+        code: 137,
+        reason: "OOMKilled".into(),
+        message: String::new(),
+    };
+    for restarts in [0, 3] {
+        sim.report_pod_status(&uids[0], NodePhase::Running, killed(), restarts);
+        assert_eq!(standby_phases(&sim), [(Starting, true)], "{restarts}");
+        sim.report_pod_status(
+            &uids[0],
+            NodePhase::Running,
+            ContainerRunState::Running,
+            restarts + 1,
+        );
+        assert_eq!(standby_phases(&sim), [(Ready, true)], "{restarts}");
+    }
+    sim.report_pod_status(&uids[0], NodePhase::Running, killed(), 4);
+    assert_eq!(standby_phases(&sim), [(Draining, false)]);
+}
+
 #[test]
 fn a_pod_that_ends_is_replaced_by_another_that_stands_by() {
     let (mut sim, uids) = frozen_service(ONE);
