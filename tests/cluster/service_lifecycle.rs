@@ -60,11 +60,17 @@ fn load_during(
     load.finish()
 }
 
+/// Number of pods of the service, without those that end: they belong to an earlier scale.
+fn count_running(rouse: &RouseCluster, namespace: &str) -> usize {
+    let pods = rouse.pods(namespace, "story");
+    pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()).count()
+}
+
 fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
     let mut most = 0;
     let requests = load_during(rouse.client_on("node1"), address, "story", "20x12s", || {
         rouse.cluster.wait("the service to scale out", || {
-            most = most.max(rouse.pods(namespace, "story").len());
+            most = most.max(count_running(rouse, namespace));
             (most >= 4).then_some(())
         });
     });
@@ -75,9 +81,7 @@ fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
     // One pod suffices for two clients; the others end without losing a request.
     let requests = load_during(rouse.client_on("node1"), address, "story", "2x16s", || {
         rouse.cluster.wait("the service to scale in", || {
-            let pods = rouse.pods(namespace, "story");
-            let running = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-            (running.count() == 1).then_some(())
+            (count_running(rouse, namespace) == 1).then_some(())
         });
     });
     assert_none_lost(&requests, 50);
