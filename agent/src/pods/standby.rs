@@ -18,8 +18,9 @@ const READ_PERIOD: Duration = Duration::from_secs(1);
 /// reads each pod by itself, so a reading is requested only if those are missing.
 const FROZEN_READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest time that a freeze may take. The kernel needs milliseconds, unless a process cannot be stopped.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest time that a freeze may take. The kernel needs milliseconds, unless a process cannot be stopped. On a busy node
+/// each process must get a processor before it stops.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time for which a pod runs after a probe whose connection has closed. The application may still have to accept it,
 /// and each connection that it has not accepted takes a place in its listener's backlog.

@@ -64,7 +64,11 @@ pub(super) fn run_pod() {
             Ok("datagrams") => drop(thread::spawn(cluster_services::echo_datagrams)),
             Ok("good") => status = "200 OK",
             Ok("keep") => keep = true,
-            Ok("drop") => connections.clear(),
+            Ok("drop") => {
+                // With those that wait to be accepted: their clients take them for open.
+                while let Some(Ok(_closed)) = listener.as_ref().map(TcpListener::accept) {}
+                connections.clear();
+            }
             Ok(line) if line.starts_with("say ") => {
                 pending_text = line["say ".len()..].replace("\\r\\n", "\r\n");
             }

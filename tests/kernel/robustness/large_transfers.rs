@@ -155,8 +155,8 @@ fn packets_of_64_kilobytes_are_read_to_their_ends() {
     );
 }
 
-#[test]
-fn packets_of_half_a_megabyte_are_read_to_their_ends() {
+/// Transfers packets of half a megabyte. Returns their mean sizes, and true if no boundary was lost.
+fn transfer_largest_packets(is_last: bool) -> ([u64; 2], bool) {
     let fixture = RobustnessFixture::new();
     let node = fixture.kernel.node_netns();
     for netns in [&fixture.pod, &fixture.client] {
@@ -164,12 +164,31 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
         set_max_packet_size(&node, &format!("v{}", netns.number), MAX_PACKET_BYTES);
     }
     let _server = start_dual_stack_server(&fixture);
-    let [upload_size, download_size] = upload_and_download(&fixture);
-    fixture.wait_settled_in_order();
-    assert!(
-        upload_size > 66_000 && download_size > 66_000,
-        "mean packets: {upload_size}, {download_size}"
-    );
+    let sizes = upload_and_download(&fixture);
+    fixture.wait_settled();
+    let is_in_order = fixture.pod_state().desynced_connections == 0;
+    if is_in_order || is_last {
+        fixture.wait_settled_in_order();
+    }
+    (sizes, is_in_order)
+}
+
+/// On two processors a packet may overtake another one just before the programs, where TCP does not notice it. Packets
+/// of this size are too large to be buffered until then, so a boundary may be lost; but not in each of three attempts.
+#[test]
+fn packets_of_half_a_megabyte_are_read_to_their_ends() {
+    const ATTEMPTS: u32 = 3;
+    for attempt in 1..=ATTEMPTS {
+        let ([upload_size, download_size], is_in_order) =
+            transfer_largest_packets(attempt == ATTEMPTS);
+        assert!(
+            upload_size > 66_000 && download_size > 66_000,
+            "mean packets: {upload_size}, {download_size}"
+        );
+        if is_in_order {
+            break;
+        }
+    }
 }
 
 /// Makes packets arrive in a link's size, to be joined by the pod's end: a veth does so if its peer sends no larger

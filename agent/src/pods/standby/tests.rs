@@ -435,7 +435,7 @@ fn a_freeze_that_hangs_is_a_failure() {
     pod.now += SECOND;
     assert_eq!(pod.send(StandbyEvent::Tick), NO_ACTION);
     assert_eq!(pod.tick(), [Thaw(ThawCause::Other), Disarm, Report]);
-    assert_eq!(pod.failure(), "the pod was not frozen within 2s");
+    assert_eq!(pod.failure(), "the pod was not frozen within 20s");
     assert_eq!(pod.send(StandbyEvent::FreezeEnded(1, Ok(()))), NO_ACTION);
     assert!(!pod.machine.is_frozen());
 }
