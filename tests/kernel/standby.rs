@@ -7,6 +7,7 @@
 )]
 
 use std::{
+    fs,
     io::{self, Read as _},
     net::{SocketAddr, TcpStream},
     thread,
@@ -203,13 +204,18 @@ fn connections_that_end_before_the_thaw_leave_nothing_behind() {
     }
 }
 
-/// With this backlog the kernel keeps two connections that the process has not accepted. It drops the first packet of
-/// others, whose clients send it again.
+/// With this backlog the kernel keeps two connections that the process has not accepted. It drops packets of the
+/// handshakes of others, which client and server send again.
+///
+/// With SYN cookies the server would keep nothing of a handshake whose last packet it has dropped. A client that waits for
+/// the server to speak would wait forever, frozen pod or not.
 #[test]
 fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
     const CLIENTS: usize = 5;
     let mut fixture = StandbyFixture::new("backlog1");
     let (address, netns) = (fixture.address(SERVING_PORT), fixture.client.netns.clone());
+    let disable_cookies = || fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0");
+    in_netns(&fixture.pod.netns, disable_cookies).expect("root may write it");
     let connect = move || {
         let mut stream = TcpStream::connect(address).unwrap();
         let deadline = Instant::now() + WAIT_TIMEOUT;
