@@ -36,7 +36,7 @@ use crate::{
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
     kernel::{
-        cgroup_search::{POD_DIRECTORY_DEPTH, subdirectories},
+        cgroup_search::{POD_DIRECTORY_DEPTH, pod_directories, subdirectories},
         cgroups::pod_uid,
         freezer::{self, CgroupState},
         maps::connection_storage::ConnectionStorage,
@@ -290,20 +290,12 @@ impl PodFinder {
         if self.pod_directories.contains_key(uid) {
             return;
         }
-        if let Some(dir) = self.find_directory(&self.config.cgroups, uid) {
+        let is_its_own =
+            |dir: &PathBuf| dir.file_name().and_then(pod_uid).is_some_and(|found| found == uid);
+        if let Some(dir) = pod_directories(&self.config.cgroups).into_iter().find(is_its_own) {
             debug!(uid, dir = %dir.display(), "directory of a pod was not reported");
             self.pod_directories.insert(uid.to_owned(), dir);
         }
-    }
-
-    /// Returns the directory of a pod below `dir`.
-    fn find_directory(&self, dir: &Path, uid: &str) -> Option<PathBuf> {
-        let find_in = |child: PathBuf| match child.file_name().and_then(pod_uid) {
-            Some(found) => (found == uid).then_some(child),
-            None if self.may_hold_pods(&child) => self.find_directory(&child, uid),
-            None => None,
-        };
-        subdirectories(dir).into_iter().find_map(find_in)
     }
 
     async fn handle_command(&mut self, command: FinderCommand) {
