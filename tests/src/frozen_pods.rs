@@ -4,20 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use agent::kernel::freezer;
 use local::NodeLayout;
 use local::cgroups::CgroupMounts;
 
-/// Returns true if a pod has processes and all of them are frozen; `None` if it has no cgroup.
+/// Returns true if a pod has processes and all of them are frozen; `None` if it has no cgroup. A cgroup that lost its last
+/// process while it was frozen keeps `frozen 1`.
 pub fn is_frozen(pod_cgroup: &Path) -> Option<bool> {
-    let events = fs::read_to_string(pod_cgroup.join("cgroup.events")).ok()?;
-    Some(has_frozen_processes(&events))
-}
-
-/// Returns true if the text of a `cgroup.events` file (cgroup-v2.rst) is that of a cgroup whose processes are frozen. A
-/// cgroup that lost its last process while it was frozen keeps `frozen 1`.
-fn has_frozen_processes(events: &str) -> bool {
-    let has_line = |wanted: &str| events.lines().any(|line| line == wanted);
-    has_line("populated 1") && has_line("frozen 1")
+    let state = freezer::read_state(pod_cgroup).ok()??;
+    Some(state.is_populated && state.is_frozen)
 }
 
 /// Uids of the frozen pods of a local node. They are read from the kernel, so no component has to run.
@@ -35,10 +30,18 @@ mod tests {
 
     #[test]
     fn a_cgroup_is_frozen_only_with_its_processes() {
+        // A plain folder stands in for the cgroup.
+        let cgroup = std::env::temp_dir().join(format!("rouse-is-frozen-{}", std::process::id()));
+        fs::create_dir_all(&cgroup).unwrap();
+        let has_frozen_processes = |events: &str| {
+            fs::write(cgroup.join("cgroup.events"), events).unwrap();
+            is_frozen(&cgroup).unwrap()
+        };
         assert!(has_frozen_processes("populated 1\nfrozen 1\n"));
         assert!(!has_frozen_processes("populated 1\nfrozen 0\n"));
         assert!(!has_frozen_processes("populated 0\nfrozen 1\n"), "its last process has ended");
         assert!(!has_frozen_processes("populated 1\n"), "a kernel without the freezer");
+        fs::remove_dir_all(&cgroup).unwrap();
         assert_eq!(is_frozen(Path::new("/proc/no-such-cgroup")), None);
     }
 }
