@@ -21,13 +21,14 @@ const PROBE_THAWS: u64 = 60;
 /// Number of thaws between two lines of progress.
 const PROGRESS_STEP: u64 = 60;
 
-/// Container with a liveness probe every three seconds, of which one without an answer restarts it. HTTP/2 by prior
+/// Container with a liveness probe every three seconds, of which one without an answer restarts it. A busy machine may
+/// need more than the default of one second for an answer, and a pod that stays frozen never gives one. HTTP/2 by prior
 /// knowledge, which gRPC needs, has a port of this name.
 fn probed_container(probe: &str) -> String {
     let port = if probe.starts_with("grpc") { "name: h2c, " } else { "" };
     format!(
         "{HELLO_CONTAINER}, ports: [{{{port}containerPort: 8080}}],
-        livenessProbe: {{{probe}, periodSeconds: 3, failureThreshold: 1}}"
+        livenessProbe: {{{probe}, periodSeconds: 3, timeoutSeconds: 10, failureThreshold: 1}}"
     )
 }
 
