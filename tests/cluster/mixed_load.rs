@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
-use tests::installed_cluster::RouseCluster;
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
 use tests::test_cluster::{HELLO_IMAGE, TestNamespace};
@@ -216,12 +216,24 @@ spec:
         }
         // In the message as well, since some reports of a failed run have only that.
         let first_lost = lost.iter().take(MAX_LOSSES_IN_MESSAGE).collect::<Vec<_>>();
-        assert_eq!(
-            (lost.len(), wrong_counts.len()),
-            (0, 0),
-            "{client}: lost, not served once: {first_lost:?}"
-        );
+        let losses = (lost.len(), wrong_counts.len());
+        let stops = if losses == (0, 0) { String::new() } else { self.newest_stops() };
+        assert_eq!(losses, (0, 0), "{client}: lost, not served once: {first_lost:?}\n{stops}");
         assert_eq!(issued, answered);
+    }
+
+    /// Returns the agents' log entries of the newest stops of pods, one line for each preStop request and each response.
+    /// A request without a response is of a pod that its kubelet stopped at the end of the grace period.
+    fn newest_stops(&self) -> String {
+        let namespace = ["--namespace", SYSTEM_NAMESPACE, "--selector", "app=rouse-agent"];
+        let logs = self.rouse.cluster.kubectl(&[&["logs", "--tail=-1"], &namespace[..]].concat());
+        let logs = logs.unwrap_or_else(|error| error);
+        let steps = ["the kubelet waits to stop", "the kubelet may stop"];
+        let is_step = |line: &&str| steps.iter().any(|step| line.contains(step));
+        let mut lines: Vec<&str> = logs.lines().filter(is_step).collect();
+        // Each begins with its time.
+        lines.sort_unstable();
+        lines[lines.len().saturating_sub(MAX_PRINTED_LOSSES)..].join("\n")
     }
 }
 
