@@ -16,6 +16,22 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
+/// Longest time without a byte of the API server, which sends a bookmark to each watch once a minute.
+const READ_TIMEOUT: Duration = Duration::from_secs(90);
+/// Longest time for a connection to the API server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bounds the time for which a client with this configuration waits for a silent API server.
+///
+/// Without a bound, a watch of a host that has lost its power or its network would be noticed minutes later. Until then
+/// the objects that it had seen last would count as the present ones.
+pub fn bound_silence(config: &mut kube::Config) {
+    config.read_timeout = Some(READ_TIMEOUT);
+    // A request that is sent on a kept connection has the whole time for its answer.
+    config.reset_reader_on_write = true;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+}
+
 /// Returns the events of a watch without end. After an error the next attempt waits: random, growing delays, up to
 /// `max_pause`.
 pub fn watch_events<K>(
@@ -204,6 +220,21 @@ mod tests {
             failed_at = event.is_err().then(Instant::now);
         }
         all
+    }
+
+    #[tokio::test]
+    async fn a_client_does_not_wait_forever_for_a_silent_server() {
+        let mut config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        bound_silence(&mut config);
+        // It accepts, and sends nothing.
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        config.cluster_url =
+            format!("http://{}", server.local_addr().unwrap()).parse().expect("a URL");
+        // The bound of production would take a test too long.
+        assert!(config.read_timeout.is_some_and(|it| it <= READ_TIMEOUT));
+        config.read_timeout = Some(Duration::from_millis(10));
+        let client = kube::Client::try_from(config).unwrap();
+        assert!(client.apiserver_version().await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

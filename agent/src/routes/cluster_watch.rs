@@ -39,10 +39,6 @@ use crate::{
 
 /// Longest pause before a broken watch is begun again. kube-proxy's client waits as long: a cluster has many nodes.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// Longest time without a byte of the API server.
-const READ_TIMEOUT: Duration = Duration::from_secs(90);
-/// Longest time for a connection to the API server.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of observations that wait; when the channel is full, watches pause.
 const CHANNEL_CAPACITY: usize = 1_024;
 /// Number of observations that the loop takes at once.
@@ -114,11 +110,7 @@ pub(crate) async fn make_client(
         return Ok(None);
     }
     let mut config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
-    // The API server sends a bookmark each minute. Without this, a watch of a host that has lost its power would be
-    // noticed minutes later; the node's last known endpoints would be used meanwhile.
-    config.read_timeout = Some(READ_TIMEOUT);
-    config.reset_reader_on_write = true;
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    watches::bound_silence(&mut config);
     let offset = node_number(&settings.node) as usize;
     let mut rotation = ApiServerRotation::new(&settings.apiservers, offset);
     rotation.set_learnt(learnt);

@@ -48,6 +48,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, KubeClientErro
     };
     // The writer's queue decides when to try again, and can write other objects meanwhile.
     config.default_retry = false;
+    watches::bound_silence(&mut config);
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|cause| KubeClientError::Client { server, cause })
 }
