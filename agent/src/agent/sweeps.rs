@@ -17,7 +17,7 @@ impl Agent {
     pub(super) fn sweep(&mut self) {
         let now = Instant::now();
         let draining = self.pods.draining_uids();
-        self.stale_connections.start_due_round(now);
+        self.stale_connections.start_due_rounds(now);
         if self.stale_sockets.is_round_due(now) {
             self.stale_sockets.start_round(now, self.routes.take_changed_endpoints());
         }

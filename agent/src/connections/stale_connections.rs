@@ -34,8 +34,12 @@ const CLOSE_SPREAD: Duration = Duration::from_secs(5);
 const STOPPING_CLOSE_SPREAD: Duration = Duration::from_millis(500);
 /// Time for which a draining address is watched; longer while it has a pod.
 const DRAINING_WATCH_TIME: Duration = Duration::from_secs(15);
-/// Period of the scan of all clients.
-const FULL_SCAN_PERIOD: Duration = Duration::from_millis(250);
+/// Period of the scan of all clients, until [`EARLY_TIME`] after the newest address has begun to drain.
+const EARLY_FULL_SCAN_PERIOD: Duration = Duration::from_millis(250);
+/// Time in which connects that were under way when an address began to drain are established, most of them.
+const EARLY_TIME: Duration = Duration::from_secs(2);
+/// Period of the scan of all clients afterwards. The scan walks over all connections of the machine for each client.
+const FULL_SCAN_PERIOD: Duration = Duration::from_secs(1);
 /// Period of the scan of all clients if every draining address is late and its pod lives on. Only connections that were
 /// always in use are left there.
 const LATE_FULL_SCAN_PERIOD: Duration = Duration::from_secs(10);
@@ -56,7 +60,7 @@ pub(crate) struct StaleConnections {
 }
 
 /// Scope of one round of scans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ClientScanScope {
     /// All clients of the node.
     AllClients,
@@ -147,11 +151,13 @@ impl StaleConnections {
         self.draining.values().any(|it| !it.has_ready_pod() || !it.is_late(now))
     }
 
-    /// Returns the scope of the scan that is due, if any. The processor time of the last scans bounds their rate.
+    /// Returns the scope of the scan that is due, if any, and none of which a scan is under way. The processor time of the
+    /// last scans bounds their rate.
     pub(crate) fn next_scan(
         &mut self,
         now: Instant,
         last_scans: ClientScanStats,
+        is_under_way: impl Fn(ClientScanScope) -> bool,
     ) -> Option<ClientScanScope> {
         let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
         // At least ten times the scan's own cost lies between two scans, whatever the period.
@@ -160,16 +166,29 @@ impl StaleConnections {
         if self.draining.is_empty() {
             return None;
         }
-        if due(self.next_full_scan) {
-            let least = if self.is_urgent(now) { FULL_SCAN_PERIOD } else { LATE_FULL_SCAN_PERIOD };
-            self.next_full_scan = after(least, last_scans.full_scan_cpu);
+        if due(self.next_full_scan) && !is_under_way(ClientScanScope::AllClients) {
+            self.next_full_scan = after(self.full_scan_period(now), last_scans.full_scan_cpu);
             return Some(ClientScanScope::AllClients);
         }
-        if last_scans.known_connections == 0 || !due(self.next_known_scan) {
+        if last_scans.known_connections == 0
+            || !due(self.next_known_scan)
+            || is_under_way(ClientScanScope::KnownConnections)
+        {
             return None;
         }
         self.next_known_scan = after(KNOWN_SCAN_PERIOD, last_scans.known_scan_cpu);
         Some(ClientScanScope::KnownConnections)
+    }
+
+    fn full_scan_period(&self, now: Instant) -> Duration {
+        let is_early = |it: &DrainingAddress| now.duration_since(it.since) < EARLY_TIME;
+        if self.draining.values().any(is_early) {
+            EARLY_FULL_SCAN_PERIOD
+        } else if self.is_urgent(now) {
+            FULL_SCAN_PERIOD
+        } else {
+            LATE_FULL_SCAN_PERIOD
+        }
     }
 
     /// Returns the draining addresses; there are none most of the time.
@@ -276,31 +295,44 @@ mod tests {
             ClientScanStats::default(),
             ClientScanStats { known_connections: 1, ..ClientScanStats::default() },
         );
-        assert_eq!(connections.next_scan(now, some), None, "no address drains");
+        assert_eq!(connections.next_scan(now, some, |_| false), None, "no address drains");
         connections.start_draining(now, address, Some(RoutingPhase::Ready));
-        assert_eq!(connections.next_scan(now, none), Some(ClientScanScope::AllClients));
-        assert_eq!(connections.next_scan(now, none), None, "none is known");
+        assert_eq!(connections.next_scan(now, none, |_| false), Some(ClientScanScope::AllClients));
+        assert_eq!(connections.next_scan(now, none, |_| false), None, "none is known");
         assert_eq!(
-            connections.next_scan(now, some),
+            connections.next_scan(now, some, |_| false),
             Some(ClientScanScope::KnownConnections),
             "right after a scan of all clients"
         );
-        assert_eq!(connections.next_scan(now, some), None, "just now");
+        assert_eq!(connections.next_scan(now, some, |_| false), None, "just now");
         assert_eq!(
-            connections.next_scan(now + KNOWN_SCAN_PERIOD, some),
+            connections.next_scan(now + KNOWN_SCAN_PERIOD, some, |_| false),
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            connections.next_scan(now + FULL_SCAN_PERIOD, some),
+            connections.next_scan(now + EARLY_FULL_SCAN_PERIOD, some, |_| false),
             Some(ClientScanScope::AllClients)
         );
         connections.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
         assert_eq!(draining_addresses(&connections), [(address, STOPPING_CLOSE_SPREAD)]);
         assert_eq!(
-            connections.next_scan(now + FULL_SCAN_PERIOD, none),
+            connections.next_scan(now + EARLY_FULL_SCAN_PERIOD, none, |_| false),
             Some(ClientScanScope::AllClients),
             "it stops after all"
         );
+    }
+
+    #[test]
+    fn known_connections_are_scanned_while_a_scan_of_all_clients_is_under_way() {
+        let now = Instant::now();
+        let mut connections = StaleConnections::default();
+        connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
+        let some = ClientScanStats { known_connections: 1, ..ClientScanStats::default() };
+        let mut next_beside = |scope| connections.next_scan(now, some, |it| it == scope);
+        let (all, known) = (ClientScanScope::AllClients, ClientScanScope::KnownConnections);
+        assert_eq!(next_beside(all), Some(known));
+        assert_eq!(next_beside(known), Some(all), "it has waited meanwhile");
+        assert_eq!(next_beside(known), None);
     }
 
     #[test]
@@ -308,9 +340,9 @@ mod tests {
         let now = Instant::now();
         let mut connections = StaleConnections::default();
         connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
-        let (full_scan_cpu, known_scan_cpu) = (FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
+        let (full_scan_cpu, known_scan_cpu) = (EARLY_FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
         let last_scans = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
-        let mut scan_after = |after| connections.next_scan(now + after, last_scans);
+        let mut scan_after = |after| connections.next_scan(now + after, last_scans, |_| false);
         assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::AllClients));
         assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::KnownConnections));
         assert_eq!(scan_after(KNOWN_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)), None);
@@ -319,11 +351,11 @@ mod tests {
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            scan_after(FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
+            scan_after(EARLY_FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            scan_after(FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            scan_after(EARLY_FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
             Some(ClientScanScope::AllClients)
         );
     }

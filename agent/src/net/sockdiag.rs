@@ -80,10 +80,11 @@ impl DiagConnection {
 
 #[cfg(test)]
 impl DiagConnection {
-    /// Makes a connection as a dump would list it.
+    /// Makes a connection as a dump would list it. Its cookie is its local port.
     pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, activity: TcpActivity) -> Self {
         let (family, protocol) = (AF_INET, IPPROTO_TCP);
-        let id = SocketId::new_v4();
+        let mut id = SocketId::new_v4();
+        id.cookie[..4].copy_from_slice(&u32::from(local.port()).to_ne_bytes());
         Self { local, peer, activity, cgroup_id: None, id, family, protocol }
     }
 }

@@ -1,7 +1,7 @@
 //! Shell: closes stale connections in the clients' network namespaces.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -45,6 +45,31 @@ struct LastClientScan {
     connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
 }
 
+impl LastClientScan {
+    /// Records the result of a scan of all clients.
+    fn record_all(&mut self, cpu_time: Duration, clients: &[ScannedClient]) {
+        self.stats.full_scan_cpu = cpu_time;
+        let found = clients.iter().map(|client| (client.pids.clone(), client.stale.clone()));
+        self.connections = found.collect();
+        self.count_known();
+    }
+
+    /// Records the result of a scan of the connections with the cookies `scanned`, of which those with the cookies
+    /// `left` are still open. It says nothing about others, which a scan of all clients may have found meanwhile.
+    fn record_known(&mut self, cpu_time: Duration, scanned: &BTreeSet<u64>, left: &BTreeSet<u64>) {
+        self.stats.known_scan_cpu = cpu_time;
+        for (_, connections) in &mut self.connections {
+            connections.retain(|it| left.contains(&it.cookie()) || !scanned.contains(&it.cookie()));
+        }
+        self.connections.retain(|(_, connections)| !connections.is_empty());
+        self.count_known();
+    }
+
+    fn count_known(&mut self) {
+        self.stats.known_connections = self.connections.iter().map(|(_, all)| all.len()).sum();
+    }
+}
+
 impl StaleConnectionCloser {
     /// The clients are all processes in `cgroup`. Without a `locked_closer`, sock_diag closes their connections, and a
     /// request between check and close is lost.
@@ -68,33 +93,35 @@ impl StaleConnectionCloser {
         lock(&self.last_scan).stats
     }
 
-    /// Closes the due connections in the clients' namespaces, except those that a pod reports as in use. Also returns
-    /// the number of connections to draining addresses that are left.
+    /// Scans the clients' namespaces for connections to draining addresses. Nothing is closed yet.
     ///
     /// The agent's own namespace is left out: activators there move their connections themselves.
-    pub(crate) async fn scan_and_close(
+    pub(crate) async fn scan(
         self,
         scope: ClientScanScope,
         draining: BTreeMap<SocketAddr, DrainingAddress>,
-    ) -> (CloseCounts, u64) {
+    ) -> ClientScan {
         let draining = Arc::new(draining);
-        let (clients, scanned_addresses) = (self.clone(), Arc::clone(&draining));
-        // The order matters: list, ask the pods, close only what has not changed since the list. So no request can come
-        // in between.
-        let mut found = run_blocking(move || clients.scan_clients(scope, &scanned_addresses)).await;
-        let stale: u64 = found.iter().map(|client| client.stale.len() as u64).sum();
-        let all = found.iter().flat_map(|client| &client.due);
+        let scanned_addresses = Arc::clone(&draining);
+        let clients = run_blocking(move || self.scan_clients(scope, &scanned_addresses)).await;
+        ClientScan { draining, clients }
+    }
+
+    /// Closes the due connections of a scan, except those that a pod reports as in use.
+    ///
+    /// The order matters: list, ask the pods, close only what has not changed since the list. So no request can come in
+    /// between.
+    pub(crate) async fn close_due(self, scan: ClientScan) -> CloseCounts {
+        let ClientScan { draining, mut clients } = scan;
+        let all = clients.iter().flat_map(|client| &client.due);
         let activities = pod_query::query_in_use(all.map(connection_addresses)).await;
         let in_use: u64 =
-            found.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
-        let mut counts = run_blocking(move || self.close_due(&draining, found)).await;
+            clients.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
+        let mut counts = run_blocking(move || self.close_selected(&draining, clients)).await;
         counts.spared += in_use;
-        let left = stale.saturating_sub(counts.closed);
-        if counts != CloseCounts::default() {
-            let CloseCounts { closed, spared } = counts;
-            debug!(ended = closed, spared, in_use, left, "stale connections closed");
-        }
-        (counts, left)
+        let CloseCounts { closed, spared } = counts;
+        debug!(ended = closed, spared, in_use, "stale connections closed");
+        counts
     }
 
     /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
@@ -115,6 +142,8 @@ impl StaleConnectionCloser {
             },
             ClientScanScope::KnownConnections => self.known_targets(),
         };
+        let listed = targets.iter().filter_map(|(_, connections)| connections.as_ref());
+        let scanned = listed.flatten().map(DiagConnection::cookie).collect();
         let (mut clients, mut total_cpu_time) = (Vec::new(), Duration::ZERO);
         for target in targets {
             let Some((client, cpu_time)) = ScannedClient::scan(target) else { continue };
@@ -124,12 +153,13 @@ impl StaleConnectionCloser {
         total_cpu_time += thread_cpu_time().saturating_sub(cpu_before);
         let mut last_scan = lock(&self.last_scan);
         match scope {
-            ClientScanScope::AllClients => last_scan.stats.full_scan_cpu = total_cpu_time,
-            ClientScanScope::KnownConnections => last_scan.stats.known_scan_cpu = total_cpu_time,
+            ClientScanScope::AllClients => last_scan.record_all(total_cpu_time, &clients),
+            ClientScanScope::KnownConnections => {
+                let all = clients.iter().flat_map(|client| &client.stale);
+                let left = all.map(DiagConnection::cookie).collect();
+                last_scan.record_known(total_cpu_time, &scanned, &left);
+            }
         }
-        last_scan.stats.known_connections = clients.iter().map(|client| client.stale.len()).sum();
-        last_scan.connections =
-            clients.iter().map(|client| (client.pids.clone(), client.stale.clone())).collect();
         clients
     }
 
@@ -140,12 +170,11 @@ impl StaleConnectionCloser {
     }
 
     /// Closes the due connections that have not been used since they were listed. Blocks.
-    fn close_due(
+    fn close_selected(
         &self,
         draining: &BTreeMap<SocketAddr, DrainingAddress>,
         clients: Vec<ScannedClient>,
     ) -> CloseCounts {
-        // Rounds do not overlap, so this lock is free.
         let mut locked_closer = self.locked_closer.as_deref().map(lock);
         let mut total = CloseCounts::default();
         for ScannedClient { namespace, due, .. } in
@@ -166,6 +195,24 @@ async fn run_blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'stati
     match spawn_blocking(job).await {
         Ok(done) => done,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Clients with connections to draining addresses, at the time of a scan.
+pub(crate) struct ClientScan {
+    draining: Arc<BTreeMap<SocketAddr, DrainingAddress>>,
+    clients: Vec<ScannedClient>,
+}
+
+impl ClientScan {
+    /// Number of connections to draining addresses.
+    pub(crate) fn stale_connections(&self) -> usize {
+        self.clients.iter().map(|client| client.stale.len()).sum()
+    }
+
+    /// Returns true if a connection is to be closed, unless its pod reports it as in use.
+    pub(crate) fn has_due(&self) -> bool {
+        self.clients.iter().any(|client| !client.due.is_empty())
     }
 }
 
@@ -317,6 +364,25 @@ pub(in crate::connections) fn client_namespaces(clients: &Path) -> io::Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::sockdiag::TcpActivity;
+
+    #[test]
+    fn a_scan_of_known_connections_forgets_only_those_that_it_found_closed() {
+        let connection = |port: u16| {
+            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
+            DiagConnection::listed(local, peer, TcpActivity::default())
+        };
+        let connections = vec![(vec![1], vec![connection(1), connection(2)]), (vec![2], vec![])];
+        let mut last = LastClientScan { connections, ..LastClientScan::default() };
+        // A scan of all clients has found the second one while that of the first one was under way.
+        last.record_known(Duration::ZERO, &[1].into(), &[1].into());
+        assert_eq!(last.stats.known_connections, 2);
+        last.record_known(Duration::ZERO, &[1].into(), &[].into());
+        assert_eq!(last.stats.known_connections, 1);
+        assert_eq!(last.connections[0].1[0].cookie(), 2);
+        last.record_known(Duration::ZERO, &[2].into(), &[].into());
+        assert!(last.connections.is_empty());
+    }
 
     #[test]
     fn the_walk_through_the_processes_is_part_of_the_cost_of_a_scan() {

@@ -1,23 +1,31 @@
 //! Shell: the stale connections of this node's clients, and the task that closes them.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use tokio::task::JoinHandle;
+use tokio::{sync::Semaphore, task::JoinHandle};
 
-use super::{StaleConnections, close::StaleConnectionCloser};
+use super::{ClientScanScope, StaleConnections, close::StaleConnectionCloser};
 use crate::{
     metrics::AgentMetrics,
     routes::plan::{MapPlan, PlannerTable},
 };
 
-/// Draining addresses, and the rounds that close stale connections to them. Rounds run one at a time.
+/// Number of scans whose due connections are closed at the same time.
+const CLOSES_AT_ONCE: usize = 4;
+
+/// Draining addresses, and the rounds that close stale connections to them.
+///
+/// One scan of each scope runs at a time. While the pods of one are asked, the next ones run: on a busy node the answer
+/// takes as long as many pauses between requests.
 #[derive(Debug)]
 pub(crate) struct StaleConnectionTask {
     connections: StaleConnections,
     /// Closes stale connections of this node's client processes.
     closer: StaleConnectionCloser,
-    /// Task of the newest round.
-    round: Option<JoinHandle<()>>,
+    /// Task of the newest scan of each scope.
+    rounds: BTreeMap<ClientScanScope, JoinHandle<()>>,
+    /// Permits for [`CLOSES_AT_ONCE`].
+    closes: Arc<Semaphore>,
     metrics: AgentMetrics,
 }
 
@@ -25,7 +33,9 @@ impl StaleConnectionTask {
     /// Starts without draining addresses.
     pub(crate) fn new(closer: StaleConnectionCloser, metrics: AgentMetrics) -> Self {
         metrics.closes_locked.set(closer.can_close_locked().into());
-        Self { connections: StaleConnections::default(), closer, round: None, metrics }
+        let connections = StaleConnections::default();
+        let closes = Arc::new(Semaphore::new(CLOSES_AT_ONCE));
+        Self { connections, closer, rounds: BTreeMap::new(), closes, metrics }
     }
 
     /// Marks connections stale whose pod new connects no longer choose, and unmarks those of pods that they choose
@@ -63,20 +73,38 @@ impl StaleConnectionTask {
         self.connections.is_urgent(now)
     }
 
-    /// Starts the round that is due, if any, unless another one still runs.
-    pub(crate) fn start_due_round(&mut self, now: Instant) {
-        if self.round.as_ref().is_some_and(|round| !round.is_finished()) {
-            return;
+    /// Starts the rounds that are due, unless another one of the same scope still runs.
+    pub(crate) fn start_due_rounds(&mut self, now: Instant) {
+        self.rounds.retain(|_, round| !round.is_finished());
+        while let Some(scope) = self
+            .connections
+            .next_scan(now, self.closer.scan_stats(), |scope| self.rounds.contains_key(&scope))
+        {
+            self.rounds.insert(scope, self.start_round(scope));
         }
-        let Some(scope) = self.connections.next_scan(now, self.closer.scan_stats()) else { return };
+    }
+
+    /// Starts a scan, and the close of what is due in it.
+    fn start_round(&self, scope: ClientScanScope) -> JoinHandle<()> {
         let (closer, draining) = (self.closer.clone(), self.connections.draining().clone());
-        let metrics = self.metrics.clone();
-        self.round = Some(tokio::spawn(async move {
-            let (counts, stale) = closer.scan_and_close(scope, draining).await;
-            metrics.connections_closed.inc_by(counts.closed);
-            metrics.connections_spared.inc_by(counts.spared);
-            metrics.connections_stale.set(i64::try_from(stale).unwrap_or(i64::MAX));
-        }));
+        let (metrics, closes) = (self.metrics.clone(), Arc::clone(&self.closes));
+        tokio::spawn(async move {
+            let scan = closer.clone().scan(scope, draining).await;
+            metrics
+                .connections_stale
+                .set(i64::try_from(scan.stale_connections()).unwrap_or(i64::MAX));
+            if !scan.has_due() {
+                return;
+            }
+            // Otherwise the next scan waits, because this one would be too old once its turn came.
+            let Ok(permit) = closes.acquire_owned().await else { return };
+            tokio::spawn(async move {
+                let counts = closer.close_due(scan).await;
+                metrics.connections_closed.inc_by(counts.closed);
+                metrics.connections_spared.inc_by(counts.spared);
+                drop(permit);
+            });
+        })
     }
 }
 
@@ -99,13 +127,15 @@ mod tests {
         let removed = MapPlan { removed_pods: [at].into(), ..MapPlan::default() };
         task.update_addresses(&removed, &table);
         assert!(task.is_urgent(now), "it has just begun");
-        task.start_due_round(now);
-        task.round.take().expect("a round").await.expect("no panic");
+        task.start_due_rounds(now);
+        let (scope, round) = task.rounds.pop_first().expect("a round");
+        assert_eq!(scope, ClientScanScope::AllClients);
+        round.await.expect("no panic");
         assert!(!task.has_known_connections());
         let added = MapPlan { added_pods: [at].into(), ..MapPlan::default() };
         task.update_addresses(&added, &table);
         assert!(!task.is_urgent(now));
-        task.start_due_round(now);
-        assert!(task.round.is_none(), "nothing drains");
+        task.start_due_rounds(now);
+        assert!(task.rounds.is_empty(), "nothing drains");
     }
 }
