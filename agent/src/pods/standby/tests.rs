@@ -1,5 +1,7 @@
 use super::{
     StandbyAction::{Arm, Disarm, Freeze, ReadUsage, Report, Thaw},
+    freeze_pause::PROBE_END_PAUSE,
+    thaws::OTHER_PAUSE,
     *,
 };
 
