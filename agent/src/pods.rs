@@ -12,7 +12,7 @@
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
 //! | `processes` | processes of a cgroup, their network namespaces, and sessions among them |
-//! | `standby_facts` | facts about a pod that is to be frozen |
+//! | `standby_facts` | facts about a pod with a standby order that the kernel's maps do not have |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
 //! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`probe_marks`] | marks of probes in the kernel, by which they count as no requests |

@@ -18,7 +18,7 @@ pub struct NodeStandby {
 }
 
 impl NodeStandby {
-    /// Makes the page from the pods with an order and their reports, which may have any order.
+    /// Makes the page from the pods with a standby order and their reports. The pods may come in any sequence.
     pub fn new<'a>(
         node: NodeFacts,
         pods: impl IntoIterator<Item = (&'a PodEntry, StandbyReport)>,
@@ -44,9 +44,9 @@ pub struct StandbyPodFacts {
     pub uid: String,
     /// Name of the pod's Revision.
     pub revision: String,
-    /// True while the pod is frozen; false while it is in use, or until nothing uses it.
+    /// True while the pod is frozen; false while something uses it, or while its freeze is under way.
     pub is_frozen: bool,
-    /// Memory that the pod holds, in bytes; `None`: the node does not tell.
+    /// Memory that the pod holds, in bytes; `None`: the node does not count it.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
     /// Reason for which the pod cannot be frozen; empty: none.

@@ -25,6 +25,7 @@ pub(crate) fn frozen_pods(root: &Path) -> Vec<PathBuf> {
 /// Returns true if the directory has the name of a pod's cgroup: `pod`, and the pod's uid.
 fn is_pod(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    // The directory `pods` of a local node contains those of its pods.
     name.strip_prefix("pod").is_some_and(|uid| !uid.is_empty() && uid != "s")
 }
 

@@ -1,4 +1,4 @@
-//! Shell: search for the cgroups of this node's pods and of its kubelet in the file system.
+//! Shell: search for the cgroups of this node's pods and of its kubelet, in the file system of cgroups.
 
 use std::{
     fs, io,
@@ -8,17 +8,18 @@ use std::{
 
 use crate::kernel::cgroups::{self, PodsCgroupError};
 
-/// Depth below the mount at which a kubelet may keep its pods' directory: with `cgroupRoot: /a/b` it is three.
+/// Greatest depth below the mount at which the directory of a kubelet's pods is searched: with `cgroupRoot: /a/b` in the
+/// kubelet's configuration it is at three.
 const KUBEPODS_DEPTH_MAX: usize = 4;
-/// Depth below the pods' directory at which a container may be, nested containers included.
+/// Greatest depth below the pods' directory at which the agent's own container is searched, nested containers included.
 const CONTAINER_DEPTH_MAX: usize = 6;
-/// Depth of pod directories below the pods' cgroup: `kubepods-burstable.slice/…-pod<uid>.slice` is two, and three if
-/// `kubepods.slice` is above that.
+/// Greatest depth of pod directories below the pods' cgroup. With the systemd driver,
+/// `kubepods-burstable.slice/…-pod<uid>.slice` is at two, and at three if `kubepods.slice` is above it.
 pub(crate) const POD_DIRECTORY_DEPTH: usize = 3;
 /// Path at which a container sees its own cgroups.
 const OWN_MOUNT: &str = "/sys/fs/cgroup";
 
-/// Finds the cgroup of this node's pods in any layout.
+/// Finds the cgroup of this node's pods, wherever the kubelet has it and whatever its cgroup driver is.
 pub(crate) fn find_pods_cgroup() -> Result<PathBuf, PodsCgroupError> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = cgroups::v2_mounts(&mountinfo);
@@ -36,7 +37,8 @@ pub(crate) fn find_kubelet_cgroup(pods: &Path) -> Option<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = cgroups::v2_mounts(&mountinfo).into_iter().next()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    // In a cgroup namespace, paths of other processes are relative to the agent's own cgroup.
+    // In a cgroup namespace, the paths of other processes are relative to the agent's own cgroup. The namespace hides its
+    // path, but not the inode of its directory.
     let root = match cgroups::own_cgroup_path(&own) {
         Some(_) => mount,
         None => own_cgroup_by_inode(&[pods.to_owned()])?,
@@ -45,13 +47,15 @@ pub(crate) fn find_kubelet_cgroup(pods: &Path) -> Option<PathBuf> {
     let text = |process: &Path, file: &str| fs::read_to_string(process.join(file)).ok();
     let kubelets =
         processes.filter(|it| text(it, "comm").is_some_and(|comm| cgroups::is_kubelet(&comm)));
-    let all = kubelets
+    // One machine may run several kubelets, each with its own tree of pods.
+    let candidates = kubelets
         .filter_map(|it| cgroups::resolve_cgroup_path(&root, &text(&it, "cgroup")?))
         .collect();
-    cgroups::nearest_kubelet(pods, &all)
+    cgroups::nearest_kubelet(pods, &candidates)
 }
 
-/// Returns the agent's own cgroup: by its name, or, if a cgroup namespace hides that, by the inode of its root.
+/// Returns the agent's own cgroup: by its path, or, if a cgroup namespace hides the path, by the inode of its directory.
+/// `candidates` are the directories below which it may be.
 fn own_cgroup(mount: &Path, candidates: &[PathBuf]) -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     if let Some(path) = cgroups::own_cgroup_path(&text) {
@@ -60,11 +64,13 @@ fn own_cgroup(mount: &Path, candidates: &[PathBuf]) -> Option<PathBuf> {
     own_cgroup_by_inode(candidates)
 }
 
+/// Finds the agent's own cgroup below `candidates`, as the directory that the agent sees as its mount.
 fn own_cgroup_by_inode(candidates: &[PathBuf]) -> Option<PathBuf> {
     let inode = fs::metadata(OWN_MOUNT).ok()?.ino();
     candidates.iter().find_map(|candidate| find_by_inode(candidate, inode, CONTAINER_DEPTH_MAX))
 }
 
+/// Adds the directories of kubelets' pods below `dir` to `paths`, without those that are nested in one of them.
 fn collect_kubepods(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) {
     for child in subdirectories(dir) {
         if child.file_name().is_some_and(cgroups::is_kubepods) {
@@ -75,23 +81,25 @@ fn collect_kubepods(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) {
     }
 }
 
+/// Finds the directory with this inode below `dir`.
 fn find_by_inode(dir: &Path, inode: u64, depth: usize) -> Option<PathBuf> {
     subdirectories(dir).into_iter().find_map(|child| {
-        let is_it = fs::metadata(&child).is_ok_and(|metadata| metadata.ino() == inode);
-        if is_it {
+        let has_inode = fs::metadata(&child).is_ok_and(|metadata| metadata.ino() == inode);
+        if has_inode {
             return Some(child);
         }
         (depth > 1).then(|| find_by_inode(&child, inode, depth - 1)).flatten()
     })
 }
 
-/// Returns the directories of all pods below `root`, wherever a kubelet puts them.
+/// Returns the directories of all pods below `root`, by the names that each cgroup driver gives them.
 pub(crate) fn pod_directories(root: &Path) -> Vec<PathBuf> {
     let mut pods = Vec::new();
     collect_pods(root, POD_DIRECTORY_DEPTH, &mut pods);
     pods
 }
 
+/// Adds the directories of pods below `dir` to `pods`. Directories in a pod are its containers', and are not searched.
 fn collect_pods(dir: &Path, depth: usize, pods: &mut Vec<PathBuf>) {
     for child in subdirectories(dir) {
         if child.file_name().and_then(cgroups::pod_uid).is_some() {
@@ -107,7 +115,7 @@ pub(crate) fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     try_subdirectories(dir).unwrap_or_default()
 }
 
-/// Returns the directories directly below `dir`; none if it is gone.
+/// Returns the directories directly below `dir`; none if it is gone. Returns an error if it cannot be read.
 pub(crate) fn try_subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut dirs = Vec::new();
     for entry in none_if_removed(fs::read_dir(dir))?.into_iter().flatten() {
@@ -120,12 +128,12 @@ pub(crate) fn try_subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Returns the result of a read of a cgroup; `None` if the cgroup is gone, or has threads only.
-pub(crate) fn none_if_removed<T>(read: io::Result<T>) -> io::Result<Option<T>> {
-    // An open file of a removed cgroup has no device. A threaded cgroup lists no processes.
+/// Returns the result of an access to a file of a cgroup; `None` if the cgroup is gone, or has threads only.
+pub(crate) fn none_if_removed<T>(access: io::Result<T>) -> io::Result<Option<T>> {
+    // An open file of a removed cgroup gives ENODEV. `cgroup.procs` of a threaded cgroup gives EOPNOTSUPP.
     const NO_PROCESSES: [i32; 3] = [libc::ENOENT, libc::ENODEV, libc::EOPNOTSUPP];
-    match read {
-        Ok(read) => Ok(Some(read)),
+    match access {
+        Ok(value) => Ok(Some(value)),
         Err(error) if error.raw_os_error().is_some_and(|it| NO_PROCESSES.contains(&it)) => Ok(None),
         Err(error) => Err(error),
     }

@@ -115,7 +115,7 @@ pub fn nearest_kubelet(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<Pa
         let both = candidate.iter().zip(pods);
         both.take_while(|(one, other)| one == other).count()
     };
-    // A cgroup that contains the pods, or lies inside them, would mark requests as probes.
+    // In a cgroup that contains the pods, or lies inside them, connections of pods would count as probes.
     let is_own = |candidate: &&PathBuf| {
         let mut apart = candidate.iter().skip(shared_parts(candidate));
         let is_foreign = |it: &OsStr| is_kubepods(it) || it == "user.slice";
@@ -161,6 +161,7 @@ pub fn choose_pods_cgroup(
 pub fn pod_uid(name: &OsStr) -> Option<String> {
     let name = name.to_str()?;
     let uid = match name.strip_suffix(".slice") {
+        // The systemd driver, in whose names a `-` separates parts, so that the uid has `_` instead.
         Some(slice) => {
             let (parent, uid) = slice.rsplit_once("-pod")?;
             let class =
@@ -172,6 +173,7 @@ pub fn pod_uid(name: &OsStr) -> Option<String> {
             }
             uid.replace('_', "-")
         }
+        // The cgroupfs driver.
         None => name.strip_prefix("pod")?.to_owned(),
     };
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';

@@ -1,7 +1,8 @@
 //! Shell: freezer of pods' cgroups (cgroup v2, Linux 5.2): freezes and thaws pods, and reads what a frozen pod holds.
 //!
-//! A pod is frozen at its own directory, above those of its containers. A runtime reads the freezer of its container
-//! only, and sees one that runs. SIGKILL ends frozen processes, and all other signals wait for the thaw.
+//! A pod is frozen at its own cgroup, above those of its containers. A container runtime reads only the freezer of a
+//! container's cgroup, which shows that the container runs. SIGKILL ends frozen processes, and all other signals wait for
+//! the thaw.
 
 use std::{
     fs,
@@ -17,14 +18,17 @@ use tracing::{info, warn};
 
 use crate::kernel::cgroup_search::{none_if_removed, pod_directories, try_subdirectories};
 
-/// File of a cgroup by which it is frozen (`1`) and thawed (`0`), with all cgroups below it.
-const FREEZE: &str = "cgroup.freeze";
-/// Time in which the processes of a pod freeze, or the freeze has failed: a process may be in a system call that
-/// nothing interrupts, such as one that waits for a disk. On a busy node each process must get a processor first.
+/// File of a cgroup by which it is frozen (`1`) and thawed (`0`), with all cgroups below it. It has the last request, and
+/// not the state.
+const FREEZE_FILE: &str = "cgroup.freeze";
+/// Time after which a freeze has failed. A process may be in a system call that nothing interrupts, such as one that waits
+/// for a disk. On a busy node each process must get a processor before it freezes, which takes seconds. The state machine
+/// of standby waits a second longer, so that the failure is reported with its reason.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(19);
-/// Period in which a pod that freezes is looked at.
+/// Period in which the state of a pod is read while its freeze is under way.
 const FREEZE_POLL_PERIOD: Duration = Duration::from_millis(1);
-/// Bytes that are reclaimed in one call. A call ends only when it is done, and a thaw must not wait for long.
+/// Bytes that are reclaimed in one call. A call does not end early, so this bounds what the kernel still reclaims from a
+/// pod that was thawed in the meantime.
 const RECLAIM_STEP_BYTES: u64 = 16 << 20;
 
 /// State of a cgroup, as its file `cgroup.events` has it.
@@ -36,20 +40,21 @@ pub struct CgroupState {
     pub is_frozen: bool,
 }
 
-/// Requests that all processes of a pod freeze. They do so later: see [`wait_until_frozen`].
+/// Requests that all processes of a pod freeze. The kernel freezes each process later; see [`wait_until_frozen`].
 pub fn freeze(pod: &Path) -> io::Result<()> {
-    write_value(&pod.join(FREEZE), "1")
+    write_value(&pod.join(FREEZE_FILE), "1")
 }
 
 /// Thaws all processes of a pod, which run when this returns. A pod without a cgroup needs no thaw.
 pub fn thaw(pod: &Path) -> io::Result<()> {
-    none_if_removed(write_value(&pod.join(FREEZE), "0")).map(drop)
+    none_if_removed(write_value(&pod.join(FREEZE_FILE), "0")).map(drop)
 }
 
-/// Waits until all processes of a pod have frozen. Returns the reason for which they have not, for the user.
+/// Waits until all processes of a pod are frozen. Returns the reason for a failure, for users.
 pub async fn wait_until_frozen(pod: &Path) -> Result<(), String> {
     let deadline = Instant::now() + FREEZE_TIMEOUT;
     loop {
+        // Before the deadline is checked: a pod that froze during the last sleep is no failure.
         match read_state(pod) {
             Ok(Some(state)) if state.is_frozen => return Ok(()),
             Ok(Some(_)) => {}
@@ -79,20 +84,21 @@ fn parse_state(text: &str) -> CgroupState {
     CgroupState { is_populated: is_set("populated"), is_frozen: is_set("frozen") }
 }
 
-/// Returns the pods below `root` that were requested to freeze.
-pub fn frozen_pods(root: &Path) -> Vec<PathBuf> {
+/// Finds the pods below `root` that were requested to freeze, also those whose freeze is still under way.
+fn find_requested_freezes(root: &Path) -> Vec<PathBuf> {
     let is_requested = |pod: &PathBuf| {
-        fs::read_to_string(pod.join(FREEZE)).is_ok_and(|requested| requested.trim() == "1")
+        fs::read_to_string(pod.join(FREEZE_FILE)).is_ok_and(|requested| requested.trim() == "1")
     };
     pod_directories(root).into_iter().filter(is_requested).collect()
 }
 
-/// Thaws every frozen pod below `root`. Returns their number, those included that could not be thawed.
+/// Thaws every frozen pod below `root`: an agent that starts or ends does so. Returns the number of frozen pods, those
+/// included that could not be thawed.
 pub fn thaw_all(root: &Path) -> usize {
-    let frozen = frozen_pods(root);
+    let frozen = find_requested_freezes(root);
     for pod in &frozen {
         match thaw(pod) {
-            Ok(()) => info!(cgroup = %pod.display(), "pod thawed, as no agent watches over it"),
+            Ok(()) => info!(cgroup = %pod.display(), "pod thawed: no running agent would thaw it"),
             Err(error) => {
                 let error = error_chain(&error);
                 warn!(cgroup = %pod.display(), error, "cannot thaw pod");
@@ -102,8 +108,8 @@ pub fn thaw_all(root: &Path) -> usize {
     frozen.len()
 }
 
-/// Returns the number of threads of a pod; of its processes where the kernel does not count threads in cgroups. 0 if
-/// the cgroup is gone.
+/// Returns the number of threads of a pod; 0 if its cgroup is gone. Without the pids controller, which counts threads, it
+/// is the number of processes.
 pub fn thread_count(pod: &Path) -> io::Result<u64> {
     match none_if_removed(fs::read_to_string(pod.join("pids.current")))? {
         Some(count) => count.trim().parse().map_err(io::Error::other),
@@ -121,13 +127,14 @@ fn count_processes(cgroup: &Path) -> io::Result<u64> {
     Ok(count)
 }
 
-/// Returns the memory that a pod holds, its file cache included; `None` if the node does not count it.
+/// Returns the memory that a pod holds, in bytes, its file cache included. `None` without the memory controller of cgroup
+/// v2.
 pub fn memory_bytes(pod: &Path) -> Option<u64> {
     fs::read_to_string(pod.join("memory.current")).ok()?.trim().parse().ok()
 }
 
-/// Reclaims the memory of a frozen pod, until nothing more can be had or `is_cancelled` is set. Blocks for up to
-/// seconds. `Unsupported` if the node cannot (before Linux 5.19, or without the memory controller of cgroup v2).
+/// Reclaims the memory of a frozen pod, until the kernel finds no more or `is_cancelled` is set. Blocks for up to
+/// seconds. Returns the error `Unsupported` before Linux 5.19, and without the memory controller of cgroup v2.
 pub fn reclaim_memory(pod: &Path, is_cancelled: &AtomicBool) -> io::Result<()> {
     let file = pod.join("memory.reclaim");
     if !file.exists() {
@@ -137,7 +144,7 @@ pub fn reclaim_memory(pod: &Path, is_cancelled: &AtomicBool) -> io::Result<()> {
         let Some(held) = memory_bytes(pod).filter(|held| *held > 0) else { return Ok(()) };
         match write_value(&file, &held.min(RECLAIM_STEP_BYTES).to_string()) {
             Ok(()) => {}
-            // The kernel has reclaimed less than that: no more can be had.
+            // The kernel has reclaimed less than that, so it finds no more.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             other => return none_if_removed(other).map(drop),
         }
@@ -164,7 +171,7 @@ mod tests {
     fn add_pod(root: &Path, path: &str, requested: &str) -> PathBuf {
         let pod = root.join(path);
         fs::create_dir_all(pod.join("main")).expect("a folder");
-        fs::write(pod.join(FREEZE), format!("{requested}\n")).expect("a file");
+        fs::write(pod.join(FREEZE_FILE), format!("{requested}\n")).expect("a file");
         pod
     }
 
@@ -188,14 +195,14 @@ mod tests {
         // A container that its runtime has paused, and a cgroup that is no pod's.
         let container = add_pod(&root, "podfour/paused", "1");
         let foreign = add_pod(&root, "system.slice", "1");
-        let mut found = frozen_pods(&root);
+        let mut found = find_requested_freezes(&root);
         found.sort();
         let mut wanted = frozen.to_vec();
         wanted.sort();
         assert_eq!(found, wanted);
         assert_eq!(thaw_all(&root), 3);
         assert_eq!(thaw_all(&root), 0);
-        let requested = |pod: &PathBuf| fs::read_to_string(pod.join(FREEZE)).expect("a file");
+        let requested = |pod: &PathBuf| fs::read_to_string(pod.join(FREEZE_FILE)).expect("a file");
         // The kernel would replace the whole value.
         assert!(frozen.iter().all(|pod| requested(pod).starts_with('0')));
         assert!(requested(&running).starts_with('0'));

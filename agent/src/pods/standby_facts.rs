@@ -1,5 +1,5 @@
-//! Shell: facts about a pod that is to be frozen and that no map of the kernel has: its cgroup, sessions in it, and open
-//! connections that do not count as requests.
+//! Shell: facts about a pod with a standby order that the kernel's maps do not have. They are its cgroup, its sessions,
+//! and its open connections that do not count.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -27,15 +27,15 @@ use crate::{
 pub(crate) struct StandbyFacts {
     /// Directory of the pod's cgroup.
     pub(crate) cgroup: PathBuf,
-    /// True if a process runs beside those of the containers, as of `kubectl exec`.
+    /// True if the pod has processes besides the containers' own, as of `kubectl exec`.
     pub(crate) has_sessions: bool,
-    /// Connections to the pod's processes, accepted or not, that these have not closed and whose requests no event shows:
-    /// those that do not count, such as probes', and those on which the programs may miss requests.
+    /// Number of connections to listeners of the pod, accepted or not, that the pod's side has not closed and whose
+    /// requests send no events. Probes' connections do not count, and on others the programs may miss requests.
     pub(crate) other_connections: u64,
 }
 
-/// Reads the facts about a pod whose namespace has this cookie. `has_desynced` is true if boundaries of requests were
-/// lost on any connection of the pod so far. Returns the reason for which the facts are not known.
+/// Reads the facts about a pod whose namespace has this cookie. `has_desynced` is true if the programs have lost the
+/// boundaries of requests on any connection of the pod. Returns the reason for which the facts are not known.
 pub(crate) async fn read_standby_facts(
     finder: &Sender<FinderCommand>,
     uid: &str,
@@ -59,14 +59,17 @@ fn read_facts(
     conns: &ConnectionStorage,
     has_desynced: bool,
 ) -> Result<StandbyFacts, String> {
-    let unread = |error: io::Error| format!("its processes cannot be read: {error}");
-    let has_sessions = has_sessions(&cgroup).map_err(unread)?;
-    let own_cgroups = cgroup_ids(&cgroup).map_err(unread)?;
-    let count = || {
+    let describe_error = |error: io::Error| format!("its processes cannot be read: {error}");
+    let has_sessions = has_sessions(&cgroup).map_err(describe_error)?;
+    let own_cgroups = cgroup_ids(&cgroup).map_err(describe_error)?;
+    let count = || -> io::Result<u64> {
         let diag = SockDiag::open()?;
-        // First: one that opens after this is taken for another connection, and delays the freeze at most.
+        // Before the connections are listed: one that opens in between is taken for one that does not count. That only
+        // delays the freeze.
         let counted = conns.counted_sockets(&diag, has_desynced)?;
-        count_other_connections(&diag, &counted, &own_cgroups)
+        let ports = diag.listeners()?.into_iter().map(|(at, _)| at.port()).collect();
+        let all = diag.sendable_connections()?;
+        Ok(count_other_connections(&all, &counted, &ports, &own_cgroups))
     };
     let other_connections = namespace
         .run_inside("list connections", count)
@@ -83,35 +86,26 @@ fn cgroup_ids(cgroup: &Path) -> io::Result<BTreeSet<u64>> {
     Ok(ids)
 }
 
-/// Counts the connections in the namespace of `diag` that are not `counted`.
-fn count_other_connections(
-    diag: &SockDiag,
-    counted: &BTreeSet<u64>,
-    own_cgroups: &BTreeSet<u64>,
-) -> io::Result<u64> {
-    let ports = diag.listeners()?.into_iter().map(|(at, _)| at.port()).collect();
-    Ok(select_other_connections(&diag.sendable_connections()?, counted, &ports, own_cgroups))
-}
-
-/// Returns the number of connections that a process of the pod has accepted, at one of the listening `ports`, and that
-/// are not `counted`. `all` are those of its namespace that can still send.
+/// Returns the number of connections to the listening `ports` of a pod that are not `counted`. `all` are the connections
+/// of its namespace that can still send.
 ///
-/// Connections between processes of the pod are left out: both ends are frozen together. So are those to sockets of
-/// others in the namespace, such as the pod server's.
-fn select_other_connections(
+/// Connections between processes of the pod are left out, since both ends are frozen together. Connections to sockets of
+/// other programs in the namespace, such as the pod server's, are left out too.
+fn count_other_connections(
     all: &[DiagConnection],
     counted: &BTreeSet<u64>,
     ports: &BTreeSet<u16>,
     own_cgroups: &BTreeSet<u64>,
 ) -> u64 {
+    // `None`: the kernel does not tell. Such a socket may be the pod's, and its peer may be outside of the pod.
     let is_own = |it: &DiagConnection| it.cgroup_id.map(|id| own_cgroups.contains(&id));
     let ends = |it: &DiagConnection| (it.canonical_local(), it.canonical_peer());
     let own = all.iter().filter(|it| is_own(it) == Some(true));
     let own_ends: HashSet<(SocketAddr, SocketAddr)> = own.map(ends).collect();
     let is_other = |it: &&DiagConnection| {
         let (local, peer) = ends(it);
-        let is_accepted = ports.contains(&local.port()) && is_own(it) != Some(false);
-        is_accepted && !counted.contains(&it.cookie()) && !own_ends.contains(&(peer, local))
+        let is_incoming = ports.contains(&local.port()) && is_own(it) != Some(false);
+        is_incoming && !counted.contains(&it.cookie()) && !own_ends.contains(&(peer, local))
     };
     all.iter().filter(is_other).count() as u64
 }
@@ -135,7 +129,7 @@ mod tests {
 
     fn count(all: &[DiagConnection]) -> u64 {
         let (ports, own) = (BTreeSet::from([8080, 8022]), BTreeSet::from([OWN]));
-        select_other_connections(all, &BTreeSet::new(), &ports, &own)
+        count_other_connections(all, &BTreeSet::new(), &ports, &own)
     }
 
     #[test]
@@ -144,7 +138,7 @@ mod tests {
         assert_eq!(count(std::slice::from_ref(&probe)), 1);
         let (counted, ports) = (BTreeSet::from([probe.cookie()]), BTreeSet::from([8080]));
         let own = BTreeSet::from([OWN]);
-        assert_eq!(select_other_connections(&[probe], &counted, &ports, &own), 0);
+        assert_eq!(count_other_connections(&[probe], &counted, &ports, &own), 0);
         let mapped = connection("[::ffff:10.0.0.2]:8080", "[::ffff:10.0.0.1]:40000", Some(OWN));
         assert_eq!(count(&[mapped]), 1);
     }
