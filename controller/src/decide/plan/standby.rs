@@ -1,23 +1,29 @@
-//! Pure: policy, load and reports of agents → pods of a Revision that stand by, and their orders.
+//! Pure: policy, load and reports of agents → number of pods of a Revision that stand by.
 //!
 //! A decision of zero pods means that there is no load. The Revision then keeps some pods, each with a standby order.
-//! By it, the pod's agent freezes the pod while nothing uses it. With load, only the pods beyond those that it needs
-//! have orders.
+//! By this order, the pod's agent freezes the pod while nothing uses it. With load, only the pods beyond those that the
+//! load needs have orders.
 
-use std::{cmp::Reverse, time::Duration};
+mod condition;
+mod orders;
 
-use common::wire::{ClientComponent, StandbyOrder};
+use std::time::Duration;
 
+use common::wire::ClientComponent;
+
+pub(super) use self::{
+    condition::update_condition,
+    orders::{assign_orders, pod_order},
+};
 use super::{PlanTimer, RevisionPlanContext, pod_resizes, readiness};
 use crate::model::{
     cluster_state::{
-        AppRevision, ConditionReason, ConditionStatus, ConditionType, PodStage, RevisionPod,
-        RoutingState, StandbyStop,
+        AppRevision, ConditionReason, PodStage, RevisionPod, RoutingState, StandbyStop,
     },
     knative::key,
     reporters,
     standby_obstacle::StandbyObstacle,
-    standby_policy::{MAX_STANDBY_PODS, longest_probe_timeout, parse_pods},
+    standby_policy::{MAX_STANDBY_PODS, parse_pods},
 };
 
 /// Time after its first sight of a pod for which this replica waits for a stream of the pod's agent, in milliseconds.
@@ -34,39 +40,42 @@ pub(super) fn update_pod(
 ) {
     let was_frozen = pod.is_frozen;
     pod.is_frozen = counts_as_frozen(pod, context);
-    // Without an autoscaler the order stays. The time that a pod may be frozen is one without a request.
+    // The longest time of standby counts from the last request, which has thawed the pod. The order may stay: without an
+    // autoscaler no decision withdraws it.
     if was_frozen && !pod.is_frozen && pod.has_standby_order() {
         pod.standby_since = Some(context.now);
     }
     pod.is_unreachable = is_unreachable(pod, context, timer);
 }
 
-/// Returns true if a pod counts as frozen by the last report of its agent. One that was frozen and is thawed counts
-/// until it has a request: most pods are thawed only for a moment, by a probe of the kubelet.
+/// Returns true if a pod counts as frozen by the last report of its agent. A pod that was frozen and is thawed counts
+/// until it has a request. Most pods are thawed only for a moment, by a probe of the kubelet.
 ///
 /// The same holds for a restart of the agent, which thaws its pods before it knows their orders. Otherwise each upgrade
-/// of the agents would restore and reduce the requests of all frozen pods.
+/// of the agents would restore and reduce the resource requests of all frozen pods.
 fn counts_as_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     if !pod.has_standby_order() {
         return false;
     }
+    // Without a report nothing has changed that is known.
     let Some(report) = context.cluster.pods.reports.get(&*pod.uid) else { return pod.is_frozen };
     let was_frozen = pod.is_frozen && report.in_flight == 0;
     match &report.standby {
         Some(standby) => standby.is_frozen || (was_frozen && standby.failure.is_empty()),
+        // The agent does not know the order yet.
         None => was_frozen,
     }
 }
 
-/// Returns true if a pod may be frozen and its agent has had no stream of reports for too long. No other component
-/// would thaw the pod, so no request may be sent there.
+/// Returns true if a pod may be frozen and its agent has had no stream of reports for `standby-agent-timeout`. No other
+/// component would thaw the pod, so no request may be sent there.
 fn is_unreachable(
     pod: &RevisionPod,
     context: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> bool {
     let report = context.cluster.pods.reports.get(&*pod.uid);
-    // A pod whose order is withdrawn is frozen until its agent has acted on that.
+    // After its order is withdrawn, a pod is frozen until its agent has acted on that and reports no standby.
     let may_be_frozen =
         pod.has_standby_order() || report.is_some_and(|report| report.standby.is_some());
     if !may_be_frozen || is_agent_reporting(pod, context) {
@@ -74,6 +83,7 @@ fn is_unreachable(
     }
     let silent_agents = &context.cluster.pods.silent_agents;
     let timeout = context.cluster.settings.scale_policy.standby.agent_timeout;
+    // A replica that has had no stream of the agent at all cannot tell since when it is silent.
     let silent_at = match silent_agents.get(context.node(pod)) {
         Some(ended_at) => ended_at.plus_ms(to_ms(timeout)),
         None => pod.first_seen_at.plus_ms(FIRST_STREAM_MS),
@@ -81,17 +91,19 @@ fn is_unreachable(
     timer.is_due_or_schedule(silent_at, context.now)
 }
 
+/// Returns true if the agent of a pod's node has a stream of reports to this replica.
 fn is_agent_reporting(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let agent = reporters::reporter_id(ClientComponent::Agent, context.node(pod));
     context.cluster.pods.reporters.is_reporting(&agent)
 }
 
-/// Returns true if the last report of a pod's agent changes what a plan makes of the pod's standby.
+/// Returns true if the last report of a pod's agent changes the planned standby of the pod or of its Revision.
 pub(super) fn needs_plan(
     pod: &RevisionPod,
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
 ) -> bool {
+    // A failure stops the standby of the whole Revision, and only the leader decides that.
     let is_new_failure = context.cluster.is_leader
         && revision.scaling.standby_stop.is_none()
         && find_failure(pod, context).is_some();
@@ -104,35 +116,37 @@ fn find_failure<'a>(pod: &RevisionPod, context: &RevisionPlanContext<'a>) -> Opt
     Some(standby.failure.as_str()).filter(|it| pod.has_standby_order() && !it.is_empty())
 }
 
-/// Number of pods that are to stand by while a Revision sleeps.
+/// Number of pods that are to stand by while a Revision sleeps, by the settings alone.
 #[derive(Debug)]
-struct StandbyRequest {
+struct RequestedStandby {
     pods: u32,
-    /// Explanation of the default of the namespace, if it cannot be read.
+    /// Explanation for users if the default of the namespace is no number of pods, and so has no effect.
     refused_default: Option<ConditionReason>,
 }
 
-/// Returns the number of pods that are to stand by: of the template, else of the namespace or `config-autoscaler`.
-fn requested_standby(context: &RevisionPlanContext<'_>) -> StandbyRequest {
+/// Returns the number of pods that are to stand by. The template counts before its namespace, and the namespace before
+/// `config-autoscaler`.
+fn requested_standby(context: &RevisionPlanContext<'_>) -> RequestedStandby {
     let template = context.template;
-    let given = StandbyRequest { pods: template.standby.pods, refused_default: None };
+    // The template's policy has the number of `config-autoscaler` where its annotations name none.
+    let by_policy = RequestedStandby { pods: template.standby.pods, refused_default: None };
     let own = template.annotation(key::STANDBY).and_then(|text| parse_pods(text.trim()).ok());
     let default = context.cluster.standby_defaults.get(context.namespace);
-    let Some(default) = default.filter(|_| own.is_none()) else { return given };
+    let Some(default) = default.filter(|_| own.is_none()) else { return by_policy };
     match parse_pods(default.trim()) {
-        Ok(pods) => StandbyRequest { pods, ..given },
+        Ok(pods) => RequestedStandby { pods, ..by_policy },
         Err(_) => {
             let message = format!(
                 "The annotation {} of the namespace has no effect: {default:?} is no number from 0 to {MAX_STANDBY_PODS}",
                 key::STANDBY
             );
             let reason = ConditionReason::new("InvalidDefault", message);
-            StandbyRequest { refused_default: Some(reason), ..given }
+            RequestedStandby { refused_default: Some(reason), ..by_policy }
         }
     }
 }
 
-/// Returns the setting because of which none of `pods` pods stands by.
+/// Returns the setting because of which none of the `pods` requested pods stands by; `None`: there is none.
 fn find_obstacle(pods: u32, context: &RevisionPlanContext<'_>) -> Option<StandbyObstacle> {
     let template = context.template;
     let pod = &template.raw.spec.pod;
@@ -140,10 +154,11 @@ fn find_obstacle(pods: u32, context: &RevisionPlanContext<'_>) -> Option<Standby
     (pods > 0).then(find).flatten()
 }
 
-/// Returns the number of pods that a Revision keeps while it sleeps.
+/// Returns the number of pods that a Revision keeps while it sleeps. `is_leaving`: the app or the Revision is being
+/// deleted.
 fn kept_pods(revision: &AppRevision, is_leaving: bool, context: &RevisionPlanContext<'_>) -> u32 {
     let requested = requested_standby(context).pods;
-    // No request comes to a Revision that no Route names.
+    // No request comes to a Revision that no Route names, so none of its pods would wake.
     let is_excluded = is_leaving
         || revision.routing.state == RoutingState::Reserve
         || revision.scaling.standby_stop.is_some()
@@ -159,24 +174,27 @@ fn kept_pods(revision: &AppRevision, is_leaving: bool, context: &RevisionPlanCon
 
 /// Returns true if no pod of a Revision becomes ready. Without load they would be started again and again.
 ///
-/// A pod that has been ready, and whose containers have ended a few times only, is not broken: lack of memory may end
-/// the processes of a frozen pod, and its kubelet starts them again.
+/// A pod that has been ready is not broken by a few restarts of its containers. Lack of memory may end the processes of a
+/// frozen pod, and its kubelet starts them again.
 fn is_broken(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
     let may_recover = |pod: &RevisionPod| {
-        pod.stage == PodStage::Serving && pod.was_ready && restarts(pod, context) <= MAX_RESTARTS
+        pod.stage == PodStage::Serving
+            && pod.was_ready
+            && count_restarts(pod, context) <= MAX_RESTARTS
     };
     revision.scaling.is_failing
         && revision.scaling.actual_scale == 0
         && !revision.pods.iter().any(may_recover)
 }
 
-/// Returns how often containers of a pod were started again.
-fn restarts(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u32 {
+/// Returns the number of restarts of all containers of a pod; 0 if nothing is known of them.
+fn count_restarts(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> u32 {
     let status = context.cluster.pods.statuses.get(&*pod.uid);
     status.into_iter().flat_map(|it| &it.containers).map(|it| it.restarts).sum()
 }
 
-/// Returns the number of pods that stand by beside the `running` ones, which load needs. Ends and begins stops.
+/// Returns the number of pods that stand by beside the `running` ones, which load needs. Also ends and begins standby
+/// stops.
 ///
 /// While there is load, a pod that its agent cannot thaw takes no part of it, so another pod is needed in its place.
 pub(super) fn update_standby_scale(
@@ -188,11 +206,13 @@ pub(super) fn update_standby_scale(
 ) -> u32 {
     update_stop(revision, running, context, timer);
     let beyond_load = kept_pods(revision, is_leaving, context).saturating_sub(running);
-    let unreachable = if running == 0 { 0 } else { count(revision, is_unreachable_server) };
+    // Without load an unreachable pod is one of those that stand by, and needs no replacement.
+    let unreachable = if running == 0 { 0 } else { count_pods(revision, is_unreachable_server) };
     beyond_load.max(unreachable)
 }
 
-/// Ends the stop of standby of a Revision that wakes, or begins one after a failure or at the end of a pod's time.
+/// Ends the standby stop of a Revision that wakes. Begins one after a failure, or once a pod was frozen for the longest
+/// time.
 fn update_stop(
     revision: &mut AppRevision,
     running: u32,
@@ -201,14 +221,17 @@ fn update_stop(
 ) {
     let is_over = match &mut revision.scaling.standby_stop {
         Some(stop) if running == 0 => {
-            // It ended spare pods beside running ones. Those that stand by from now on have their whole time.
+            // A stop at the end of the longest time that began under load has ended spare pods. The pods that ran until
+            // now have not stood by yet, so it does not concern them.
             let is_of_spare_pods = !stop.has_slept && stop.reason.reason == StandbyStop::TIME_OVER;
             stop.has_slept = true;
             is_of_spare_pods
         }
+        // A need for pods after the sleep is a wake.
         Some(stop) => stop.has_slept,
         None => true,
     };
+    // A new stop may begin in the same plan, as the reason of the last one may still hold.
     if is_over {
         let reason = find_stop_reason(revision, context, timer);
         revision.scaling.standby_stop =
@@ -216,6 +239,8 @@ fn update_stop(
     }
 }
 
+/// Returns the reason for which the standby of a Revision has to stop: a pod that cannot be frozen, one that did not get
+/// its resource requests back, or one that was frozen for the longest time.
 fn find_stop_reason(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
@@ -229,6 +254,7 @@ fn find_stop_reason(
     if let Some(reason) = pod_resizes::find_stop_reason(revision) {
         return Some(reason);
     }
+    // One frozen pod whose time is over ends the standby of all.
     let ttl_ms = to_ms(context.template.standby.ttl?);
     let frozen = revision.pods.iter().filter(|pod| pod.is_frozen);
     let mut ends = frozen.filter_map(|pod| Some(pod.standby_since?.plus_ms(ttl_ms)));
@@ -237,87 +263,13 @@ fn find_stop_reason(
         .then(|| ConditionReason::new(StandbyStop::TIME_OVER, message))
 }
 
-/// Gives orders to pods, or withdraws them, so that as many pods have one as stand by.
-///
-/// Pods that are not ready get one first, then the least busy ones: those that serve go on. Of the pods with an order,
-/// those that requests have thawed lose it first. Unreachable pods keep theirs, because no agent would act on a change.
-/// A pod that a user debugs has none.
-pub(super) fn assign_orders(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
-    let must_run = |pod: &&mut RevisionPod| pod.stage != PodStage::Serving || pod.is_debugged();
-    for pod in revision.pods.iter_mut().filter(must_run) {
-        withdraw_order(pod);
-    }
-    let scaling = &revision.scaling;
-    let (requested_scale, standby_scale) = (scaling.requested_scale, scaling.standby_scale);
-    let needed = requested_scale.saturating_sub(standby_scale);
-    let unreachable = count(revision, is_unreachable_server);
-    let reachable = revision.serving_pods().saturating_sub(unreachable);
-    // While pods are missing, those that exist carry the load.
-    let spare = reachable.saturating_sub(needed);
-    let wanted = to_usize(standby_scale.saturating_sub(unreachable).min(spare));
-    let is_reachable =
-        |pod: &&mut RevisionPod| pod.stage == PodStage::Serving && !is_unreachable_server(pod);
-    let (ordered, mut running): (Vec<_>, Vec<_>) =
-        revision.pods.iter_mut().filter(is_reachable).partition(|pod| pod.has_standby_order());
-    if ordered.len() > wanted {
-        let surplus = ordered.len() - wanted;
-        return withdraw_orders(ordered, surplus, context);
-    }
-    let missing = wanted - ordered.len();
-    // Without its agent a pod would stay as it is, and be unreachable as soon as it has an order.
-    running.retain(|pod| pod.may_stand_by() && is_agent_reporting(pod, context));
-    running.sort_by_key(|pod| {
-        let is_ready = readiness::is_pod_ready(pod, context);
-        let in_flight = context.requests_in_flight(pod);
-        (is_ready, in_flight, Reverse(pod.created), pod.uid.clone())
-    });
-    for pod in running.into_iter().take(missing) {
-        pod.standby_since = Some(context.now);
-    }
-}
-
-/// Withdraws the orders of `surplus` pods.
-fn withdraw_orders(
-    mut ordered: Vec<&mut RevisionPod>,
-    surplus: usize,
-    context: &RevisionPlanContext<'_>,
-) {
-    ordered.sort_by_key(|pod| {
-        let is_ready = readiness::is_pod_ready(pod, context);
-        let in_flight = context.requests_in_flight(pod);
-        (!is_ready, is_reported_frozen(pod, context), Reverse(in_flight), pod.uid.clone())
-    });
-    ordered.into_iter().take(surplus).for_each(withdraw_order);
-}
-
-fn withdraw_order(pod: &mut RevisionPod) {
-    (pod.standby_since, pod.is_frozen) = (None, false);
-}
-
-fn is_reported_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
-    let report = context.cluster.pods.reports.get(&*pod.uid);
-    report.and_then(|it| it.standby.as_ref()).is_some_and(|it| it.is_frozen)
-}
-
+/// Returns true if a pod serves by its stage, and its agent does not report.
 fn is_unreachable_server(pod: &RevisionPod) -> bool {
     pod.stage == PodStage::Serving && pod.is_unreachable
 }
 
-/// Returns the order to the agent of a pod's node; `None`: the pod runs.
-pub(super) fn pod_order(
-    pod: &RevisionPod,
-    context: &RevisionPlanContext<'_>,
-) -> Option<StandbyOrder> {
-    let (template, policy) = (context.template, &context.template.policy);
-    pod.has_standby_order().then(|| StandbyOrder {
-        // As long as the autoscaler waits before it decides that there is no load.
-        quiet_time: policy.stable_window + policy.scale_to_zero_retention_period,
-        probe_time: longest_probe_timeout(&template.raw.spec.pod),
-        reclaims_memory: template.standby.reclaims_memory,
-    })
-}
-
-/// Returns true if a sleeping Revision is served by pods that stand by: requests thaw them without an activator.
+/// Returns true if a Revision without load has ready pods, and all of these have standby orders. Requests thaw them
+/// without an activator.
 pub(super) fn is_served_by_standby(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
@@ -327,66 +279,10 @@ pub(super) fn is_served_by_standby(
         pod.stage == PodStage::Serving && readiness::is_pod_ready(pod, context)
     };
     let mut servers = revision.pods.iter().filter(is_server).peekable();
-    // A Revision that fell asleep has no decision any more.
+    // The autoscaler withdraws its decision on a Revision that is asleep.
     decided.unwrap_or(0) == 0
         && servers.peek().is_some()
         && servers.all(RevisionPod::has_standby_order)
-}
-
-/// Sets the condition about standby. It is absent until pods are to stand by once.
-pub(super) fn update_condition(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
-    if revision.is_scaled_service {
-        return;
-    }
-    let request = requested_standby(context);
-    let status = if let Some(reason) = request.refused_default {
-        ConditionStatus::False(reason)
-    } else if request.pods == 0 {
-        if !revision.conditions.is_set(ConditionType::RevisionStandby) {
-            return;
-        }
-        let reason = ConditionReason::new("NotRequested", "No pods are to stand by.");
-        ConditionStatus::True(Some(reason))
-    } else {
-        standby_status(request.pods, revision, context)
-    };
-    revision.conditions.set(ConditionType::RevisionStandby, status, context.now);
-}
-
-/// Returns the status of standby of a Revision for which `pods` pods are to stand by.
-fn standby_status(
-    pods: u32,
-    revision: &AppRevision,
-    context: &RevisionPlanContext<'_>,
-) -> ConditionStatus {
-    if let Some(obstacle) = find_obstacle(pods, context) {
-        let message = format!("Without effect: {}", obstacle.message());
-        return ConditionStatus::False(ConditionReason::new("WithoutEffect", message));
-    }
-    if let Some(stop) = &revision.scaling.standby_stop {
-        return ConditionStatus::False(stop.reason.clone());
-    }
-    if is_broken(revision, context) {
-        let message = "No pod becomes ready, so none is kept without load.";
-        return ConditionStatus::False(ConditionReason::new("PodsFail", message));
-    }
-    let without_agent = |pod: &&RevisionPod| {
-        pod.stage == PodStage::Serving
-            && pod.was_ready
-            && !pod.has_standby_order()
-            && !is_agent_reporting(pod, context)
-    };
-    let lacks_orders = revision.ordered_pods() < revision.scaling.standby_scale;
-    if let Some(pod) = revision.pods.iter().find(without_agent).filter(|_| lacks_orders) {
-        let message = format!("The agent of node {:?} does not report", context.node(pod));
-        return ConditionStatus::Unknown(Some(ConditionReason::new("AgentMissing", message)));
-    }
-    let max_scale = context.template.policy.max_scale;
-    let bound = (1..pods).contains(&max_scale).then(|| {
-        let message = format!("max-scale bounds the number of pods to {max_scale}");
-        ConditionReason::new("MaxScale", message)
-    });
-    ConditionStatus::True(bound.or_else(|| pod_resizes::find_kept_requests(revision)))
 }
 
 /// Counts the pods of a Revision that are ready, serve, and have no standby order.
@@ -394,20 +290,17 @@ pub(super) fn count_running_ready_pods(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,
 ) -> u32 {
-    count(revision, |pod| {
+    count_pods(revision, |pod| {
         pod.stage == PodStage::Serving
             && !pod.has_standby_order()
             && readiness::is_pod_ready(pod, context)
     })
 }
 
-fn count(revision: &AppRevision, is_counted: impl Fn(&RevisionPod) -> bool) -> u32 {
+/// Counts the pods of a Revision for which `is_counted` is true.
+fn count_pods(revision: &AppRevision, is_counted: impl Fn(&RevisionPod) -> bool) -> u32 {
     let counted = revision.pods.iter().filter(|pod| is_counted(pod)).count();
     u32::try_from(counted).unwrap_or(u32::MAX)
-}
-
-fn to_usize(pods: u32) -> usize {
-    usize::try_from(pods).unwrap_or(usize::MAX)
 }
 
 fn to_ms(time: Duration) -> u64 {
