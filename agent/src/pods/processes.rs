@@ -42,11 +42,11 @@ pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<BTreeMap<u64, Vec
     Ok(namespaces)
 }
 
-/// Returns true if a process of a pod is neither a container's first one nor a descendant of it: a session, as
-/// `kubectl exec` or an exec probe starts one. `pod` is the pod's directory.
+/// Returns true if a pod has sessions: processes that are neither a container's first one nor descendants of it, as
+/// `kubectl exec` or an exec probe starts them. `pod` is the directory of the pod's cgroup.
 ///
-/// The runtime, which is outside of the pod, starts both kinds. So a container has one process with a parent outside
-/// of the pod, and more if it has sessions. Returns an error like [`processes`].
+/// The runtime, which is outside of the pod, starts both first processes and sessions. So a container has one process
+/// with a parent outside of the pod, and more if it has sessions. Returns an error like [`processes`].
 pub(crate) fn has_sessions(pod: &Path) -> io::Result<bool> {
     let own: BTreeSet<u32> = processes(pod)?.into_iter().collect();
     for container in try_subdirectories(pod)? {
@@ -54,6 +54,7 @@ pub(crate) fn has_sessions(pod: &Path) -> io::Result<bool> {
             continue;
         }
         let parents = processes(&container)?.into_iter().filter_map(parent_of);
+        // A process that has ended meanwhile has no parent, and is no session any more.
         if parents.filter(|parent| !own.contains(parent)).count() > 1 {
             return Ok(true);
         }

@@ -7,8 +7,7 @@ use std::time::Duration;
 /// Both times are sent in whole milliseconds, and at least one: a time of zero would freeze a pod that has to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandbyOrder {
-    /// Time without requests after which a pod that a request has thawed is frozen again although the order did not
-    /// change.
+    /// Time without requests after which a pod that a request has thawed is frozen again. The order may stay the same.
     pub quiet_time: Duration,
     /// Longest time that a probe of the kubelet may take. A pod that a probe has thawed is frozen again after it, or as
     /// soon as the probe's connection has closed.
@@ -22,7 +21,7 @@ pub struct StandbyOrder {
 pub struct StandbyReport {
     /// True while the pod is frozen.
     pub is_frozen: bool,
-    /// Memory that the pod holds; `None`: the node does not tell.
+    /// Memory that the pod holds, in bytes; `None`: the node does not count it.
     pub memory_bytes: Option<u64>,
     /// Reason for which the pod cannot be frozen, for the user; empty: none.
     pub failure: String,

@@ -24,7 +24,7 @@ pub struct StandbyPolicy {
     pub pods: u32,
     /// True if the memory of a frozen pod is reclaimed.
     pub reclaims_memory: bool,
-    /// Time after which a frozen pod is ended; `None`: it is kept without limit.
+    /// Longest time of standby: a pod that is frozen ends once it has had its order for so long. `None`: no limit.
     pub ttl: Option<Duration>,
 }
 

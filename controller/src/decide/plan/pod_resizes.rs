@@ -1,4 +1,6 @@
-//! Pure: frozen pods of a Revision → the requests that each of its pods should have.
+//! Pure: frozen pods of a Revision → the resource requests that each of its pods should have.
+//!
+//! In this file, requests without another word are those for CPU and memory.
 
 use super::RevisionPlanContext;
 use crate::model::{
@@ -8,8 +10,8 @@ use crate::model::{
 
 /// Sets the requests that the pods of a Revision should have.
 ///
-/// They are restored once a request has thawed the pod or its order is withdrawn, and only by the write queue. So no
-/// request that wakes a pod waits for a resize.
+/// The original requests are due once a client's request has thawed the pod, or once its order is withdrawn. The write
+/// queue restores them later, so no client waits for a resize.
 pub(super) fn update_resizes(revision: &mut AppRevision, context: &RevisionPlanContext<'_>) {
     for pod in &mut revision.pods {
         update_resize(pod, context);
@@ -21,12 +23,13 @@ fn update_resize(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
     let is_known = is_state_known(pod, context);
     // The local node reserves no resources.
     let Some(status) = pod.kube_status.as_deref() else { return };
-    // An earlier leader may have reduced the requests.
-    let is_concerned = is_reducible || pod.resize.is_some() || status.has_reduced_requests;
-    if !is_known || !is_concerned {
+    // Most pods never stand by, and need no state. But an earlier leader may have reduced the requests of this one.
+    let needs_state = is_reducible || pod.resize.is_some() || status.has_reduced_requests;
+    if !is_known || !needs_state {
         return;
     }
     let resize: &mut PodResize = pod.resize.get_or_insert_default();
+    // Before the requests are set: the report concerns those that the last plan has set.
     if let Some(pending) = &status.pending_resize {
         resize.record_node_report(pending, status.has_reduced_requests);
     }
@@ -36,8 +39,8 @@ fn update_resize(pod: &mut RevisionPod, context: &RevisionPlanContext<'_>) {
     };
 }
 
-/// Returns true if the last report of a pod's agent changes the requests that the pod should have. Whether the pod is
-/// frozen is not compared, since that alone needs a plan.
+/// Returns true if the last report of a pod's agent changes the requests that a frozen pod should have. A freeze or a
+/// thaw needs a plan anyway, and is not compared here.
 pub(super) fn needs_plan(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let held_bytes = held_bytes(pod, context);
     let is_outdated = |it: &PodResize| it.requests != it.reduced_requests(held_bytes);
@@ -46,8 +49,8 @@ pub(super) fn needs_plan(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -
         && pod.resize.as_deref().is_some_and(is_outdated)
 }
 
-/// Returns the reason for which standby of a Revision stops: a pod that serves did not get its requests back. It is not
-/// frozen any more, so it has to end for its successor to stand by.
+/// Returns the reason for which the standby of a Revision stops: a pod that serves did not get its requests back. Such a
+/// pod is not frozen any more, so it has to end before another pod can stand by in its place.
 pub(super) fn find_stop_reason(revision: &AppRevision) -> Option<ConditionReason> {
     let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
     let mut refusals = serving.filter_map(|pod| {
@@ -59,7 +62,7 @@ pub(super) fn find_stop_reason(revision: &AppRevision) -> Option<ConditionReason
     refusals.next()
 }
 
-/// Returns the explanation for users if a frozen pod keeps requests that it does not need.
+/// Returns the explanation for users if a frozen pod keeps requests that it does not need; `None`: no pod does.
 pub(super) fn find_kept_requests(revision: &AppRevision) -> Option<ConditionReason> {
     let frozen = revision.pods.iter().filter(|it| it.has_standby_order() && it.is_frozen);
     let mut refusals = frozen.filter_map(|pod| {
@@ -71,21 +74,25 @@ pub(super) fn find_kept_requests(revision: &AppRevision) -> Option<ConditionReas
     refusals.next()
 }
 
-/// Returns true if a pod should give back the requests that it does not need: it is frozen, as far as users see it.
+/// Returns true if a pod should give back the requests that it does not need: it counts as frozen, and operators have not
+/// switched resizes off.
 fn is_reducible(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     is_enabled && pod.has_standby_order() && pod.is_frozen
 }
 
-/// Returns true if it is known whether a pod with a standby order is frozen. A leader that starts has no report at first:
-/// if it restored the requests of frozen pods, their nodes might have no room for all of them.
+/// Returns true if enough is known about a pod to set its requests. With a standby order it may be frozen, which only a
+/// report of its agent shows.
+///
+/// A leader that starts has no report at first. If it restored the requests of all frozen pods, their nodes might have no
+/// room for them.
 fn is_state_known(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     let report = context.cluster.pods.reports.get(&*pod.uid);
     !is_enabled || !pod.has_standby_order() || report.is_some_and(|it| it.standby.is_some())
 }
 
-/// Returns the memory that a pod holds, as its agent reports it; `None`: its node does not tell.
+/// Returns the memory that a pod holds, in bytes, as its agent reports it; `None`: its node does not count it.
 fn held_bytes(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> Option<u64> {
     let report = context.cluster.pods.reports.get(&*pod.uid)?;
     report.standby.as_ref()?.memory_bytes

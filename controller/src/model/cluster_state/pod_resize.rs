@@ -1,17 +1,17 @@
-//! Pure: requests that a pod should have while it is frozen and after it, and the refusals of its resizes.
+//! Pure: resource requests that a pod should have while it is frozen and after that, and the refusals of its resizes.
 
 use super::ConditionReason;
 use crate::model::object::{PodRequests, REQUESTS_NOT_REDUCED, REQUESTS_NOT_RESTORED, WriteError};
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
-/// Least fall of a frozen pod's memory, in MiB, that is worth another resize.
-const LEAST_FALL_MIB: u64 = 4;
+/// Smallest decrease of a frozen pod's memory that is worth another resize, in MiB.
+const MIN_DECREASE_MIB: u64 = 4;
 
 /// Resize of one pod: the requests that it should have, and what was refused.
 ///
-/// A pod that keeps more than it needs while it is frozen does no other harm, so it may stay frozen. One that does not
-/// get its requests back is not frozen any more: its node has promised them to other pods.
+/// A frozen pod that keeps more than it needs does no other harm, so it may stay frozen. A pod that does not get its
+/// requests back must not be frozen again: its node has promised them to other pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResize {
     /// Requests that the pod should have now.
@@ -22,7 +22,7 @@ pub struct PodResize {
     pub reduction_refusal: Option<ConditionReason>,
     /// Last refusal of the original requests, by the API server or the node. It stays after they were restored.
     pub restoration_refusal: Option<ConditionReason>,
-    /// Generation of the pod whose resize its node refused last. A status is observed more than once.
+    /// Generation of the pod whose resize its node refused last, as one status is observed more than once.
     pub refused_generation: Option<i64>,
 }
 
@@ -48,9 +48,9 @@ pub struct PendingResize {
 }
 
 impl PodResize {
-    /// Returns the requests of the pod while it is frozen and holds this memory; `None`: the node does not tell.
+    /// Returns the requests of the pod while it is frozen and holds this memory; `None`: the node does not count it.
     ///
-    /// Memory that falls a little does not change them, since each change costs several requests to the API server.
+    /// A small decrease of the memory does not change them, since each change costs several requests to the API server.
     pub fn reduced_requests(&self, held_bytes: Option<u64>) -> PodRequests {
         match self.reducible {
             ReducibleResources::Nothing => PodRequests::Original,
@@ -62,7 +62,7 @@ impl PodResize {
                 };
                 let held = held_bytes.map(|it| it.div_ceil(MIB));
                 let is_near = |present: u64, held: u64| {
-                    held <= present && present - held < LEAST_FALL_MIB.max(present / 8)
+                    held <= present && present - held < MIN_DECREASE_MIB.max(present / 8)
                 };
                 let memory_mib = match (present, held) {
                     (Some(present), Some(held)) if is_near(present, held) => Some(present),
@@ -121,7 +121,8 @@ impl PodResize {
         }
     }
 
-    /// Leaves less to reduce: CPU alone if memory was asked for, too, and then nothing.
+    /// Records that a reduction was refused. The next one is of CPU alone, if this one was of memory too; after that
+    /// nothing is reduced.
     fn refuse_reduction(&mut self, reason: ConditionReason) {
         self.reducible = match (self.reducible, self.requests) {
             (ReducibleResources::Cpu | ReducibleResources::Nothing, _)

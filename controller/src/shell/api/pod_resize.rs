@@ -1,11 +1,11 @@
-//! Pure: a pod as the API server holds it, and the requests that it should have → the patches that resize it.
+//! Pure: a pod as the API server holds it, and the resource requests that it should have → the patches that resize it.
 //!
-//! The requests with which the pod was created are noted in an annotation of it before they are reduced. So any later
-//! leader restores exactly these, also if a webhook or a LimitRange had set them.
+//! Before the original requests are reduced, they are noted in an annotation of the pod. So any later leader restores
+//! exactly these, also if a webhook or a LimitRange had set them.
 //!
 //! Only requests change. With a lower limit, a thawed pod would be throttled or killed before the limit is restored.
-//! What the API server and the kubelet accept is stated in Kubernetes' `pkg/apis/core/validation` (`ValidatePodResize`)
-//! and `pkg/kubelet/allocation`.
+//! Kubernetes' `pkg/apis/core/validation` (`ValidatePodResize`) and `pkg/kubelet/allocation` state the resizes that API
+//! server and kubelet accept.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::model::{
     object::{PodRequests, RESIZE_UNSUPPORTED, WriteError, json as fields},
 };
 
-/// CPU of a container of a frozen pod, which uses none. Kubernetes treats less as 1m.
+/// CPU request of each container of a frozen pod, which uses no CPU. Kubernetes treats less as 1m.
 const REDUCED_CPU: &str = "1m";
 /// Bytes of a MiB.
 const MIB: u128 = 1 << 20;
@@ -27,15 +27,15 @@ const RESOURCES: [&str; 2] = ["cpu", "memory"];
 /// Requests of containers: quantities by container, then by resource.
 type ContainerRequests = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Patches that resize a pod, in the order in which they are to be sent. An attempt that ends between two of them is
-/// continued by the next one.
+/// Patches that resize a pod, in the order in which they are to be sent. If an attempt ends between two of them, the next
+/// attempt plans and sends what is missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResizePatches {
     /// Merge patch of the pod that notes its original requests; `None`: they are noted, or nothing is reduced.
     pub note: Option<Value>,
     /// Strategic merge patch of the subresource `resize`; `None`: the pod has the requests already.
     pub resize: Option<Value>,
-    /// Merge patch of the pod that removes the note; `None`: there is none, or it is still needed.
+    /// Merge patch of the pod that removes the note; `None`: the pod has no note, or it is still needed.
     pub release: Option<Value>,
 }
 
@@ -43,8 +43,10 @@ pub struct ResizePatches {
 ///
 /// # Errors
 ///
-/// The requests of this pod cannot be reduced at all ([`RESIZE_UNSUPPORTED`]), or the note of them is not readable.
+/// Returns an error if the requests of this pod cannot be reduced at all ([`RESIZE_UNSUPPORTED`]), or if its note of
+/// them is not readable.
 pub fn plan_resize(pod: &Value, requests: PodRequests) -> Result<ResizePatches, WriteError> {
+    // The requests of a pod that ends are given back with it.
     if fields::is_terminating(pod) {
         return Ok(ResizePatches::default());
     }
@@ -67,8 +69,8 @@ fn reduce(
     noted: Option<ContainerRequests>,
     memory_mib: Option<u64>,
 ) -> Result<ResizePatches, WriteError> {
-    if let Some(why) = unsupported_reason(pod) {
-        let message = format!("The requests of the pod stay while it is frozen: {why}");
+    if let Some(reason) = unsupported_reason(pod) {
+        let message = format!("The requests of the pod stay while it is frozen: {reason}");
         return Err(WriteError { reason: RESIZE_UNSUPPORTED, message });
     }
     let is_noted = noted.is_some();
@@ -76,7 +78,8 @@ fn reduce(
     let Some(resize) = resize_patch(pod, &reduced_requests(&original, memory_mib)) else {
         return Ok(ResizePatches::default());
     };
-    // With the version of the pod, the note has the requests that the pod really had when it was made.
+    // With the pod's version in it, the API server refuses the note if the pod has changed since it was read. So the note
+    // has the requests that the pod really had.
     let note = (!is_noted).then(|| {
         let mut patch = annotation_patch(pod, json!(json!(original).to_string()));
         patch["metadata"]["resourceVersion"] = pod["metadata"]["resourceVersion"].clone();
@@ -88,7 +91,7 @@ fn reduce(
 /// Returns the reason for which no resize can reduce the requests of a pod; `None`: there is none.
 fn unsupported_reason(pod: &Value) -> Option<&'static str> {
     let mut containers = fields::array_items(&pod["status"]["containerStatuses"]);
-    // A kubelet without the feature may restart the containers instead. Any other states the resources in force.
+    // Only a kubelet that can resize pods states the resources in force. Another one may restart the containers instead.
     let has_no_resources =
         |it: &Value| it["state"]["running"].is_object() && !it["resources"].is_object();
     if pod["status"]["qosClass"] == "Guaranteed" {
@@ -120,8 +123,8 @@ fn present_requests(pod: &Value) -> ContainerRequests {
     all
 }
 
-/// Iterates over the containers that run as long as the pod, each with the field that lists it. A resize may not change
-/// other init containers.
+/// Iterates over the containers that run as long as the pod, each with the field of the pod's spec that lists it. A
+/// resize may not change init containers that end.
 fn resizable_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     let sidecars = fields::array_items(&pod["spec"]["initContainers"])
         .filter(|it| it["restartPolicy"] == "Always")
@@ -136,8 +139,11 @@ fn restarts_for(container: &Value, resource: &str) -> bool {
         .any(|it| it["resourceName"] == resource && it["restartPolicy"] == "RestartContainer")
 }
 
-/// Returns the requests of a frozen pod. Memory is divided among the containers in proportion to their requests, since
-/// only the memory of all of them together is known. No request becomes larger than it was.
+/// Returns the requests of a frozen pod that holds `memory_mib`; `None`: its memory requests stay. No request becomes
+/// larger than it was.
+///
+/// Memory is divided among the containers in proportion to their requests, since only the memory of the whole pod is
+/// known.
 fn reduced_requests(original: &ContainerRequests, memory_mib: Option<u64>) -> ContainerRequests {
     let memory_of = |requests: &BTreeMap<String, String>| {
         requests.get("memory").and_then(|it| quantity::parse_units(it)).map_or(0, u128::from)
@@ -147,7 +153,7 @@ fn reduced_requests(original: &ContainerRequests, memory_mib: Option<u64>) -> Co
     for requests in reduced.values_mut() {
         let own = memory_of(requests);
         if let (Some(held), Some(amount)) = (memory_mib, requests.get_mut("memory")) {
-            // A request of zero would be none, which may change the QoS class.
+            // A request of zero counts as none, and without requests the QoS class would change.
             let share_mib = (u128::from(held) * own).div_ceil(total.max(1)).max(1);
             if share_mib.saturating_mul(MIB) < own {
                 *amount = format!("{share_mib}Mi");
@@ -162,7 +168,7 @@ fn reduced_requests(original: &ContainerRequests, memory_mib: Option<u64>) -> Co
     reduced
 }
 
-/// Returns the patch of the subresource that gives the pod these requests; `None`: it has them.
+/// Returns the patch of the subresource `resize` that gives the pod these requests; `None`: it has them.
 fn resize_patch(pod: &Value, requests: &ContainerRequests) -> Option<Value> {
     let mut spec: Map<String, Value> = Map::new();
     for (list, container) in resizable_containers(pod) {
@@ -183,10 +189,11 @@ fn resize_patch(pod: &Value, requests: &ContainerRequests) -> Option<Value> {
             all.push(patch);
         }
     }
+    // The UID keeps the patch from another pod that has got the name since.
     (!spec.is_empty()).then(|| json!({"metadata": {"uid": pod["metadata"]["uid"]}, "spec": spec}))
 }
 
-/// Returns the merge patch that sets or, with null, removes the note of a pod's original requests.
+/// Returns the merge patch that sets the note of a pod's original requests, or removes it if `note` is null.
 fn annotation_patch(pod: &Value, note: Value) -> Value {
     let mut patch = json!({"metadata": {"uid": pod["metadata"]["uid"], "annotations": {}}});
     patch["metadata"]["annotations"][ORIGINAL_REQUESTS] = note;
@@ -202,7 +209,7 @@ fn noted_requests(pod: &Value) -> Result<Option<ContainerRequests>, WriteError> 
             RESOURCES.contains(&resource.as_str()) && quantity::parse_milli(amount).is_some()
         })
     };
-    // With a part of the note, the pod would keep some of the reduced requests without limit.
+    // Of a note that is readable in part, the pod would keep some reduced requests without limit.
     match parsed.filter(is_readable) {
         Some(noted) => Ok(Some(noted)),
         None => {

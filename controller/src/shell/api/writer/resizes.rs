@@ -1,4 +1,4 @@
-//! Shell: requests of the writer to the API server that reduce and restore the requests of frozen pods.
+//! Shell: patches by which the writer reduces and restores the resource requests of pods on standby.
 
 use std::time::Duration;
 
@@ -20,14 +20,15 @@ use crate::{
     },
 };
 
-/// Name of the subresource in the list of the core API's resources. It exists from Kubernetes 1.33 on.
+/// Name of the subresource that resizes a pod, in the list of the core API's resources. It exists from Kubernetes 1.33
+/// on.
 const RESIZE_RESOURCE: &str = "pods/resize";
-/// Time for which the writer relies on the API server's answer about it.
+/// Time after which the writer asks the API server again for the list of its resources.
 const SUPPORT_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 impl ObjectWriter {
-    /// Gives the pod with this UID its requests. An API server that cannot resize pods is no error: nothing is given
-    /// back then, and the log says so. The reason of any other error tells what was not possible.
+    /// Gives the pod with this UID the resource requests that it should have. An API server that cannot resize pods is no
+    /// error: the pod keeps its requests, and the log says so. The reason of another error states what was not possible.
     pub(super) async fn resize(
         &self,
         key: &ObjectPartKey,
@@ -54,13 +55,13 @@ impl ObjectWriter {
             Ok(pod) => pod.filter(|it| it.metadata.uid.as_deref() == Some(uid)),
             Err(error) => return self.handle_error(key, error).await,
         };
-        // The watch reports the end of the pod, if it has not done so yet.
+        // The pod is gone, or another one has its name. The watch reports that, if it has not done so yet.
         let Some(Ok(pod)) = pod.map(serde_json::to_value) else { return WriteOutcome::Done };
         let patches = match plan_resize(&pod, requests) {
             Ok(patches) => patches,
             Err(error) => return WriteOutcome::Unsupported(error),
         };
-        // An attempt that fails may have sent a part of its patches.
+        // Before the patches: an attempt that fails may have sent a part of them, so the pod's requests are not known.
         self.with_state(|state| state.reduced_pods.remove(key));
         match self.send_patches(key, &patches).await {
             Ok(Some(object)) => {
@@ -70,6 +71,7 @@ impl ObjectWriter {
             Ok(None) => {}
             Err(error) => return self.handle_error(key, error).await,
         }
+        // Remembered, so that a later action with the same requests costs no request to the API server.
         if requests != PodRequests::Original {
             let reduced = (uid.into(), requests);
             self.with_state(|state| state.reduced_pods.insert(key.clone(), reduced));
@@ -100,7 +102,7 @@ impl ObjectWriter {
         Ok(latest)
     }
 
-    /// Returns true if the API server has the subresource. Its answer is kept for an hour, because it may be upgraded.
+    /// Returns true if the API server can resize pods. The result is used for an hour, as the API server may be upgraded.
     async fn can_resize(&self) -> Result<bool, kube::Error> {
         let now = self.now();
         let known = self.with_state(|state| state.resize_support.filter(|(_, end)| now < *end));
@@ -117,8 +119,8 @@ impl ObjectWriter {
         Ok(can_resize)
     }
 
-    /// Returns true if this leader has given the pod the reduced requests of the action already. Pods that it has
-    /// restored have no desired state once the watch has reported that.
+    /// Returns true if this leader has given the pod the reduced requests of the action already. A pod that it has
+    /// restored has no desired requests once the watch has reported that.
     pub(super) fn is_resized(&self, key: &ObjectPartKey, action: &WriteAction) -> bool {
         let WriteAction::Resize { uid, requests } = action else { return false };
         self.with_state(|state| {
@@ -128,8 +130,8 @@ impl ObjectWriter {
     }
 }
 
-/// Replaces the reason of an error by what the resize was for: the requests that the pod should have may be others by
-/// the time at which the error is handled.
+/// Replaces the reason of an error by that of a failed reduction or restoration. When the error is handled, other requests
+/// may be due, so they would not show what the resize was for.
 fn with_purpose(outcome: WriteOutcome, requests: PodRequests) -> WriteOutcome {
     let reason = match requests {
         PodRequests::Original => REQUESTS_NOT_RESTORED,
