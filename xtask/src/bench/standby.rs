@@ -1,8 +1,8 @@
-//! Shell: wakes of frozen pods, on a local node and on a cluster, and what frozen pods use.
+//! Shell: wakes of frozen pods, on a local node and on a cluster, and the resources that frozen pods use.
 //!
 //! Subjects: `rouse` is a service on standby, whose pod is frozen when the request is sent. `cold` is the same service
 //! without standby, whose pod starts. `direct` is a warm pod at its own address. All times begin with the connect of
-//! the client and end with the first byte of the response.
+//! the client and end with the first byte of the response. Services on standby have `kept` in their names.
 
 mod bursts;
 mod cluster_wakes;
@@ -25,7 +25,7 @@ use crate::load::LoadRecord;
 
 /// Subjects of the wakes.
 const SUBJECTS: [&str; 3] = ["rouse", "cold", "direct"];
-/// Number of measured rounds, after one that finds caches cold.
+/// Number of measured rounds, after a first one that finds cold caches and is not measured.
 const ROUNDS: usize = 10;
 /// Number of wakes of each subject in a round, each of another service.
 const WAKES: usize = 20;
@@ -38,12 +38,14 @@ const NO_FIRST_POD: &str = ", autoscaling.knative.dev/initial-scale: \"0\"";
 /// Annotation of a service whose pod always runs.
 const WARM: &str = ", autoscaling.knative.dev/min-scale: \"1\"";
 
-/// Measures all cases.
+/// Measures all cases of `cargo xtask bench standby`.
 pub(super) fn run(
     node_context: &NodeBenchContext,
     cluster_context: &ClusterBenchContext,
 ) -> Result<Vec<BenchRow>> {
     let mut rows = local_wakes::run(node_context)?;
+    // Each case deletes its services, because the next one counts the frozen pods of all services. The last case expects
+    // no others, and need not delete its own.
     let cluster = cluster_context.create_cluster(2, "iptables")?;
     cluster.install("fast")?;
     let clients = cluster.create_client_pods()?;
@@ -101,13 +103,13 @@ fn delete_services<'a>(
     cluster.kubectl(&args).map(drop)
 }
 
-/// Words of one request by `xtask load`.
-fn request_words<'a>(address: &'a str, host: &'a str) -> [&'a str; 9] {
+/// Arguments of `xtask load` for one request.
+fn request_args<'a>(address: &'a str, host: &'a str) -> [&'a str; 9] {
     ["load", "--addr", address, "--host", host, "--stages", "1x60s", "--requests", "1"]
 }
 
-/// Returns the time until the first byte, in ms. Fails without a response, or if an activator passed on the request for
-/// a subject that needs none.
+/// Returns the time until the first byte, in ms. Returns an error without a response, and if an activator passed on the
+/// request for a subject that needs none.
 fn first_byte_ms(subject: &str, record: &LoadRecord) -> Result<f64> {
     if !record.is_answered() {
         bail!("no response from a pod: status {} {}", record.status, record.error);
@@ -125,14 +127,14 @@ fn send_request(
     address: &str,
     host: &str,
 ) -> Result<LoadRecord> {
-    let text = cluster.run_in_pod(client, &request_words(address, host))?;
+    let text = cluster.run_in_pod(client, &request_args(address, host))?;
     Ok(serde_json::from_str(text.trim())?)
 }
 
-/// Waits until these numbers of pods are frozen and exist, of all services together.
+/// Waits until `frozen` pods are frozen and `all` pods exist, of all services together.
 fn wait_for_pods(cluster: &BenchCluster, frozen: usize, all: usize) -> Result<()> {
     cluster.wait(&format!("{frozen} frozen pods of {all}"), || {
-        // Without a request to the API server at first: those take processor time.
+        // First from the cgroups: requests to the API server would take processor time from the pods.
         if cluster.frozen_pods().len() != frozen {
             return Ok(None);
         }
@@ -141,7 +143,7 @@ fn wait_for_pods(cluster: &BenchCluster, frozen: usize, all: usize) -> Result<()
     })
 }
 
-/// Rows of a case: the times of each subject, with a goal for `rouse` alone.
+/// Returns the rows of a case: the times of each subject. Only those of `rouse` have a goal.
 fn wake_rows(case: &str, times: &RoundValues, goal: BenchGoal) -> Vec<BenchRow> {
     let row = |(subject, values): (&&'static str, &Vec<f64>)| {
         let goal = if *subject == "rouse" { goal } else { BenchGoal::None };

@@ -10,7 +10,7 @@ use crate::measure::BurstTimes;
 
 /// Number of services that are woken at once.
 const SERVICES: usize = 50;
-/// Number of measured rounds, after one that finds caches cold.
+/// Number of measured rounds, after a first one that finds cold caches and is not measured.
 const ROUNDS: usize = 3;
 
 /// Measures the wakes of frozen pods, and of as many services without pods.
@@ -21,6 +21,7 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     let mut times = RoundValues::new();
     for round in 0..=ROUNDS {
         for (subject, targets) in &subjects {
+            // The pods of the burst before are frozen or gone by then.
             wait_for_pods(cluster, SERVICES, SERVICES)?;
             let measured = wake_all(cluster, &clients[round % clients.len()], targets)
                 .with_context(|| (*subject).to_owned())?;

@@ -1,4 +1,4 @@
-//! Shell: wakes on a cluster, from the pod's own node and from the other one.
+//! Shell: wakes on a cluster of two nodes, by clients on the pod's own node and on the other one.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,21 @@ use super::{
     first_byte_ms, send_request, wait_for_pods, wake_rows,
 };
 
-/// Cases by the place of the client: on the pod's node, and on the other one.
+/// Cases by the place of the client: 0 on the pod's node, 1 on the other one.
 const CASES: [&str; 2] = ["wake_cluster", "wake_other_node"];
 
 /// Measured times by case.
 type CaseTimes = BTreeMap<&'static str, RoundValues>;
 
-/// Services of this bench.
+/// Clients and services of this bench.
 struct WakeBench<'a> {
     cluster: &'a BenchCluster,
     clients: &'a [BenchClientPod],
     /// Addresses of the services by name.
     addresses: BTreeMap<String, String>,
+    /// Names of the services on standby: for each wake one of each place.
     kept: Vec<String>,
+    /// Names of the services without standby.
     cold: Vec<String>,
 }
 
@@ -40,12 +42,12 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     for round in 0..=ROUNDS {
         wait_for_pods(cluster, bench.kept.len(), bench.kept.len() + warm.len())?;
         let measured = bench.measure_round(round, &warm[0])?;
-        // The first round finds caches cold.
+        // The first round finds cold caches.
         for (case, subject, value) in measured.into_iter().filter(|_| round > 0) {
             times.entry(case).or_default().entry(subject).or_default().push(value);
         }
     }
-    // Other benches expect the cluster without pods of services.
+    // Later cases expect the cluster without pods of services.
     delete_services(cluster, bench.kept.iter().chain(&bench.cold).chain(&warm))?;
     let goal = BenchGoal::P50P99AtMost(2.0, 10.0);
     Ok(times.iter().flat_map(|(case, times)| wake_rows(case, times, goal)).collect())
@@ -64,6 +66,7 @@ impl WakeBench<'_> {
             pod.with_context(|| format!("{service} has no pod"))
         };
         let (mut measured, mut cold_starts) = (Vec::new(), Vec::new());
+        // The subjects take turns, so that a slow moment of the machine meets all of them.
         for index in 0..WAKES {
             for (place, case) in CASES.into_iter().enumerate() {
                 let kept = &self.kept[2 * index + place];
@@ -75,12 +78,13 @@ impl WakeBench<'_> {
                     (self.client(&pod.node, place)?, format!("{}:8080", pod.ip));
                 measured.push((case, "direct", self.measure("direct", client, &address, warm)?.0));
             }
+            // The scheduler chooses the node of this pod, so its place is known only afterwards.
             let cold = &self.cold[index];
             let client = &self.clients[(index + round) % self.clients.len()];
             let (value, pod) = self.measure("cold", client, &self.addresses[cold], cold)?;
             cold_starts.push((client.node.as_str(), pod, value));
         }
-        // Once for all: a pod stays for its window at least, and reading the list would disturb a measurement.
+        // Read once for all: a pod stays for its window at least, and each reading would disturb a measurement.
         let pods = self.running_pods()?;
         for (client_node, name, value) in cold_starts {
             let pod = pods.iter().find(|pod| pod.name == name);

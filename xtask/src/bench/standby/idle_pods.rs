@@ -18,7 +18,7 @@ use crate::{
 const PODS: usize = 100;
 /// Number of services that are created at once.
 const BATCH: usize = 25;
-/// Time to settle after the last freeze.
+/// Time to wait after the last freeze, for the work that follows it to end.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// Time over which processor time is measured.
 const CPU_SAMPLE_TIME: Duration = Duration::from_secs(30);
@@ -35,14 +35,16 @@ pub(super) fn run(cluster: &BenchCluster) -> Result<Vec<BenchRow>> {
     let agents: Vec<u32> =
         processes.iter().filter(|(name, _)| name == "agent").map(|(_, id)| *id).collect();
     let read_agents = || agents.iter().map(|id| cpu_ticks(*id)).collect::<Result<Vec<f64>>>();
+    // Only the difference counts: the pods have used processor time for their start.
     let (pods_before, agents_before) = (cpu_us(&pods)?, read_agents()?);
     sh::sleep(CPU_SAMPLE_TIME);
     let (pods_after, agents_after) = (cpu_us(&pods)?, read_agents()?);
+    // A pod that was thawed for a moment would have used processor time for another reason.
     if cluster.frozen_pods().len() != PODS {
         bail!("not all pods stayed frozen while their processor time was measured");
     }
     let pods_percent = (pods_after - pods_before) / CPU_SAMPLE_TIME.as_micros() as f64 * 100.0;
-    // A tick is 10 ms: so many a second are so many percent of one processor.
+    // A tick is 10 ms, so ticks for each second are percent of one processor.
     let agent_percent =
         |(after, before): (&f64, &f64)| (after - before) / CPU_SAMPLE_TIME.as_secs_f64();
     let agents: Vec<f64> = agents_after.iter().zip(&agents_before).map(agent_percent).collect();
@@ -70,8 +72,9 @@ fn usage_us(stat: &str) -> Option<f64> {
     stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.trim().parse().ok()
 }
 
-/// Memory of all processes of a pod, in MiB; pages that they share with others count in part.
+/// Memory of all processes of a pod, in MiB. Of a page that several processes share, each has an equal part.
 fn memory_mib(pod: &Path) -> Result<f64> {
+    // The cgroup's own figure is missing where the memory controller is one of cgroup v1.
     let containers = fs::read_dir(pod).with_context(|| format!("no {}", pod.display()))?;
     let lists = containers.flatten().map(|container| container.path().join("cgroup.procs"));
     let lists: String = lists.filter_map(|list| fs::read_to_string(list).ok()).collect();

@@ -1,4 +1,4 @@
-//! Shell: wakes on a local node: of a frozen pod, by a cold start, and requests to a warm pod.
+//! Shell: first bytes of responses on a local node: of a frozen pod, of a cold start, and of a warm pod.
 
 use std::{
     net::SocketAddr,
@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    NO_FIRST_POD, ROUNDS, STANDBY, SUBJECTS, WAKES, WARM, first_byte_ms, manifests, request_words,
+    NO_FIRST_POD, ROUNDS, STANDBY, SUBJECTS, WAKES, WARM, first_byte_ms, manifests, request_args,
     wake_rows,
 };
 use crate::{
@@ -22,10 +22,10 @@ use crate::{
     sh,
 };
 
-/// Timeout for all pods to be frozen, or gone.
-const ASLEEP_WITHIN: Duration = Duration::from_secs(120);
+/// Timeout for the pods of services on standby to be frozen, and for those of the others to be gone.
+const SLEEP_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time between two checks of the pods.
-const POLL: Duration = Duration::from_millis(500);
+const POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Measures all rounds on one node.
 pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
@@ -41,12 +41,13 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     for round in 0..=ROUNDS {
         wait_until_asleep(&node)?;
         for index in 0..WAKES {
-            // Each subject is the first one in a third of all cases.
+            // Each subject is the first one in a third of all cases, as the first request may find the machine idle.
             for offset in 0..SUBJECTS.len() {
                 let subject = SUBJECTS[(offset + index + round) % SUBJECTS.len()];
                 let record = send(context, &node, subject, index, warm_pod)?;
                 let value = first_byte_ms(subject, &record)
                     .with_context(|| format!("{subject}, service {index}, round {round}"))?;
+                // The first round finds cold caches.
                 if round > 0 {
                     times.entry(subject).or_default().push(value);
                 }
@@ -75,19 +76,19 @@ fn send(
         _ => format!("{host}:80"),
     };
     let mut load = node.client_command(&context.client);
-    load.args(request_words(&address, &host));
+    load.args(request_args(&address, &host));
     run_load(&mut load)?.pop().context("the load generator printed no record")
 }
 
 /// Waits until the pod of each service on standby is frozen, and no other pod but the warm one is left.
 fn wait_until_asleep(node: &LocalNode) -> Result<()> {
     let started = Instant::now();
-    while started.elapsed() < ASLEEP_WITHIN {
+    while started.elapsed() < SLEEP_TIMEOUT {
         if node.frozen_pods()?.len() == WAKES && get_objects(node, "pods")?.len() == WAKES + 1 {
             return Ok(());
         }
-        sh::sleep(POLL);
+        sh::sleep(POLL_PERIOD);
     }
     let (frozen, all) = (node.frozen_pods()?.len(), get_objects(node, "pods")?.len());
-    bail!("after {ASLEEP_WITHIN:?} {frozen} of {all} pods are frozen, not {WAKES} of {}", WAKES + 1)
+    bail!("after {SLEEP_TIMEOUT:?} {frozen} of {all} pods are frozen, not {WAKES} of {}", WAKES + 1)
 }

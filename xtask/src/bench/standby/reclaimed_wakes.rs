@@ -19,7 +19,7 @@ use crate::{
 const RECLAIM: &str = ", rouse.dev/standby-memory: reclaim";
 /// Directories with the programs and their libraries. A machine need not have all of them.
 const SYSTEM_FOLDERS: [&str; 5] = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
-/// Time after which a changed ConfigMap is in force in every replica.
+/// Time after which each replica follows a changed ConfigMap.
 const SETTING_EFFECTIVE_AFTER: Duration = Duration::from_secs(20);
 /// Highest ratio of a wake to the median of the cold starts.
 const MAX_RATIO: f64 = 0.25;
@@ -156,18 +156,21 @@ fn measure(
     let addresses = addresses.collect::<Result<Vec<String>>>()?;
     let mut times = RoundValues::new();
     for round in 0..=ROUNDS {
+        // The pod on standby is frozen, and that of the last cold start is gone.
         wait_for_pods(cluster, 1, 1)?;
         for (subject, address) in ["rouse", "cold"].into_iter().zip(&addresses) {
             let record = send_request(cluster, client, address, name)?;
             if !record.is_answered() {
                 bail!("{subject} {name}: status {} {}", record.status, record.error);
             }
+            // The first round finds cold caches.
             if round > 0 {
                 times.entry(subject).or_default().push(record.first_byte_us as f64 / 1e3);
             }
         }
     }
     delete_services(cluster, &names)?;
+    // A wake that reads its memory back is worth it only if it is much faster than a start.
     let cold = times.get("cold").map_or(f64::NAN, |times| median(times).value);
     let goal = BenchGoal::AtMost((cold * MAX_RATIO).round());
     Ok(wake_rows(&format!("wake_reclaimed_{name}"), &times, goal))

@@ -1,4 +1,4 @@
-//! Shell: CPU requests that frozen pods give back, and get again once they serve.
+//! Shell: CPU requests that frozen pods give back, and that they get again once they serve.
 
 use anyhow::Result;
 
@@ -23,7 +23,7 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     wait_for_pods(cluster, SERVICES, SERVICES)?;
     let sums = measure_sums(cluster, &clients[0], &names);
     delete_services(cluster, &names)?;
-    // An API server or a node may not resize pods. The other cases are worth their figures all the same.
+    // An API server or a node may be unable to resize pods. That must not cost the figures of the other cases.
     let [frozen, restored] = match sums {
         Ok(sums) => sums,
         Err(error) => {
@@ -37,7 +37,7 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     Ok(rows.map(row).into())
 }
 
-/// Returns the sum of the requests once the frozen pods have given theirs back, and once they have them again.
+/// Returns the sum of the CPU requests once the frozen pods have reduced ones, and once all have their first ones again.
 fn measure_sums(
     cluster: &BenchCluster,
     client: &BenchClientPod,
@@ -52,7 +52,7 @@ fn measure_sums(
         Ok(sum_if(&cpu_requests(cluster)?, |milli| milli < CPU_MILLI))
     })?;
     let restored = cluster.wait("the first requests of all pods", || {
-        // The pods stay awake until all of them have theirs.
+        // Each attempt sends requests, so that no pod is frozen again before all have their CPU requests.
         bursts::wake_all(cluster, client, &targets)?;
         Ok(sum_if(&cpu_requests(cluster)?, |milli| milli >= CPU_MILLI))
     })?;
@@ -65,7 +65,7 @@ fn cpu_requests(cluster: &BenchCluster) -> Result<Vec<f64>> {
     let request = |pod: &serde_json::Value| {
         parse_milli(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"].as_str()?)
     };
-    // A request that cannot be read is none that was given back.
+    // A CPU request that cannot be read counts neither as reduced nor as restored.
     Ok(pods.iter().map(|pod| request(pod).unwrap_or(f64::NAN)).collect())
 }
 
