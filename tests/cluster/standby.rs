@@ -1,4 +1,4 @@
-//! Services on standby on a real Kubernetes: frozen pods that answer, and that Kubernetes takes for running ones.
+//! Services on standby on a real Kubernetes: frozen pods answer requests, and Kubernetes sees running pods.
 
 use std::path::PathBuf;
 
@@ -22,8 +22,8 @@ const NODES: [&str; 2] = ["node1", "node2"];
 /// Manifest of a service with the shortest window that keeps one frozen pod. `annotations` continue those of its
 /// template, `container` is the content of its container, and `spec` are further lines of its template's spec.
 ///
-/// Its requests, and so the end of its pods, may take ten minutes. That is longer than any wait of a test, so a pod that
-/// stays frozen on SIGTERM fails the test.
+/// Its requests may take ten minutes, and so may the end of its pods. That is longer than any wait of a test, so a pod
+/// that stays frozen on SIGTERM fails the test.
 fn manifest(name: &str, annotations: &str, container: &str, spec: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
@@ -48,7 +48,7 @@ struct StandbyService<'a> {
     name: &'a str,
 }
 
-/// The only pod of such a service, as it was when it was found frozen.
+/// The only pod of a service on standby, as it was when it was found frozen.
 struct FrozenPod {
     name: String,
     uid: String,
@@ -73,7 +73,7 @@ impl FrozenPod {
         })
     }
 
-    /// Returns true if the pod is frozen now. It needs no API server.
+    /// Returns true if the pod is frozen now. The kernel tells it, so no API server is needed.
     fn is_frozen(&self) -> bool {
         is_frozen(&self.cgroup) == Some(true)
     }
@@ -100,7 +100,7 @@ impl<'a> StandbyService<'a> {
         Self { rouse, namespace, name }
     }
 
-    /// The only pod of the service if it is frozen, and the service has no other one.
+    /// The pod of the service, if it is frozen and the service has no other one.
     fn find_frozen(&self) -> Option<FrozenPod> {
         let pods = self.rouse.pods(self.namespace, self.name);
         let [pod] = &pods[..] else { return None };
@@ -141,7 +141,7 @@ impl<'a> StandbyService<'a> {
 
     /// Runs kubectl in the namespace, and returns its output.
     fn kubectl(&self, args: &[&str]) -> String {
-        // Before all others, of which some may belong to a command in a pod.
+        // The namespace comes before `args`, which may end with the arguments of a command in a pod.
         let args = [&["--namespace", self.namespace][..], args].concat();
         let result = self.rouse.cluster.kubectl(&args);
         result.unwrap_or_else(|error| panic!("{args:?}: {error}"))

@@ -1,5 +1,5 @@
-//! Shell: frozen pods as the kernel and the eBPF programs treat them: each of their connections sends an event, and
-//! waits for the thaw in the kernel.
+//! Shell: frozen pods in the kernel. Each connection to such a pod makes the eBPF programs send an event, and waits in the
+//! kernel for the thaw.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -26,7 +26,7 @@ use crate::{
     scripted_process::{ScriptedProcess, read_greeting},
 };
 
-/// Port of the pods that does not count.
+/// Port of the pods at which connections do not count.
 const OTHER_PORT: u16 = 9999;
 /// Timeout of every wait.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ struct StandbyFixture {
 }
 
 impl StandbyFixture {
-    /// Starts a pod. `options` are those of the step `listen`.
+    /// Starts a pod. `options` are those of its process's step `listen`, see [`ScriptedProcess`].
     fn new(options: &str) -> Self {
         let mut kernel = SharedKernelFixture::new();
         let (pod, client) = (kernel.add_pod(), kernel.add_client());
@@ -57,20 +57,20 @@ impl StandbyFixture {
         fixture
     }
 
-    /// Sets or clears the flag of the pod.
+    /// Sets or clears the flag `POD_STANDBY`, by which each new connection to the pod sends an event.
     fn set_standby(&mut self, is_standby: bool) {
         let entry = registration(&self.pod, 0, &[]).entry();
         self.kernel.maps.set_connection_events(self.pod.cookie, entry, is_standby).unwrap();
     }
 
-    /// Number of growth events of the pod since the last call.
+    /// Takes the growth events from the ring, and returns the number of those of the pod.
     fn take_growth_events(&mut self) -> usize {
         let growth = (abi::EVENT_GROWTH, u32::from(self.pod.number));
         let events = std::iter::from_fn(|| self.ring.next());
         events.filter(|event| (event.kind, event.port_or_slot) == growth).count()
     }
 
-    /// Waits until the pod has sent `count` events since the last call, and at most `most`.
+    /// Waits until the pod has sent `count` events that were not taken before. Fails if it has sent more than `most`.
     #[track_caller]
     fn wait_growth_events(&mut self, count: usize, most: usize) {
         let (mut seen, deadline) = (self.take_growth_events(), Instant::now() + WAIT_TIMEOUT);
@@ -127,7 +127,7 @@ fn each_connection_of_a_pod_on_standby_sends_one_event_whether_it_counts_or_not(
     let from_outside = [SERVING_PORT, OTHER_PORT]
         .map(|port| [format!("{ipv4}:{port}"), format!("[{ipv6}]:{port}")])
         .concat();
-    // Those between processes of a pod count at no port.
+    // Connections between processes of a pod count at no port.
     let from_inside = [format!("127.0.0.1:{SERVING_PORT}"), format!("[::1]:{OTHER_PORT}")];
     for (is_standby, events) in [(false, 0), (true, 1), (false, 0)] {
         fixture.set_standby(is_standby);
@@ -221,7 +221,7 @@ fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             match read_greeting(&mut stream) {
-                // The kernel drops packets of the handshake again while its queue is full, and each doubles the wait.
+                // While its queue is full, the kernel drops each packet of the handshake. Each drop doubles the wait.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     assert!(Instant::now() < deadline, "a client is never served");
                 }
@@ -232,6 +232,7 @@ fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
     fixture.set_standby(true);
     fixture.freeze();
     let greetings = thread::scope(|scope| {
+        // The kernel establishes two of the connections before the thaw, and the others after it.
         let clients = [(); CLIENTS].map(|()| scope.spawn(|| in_netns(&netns, connect)));
         fixture.wait_growth_events(2, CLIENTS);
         fixture.thaw();
@@ -240,7 +241,8 @@ fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
     assert_eq!(greetings, ["one"; CLIENTS]);
 }
 
-/// A request on a connection from before the freeze sends the event that growth sends, as its level is 0.
+/// A request on a connection from before the freeze sends a growth event, because the pod's level is 0: any request in
+/// flight is growth.
 #[test]
 fn bytes_for_a_frozen_pod_wait_in_the_socket() {
     let mut fixture = StandbyFixture::new("");
@@ -253,7 +255,7 @@ fn bytes_for_a_frozen_pod_wait_in_the_socket() {
     fixture.wait_growth_events(1, 1);
     assert!(has_no_greeting(&stream), "the frozen process has not read it");
     fixture.thaw();
-    // The server ends a connection that sends anything; unread bytes make the end a reset.
+    // The server closes a connection on which anything arrives, and unread bytes make that a reset.
     match stream.read(&mut [0]) {
         Ok(read) => assert_eq!(read, 0),
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),

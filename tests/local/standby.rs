@@ -1,4 +1,4 @@
-//! Services on standby: while they sleep they keep frozen pods, of which the next request thaws one.
+//! Services on standby: while they sleep they keep frozen pods, and the next request thaws one of them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -45,6 +45,7 @@ fn a_frozen_pod_that_is_deleted_or_evicted_ends_in_order_and_is_replaced() {
     evict_pod(&rouse.cluster, namespace, &pod.name);
     wait_replaced(&service, &pod);
 
+    // The whole service, whose only pod is frozen.
     service.wait_frozen();
     service.kubectl(&["delete", "ksvc", "ended", "--wait=false"]);
     rouse.wait_asleep(namespace, "ended");
@@ -66,7 +67,7 @@ fn hello_processes(cgroup: &Path) -> Vec<Pid> {
     found
 }
 
-/// As the kernel does for lack of memory.
+/// The kernel kills a process in the same way for lack of memory.
 #[test]
 fn a_frozen_container_that_is_killed_starts_again_in_its_pod() {
     let rouse = RouseCluster::shared();
@@ -132,7 +133,7 @@ fn a_command_runs_in_a_frozen_pod_which_stays_awake_until_its_end() {
     let command = rouse.cluster.command(&words).expect("a cluster of xtask's");
     let mut session = StreamingExchange::start(command);
     rouse.cluster.wait("the command to begin", || (session.received() == b"begun\n").then_some(()));
-    // Each freeze of the other service is at least one window later.
+    // The other service freezes a window after its request at the earliest. By then the first pod would be frozen, too.
     for _ in 0..2 {
         let client = rouse.client_on("node1");
         assert_direct(&client.get(&other.url()), client, &other_pod);
@@ -149,7 +150,7 @@ fn a_command_runs_in_a_frozen_pod_which_stays_awake_until_its_end() {
 /// A running `kubectl port-forward`, killed on drop.
 struct PortForward {
     child: Child,
-    /// Open as long as the program runs: it prints a line for each connection.
+    /// Output of the program, which prints a line for each connection. It must stay open.
     _output: BufReader<ChildStdout>,
     /// URL on the loopback of the control plane's network namespace.
     url: String,
@@ -210,6 +211,7 @@ fn a_frozen_pod_gives_its_cpu_request_back_and_gets_it_again_once_it_serves() {
     rouse.cluster.wait("a small request of the frozen pod", || {
         (requests_of(&service, &pod).0 == "1m").then_some(())
     });
+    // Longer than a restoration takes: without load the pod would be frozen again.
     let args = ["--stages", "2x20s", "--path", "/?sleep=100"];
     let load = rouse.client_on("node1").start_load(&service.address(), "sized", &args);
     rouse.cluster.wait("the request of the template", || {

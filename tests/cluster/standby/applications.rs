@@ -76,7 +76,7 @@ struct ThirdPartyApp {
     annotations: &'static str,
     /// Further settings of its container, in YAML's flow style.
     settings: &'static str,
-    /// Path of a request, and the begin of its response's body; `None` for PostgreSQL.
+    /// Path of a request, and the beginning of its response's body; `None` for PostgreSQL.
     http: Option<(&'static str, &'static str)>,
 }
 
@@ -118,6 +118,7 @@ impl ThirdPartyApp {
     fn check(&self, service: &StandbyService<'_>, node: &str) {
         let client = service.rouse.client_on(node);
         let Some((path, body)) = self.http else {
+            // PostgreSQL, which has a protocol of its own over raw TCP.
             let address = service.address();
             let (host, port) = address.rsplit_once(':').expect("an address and a port");
             let words = ["psql", "--no-psqlrc", "--tuples-only", "--no-align", "--host", host];
@@ -133,8 +134,8 @@ impl ThirdPartyApp {
     }
 }
 
-/// All applications. A time limit of gunicorn ends workers that were silent for so long, also if they were frozen, so it
-/// is switched off.
+/// All applications. Gunicorn would end workers that were silent for its time limit, frozen ones included, so the limit is
+/// switched off.
 fn applications() -> Vec<ThirdPartyApp> {
     let gunicorn = "/usr/bin/gunicorn --chdir /tests --bind 0.0.0.0:8080 --worker-tmp-dir /data \
                     --workers 2 --timeout 0 app:application";
@@ -212,6 +213,7 @@ fn third_party_applications_answer_right_after_a_freeze() {
         rouse.wait_ready(namespace, "ksvc", service.name);
     }
     let pods: Vec<FrozenPod> = services.iter().map(StandbyService::wait_frozen).collect();
+    // A client on the other node and one on the pod's own node, for each pod.
     for node in super::NODES {
         for (application, service) in applications.iter().zip(&services) {
             application.check(service, node);

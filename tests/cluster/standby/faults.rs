@@ -1,4 +1,4 @@
-//! Faults around frozen pods: requests are answered without the control plane, and by another pod without the agent.
+//! Faults around frozen pods. Without the control plane, a frozen pod answers; without its agent, another pod does.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -45,7 +45,7 @@ fn a_frozen_pod_answers_while_api_server_and_all_other_components_are_suspended(
     let namespace = rouse.namespace("standby-alone");
     let service = StandbyService::create(&rouse, &namespace.name, "kept", "", HELLO_CONTAINER);
     let (pod, url) = (service.wait_frozen(), service.url());
-    // Found by the API server, so before it is suspended.
+    // Before the API server is suspended, which is asked for them.
     let pids: Vec<Pid> = OTHERS.iter().flat_map(|it| component_pids(&rouse, it)).collect();
     assert!(pids.len() >= OTHERS.len(), "{pids:?}");
     let addresses = NODES.map(|node| rouse.client_on(node).addresses());
@@ -91,7 +91,7 @@ fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
     let namespace = rouse.namespace("standby-gone");
     let service = StandbyService::create(&rouse, &namespace.name, "kept", "", HELLO_CONTAINER);
     let pod = service.wait_frozen();
-    // All replicas on the node of the pod would be cut off from Kubernetes with it.
+    // Without its kubelet, the node loses Kubernetes. No component may have all its replicas there.
     rouse.spread_components();
     service.wait_frozen_again(&pod);
     let (address, client) = (service.address(), rouse.client_on(pod.other_node()));
@@ -121,7 +121,7 @@ fn restarts_of_kubelet_and_containerd_leave_a_frozen_pod_as_it_is() {
     let (_, kubelet, containerd) = node_parts(&pod);
     for part in [kubelet, containerd] {
         drop(InjectedFault::inject(&rouse.cluster, "kill", part, "start"));
-        // The kubelet serves logs, and asks containerd for their place.
+        // The kubelet serves logs, and asks containerd for their files.
         rouse.cluster.wait(&format!("{part} to run again"), || {
             rouse.cluster.kubectl(&["logs", "--namespace", namespace, &pod.name]).ok()
         });

@@ -21,9 +21,9 @@ const PROBE_THAWS: u64 = 60;
 /// Number of thaws between two lines of progress.
 const PROGRESS_STEP: u64 = 60;
 
-/// Container with a liveness probe every three seconds, of which one without an answer restarts it. A busy machine may
-/// need more than the default of one second for an answer, and a pod that stays frozen never gives one. HTTP/2 by prior
-/// knowledge, which gRPC needs, has a port of this name.
+/// Container with a liveness probe every three seconds. One probe without an answer restarts the container. A busy machine
+/// may need more than the default of one second for an answer, and a pod that stays frozen never gives one. gRPC needs
+/// HTTP/2 by prior knowledge, which a port with the name `h2c` gives.
 fn probed_container(probe: &str) -> String {
     let port = if probe.starts_with("grpc") { "name: h2c, " } else { "" };
     format!(
@@ -67,6 +67,7 @@ fn probes_thaw_frozen_pods_for_their_answers_alone_and_restart_nothing() {
         names.iter().map(|name| StandbyService { rouse: &rouse, namespace, name }).collect();
     let pods: Vec<FrozenPod> = services.iter().map(StandbyService::wait_frozen).collect();
     let agents = agent_netns(&rouse);
+    // Counters begin with the agents, and other tests have thawed pods as well.
     let first = probe_thaws(&agents);
     let mut thaws = 0;
     while thaws < wanted {
@@ -76,6 +77,7 @@ fn probes_thaw_frozen_pods_for_their_answers_alone_and_restart_nothing() {
         });
         println!("{thaws} of {wanted} thaws by probes");
     }
+    // The same pods without a restart: each probe got its answer in time.
     for (service, pod) in services.iter().zip(&pods) {
         service.wait_frozen_again(pod);
     }

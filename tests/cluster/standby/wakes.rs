@@ -30,7 +30,7 @@ fn clients_of_both_nodes_and_from_outside_are_answered_by_the_frozen_pod() {
     check_views(&service, &pod);
 }
 
-/// Asserts that the service tells of its frozen pod, and that Kubernetes has a running one.
+/// Asserts that the PodAutoscaler reports the frozen pod, and that Kubernetes sees a running one.
 fn check_views(service: &StandbyService<'_>, pod: &FrozenPod) {
     let revision = format!("{}-00001", service.name);
     service.rouse.cluster.wait("the status of the PodAutoscaler", || {

@@ -1,4 +1,4 @@
-//! Shell: a pod with a standby order: frozen while nothing uses it, and thawed for whatever comes.
+//! Shell: a pod with a standby order, which the agent freezes while nothing uses it, and thaws for any use.
 
 use serde_json::{Value, json};
 
@@ -20,10 +20,11 @@ const LASTING_ORDER: StandbyOrder = StandbyOrder {
     probe_time: Duration::from_secs(600),
     reclaims_memory: false,
 };
-/// Longest pause between two requests of a client, in ms. A freeze takes some 30 ms, so requests meet all its states.
+/// Longest pause between two requests of a client, in ms. A freeze and its checks take some 30 ms, so requests come at
+/// each moment of them.
 const PAUSE_MAX_MS: u64 = 200;
 
-/// Beginning of the metrics line that counts thaws with a cause.
+/// Beginning of the metrics line that counts the thaws with this cause.
 fn thaws(cause: &str) -> String {
     format!("rouse_agent_thaws_total{{cause=\"{cause}\"}}")
 }
@@ -38,7 +39,8 @@ fn connect_from_node(node: &str) -> TcpStream {
     stream
 }
 
-/// Sends requests, all over one connection or each over its own, with pauses in which the pod may freeze.
+/// Sends requests, all over one connection if `is_kept` and else each over its own, with pauses in which the pod may
+/// freeze.
 fn send_with_pauses(node: &str, requests: u64, is_kept: bool, mut seed: u64) {
     let mut kept = is_kept.then(|| connect_from_node(node));
     for _ in 0..requests {
@@ -75,8 +77,7 @@ impl AgentFixture {
         self.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     }
 
-    /// Waits until the agent reports the pod as frozen, or as one that runs with an order. A frozen pod's cgroup is
-    /// frozen too.
+    /// Waits until the agent reports the pod with an order, as frozen or as running. Fails if it reports a failure.
     fn wait_standby(&mut self, is_frozen: bool) {
         let is_reported = |pod: &PodObservation| {
             pod.standby.as_ref().is_some_and(|standby| standby.is_frozen == is_frozen)
@@ -120,6 +121,7 @@ fn a_pod_with_an_order_freezes_and_each_request_thaws_it() {
     let mut fixture = frozen_fixture(QUICK_ORDER);
     let by_request = thaws("request");
     let before = fixture.metric_count(&by_request);
+    // A connection from before each freeze and new ones thaw the pod in turn.
     let mut kept = connect_from_node(&fixture.node_namespace());
     for round in 0..ROUNDS {
         fixture.wait_cgroup(true);
@@ -133,6 +135,7 @@ fn a_pod_with_an_order_freezes_and_each_request_thaws_it() {
     let usage = fixture.wait_usage("all of them", |usage| usage.totals.finished == ROUNDS);
     assert_eq!(usage.totals.started, ROUNDS);
     let page = fixture.metrics();
+    // The agent is shared with other tests, whose thaws count as well.
     let observed = page.lines().find_map(|it| it.strip_prefix("rouse_agent_thaw_seconds_count "));
     let observed: u64 = observed.expect("a metric").parse().expect("a number");
     assert!(observed >= ROUNDS, "{observed} thaws by an event");
@@ -165,7 +168,7 @@ fn a_withdrawn_order_and_a_drain_thaw_the_pod() {
     fixture.order_standby(None);
     fixture.wait_pod("without an order", |pod| pod.standby.is_none());
     fixture.wait_cgroup(false);
-    // Another order is a new decision, so the pod freezes at once.
+    // A new order is a new decision, so the pod freezes without the pause that follows a thaw.
     fixture.order_standby(Some(LASTING_ORDER));
     fixture.wait_standby(true);
     let by_kubelet = thaws("kubelet");
@@ -210,7 +213,7 @@ fn a_prestop_request_thaws_the_pod_for_its_end() {
     assert!(!fixture.is_cgroup_frozen(), "a pod that ends is not frozen again");
 }
 
-/// A connection between programs of the pod's namespace counts at no port, as one of `kubectl port-forward`.
+/// Like a connection of `kubectl port-forward`, one between programs of the pod's namespace counts at no port.
 #[test]
 fn a_connection_that_does_not_count_thaws_the_pod_while_it_is_open() {
     let mut fixture = frozen_fixture(QUICK_ORDER);
@@ -223,7 +226,7 @@ fn a_connection_that_does_not_count_thaws_the_pod_while_it_is_open() {
     send_and_measure(&mut stream, "/quick");
     fixture.wait_metric(&by_probe, before + 1);
     fixture.wait_standby(false);
-    // Time for some readings, each of which sees that it is still open.
+    // Time for some readings, each of which shows that the connection is still open.
     thread::sleep(Duration::from_secs(3));
     assert!(!fixture.is_cgroup_frozen());
     send_and_measure(&mut stream, "/quick");
@@ -242,6 +245,7 @@ fn a_process_that_enters_a_frozen_pod_thaws_it() {
     let procs = fixture.pod_cgroup().join("main/cgroup.procs");
     let script = format!("echo $$ > {} && echo entered && exec sleep 600", procs.display());
     let mut session = Command::new("nsenter");
+    // As the runtime does for `kubectl exec`: the process enters the namespace and the container's cgroup.
     session.arg(format!("--net=/run/netns/{}-p", fixture.name)).args(["sh", "-c", &script]);
     let mut session = session.stdout(Stdio::piped()).spawn().expect("nsenter");
     let mut entered = String::new();
@@ -262,7 +266,7 @@ fn a_pod_that_another_program_thaws_is_reported_as_running() {
     fixture.standby_request();
 }
 
-/// Connects and requests wait in the kernel until the next agent has started.
+/// Connections and requests wait in the kernel until the next agent has started.
 #[test]
 fn the_next_agent_thaws_the_pods_of_one_that_was_killed() {
     let mut fixture = server_fixture("standby-kill", REQUEST_TIMEOUT);
@@ -277,7 +281,7 @@ fn the_next_agent_thaws_the_pods_of_one_that_was_killed() {
     let mut status = [0; 15];
     waiting.read_exact(&mut status).expect("a response");
     assert_eq!(&status, b"HTTP/1.1 200 OK");
-    // The order is still in the RouteTable, and the request is over.
+    // The order is still in the RouteTable, and nothing uses the pod any more.
     drop(waiting);
     fixture.wait_standby(true);
     fixture.standby_request();
@@ -294,7 +298,7 @@ fn the_agents_own_probes_leave_a_frozen_pod_alone() {
     fixture.wait_standby(true);
     let passed = fixture.metric_count(PROBES_PASSED);
     let before = fixture.metric_count(&thaws("probe"));
-    // Time for many probes.
+    // Time for many probes, as the period is short.
     thread::sleep(Duration::from_secs(2));
     assert_eq!(fixture.metric_count(&thaws("probe")), before);
     assert_eq!(fixture.metric_count(PROBES_PASSED), passed);

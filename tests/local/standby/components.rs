@@ -1,4 +1,4 @@
-//! Frozen pods while components are killed: the kernel and the agent of the node alone answer a request.
+//! Frozen pods while components are killed: a frozen pod needs only the kernel and the agent of its node to answer.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -73,7 +73,7 @@ fn a_request_that_finds_no_agent_is_answered_once_one_has_started() {
     node.start(&["agent"]);
     assert_eq!(client.read_response().expect("a response").status, 200);
     drop(client);
-    // Meanwhile another pod may have started, because no agent answered for the frozen one.
+    // Another pod may have started by now, because the frozen one was passed over without its agent.
     wait_only_frozen(&node);
     assert_answers_directly(&node, address);
     wait_only_frozen(&node);

@@ -27,7 +27,7 @@ const PODS_EACH: usize = 2;
 const WARM_UP_ROUNDS: usize = 3;
 /// Default number of measured rounds.
 const ROUNDS: usize = 10;
-/// Port of each pod that no service leads to: a connection there is like a probe's, and counts nowhere.
+/// Port of each pod to which no service leads. A connection there does not count, like that of a probe.
 const UNCOUNTED_PORT: u16 = 9090;
 /// Most memory of the agent after the measured rounds, in percent of that before them.
 const MAX_MEMORY_PERCENT: u64 = 120;
