@@ -21,6 +21,6 @@ const _: () = assert!(size_of::<KernelEvent>() == 24);
 pub const EVENT_LISTEN: u32 = 1;
 /// Kind: a listener has closed.
 pub const EVENT_LISTENER_CLOSED: u32 = 2;
-/// Kind: more requests are in flight in an armed pod than the agent last reported, or a pod with [`POD_STANDBY`](super::POD_STANDBY) has
-/// accepted a connection.
+/// Kind: more requests are in flight in a pod than the agent last reported, if the agent has armed this event at that
+/// level. Or a new connection to a pod with [`POD_STANDBY`](super::POD_STANDBY) was established.
 pub const EVENT_GROWTH: u32 = 3;

@@ -1,8 +1,8 @@
 //! Pure: plan of a scaled Service: its pods and their number, the slices that lead to activators, its condition.
 //!
 //! One Revision with the Service's name stands for the workload, so pods are reported, drained and routed as those of
-//! Knative. The state machine keeps it, with its template and pods, as the API server holds the workload. This plan
-//! decides which pods serve, and how many there should be.
+//! Knative. The state machine updates its template and pods from the workload's objects. This plan decides which pods
+//! serve, and how many there should be.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ mod routes;
 pub(crate) use replicas::{desired_replicas, has_slice};
 pub(crate) use resolution::resolve_workload;
 
-/// Time after which a refusal is reported that is often over in a moment, in milliseconds.
+/// Delay of the report of a refusal that is often over in a moment, in milliseconds.
 pub(crate) const REPORT_DELAY_MS: u64 = 5000;
 /// Time for which slices still lead to activators once the kubelet has reported a pod as ready, in milliseconds.
 /// Kubernetes' own slice lists the pod a moment later than the controller observes it.
 const SLICE_LINGER_MS: u64 = 5000;
 
-/// Reason of a workload that does not sleep, because a tool keeps writing its number of pods.
+/// Reason of the condition of a workload that does not sleep, because a tool keeps writing its number of pods.
 pub(crate) const REPLICAS_MANAGED: &str = "ReplicasManaged";
 
 /// Plans a scaled Service.
@@ -44,6 +44,7 @@ pub(super) fn plan_app(
 ) -> AppPlan {
     let templates = parsed_templates(&app, cluster);
     let mut timer = PlanTimer::default();
+    // Until nothing changes any more: a step may depend on decisions of a later one.
     for _ in 0..MAX_PASSES {
         let previous = app.clone();
         timer = PlanTimer::default();
@@ -55,6 +56,7 @@ pub(super) fn plan_app(
     if app.scaled.as_ref().is_none_or(|it| it.is_over()) {
         return AppPlan { app: None, routes: Vec::new(), timer: None };
     }
+    // By the readiness that the routes show.
     topology::update_hints(&mut app, name, &templates, cluster);
     let routes = routes::route_subjects(&app, name, &templates, cluster);
     AppPlan { app: Some(app), routes, timer: timer.0 }
@@ -91,13 +93,15 @@ fn run_pass(
     // There is one Revision, or none.
     for (revision, template) in revisions.iter_mut().zip(templates) {
         let context = RevisionPlanContext { cluster, namespace: &name.namespace, template, now };
-        // The number of its user counts, and pods beyond it do not stand by. Only a user could have annotated them so.
+        // No pod of a scaled Service stands by. An annotation on a pod that says so can only come from a user.
         revision.pods.iter_mut().for_each(|pod| pod.standby_since = None);
         revision_conditions::update_revision(revision, &context, timer);
+        // Without a binding the Service is refused, and nothing of a workload changes.
         let Some(binding) = scaled.binding.clone() else { continue };
         forget_wakes_on_request(scaled, revision);
         // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
         if cluster.is_leader {
+            // Before the number is decided: the time for which it is kept begins with the readiness of its pods.
             if let Some(kept) = &mut scaled.foreign_writes.kept {
                 replicas::record_kept_pods(kept, revision, &context);
             }
@@ -115,15 +119,15 @@ fn run_pass(
 
 /// Forgets the moments at which other clients woke the workload, once a request has come.
 ///
-/// Pods alone are no sign of one: those that another client starts are active until their window is over.
+/// Active pods are no sign of a request: pods that another client starts are active until their window is over.
 fn forget_wakes_on_request(scaled: &mut ScaledServiceState, revision: &AppRevision) {
     if revision.scaling.decision.is_some_and(|it| it.has_load) {
         scaled.foreign_writes.wakes.clear();
     }
 }
 
-/// Returns true if the release of a workload is over: a pod is ready, none is expected, or too much time has passed.
-/// Until then activators hold the requests, as while the workload slept.
+/// Returns true if the release of a workload, which gives it back to its user, is over. That is once a pod is ready, none
+/// is expected, or too much time has passed. Until then activators hold the requests, as while the workload slept.
 pub(crate) fn is_release_over(
     scaled: &ScaledServiceState,
     revision: Option<&AppRevision>,
@@ -141,6 +145,7 @@ pub(crate) fn release_deadline_ms(template: &ParsedTemplate) -> u64 {
     template.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
+/// Schedules a plan for the time at which a release is over even without a ready pod.
 fn schedule_release_end(
     scaled: &ScaledServiceState,
     template: &ParsedTemplate,
@@ -168,6 +173,7 @@ fn update_slices(
     let is_pod_ready =
         statuses.any(|it| it.kubelet_readiness == KubeletReadiness::Ready && !it.is_terminating);
     let slices = &mut scaled.slices;
+    // Kept through plans while a pod is ready, so that the linger time has one beginning.
     slices.pod_ready_since = is_pod_ready.then(|| slices.pod_ready_since.unwrap_or(context.now));
     slices.are_wanted = match slices.pod_ready_since {
         None => !binding.is_terminating,
@@ -183,6 +189,7 @@ fn update_slices(
 /// fail.
 fn update_condition(app: &mut AppState, now: UnixMillis, timer: &mut PlanTimer) {
     let Some(scaled) = app.scaled.as_deref() else { return };
+    // While it is not known what to say, the condition stays as it is.
     let status = if let Some(refused) = &scaled.refusal {
         let delay_ms = if refused.refusal.is_often_brief() { REPORT_DELAY_MS } else { 0 };
         if !timer.is_due_or_schedule(refused.since.plus_ms(delay_ms), now) {

@@ -1,8 +1,8 @@
 //! Pure: numbers of pods that other clients write into the workload of a scaled Service.
 //!
-//! A number above 0 that another client writes is a wish of its user. It is kept for a stable window once its pods are
-//! ready, so a workload that was asleep serves for that long. A tool that restores a manifest writes its number again and again: then the
-//! workload would start and stop all the time, so it sleeps no more.
+//! A number above 0 that another client writes is the number of the user. It is kept for a stable window once its pods
+//! are ready, so a workload that was asleep serves for that long. A tool that restores a manifest writes its number
+//! again and again. With such a tool the workload would start and stop all the time, so it sleeps no more.
 
 use crate::model::cluster_state::{ForeignWrites, KeptNumber, UnixMillis, WorkloadBinding};
 
@@ -18,13 +18,13 @@ pub(crate) fn record_number(
     present: &WorkloadBinding,
     now: UnixMillis,
 ) {
-    // A HorizontalPodAutoscaler writes for itself.
-    let is_wish = |it: &WorkloadBinding| {
+    // The number of a HorizontalPodAutoscaler follows from load, and is no user's.
+    let is_of_user = |it: &WorkloadBinding| {
         let is_own = it.record.is_some_and(|record| record.scaled_to == it.replicas);
         !is_own && it.hpa_min_replicas.is_none() && it.replicas > 0
     };
-    if !is_wish(present) {
-        // The controller records the number of another client soon after. That does not end the wish.
+    if !is_of_user(present) {
+        // Soon after another client has written a number, the controller records it as its own. The number stays kept.
         let is_recorded =
             |number: u32| number == present.replicas && present.hpa_min_replicas.is_none();
         writes.kept = writes.kept.filter(|kept| is_recorded(kept.pods));
@@ -38,11 +38,13 @@ pub(crate) fn record_number(
     // A client that replaces the whole object removes the record with it.
     let slept = present.record.is_some_and(|it| it.scaled_to == 0)
         || previous.is_some_and(WorkloadBinding::is_put_to_sleep);
-    let previous = previous.filter(|it| is_wish(it));
+    // Observed again, for example because of another field.
+    let previous = previous.filter(|it| is_of_user(it));
     if previous.is_some_and(|it| it.replicas == present.replicas) {
         return;
     }
     writes.kept = Some(KeptNumber::new(present.replicas, now));
+    // A change of a number above 0 wakes nothing.
     if slept && previous.is_none() {
         writes.wakes.retain(|at| now < at.plus_ms(WAKE_PERIOD_MS));
         writes.wakes.push(now);

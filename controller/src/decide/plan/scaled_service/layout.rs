@@ -1,7 +1,8 @@
 //! Pure: containers of a workload or pod of a user → the template of a Revision, and the ports of the pod.
 //!
-//! A pod brings its own containers, since pods of one workload differ while it is updated. The template of a Revision
-//! has one serving port: that of the readiness probe, or the one to which the first port of the Service leads.
+//! Each pod has the template of its own containers, since pods of one workload differ while it is updated. A template of
+//! a Revision has one serving port. It is that of the readiness probe, or else the one to which the first port of the
+//! Service leads.
 
 use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
 
@@ -22,7 +23,7 @@ use crate::model::{
 /// Serving port of pods that name no port at all, as of Knative.
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
-/// Returns the layout of a pod with these containers, as JSON.
+/// Returns the layout of a pod. `shape` is the JSON of its containers.
 pub(crate) fn pod_layout(shape: &str, service: &UserService) -> PodLayout {
     let pod: PodSpec = serde_json::from_str(shape).unwrap_or_default();
     let pod_port = |it: &UserServicePort| {
@@ -105,9 +106,11 @@ fn to_template(
     let (serving_index, port) = serving_port(pod, service);
     let serving_port =
         ContainerPort { container_port: port.get().into(), ..ContainerPort::default() };
+    // Knative's rules allow one container with ports, so the others lose theirs.
     let container = |(index, it): (usize, &Container)| {
         let is_serving = index == serving_index;
         let mut probe = it.readiness_probe.clone();
+        // The probe may name its port, and the container has no named ports any more.
         for probe in probe.iter_mut().filter(|_| is_serving) {
             set_probe_port(probe, port.get().into(), ReplacedPorts::WithoutNumber);
         }
@@ -117,6 +120,7 @@ fn to_template(
             ..read_fields(it)
         }
     };
+    // Init containers that keep running may have readiness probes, which count for the pod.
     let init_container = |it: &Container| Container {
         readiness_probe: it.readiness_probe.clone(),
         ..read_fields(it)

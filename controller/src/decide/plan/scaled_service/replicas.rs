@@ -1,7 +1,7 @@
 //! Pure: number of pods of the workload of a scaled Service, and the pods that leave when it falls.
 //!
-//! The number is the user's: the workload wakes to it. For load, Rouse writes a greater one if `max-scale` allows it.
-//! What is not decided stays as it is.
+//! The workload wakes to the number of its user. For load, Rouse writes a greater number if `max-scale` allows it.
+//! Without a decision the number stays as it is.
 
 use common::wire::NamespacedName;
 
@@ -32,8 +32,8 @@ pub(super) fn requested_replicas(
     decided.max(kept.map_or(0, |it| it.pods))
 }
 
-/// Returns the moment until which a number of another client is kept, by what is known now. Pods that do not become ready
-/// are given up after the progress deadline.
+/// Returns the moment until which a number of another client is kept, which moves once its pods are ready. Pods that do
+/// not become ready in time end it.
 fn kept_until(kept: &KeptNumber, context: &RevisionPlanContext<'_>) -> UnixMillis {
     let policy = &context.template.policy;
     let (start, time) = match kept.ready_at {
@@ -43,7 +43,7 @@ fn kept_until(kept: &KeptNumber, context: &RevisionPlanContext<'_>) -> UnixMilli
     start.plus_ms(time.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// Records that as many pods are ready as another client wants.
+/// Records the moment at which as many pods are ready as another client has written.
 pub(super) fn record_kept_pods(
     kept: &mut KeptNumber,
     revision: &AppRevision,
@@ -89,8 +89,8 @@ fn has_uncounted_ports(revision: &AppRevision, context: &RevisionPlanContext<'_>
     pods.any(|pod| reports.get(&*pod.uid).is_some_and(|report| !report.counts_all_ports))
 }
 
-/// Returns true if a workload that is awake may fall asleep: a request would wake it at each port, and no tool keeps
-/// writing its number.
+/// Returns true if a workload that is awake may fall asleep. A request at any of its ports must wake it, and no tool may
+/// keep writing its number.
 fn may_sleep(scaled: &ScaledServiceState, cluster: &ClusterState) -> bool {
     let mut ports = scaled.service.iter().flat_map(|it| it.ports.iter());
     // At a port that no activator serves, nothing would wake the workload.
@@ -101,8 +101,8 @@ fn may_sleep(scaled: &ScaledServiceState, cluster: &ClusterState) -> bool {
 
 /// Lets pods drain or serve again, so that as many serve as are requested.
 ///
-/// Kubernetes itself has more pods than requested for a while, when it replaces them. Only those that have to leave for
-/// a lower number are drained.
+/// When Kubernetes replaces pods, it has more of them than requested for a while. Of these, only the pods that have to
+/// leave for a lower number drain.
 pub(super) fn scale_pods(
     revision: &mut AppRevision,
     binding: &WorkloadBinding,
@@ -129,8 +129,9 @@ fn scale_deployment(
     let leaving = binding.replicas.saturating_sub(requested);
     let staying = match requested {
         0 => 0,
+        // The number does not fall, so further pods are those of a replacement.
         _ if leaving == 0 => alive,
-        // Some of the present number may not exist yet.
+        // Some pods of the present number may not exist yet, and must not count as those that leave.
         _ => alive.saturating_sub(leaving).max(alive.min(requested)),
     };
     scale::remove_surplus_pods(revision, to_usize(serving.saturating_sub(staying)), context);
@@ -154,7 +155,7 @@ fn scale_stateful_set(
     }
 }
 
-/// Returns the number of pods to write, which may be the present one: pods that drain stay until they have finished.
+/// Returns the number of pods to write. It stays at the present one while pods drain, so that they end their requests.
 pub(crate) fn desired_replicas(
     name: &NamespacedName,
     binding: &WorkloadBinding,
@@ -176,6 +177,7 @@ pub(crate) fn desired_replicas(
             last.map_or(requested, |last| requested.max(last.saturating_add(1)))
         }
     };
+    // Pods that drain never raise the number.
     let number = binding.replicas.min(most).max(requested);
     // A HorizontalPodAutoscaler would add pods again for those that leave before the last one.
     if binding.hpa_min_replicas.is_some() && number > requested {

@@ -39,9 +39,9 @@ fn knative_owner(name: &NamespacedName, app: &AppState, cluster: &ClusterState) 
         return Some(format!("the {kind} {:?}", name.name));
     }
     // The Revision of the Service has the Service's name, and the RouteTable has one Revision of each name.
-    let revisions = app.revisions.iter().any(|it| !it.is_scaled_service);
-    let other = cluster.app_of_revision(name).filter(|it| it != name);
-    (revisions || other.is_some()).then(|| format!("the Revision {:?}", name.name))
+    let has_revisions = app.revisions.iter().any(|it| !it.is_scaled_service);
+    let other_app = cluster.app_of_revision(name).filter(|it| it != name);
+    (has_revisions || other_app.is_some()).then(|| format!("the Revision {:?}", name.name))
 }
 
 /// Returns the only workload that the Service selects, if no other Service has it.
@@ -58,8 +58,10 @@ fn select_workload(
     let [(key, workload), others @ ..] = workloads.as_slice() else {
         return Err(ScaledRefusal::NoWorkload);
     };
+    // The Service may also select pods of no workload, or of a kind that Rouse does not scale. They would go on serving
+    // while the workload sleeps.
     let belongs = |pod: &WorkloadPod| workloads.iter().any(|(key, it)| pod.belongs_to(key, it));
-    // Pods of a deleted workload end soon.
+    // Pods of a deleted workload end soon, and are no reason for a refusal.
     let foreign_pods = cluster.workloads.pods_of(name);
     let foreign_pods =
         foreign_pods.filter(|(_, it)| !it.pod.is_terminating() && !belongs(it)).map(pod_owner);
@@ -69,6 +71,7 @@ fn select_workload(
         let named: Vec<String> = owners.take(MAX_NAMED_OWNERS).collect();
         return Err(ScaledRefusal::SeveralWorkloads(named.join(", ").into()));
     }
+    // Such pods have no network namespace of their own, in which their requests could be counted.
     if workload.uses_host_network {
         return Err(ScaledRefusal::HostNetwork((*key).clone()));
     }
@@ -83,7 +86,8 @@ fn pod_owner((name, pod): (&NamespacedName, &WorkloadPod)) -> String {
     }
 }
 
-/// Returns an older scaled Service that has the workload. Each replica of the controller finds the same one.
+/// Returns an older scaled Service that has the workload. The age is read from objects, so each replica of the controller
+/// finds the same one.
 fn older_service(
     name: &NamespacedName,
     service: &UserService,
@@ -94,6 +98,7 @@ fn older_service(
         (service.meta.created, service.meta.uid, name.clone())
     };
     let own_age = age(service, name);
+    // A Service that is refused for another reason does not have the workload.
     cluster.workloads.services_of(workload).into_iter().filter(|it| it != name).find(|other| {
         let Some(app) = cluster.apps.get(other) else { return false };
         let Some(rival) = app.scaled.as_ref().and_then(|it| it.wanted_service()) else {

@@ -40,7 +40,7 @@ pub(super) fn route_subjects(
         Some(ServiceEntry {
             name: name.with_port(port.port),
             addresses: service.cluster_ips.to_vec(),
-            // The ClusterIP served before, so no condition waits for it.
+            // The ClusterIP has served before, so no condition waits until agents have its frontend.
             awaits_agents: false,
             port: port.port,
             activator_port: scaled.activator_port(port.port)?,
@@ -57,7 +57,8 @@ pub(super) fn route_subjects(
     out
 }
 
-/// Returns the target of all ports. Without one, requests are answered at once: their pods crash again and again.
+/// Returns the target of all ports; none if the pods crash again and again. Requests without a target get an error at
+/// once.
 fn targets(
     name: &NamespacedName,
     revision: &AppRevision,
@@ -106,7 +107,8 @@ fn allowed_sources(
     common_sources(&restricted)
 }
 
-/// Returns the sources that all of these contain; `None` without any of them. Networks count only if all have them.
+/// Returns the sources that all of these contain; `None` for an empty list. Of two different networks the common part is
+/// left out, even if one contains the other.
 fn common_sources(all: &[Arc<AllowedSources>]) -> Option<Arc<AllowedSources>> {
     let (first, others) = all.split_first()?;
     if others.iter().all(|it| it == first) {
