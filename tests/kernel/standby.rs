@@ -1,5 +1,5 @@
-//! Shell: frozen pods in the kernel. Each connection to such a pod makes the eBPF programs send an event, and waits in the
-//! kernel for the thaw.
+//! Shell: frozen pods in the kernel. Each connection to such a pod makes the eBPF programs send an event, and waits in
+//! the kernel for the thaw.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -207,8 +207,8 @@ fn connections_that_end_before_the_thaw_leave_nothing_behind() {
 /// With this backlog the kernel keeps two connections that the process has not accepted. It drops packets of the
 /// handshakes of others, which client and server send again.
 ///
-/// With SYN cookies the server would keep nothing of a handshake whose last packet it has dropped. A client that waits for
-/// the server to speak would wait forever, frozen pod or not.
+/// With SYN cookies the server would keep nothing of a handshake whose last packet it has dropped. A client that waits
+/// for the server to speak would wait forever, frozen pod or not.
 #[test]
 fn more_clients_than_a_frozen_listener_can_keep_are_served_after_the_thaw() {
     const CLIENTS: usize = 5;

@@ -1,7 +1,7 @@
 //! Shell: the part of the loop that freezes and thaws pods with a standby order.
 //!
-//! The loop itself writes both the begin of a freeze and the thaw to the pod's cgroup. A request waits for the thaw, and
-//! a freeze that a task wrote could overtake it. Three steps take time and run in tasks: the wait for the end of a
+//! The loop itself writes both the begin of a freeze and the thaw to the pod's cgroup. A request waits for the thaw,
+//! and a freeze that a task wrote could overtake it. Three steps take time and run in tasks: the wait for the end of a
 //! freeze, the reading of the facts about a pod, and the reclaim of its memory.
 
 mod standby_pods;
@@ -69,8 +69,8 @@ impl Agent {
         }
     }
 
-    /// Handles a growth event of the pod with this slot: thaws the pod if its events are armed. `at_ns` is the time of the
-    /// event.
+    /// Handles a growth event of the pod with this slot: thaws the pod if its events are armed. `at_ns` is the time of
+    /// the event.
     pub(super) fn handle_standby_packet(&mut self, slot: u32, at_ns: u64) {
         // Pods whose events are not armed send growth events, too.
         let Some(uid) = self.standby.uids_by_slot.get(&slot).cloned() else { return };
@@ -82,8 +82,8 @@ impl Agent {
         }
     }
 
-    /// Thaws a pod whose entry in the kernel's maps is about to be written again or deleted: from then on its connections
-    /// send no events.
+    /// Thaws a pod whose entry in the kernel's maps is about to be written again or deleted: from then on its
+    /// connections send no events.
     pub(super) fn handle_standby_registration(&mut self, uid: &str) {
         self.handle_standby_event(uid, StandbyEvent::ProcessesChanged);
         self.standby.uids_by_slot.retain(|_, it| it != uid);
@@ -112,8 +112,8 @@ impl Agent {
         }
     }
 
-    /// Handles the facts that a task has read about a pod. If they are not known, nothing is passed in: the state machine
-    /// then requests them again, or thaws the pod.
+    /// Handles the facts that a task has read about a pod. If they are not known, nothing is passed in: the state
+    /// machine then requests them again, or thaws the pod.
     fn handle_standby_facts(&mut self, uid: &str, facts: Result<StandbyFacts, String>) {
         match facts {
             Ok(StandbyFacts { cgroup, has_sessions, other_connections }) => {
@@ -129,8 +129,8 @@ impl Agent {
         }
     }
 
-    /// Returns the usage of a pod as the maps have it now, with no sessions and no other connections. A pod that the maps
-    /// do not hold is not ready.
+    /// Returns the usage of a pod as the maps have it now, with no sessions and no other connections. A pod that the
+    /// maps do not hold is not ready.
     fn standby_usage(&self, uid: &str) -> StandbyUsage {
         let Some(local) = self.registry.get(uid) else { return StandbyUsage::default() };
         let state = self.handles.maps.pod_state(local.entry.slot);
@@ -197,7 +197,8 @@ impl Agent {
         }
     }
 
-    /// Thaws a frozen pod whose processes have changed: a process of `kubectl exec` enters its cgroup and freezes there.
+    /// Thaws a frozen pod whose processes have changed: a process of `kubectl exec` enters its cgroup and freezes
+    /// there.
     fn check_frozen_processes(&mut self, uid: &str) {
         let Some(pod) = self.standby.pods.get(uid) else { return };
         let frozen = pod.freeze.as_ref().and_then(|freeze| freeze.threads);

@@ -8,8 +8,8 @@ use std::{
 
 use crate::kernel::cgroups::{self, PodsCgroupError};
 
-/// Greatest depth below the mount at which the directory of a kubelet's pods is searched: with `cgroupRoot: /a/b` in the
-/// kubelet's configuration it is at three.
+/// Greatest depth below the mount at which the directory of a kubelet's pods is searched: with `cgroupRoot: /a/b` in
+/// the kubelet's configuration it is at three.
 const KUBEPODS_DEPTH_MAX: usize = 4;
 /// Greatest depth below the pods' directory at which the agent's own container is searched, nested containers included.
 const CONTAINER_DEPTH_MAX: usize = 6;
@@ -37,8 +37,8 @@ pub(crate) fn find_kubelet_cgroup(pods: &Path) -> Option<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = cgroups::v2_mounts(&mountinfo).into_iter().next()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    // In a cgroup namespace, the paths of other processes are relative to the agent's own cgroup. The namespace hides its
-    // path, but not the inode of its directory.
+    // In a cgroup namespace, the paths of other processes are relative to the agent's own cgroup. The namespace hides
+    // its path, but not the inode of its directory.
     let root = match cgroups::own_cgroup_path(&own) {
         Some(_) => mount,
         None => own_cgroup_by_inode(&[pods.to_owned()])?,
@@ -54,8 +54,8 @@ pub(crate) fn find_kubelet_cgroup(pods: &Path) -> Option<PathBuf> {
     cgroups::nearest_kubelet(pods, &candidates)
 }
 
-/// Returns the agent's own cgroup: by its path, or, if a cgroup namespace hides the path, by the inode of its directory.
-/// `candidates` are the directories below which it may be.
+/// Returns the agent's own cgroup: by its path, or, if a cgroup namespace hides the path, by the inode of its
+/// directory. `candidates` are the directories below which it may be.
 fn own_cgroup(mount: &Path, candidates: &[PathBuf]) -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     if let Some(path) = cgroups::own_cgroup_path(&text) {

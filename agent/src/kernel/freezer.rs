@@ -1,8 +1,8 @@
 //! Shell: freezer of pods' cgroups (cgroup v2, Linux 5.2): freezes and thaws pods, and reads what a frozen pod holds.
 //!
 //! A pod is frozen at its own cgroup, above those of its containers. A container runtime reads only the freezer of a
-//! container's cgroup, which shows that the container runs. SIGKILL ends frozen processes, and all other signals wait for
-//! the thaw.
+//! container's cgroup, which shows that the container runs. SIGKILL ends frozen processes, and all other signals wait
+//! for the thaw.
 
 use std::{
     fs,
@@ -18,17 +18,17 @@ use tracing::{info, warn};
 
 use crate::kernel::cgroup_search::{none_if_removed, pod_directories, try_subdirectories};
 
-/// File of a cgroup by which it is frozen (`1`) and thawed (`0`), with all cgroups below it. It has the last request, and
-/// not the state.
+/// File of a cgroup by which it is frozen (`1`) and thawed (`0`), with all cgroups below it. It has the last request,
+/// and not the state.
 const FREEZE_FILE: &str = "cgroup.freeze";
-/// Time after which a freeze has failed. A process may be in a system call that nothing interrupts, such as one that waits
-/// for a disk. On a busy node each process must get a processor before it freezes, which takes seconds. The state machine
-/// of standby waits a second longer, so that the failure is reported with its reason.
+/// Time after which a freeze has failed. A process may be in a system call that nothing interrupts, such as one that
+/// waits for a disk. On a busy node each process must get a processor before it freezes, which takes seconds. The state
+/// machine of standby waits a second longer, so that the failure is reported with its reason.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(19);
 /// Period in which the state of a pod is read while its freeze is under way.
 const FREEZE_POLL_PERIOD: Duration = Duration::from_millis(1);
-/// Bytes that are reclaimed in one call. A call does not end early, so this bounds what the kernel still reclaims from a
-/// pod that was thawed in the meantime.
+/// Bytes that are reclaimed in one call. A call does not end early, so this bounds what the kernel still reclaims from
+/// a pod that was thawed in the meantime.
 const RECLAIM_STEP_BYTES: u64 = 16 << 20;
 
 /// State of a cgroup, as its file `cgroup.events` has it.
@@ -108,8 +108,8 @@ pub fn thaw_all(root: &Path) -> usize {
     frozen.len()
 }
 
-/// Returns the number of threads of a pod; 0 if its cgroup is gone. Without the pids controller, which counts threads, it
-/// is the number of processes.
+/// Returns the number of threads of a pod; 0 if its cgroup is gone. Without the pids controller, which counts threads,
+/// it is the number of processes.
 pub fn thread_count(pod: &Path) -> io::Result<u64> {
     match none_if_removed(fs::read_to_string(pod.join("pids.current")))? {
         Some(count) => count.trim().parse().map_err(io::Error::other),
@@ -127,8 +127,8 @@ fn count_processes(cgroup: &Path) -> io::Result<u64> {
     Ok(count)
 }
 
-/// Returns the memory that a pod holds, in bytes, its file cache included. `None` without the memory controller of cgroup
-/// v2.
+/// Returns the memory that a pod holds, in bytes, its file cache included. `None` without the memory controller of
+/// cgroup v2.
 pub fn memory_bytes(pod: &Path) -> Option<u64> {
     fs::read_to_string(pod.join("memory.current")).ok()?.trim().parse().ok()
 }

@@ -67,8 +67,8 @@ fn parent_of(pid: u32) -> Option<u32> {
     parse_parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Parses the parent in the text of a `/proc/PID/stat` (proc_pid_stat(5)): the second field behind the name, which is in
-/// brackets and may contain anything.
+/// Parses the parent in the text of a `/proc/PID/stat` (proc_pid_stat(5)): the second field behind the name, which is
+/// in brackets and may contain anything.
 fn parse_parent(stat: &str) -> Option<u32> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(1)?.parse().ok()

@@ -29,7 +29,8 @@ const FROZEN_READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// and states a better reason.
 const FREEZE_END_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Failure of a freeze for which the shell gives no reason. An empty text in the report would mean that no freeze failed.
+/// Failure of a freeze for which the shell gives no reason. An empty text in the report would mean that no freeze
+/// failed.
 const UNKNOWN_FAILURE: &str = "the pod cannot be frozen, for an unknown reason";
 
 /// State machine of one pod's standby.

@@ -86,11 +86,11 @@ fn cgroup_ids(cgroup: &Path) -> io::Result<BTreeSet<u64>> {
     Ok(ids)
 }
 
-/// Returns the number of connections to the listening `ports` of a pod that are not `counted`. `all` are the connections
-/// of its namespace that can still send.
+/// Returns the number of connections to the listening `ports` of a pod that are not `counted`. `all` are the
+/// connections of its namespace that can still send.
 ///
-/// Connections between processes of the pod are left out, since both ends are frozen together. Connections to sockets of
-/// other programs in the namespace, such as the pod server's, are left out too.
+/// Connections between processes of the pod are left out, since both ends are frozen together. Connections to sockets
+/// of other programs in the namespace, such as the pod server's, are left out too.
 fn count_other_connections(
     all: &[DiagConnection],
     counted: &BTreeSet<u64>,

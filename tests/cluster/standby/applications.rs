@@ -134,8 +134,8 @@ impl ThirdPartyApp {
     }
 }
 
-/// All applications. Gunicorn would end workers that were silent for its time limit, frozen ones included, so the limit is
-/// switched off.
+/// All applications. Gunicorn would end workers that were silent for its time limit, frozen ones included, so the limit
+/// is switched off.
 fn applications() -> Vec<ThirdPartyApp> {
     let gunicorn = "/usr/bin/gunicorn --chdir /tests --bind 0.0.0.0:8080 --worker-tmp-dir /data \
                     --workers 2 --timeout 0 app:application";

@@ -44,8 +44,8 @@ pub(super) fn run(
     cluster_context: &ClusterBenchContext,
 ) -> Result<Vec<BenchRow>> {
     let mut rows = local_wakes::run(node_context)?;
-    // Each case deletes its services, because the next one counts the frozen pods of all services. The last case expects
-    // no others, and need not delete its own.
+    // Each case deletes its services, because the next one counts the frozen pods of all services. The last case
+    // expects no others, and need not delete its own.
     let cluster = cluster_context.create_cluster(2, "iptables")?;
     cluster.install("fast")?;
     let clients = cluster.create_client_pods()?;

@@ -49,8 +49,8 @@ pub(super) fn needs_plan(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -
         && pod.resize.as_deref().is_some_and(is_outdated)
 }
 
-/// Returns the reason for which the standby of a Revision stops: a pod that serves did not get its requests back. Such a
-/// pod is not frozen any more, so it has to end before another pod can stand by in its place.
+/// Returns the reason for which the standby of a Revision stops: a pod that serves did not get its requests back. Such
+/// a pod is not frozen any more, so it has to end before another pod can stand by in its place.
 pub(super) fn find_stop_reason(revision: &AppRevision) -> Option<ConditionReason> {
     let serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving);
     let mut refusals = serving.filter_map(|pod| {
@@ -74,8 +74,8 @@ pub(super) fn find_kept_requests(revision: &AppRevision) -> Option<ConditionReas
     refusals.next()
 }
 
-/// Returns true if a pod should give back the requests that it does not need: it counts as frozen, and operators have not
-/// switched resizes off.
+/// Returns true if a pod should give back the requests that it does not need: it counts as frozen, and operators have
+/// not switched resizes off.
 fn is_reducible(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     is_enabled && pod.has_standby_order() && pod.is_frozen
@@ -84,8 +84,8 @@ fn is_reducible(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
 /// Returns true if enough is known about a pod to set its requests. With a standby order it may be frozen, which only a
 /// report of its agent shows.
 ///
-/// A leader that starts has no report at first. If it restored the requests of all frozen pods, their nodes might have no
-/// room for them.
+/// A leader that starts has no report at first. If it restored the requests of all frozen pods, their nodes might have
+/// no room for them.
 fn is_state_known(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let is_enabled = context.cluster.settings.scale_policy.standby.resizes_pods;
     let report = context.cluster.pods.reports.get(&*pod.uid);

@@ -126,8 +126,8 @@ fn forget_wakes_on_request(scaled: &mut ScaledServiceState, revision: &AppRevisi
     }
 }
 
-/// Returns true if the release of a workload, which gives it back to its user, is over. That is once a pod is ready, none
-/// is expected, or too much time has passed. Until then activators hold the requests, as while the workload slept.
+/// Returns true if the release of a workload, which gives it back to its user, is over. That is once a pod is ready,
+/// none is expected, or too much time has passed. Until then activators hold the requests, as while the workload slept.
 pub(crate) fn is_release_over(
     scaled: &ScaledServiceState,
     revision: Option<&AppRevision>,

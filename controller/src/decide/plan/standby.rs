@@ -40,8 +40,8 @@ pub(super) fn update_pod(
 ) {
     let was_frozen = pod.is_frozen;
     pod.is_frozen = counts_as_frozen(pod, context);
-    // The longest time of standby counts from the last request, which has thawed the pod. The order may stay: without an
-    // autoscaler no decision withdraws it.
+    // The longest time of standby counts from the last request, which has thawed the pod. The order may stay: without
+    // an autoscaler no decision withdraws it.
     if was_frozen && !pod.is_frozen && pod.has_standby_order() {
         pod.standby_since = Some(context.now);
     }
@@ -174,8 +174,8 @@ fn kept_pods(revision: &AppRevision, is_leaving: bool, context: &RevisionPlanCon
 
 /// Returns true if no pod of a Revision becomes ready. Without load they would be started again and again.
 ///
-/// A pod that has been ready is not broken by a few restarts of its containers. Lack of memory may end the processes of a
-/// frozen pod, and its kubelet starts them again.
+/// A pod that has been ready is not broken by a few restarts of its containers. Lack of memory may end the processes of
+/// a frozen pod, and its kubelet starts them again.
 fn is_broken(revision: &AppRevision, context: &RevisionPlanContext<'_>) -> bool {
     let may_recover = |pod: &RevisionPod| {
         pod.stage == PodStage::Serving
@@ -239,8 +239,8 @@ fn update_stop(
     }
 }
 
-/// Returns the reason for which the standby of a Revision has to stop: a pod that cannot be frozen, one that did not get
-/// its resource requests back, or one that was frozen for the longest time.
+/// Returns the reason for which the standby of a Revision has to stop: a pod that cannot be frozen, one that did not
+/// get its resource requests back, or one that was frozen for the longest time.
 fn find_stop_reason(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,

@@ -27,8 +27,8 @@ const RESOURCES: [&str; 2] = ["cpu", "memory"];
 /// Requests of containers: quantities by container, then by resource.
 type ContainerRequests = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Patches that resize a pod, in the order in which they are to be sent. If an attempt ends between two of them, the next
-/// attempt plans and sends what is missing.
+/// Patches that resize a pod, in the order in which they are to be sent. If an attempt ends between two of them, the
+/// next attempt plans and sends what is missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResizePatches {
     /// Merge patch of the pod that notes its original requests; `None`: they are noted, or nothing is reduced.
@@ -78,8 +78,8 @@ fn reduce(
     let Some(resize) = resize_patch(pod, &reduced_requests(&original, memory_mib)) else {
         return Ok(ResizePatches::default());
     };
-    // With the pod's version in it, the API server refuses the note if the pod has changed since it was read. So the note
-    // has the requests that the pod really had.
+    // With the pod's version in it, the API server refuses the note if the pod has changed since it was read. So the
+    // note has the requests that the pod really had.
     let note = (!is_noted).then(|| {
         let mut patch = annotation_patch(pod, json!(json!(original).to_string()));
         patch["metadata"]["resourceVersion"] = pod["metadata"]["resourceVersion"].clone();
@@ -91,7 +91,8 @@ fn reduce(
 /// Returns the reason for which no resize can reduce the requests of a pod; `None`: there is none.
 fn unsupported_reason(pod: &Value) -> Option<&'static str> {
     let mut containers = fields::array_items(&pod["status"]["containerStatuses"]);
-    // Only a kubelet that can resize pods states the resources in force. Another one may restart the containers instead.
+    // Only a kubelet that can resize pods states the resources in force. Another one may restart the containers
+    // instead.
     let has_no_resources =
         |it: &Value| it["state"]["running"].is_object() && !it["resources"].is_object();
     if pod["status"]["qosClass"] == "Guaranteed" {

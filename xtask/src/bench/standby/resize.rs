@@ -37,7 +37,8 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     Ok(rows.map(row).into())
 }
 
-/// Returns the sum of the CPU requests once the frozen pods have reduced ones, and once all have their first ones again.
+/// Returns the sum of the CPU requests once the frozen pods have reduced ones, and once all have their first ones
+/// again.
 fn measure_sums(
     cluster: &BenchCluster,
     client: &BenchClientPod,

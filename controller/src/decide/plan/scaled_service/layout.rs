@@ -1,8 +1,8 @@
 //! Pure: containers of a workload or pod of a user → the template of a Revision, and the ports of the pod.
 //!
-//! Each pod has the template of its own containers, since pods of one workload differ while it is updated. A template of
-//! a Revision has one serving port. It is that of the readiness probe, or else the one to which the first port of the
-//! Service leads.
+//! Each pod has the template of its own containers, since pods of one workload differ while it is updated. A template
+//! of a Revision has one serving port. It is that of the readiness probe, or else the one to which the first port of
+//! the Service leads.
 
 use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
 

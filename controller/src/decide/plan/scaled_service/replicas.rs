@@ -89,8 +89,8 @@ fn has_uncounted_ports(revision: &AppRevision, context: &RevisionPlanContext<'_>
     pods.any(|pod| reports.get(&*pod.uid).is_some_and(|report| !report.counts_all_ports))
 }
 
-/// Returns true if a workload that is awake may fall asleep. A request at any of its ports must wake it, and no tool may
-/// keep writing its number.
+/// Returns true if a workload that is awake may fall asleep. A request at any of its ports must wake it, and no tool
+/// may keep writing its number.
 fn may_sleep(scaled: &ScaledServiceState, cluster: &ClusterState) -> bool {
     let mut ports = scaled.service.iter().flat_map(|it| it.ports.iter());
     // At a port that no activator serves, nothing would wake the workload.

@@ -86,8 +86,8 @@ fn pod_owner((name, pod): (&NamespacedName, &WorkloadPod)) -> String {
     }
 }
 
-/// Returns an older scaled Service that has the workload. The age is read from objects, so each replica of the controller
-/// finds the same one.
+/// Returns an older scaled Service that has the workload. The age is read from objects, so each replica of the
+/// controller finds the same one.
 fn older_service(
     name: &NamespacedName,
     service: &UserService,

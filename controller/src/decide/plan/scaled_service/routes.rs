@@ -107,8 +107,8 @@ fn allowed_sources(
     common_sources(&restricted)
 }
 
-/// Returns the sources that all of these contain; `None` for an empty list. Of two different networks the common part is
-/// left out, even if one contains the other.
+/// Returns the sources that all of these contain; `None` for an empty list. Of two different networks the common part
+/// is left out, even if one contains the other.
 fn common_sources(all: &[Arc<AllowedSources>]) -> Option<Arc<AllowedSources>> {
     let (first, others) = all.split_first()?;
     if others.iter().all(|it| it == first) {

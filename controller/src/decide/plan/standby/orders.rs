@@ -77,8 +77,8 @@ fn withdraw_order(pod: &mut RevisionPod) {
     (pod.standby_since, pod.is_frozen) = (None, false);
 }
 
-/// Returns true if a pod is frozen by the last report of its agent. Unlike [`RevisionPod::is_frozen`], it is false while
-/// a probe has thawed the pod.
+/// Returns true if a pod is frozen by the last report of its agent. Unlike [`RevisionPod::is_frozen`], it is false
+/// while a probe has thawed the pod.
 fn is_reported_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> bool {
     let report = context.cluster.pods.reports.get(&*pod.uid);
     report.and_then(|it| it.standby.as_ref()).is_some_and(|it| it.is_frozen)

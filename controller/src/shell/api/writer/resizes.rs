@@ -27,8 +27,9 @@ const RESIZE_RESOURCE: &str = "pods/resize";
 const SUPPORT_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 impl ObjectWriter {
-    /// Gives the pod with this UID the resource requests that it should have. An API server that cannot resize pods is no
-    /// error: the pod keeps its requests, and the log says so. The reason of another error states what was not possible.
+    /// Gives the pod with this UID the resource requests that it should have. An API server that cannot resize pods is
+    /// no error: the pod keeps its requests, and the log says so. The reason of another error states what was not
+    /// possible.
     pub(super) async fn resize(
         &self,
         key: &ObjectPartKey,
@@ -102,7 +103,8 @@ impl ObjectWriter {
         Ok(latest)
     }
 
-    /// Returns true if the API server can resize pods. The result is used for an hour, as the API server may be upgraded.
+    /// Returns true if the API server can resize pods. The result is used for an hour, as the API server may be
+    /// upgraded.
     async fn can_resize(&self) -> Result<bool, kube::Error> {
         let now = self.now();
         let known = self.with_state(|state| state.resize_support.filter(|(_, end)| now < *end));
@@ -130,8 +132,8 @@ impl ObjectWriter {
     }
 }
 
-/// Replaces the reason of an error by that of a failed reduction or restoration. When the error is handled, other requests
-/// may be due, so they would not show what the resize was for.
+/// Replaces the reason of an error by that of a failed reduction or restoration. When the error is handled, other
+/// requests may be due, so they would not show what the resize was for.
 fn with_purpose(outcome: WriteOutcome, requests: PodRequests) -> WriteOutcome {
     let reason = match requests {
         PodRequests::Original => REQUESTS_NOT_RESTORED,
