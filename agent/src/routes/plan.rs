@@ -1,14 +1,15 @@
-//! Pure: from the route table to ordered writes of the kernel's maps.
+//! Pure: from the RouteTable and the Services of the cluster to ordered writes of the kernel's maps.
 //!
-//! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
+//! [`RoutePlanner`] remembers the lists that the kernel follows. A plan first fills backends and extents that nothing
 //! refers to. It changes a few entries of a list in place, each by one store. Then it switches each frontend by one
 //! store, adds frontends, and at last removes frontends. What a plan frees is in quarantine for
-//! [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just read the old word still finds
-//! backends of its service behind it.
+//! [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just read the old word of a service
+//! id still finds backends of its service behind it.
 
 mod backends;
 mod bootstrap;
 mod cluster_services;
+mod draft;
 mod facts;
 mod list_edit;
 mod map_plan;
@@ -36,10 +37,9 @@ use smol_str::SmolStr;
 
 use self::{
     backends::UsedBackends,
-    map_plan::OrderedMapOps,
-    pool::{ExtentPool, KernelIdPool, MapShare},
+    pool::{ExtentPool, KernelIdPool},
     service_number::ServiceNumber,
-    switch::{BackendList, FreedParts, needs_order},
+    switch::BackendList,
 };
 pub use self::{
     bootstrap::bootstrap_ops,
@@ -56,12 +56,12 @@ pub use self::{
 
 use crate::{
     config::ClusterIpMode,
-    kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp},
+    kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes},
     map_sizes::{self, MapSizes},
     service_facts::ServiceSource,
 };
 
-/// Error: a change that does not fit the kernel's maps. No part of it is in force.
+/// Error: a change does not fit into the kernel's maps. No part of the change is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "map {map} needs {wanted} more entries, and can give {free} at once ({quarantined} more within a second): \
@@ -87,9 +87,6 @@ fn setting_name(map: &str) -> &str {
     map_sizes::setting_of(map).unwrap_or(map)
 }
 
-/// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
-const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
-
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredBackendList {
@@ -102,18 +99,6 @@ struct DesiredBackendList {
 struct BackendListUpdate {
     target: BackendListKey,
     next: DesiredBackendList,
-}
-
-/// Changes that one service needs; a plan makes all of them or none.
-struct ServiceListUpdate {
-    service_number: ServiceNumber,
-    updates: Vec<BackendListUpdate>,
-}
-
-impl ServiceListUpdate {
-    fn backend_count(&self) -> usize {
-        self.updates.iter().map(|update| update.next.backends.len()).sum()
-    }
 }
 
 /// A service that did not fit.
@@ -129,20 +114,7 @@ struct UnfitService {
     error: MapCapacityError,
 }
 
-/// Changes of a plan, before it is known which of them fit.
-#[derive(Default)]
-struct MapPlanDraft {
-    activators: Vec<BackendListUpdate>,
-    service_updates: Vec<ServiceListUpdate>,
-    /// Owner of each frontend that this plan looks at.
-    frontend_owners: BTreeMap<FrontendKey, ServiceNumber>,
-    /// Frontends that a service wants while another service owns them.
-    frontend_claims: BTreeSet<(FrontendKey, ServiceNumber)>,
-    /// Frontends that no service wants any more.
-    unwanted_frontends: Vec<FrontendKey>,
-}
-
-/// Key of a list: a frontend, or one of the two lists of activators.
+/// Key of a list: a frontend, or one of the two lists of activators, which its service id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum BackendListKey {
     Activators(u32),
@@ -171,9 +143,9 @@ pub struct RoutePlanner {
     unfit_services: BTreeMap<ServiceNumber, UnfitService>,
     /// Frontends in force without an owner, until a plan assigns or removes them.
     ownerless_frontends: BTreeSet<FrontendKey>,
-    /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
+    /// Services that want a frontend which another service owns. When the owner releases it, the next claimant is due.
     frontend_claims: BTreeSet<(FrontendKey, ServiceNumber)>,
-    /// True if the lists of the activators did not fit the last time. They are in no list of due work.
+    /// True if the lists of the activators did not fit the last time. They belong to no service that could be due.
     are_activators_unfit: bool,
     /// False until the RouteTable is known: before that, nothing of Rouse's in the maps changes.
     is_route_table_known: bool,
@@ -187,6 +159,7 @@ impl RoutePlanner {
 
     /// Restarts with the same table from the kernel's present state.
     pub fn restart(&mut self, kernel: KernelRoutes, now_ns: u64) {
+        // A planner that starts takes its table for known, and this one may not know it yet.
         let is_route_table_known = self.is_route_table_known;
         *self = Self::from_table(std::mem::take(&mut self.table), kernel, now_ns);
         self.is_route_table_known = is_route_table_known;
@@ -203,7 +176,7 @@ impl RoutePlanner {
         self.table.cluster.serve_api_server(addresses);
     }
 
-    /// Sets whether the RouteTable is known. Until it is, plans leave alone what may be of the RouteTable.
+    /// Sets if the RouteTable is known. Until it is, plans change nothing that may be of the RouteTable.
     pub fn set_route_table_known(&mut self, is_known: bool) {
         self.is_route_table_known = is_known;
     }
@@ -234,7 +207,8 @@ impl RoutePlanner {
     /// a plan: before them, a socket may still get an endpoint that has left.
     pub fn take_departures(&mut self) -> Option<DepartureSource> {
         let source = self.table.cluster.take_departures()?;
-        // A Service that waits for room keeps its old list, so that sockets may get what has left until its next plan.
+        // A Service that waits for room keeps its old list, so until its next plan sockets may get endpoints that have
+        // left.
         let is_waiting = |(number, unfit): (&ServiceNumber, &UnfitService)| {
             !number.is_routed() && !unfit.is_refused
         };
@@ -267,6 +241,7 @@ impl RoutePlanner {
         }
     }
 
+    /// Makes a planner of `table`, with the lists that the kernel has as lists in force.
     fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
         let sizes = kernel.sizes;
         let mut planner = Self {
@@ -275,8 +250,10 @@ impl RoutePlanner {
             service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, sizes.service_ids()),
             list_entry_pool: ExtentPool::new(sizes.list_entries),
             has_ipv6_activator: table.has_ipv6_activator(),
+            // Every service is compared once with the lists in force.
             due_services: table.service_numbers().collect(),
             unfit_services: BTreeMap::new(),
+            // The maps do not name the service of a frontend. The first plan assigns or removes each of them.
             ownerless_frontends: kernel.frontends.keys().copied().collect(),
             frontend_claims: BTreeSet::new(),
             are_activators_unfit: false,
@@ -290,26 +267,28 @@ impl RoutePlanner {
         for (&key, &service_id) in &kernel.frontends {
             planner.adopt_list(BackendListKey::Frontend(key), service_id, &kernel);
         }
-        // An earlier agent may have freed the rest a moment ago, and its quarantine is not known.
+        // An earlier agent may have freed the other entries a moment ago, and their quarantine is not known.
         planner.backends.quarantine_free(kernel.written.backends, now_ns);
         planner.service_id_pool.quarantine_free(kernel.written.services, now_ns);
         planner.list_entry_pool.quarantine_free(kernel.written.list_entries, now_ns);
         planner
     }
 
+    /// Takes over a list that the kernel has, with its service id, its extent and its backends.
     fn adopt_list(&mut self, key: BackendListKey, service_id: u32, kernel: &KernelRoutes) {
         // A service without a readable state still owns its id: it counts as an empty list.
-        let none = (
+        let empty = (
             SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
             SvcInfo { activators: 0, affinity_seconds: 0, port_be: 0 },
             Vec::new(),
         );
-        let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&none);
+        let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&empty);
         // Only services of the RouteTable have a port at the activators.
         let source = if info.port_be != 0 { ServiceSource::Route } else { ServiceSource::Service };
         self.service_id_pool.reserve(service_id);
         self.list_entry_pool.reserve(state.offset, state.count);
         for &id in backends {
+            // A list may name a backend that could not be read. It is no longer in the list after the next change.
             let Some(&backend) = kernel.backends.get(&id) else { continue };
             self.backends.adopt(id, backend, source);
         }
@@ -335,6 +314,7 @@ impl RoutePlanner {
     pub fn apply_change(&mut self, change: RouteChange) {
         match change {
             RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
+            // No list depends on a Revision's own entry, so no service is due.
             RouteChange::Revision(it) => self.table.set_revision(&it.name, Some(&it)),
             RouteChange::Pod(it) => {
                 let changed = self.table.set_pod(&it.uid, Some(&it));
@@ -356,6 +336,7 @@ impl RoutePlanner {
                 let changed = self.table.set_node_zone(&name, SmolStr::default());
                 self.mark_routed_due(changed);
             }
+            // Connects do not depend on these.
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
@@ -379,14 +360,18 @@ impl RoutePlanner {
         self.due_services.extend(numbers.into_iter().map(ServiceNumber::Routed));
     }
 
+    /// Sets the addresses of an activator; `None`: it is gone. Each plan compares the activators' lists.
     fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
         self.table.set_activator(name, addresses);
+        // IPv6 clients use mapped addresses of pods only while no activator has an IPv6 address.
         let has_ipv6 = self.table.has_ipv6_activator();
         if std::mem::replace(&mut self.has_ipv6_activator, has_ipv6) != has_ipv6 {
             self.due_services.extend(self.table.routed_numbers().map(ServiceNumber::Routed));
         }
     }
 
+    /// Sets a service of the RouteTable, or removes it if `entry` is `None`. Frontends that it no longer has are
+    /// released.
     fn set_service(&mut self, name: &NamespacedName, entry: Option<&ServiceEntry>) {
         let before = self
             .table
@@ -405,6 +390,7 @@ impl RoutePlanner {
             }
             (None, None) => {}
         }
+        // After the change, so that another service that wants such a frontend may become due.
         let Some((service_number, before)) = before else { return };
         before
             .iter()
@@ -434,7 +420,7 @@ impl RoutePlanner {
     /// Releases a frontend that a service no longer wants: another service that wants it may own it.
     fn release_frontend(&mut self, service_number: ServiceNumber, key: FrontendKey) {
         self.frontend_claims.remove(&(key, service_number));
-        // Without a list the frontend did not fit, and this service may be the one that it did not fit for.
+        // A frontend without a list did not fit for its owner, which may have been this service.
         if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
             if list.owner != Some(service_number) {
                 return;
@@ -476,182 +462,5 @@ impl RoutePlanner {
     pub fn has_due_changes(&self) -> bool {
         !self.due_services.is_empty()
             || self.ownerless_frontends.iter().any(|key| self.is_removable(key))
-    }
-
-    /// Compares table and lists: returns the lists to switch, and the frontends to remove.
-    fn draft_plan(&self, locals: &BTreeMap<String, KernelPodIds>) -> MapPlanDraft {
-        let mut draft = MapPlanDraft::default();
-        // An unknown RouteTable is not one without activators.
-        if self.is_route_table_known {
-            for (list, next) in self.table.activator_lists() {
-                self.push_update(BackendListKey::Activators(list), next, &mut draft.activators);
-            }
-        }
-        for &service_number in &self.due_services {
-            let mut updates = Vec::new();
-            // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
-            // owner releases it. Services of the RouteTable are first in the order, and take frontends of others.
-            for (key, next) in self.table.desired_lists(service_number, locals) {
-                let present = draft.frontend_owners.get(&key).copied().or_else(|| {
-                    self.lists.get(&BackendListKey::Frontend(key)).and_then(|list| list.owner)
-                });
-                let owner = present.filter(|&it| it != service_number);
-                if owner.is_none_or(|owner| service_number.outranks(owner)) {
-                    draft.frontend_claims.extend(owner.map(|owner| (key, owner)));
-                    draft.frontend_owners.insert(key, service_number);
-                    self.push_update(BackendListKey::Frontend(key), next, &mut updates);
-                } else {
-                    draft.frontend_claims.insert((key, service_number));
-                }
-            }
-            draft.service_updates.push(ServiceListUpdate { service_number, updates });
-        }
-        // Rouse's own services first, which kube-proxy cannot serve as well. Then the smallest: if not all fit, as many as
-        // possible do.
-        draft.service_updates.sort_by_key(|it| (it.service_number.source(), it.backend_count()));
-        let is_unwanted = |key: &&FrontendKey| {
-            !draft.frontend_owners.contains_key(*key) && self.is_removable(key)
-        };
-        draft.unwanted_frontends =
-            self.ownerless_frontends.iter().filter(is_unwanted).copied().collect();
-        draft
-    }
-
-    fn push_update(
-        &self,
-        target: BackendListKey,
-        next: DesiredBackendList,
-        updates: &mut Vec<BackendListUpdate>,
-    ) {
-        // Order is without meaning in most lists, and `next` is sorted already; numbers are compared by what they stand
-        // for. The eBPF programs read no info of the activators' lists.
-        let is_in_force = self.lists.get(&target).is_some_and(|list| {
-            let mut current: Vec<&BackendTarget> =
-                list.backends.iter().filter_map(|&id| self.backends.get(id)).collect();
-            current.sort_unstable();
-            list.state.mode == next.mode
-                && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
-                && current.iter().copied().eq(&next.backends)
-                && (list.backends.is_sorted() || !needs_order(&target, next.mode, &next.info))
-        });
-        if !is_in_force {
-            updates.push(BackendListUpdate { target, next });
-        }
-    }
-
-    fn build_plan(
-        &mut self,
-        now_ns: u64,
-        mut draft: MapPlanDraft,
-    ) -> Result<MapPlan, MapCapacityError> {
-        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::<FreedParts>::new());
-        let mut plan = MapPlan::default();
-        // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
-        let activators = std::mem::take(&mut draft.activators);
-        self.switch_lists(&activators, ServiceSource::Route, &mut ops, &mut freed)?;
-        // Those that are not due now stay unfit.
-        let mut unfit = std::mem::take(&mut self.unfit_services);
-        for ServiceListUpdate { service_number, updates } in
-            std::mem::take(&mut draft.service_updates)
-        {
-            let source = service_number.source();
-            let switched = self.switch_lists(&updates, source, &mut ops, &mut freed);
-            let Err(error) = switched else {
-                unfit.remove(&service_number);
-                continue;
-            };
-            let service = unfit.entry(service_number).or_insert(UnfitService {
-                since_ns: now_ns,
-                is_refused: false,
-                keeps_routed_list: false,
-                error,
-            });
-            service.error = error;
-            let is_recent = now_ns.saturating_sub(service.since_ns) < QUARANTINE_WAIT_NS;
-            let is_waiting = is_recent && self.fits_after_quarantine(&error, &updates, source);
-            service.keeps_routed_list = is_waiting && self.are_any_routed(&updates);
-            if is_waiting {
-                // A Service of the cluster that waits holds up reports about the RouteTable only while it keeps such a
-                // list.
-                plan.is_partial |= source == ServiceSource::Route || service.keeps_routed_list;
-                continue;
-            }
-            let was_refused = std::mem::replace(&mut service.is_refused, true);
-            let refusal = self.table.service_name(service_number).map(|name| (name, error));
-            let mode = match source {
-                ServiceSource::Route => {
-                    plan.refused.extend(refusal);
-                    RoutingMode::Activator
-                }
-                // Connects go on to kube-proxy's rules.
-                ServiceSource::Service => {
-                    plan.newly_refused.extend(refusal.filter(|_| !was_refused));
-                    RoutingMode::Pass
-                }
-            };
-            for BackendListUpdate { target, next } in updates {
-                let fallback = DesiredBackendList { mode, info: next.info, backends: Vec::new() };
-                let mut updates = Vec::new();
-                self.push_update(target, fallback, &mut updates);
-                // List by list: one in force always fits, and must not keep its old pods because a new one does not.
-                // A new address that does not fit gets no frontend: its connects pass unchanged.
-                let _no_frontend = self.switch_lists(&updates, source, &mut ops, &mut freed);
-            }
-        }
-        for &key in &draft.unwanted_frontends {
-            let removed = self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
-                ops.removals.push(MapOp::RemoveFrontend { key });
-                self.service_id_pool.quarantine(list.service_id, now_ns);
-            });
-            freed.extend(removed.map(BackendList::into_freed));
-        }
-        // After all switches: a backend that moves from one list to another keeps its number.
-        freed.iter().for_each(|parts| self.release_parts(parts, now_ns, &mut ops));
-        plan.newly_outranked = self.newly_outranked(&draft);
-        self.commit_draft(draft, unfit);
-        ops.finish(&mut plan);
-        Ok(plan)
-    }
-
-    /// Returns true if any list that these updates are to replace is of the RouteTable.
-    fn are_any_routed(&self, updates: &[BackendListUpdate]) -> bool {
-        let lists = updates.iter().filter_map(|update| self.lists.get(&update.target));
-        lists.map(|list| list.source).any(|source| source == ServiceSource::Route)
-    }
-
-    /// Returns true if these updates, which fail with `error`, fit once every quarantine is over.
-    fn fits_after_quarantine(
-        &self,
-        error: &MapCapacityError,
-        updates: &[BackendListUpdate],
-        source: ServiceSource,
-    ) -> bool {
-        if error.map == abi::maps::SLOTS {
-            let lengths = self.moved_lengths(updates, source);
-            return self.list_entry_pool.fits_after_quarantine(&lengths, MapShare::of(source));
-        }
-        error.wanted <= error.free + error.quarantined
-    }
-
-    /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
-    fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<ServiceNumber, UnfitService>) {
-        for (key, service_number) in draft.frontend_owners {
-            self.ownerless_frontends.remove(&key);
-            // A frontend without a list did not fit.
-            if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
-                list.owner = Some(service_number);
-                self.frontend_claims.remove(&(key, service_number));
-            }
-        }
-        self.frontend_claims.extend(draft.frontend_claims);
-        // These are tried with each plan, so that no plan is whole while such a service waits.
-        let is_due = |(number, service): &(&ServiceNumber, &UnfitService)| {
-            number.is_routed() || service.keeps_routed_list
-        };
-        self.due_services = unfit.iter().filter(is_due).map(|(number, _)| *number).collect();
-        self.unfit_services = unfit;
-        for key in &draft.unwanted_frontends {
-            self.ownerless_frontends.remove(key);
-        }
     }
 }

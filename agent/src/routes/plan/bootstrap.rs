@@ -10,8 +10,9 @@ use common::wire::NamespacedName;
 use datapath::abi::FrontendKey;
 
 use super::{
-    BackendListKey, BackendListUpdate, MapCapacityError, MapPlan, OrderedMapOps, RoutePlanner,
+    BackendListKey, BackendListUpdate, MapCapacityError, MapPlan, RoutePlanner,
     cluster_services::{endpoint_list, is_api_server_service},
+    map_plan::OrderedMapOps,
 };
 use crate::{
     kernel::map_op::{BackendTarget, KernelRoutes, MapOp, to_v6_octets},

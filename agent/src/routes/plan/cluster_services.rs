@@ -28,9 +28,9 @@ use smol_str::SmolStr;
 use super::{DesiredBackendList, named_slab::NamedSlab, table::frontend_key};
 use crate::{config::ClusterIpMode, kernel::map_op::BackendTarget};
 
-/// The API server's own Service: namespace and name. If its endpoints in the maps were wrong, agents would not reach the
-/// API server by it, and could never correct them. It is served only where agents know API servers by other addresses, as
-/// kube-proxy does.
+/// The API server's own Service: namespace and name. If its endpoints in the maps were wrong, agents would not reach
+/// the API server by it, and could never correct them. It is served only where agents know API servers by other
+/// addresses, as kube-proxy does.
 const API_SERVER_SERVICE: (&str, &str) = ("default", "kubernetes");
 /// Name of the port of the API server's own Service.
 const API_SERVER_PORT: &str = "https";

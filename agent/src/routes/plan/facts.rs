@@ -152,7 +152,7 @@ impl RoutePlanner {
         match list {
             _ if is_refused => (FrontendMode::NoRoom, unfit_reason),
             None => (FrontendMode::Waiting, unfit_reason),
-            // What is in force is older than the service's newest state, which waits for room.
+            // The list in force is older than the service's newest state, which waits for room.
             Some(list) => (list_mode(list.state.mode), unfit_reason),
         }
     }

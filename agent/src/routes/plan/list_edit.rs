@@ -66,8 +66,8 @@ impl ListEdit {
             numbers[position] = number;
             edited.writes.push((position as u32, number));
         }
-        // From the end, so that the last entry never is one that has yet to leave. The last entry then stands twice,
-        // as its own position is not written.
+        // From the end, so that the entry which takes the place is never one that leaves as well. That entry then
+        // stands twice, as its own position is not written.
         for &position in shrunk.iter().rev() {
             numbers.swap_remove(position);
             if let Some(&moved) = numbers.get(position) {

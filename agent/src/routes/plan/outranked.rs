@@ -8,7 +8,7 @@ use std::{
 
 use common::wire::NamespacedName;
 
-use super::{BackendListKey, MapPlanDraft, RoutePlanner};
+use super::{BackendListKey, RoutePlanner, draft::MapPlanDraft};
 
 /// A Service of the cluster without a frontend at one of its addresses, because a service of the RouteTable has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl RoutePlanner {
             let owner = draft.frontend_owners.get(&key).copied();
             let owner = owner.or_else(|| list.and_then(|list| list.owner));
             let Some(owner) = owner.filter(|it| it.outranks(number)) else { continue };
-            // A scaled Service has its own address by the RouteTable.
+            // A scaled Service has its own address by the RouteTable, so nothing is taken from it.
             if self.table.is_same_service(owner, number) {
                 continue;
             }

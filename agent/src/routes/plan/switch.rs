@@ -1,7 +1,7 @@
 //! Pure: switches of lists, each in its own extent of the map `SLOTS` or to a new one.
 //!
-//! A list in the order of backend numbers is always written to a new extent: the kernel searches it by halving, and a
-//! change in place would leave it out of order for a moment.
+//! A list in the order of backend numbers is always written to a new extent. The kernel finds a backend in it by binary
+//! search, and a change in place would leave the list out of order for a moment.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::{
     service_facts::ServiceSource,
 };
 
-/// Share of an extent's entries, as one in so many, that a new extent gets beyond its list: each further backend then
-/// costs a few writes on average.
+/// Share of a list's length, as one in so many, that a new extent has as spare entries. So each further backend costs
+/// only a few writes on average.
 const SPARE_DIVISOR: u32 = 8;
 
 /// One list in force: the backends of a frontend, or of the activators.
@@ -113,6 +113,7 @@ impl RoutePlanner {
         ops: &mut OrderedMapOps,
         freed: &mut Vec<FreedParts>,
     ) -> Result<(), MapCapacityError> {
+        // Checks and allocations come first: no list is switched unless all of them can be.
         self.check_room(updates, MapShare::of(source))?;
         let edits = self.list_edits(updates, source);
         let preferred_edit = |(update, edit): (&BackendListUpdate, Option<ListEdit>)| {
@@ -189,6 +190,7 @@ impl RoutePlanner {
         edits: Vec<Option<ListEdit>>,
         source: ServiceSource,
     ) -> Result<Vec<ListPlace>, MapCapacityError> {
+        // Edited lists keep their extents, and need no entries.
         let moved = updates.iter().zip(&edits).filter(|(_, edit)| edit.is_none());
         let (mut entries, mut roomy) = (0, 0);
         for (update, _) in moved {
@@ -197,6 +199,7 @@ impl RoutePlanner {
         }
         let share = MapShare::of(source);
         let available = self.list_entry_pool.available(share);
+        // For services of the RouteTable, which may have the whole map, the allocation itself decides.
         if source == ServiceSource::Service && entries > available {
             return Err(self.list_entry_pool.share_error(entries, share));
         }
@@ -205,6 +208,7 @@ impl RoutePlanner {
         let mut places = Vec::with_capacity(updates.len());
         for (update, edit) in updates.iter().zip(edits) {
             let count = update.count();
+            // Spare entries only if all lists can have theirs.
             let capacity = if roomy <= available { update.roomy_capacity() } else { count };
             places.push(match edit {
                 Some(edit) => ListPlace::Edited(edit),
@@ -272,6 +276,7 @@ impl RoutePlanner {
     ) -> FreedParts {
         let list = self.lists.get_mut(&update.target).expect("an edit is of a list in force");
         let backends = &mut self.backends;
+        // Numbers first: the writes of the entries name them.
         let added = edit.added().iter().map(|&it| backends.acquire(it, list.source, ops));
         let added: Vec<u32> = added.collect();
         let edited = edit.apply(&mut list.backends, &added);
@@ -302,6 +307,7 @@ impl RoutePlanner {
         ops: &mut OrderedMapOps,
     ) -> Option<FreedParts> {
         let DesiredBackendList { mode, info, ref backends } = update.next;
+        // The new backends before the old ones are released: one in both lists keeps its number.
         let acquired = backends.iter().map(|&it| self.backends.acquire(it, source, ops));
         let mut backends: Vec<u32> = acquired.collect();
         if update.needs_order() {
@@ -311,6 +317,7 @@ impl RoutePlanner {
         if count > 0 {
             ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
         }
+        // A frontend keeps its service id, so that one store of its word switches it.
         let old = self.lists.remove(&update.target);
         let service_id = match (&update.target, &old) {
             (_, Some(list)) => list.service_id,

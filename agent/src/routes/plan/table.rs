@@ -302,10 +302,12 @@ impl PlannerTable {
 
     /// Returns the list that each address of a service of the RouteTable should have.
     ///
-    /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready,
-    /// which has a port for the service. Standby orders and hints select among these pods. The kernel cannot split by
-    /// request. An IPv6 client reaches pods without an IPv6 address through the activators, because each of its sockets
-    /// can reach those. It uses mapped addresses only if no activator has an IPv6 address.
+    /// A list has pods only if one Revision has all traffic, as the kernel cannot split by request, and the path is
+    /// direct. The pods are ready, have a port for the service, and have an address that the client can use. Standby
+    /// orders and hints select among them.
+    ///
+    /// An IPv6 client reaches pods without an IPv6 address through activators, because each of its sockets can reach
+    /// those. It uses mapped addresses of pods only if no activator has an IPv6 address.
     fn desired_routed_lists(
         &self,
         service_number: u32,
@@ -322,6 +324,7 @@ impl PlannerTable {
                 .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid)))
                 .collect();
             let backends = sort_and_dedup(backends);
+            // Without pods the list falls back on the activators, also for a client that kept a pod.
             let mode = match service.affinity_seconds {
                 _ if backends.is_empty() => RoutingMode::Activator,
                 0 => RoutingMode::PickBackend,
@@ -340,6 +343,7 @@ impl PlannerTable {
         each.collect()
     }
 
+    /// Iterates over the pods of a Revision that connects from this node may go to, by uid.
     fn ready_pods(&self, revision: u32) -> impl Iterator<Item = (&String, &PlannerPod)> {
         let pods = self.revisions.get(revision).pods.iter();
         pods.filter(|uid| !self.excluded_pods.contains(*uid)).filter_map(|uid| {
@@ -348,7 +352,7 @@ impl PlannerTable {
         })
     }
 
-    /// Returns the two lists of activators, IPv4 and IPv6.
+    /// Returns the two lists of activators, IPv4 and IPv6, each with its service id.
     pub(super) fn activator_lists(&self) -> [(u32, DesiredBackendList); 2] {
         let list = |is_ipv6: bool| {
             let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == is_ipv6);
@@ -366,8 +370,8 @@ impl PlannerTable {
     /// Forgets a Revision that nothing depends on.
     fn remove_unused_revision(&mut self, revision: u32) {
         let it = self.revisions.get(revision);
-        let is_usual = !it.is_h2c && !it.is_tcp && it.custom_terms.is_none();
-        if is_usual && it.services.is_empty() && it.pods.is_empty() {
+        let has_defaults = !it.is_h2c && !it.is_tcp && it.custom_terms.is_none();
+        if has_defaults && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
     }

@@ -30,8 +30,8 @@ use datapath::{
 use proptest::prelude::*;
 
 use self::plan_writer::PlanWriter;
-use super::*;
-use crate::kernel::map_op::{WrittenBounds, to_v6_octets};
+use super::{draft::QUARANTINE_WAIT_NS, pool::MapShare, switch::needs_order, *};
+use crate::kernel::map_op::{MapOp, WrittenBounds, to_v6_octets};
 
 /// The maps, and the lists that a connect finds in them.
 #[derive(Clone, Default)]

@@ -104,6 +104,7 @@ impl<'a> ConnectTrace<'a> {
     /// Returns the reason of a choice among the backends of a list.
     fn pick_reason(&self, list: &BackendList) -> String {
         let count = list.backends.len();
+        // The rule that has made the list, and if the observed endpoints are others than those of the list.
         let (rule, is_changing) = match self.explanation.as_ref().map(|it| &it.target) {
             Some(PortTarget::Endpoints { addresses, rule }) => {
                 (rule_text(*rule).to_owned(), *addresses != self.listed_addresses(list))

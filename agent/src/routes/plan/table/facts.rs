@@ -97,7 +97,8 @@ impl PlannerTable {
         self.services.get(number).uses_pod_ports
     }
 
-    /// Returns the reason for which a connect to the address of a service of the RouteTable finds no frontend: its port.
+    /// Returns the reason for which a connect to the address of a service of the RouteTable finds no frontend: its
+    /// port.
     pub(in crate::routes::plan) fn missing_port_reason(
         &self,
         number: u32,

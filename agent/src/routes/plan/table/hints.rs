@@ -12,7 +12,7 @@ pub(super) struct HintedPods<'a> {
     /// Pods by uid, each with its address for these connects.
     pods: Vec<(&'a String, &'a PlannerPod, SocketAddr)>,
     pub(super) rule: SelectionRule,
-    /// True if pods with a standby order are passed over, because others can take the connects.
+    /// True if pods with a standby order are left out, because other pods can take the connects.
     passes_over_standby: bool,
     node: NodeTopology,
 }
@@ -50,7 +50,7 @@ impl<'a> HintedPods<'a> {
 
 impl PlannerTable {
     /// Returns the pods that connects to a service can go to; `None` without a direct path. Pods with a standby order
-    /// are used only if there is no other: they are to stay frozen. Hints count as for Services of the cluster.
+    /// are used only if there are no others, so that they stay frozen. Hints count as for Services of the cluster.
     pub(super) fn hinted_pods(
         &self,
         service: &PlannerService,
@@ -67,6 +67,7 @@ impl PlannerTable {
         }
         let node =
             NodeTopology { name: self.cluster.node_name().clone(), zone: self.node_zone.clone() };
+        // By the hints of the pods that are left, or no pod might be selected.
         let rule = SelectionRule::of_hints(pods.iter().map(|(_, pod, _)| &pod.hints), &node);
         Some(HintedPods { pods, rule, passes_over_standby, node })
     }

@@ -16,7 +16,7 @@ pub(super) struct PlannerPod {
     pub(super) revision: u32,
     pub(super) phase: RoutingPhase,
     pub(super) hints: TopologyHints,
-    /// True if the pod is frozen while nothing uses it.
+    /// True if the agent of the pod's node is to freeze the pod while nothing uses it.
     pub(super) has_standby_order: bool,
     address: Option<SocketAddr>,
     other_family_address: Option<SocketAddr>,
