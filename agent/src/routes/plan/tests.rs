@@ -31,7 +31,7 @@ use proptest::prelude::*;
 
 use self::plan_writer::PlanWriter;
 use super::{draft::QUARANTINE_WAIT_NS, pool::MapShare, switch::needs_order, *};
-use crate::kernel::map_op::{MapOp, WrittenBounds, to_v6_octets};
+use crate::kernel::map_op::{KernelRoutes, MapOp, WrittenBounds, to_v6_octets};
 
 /// The maps, and the lists that a connect finds in them.
 #[derive(Clone, Default)]
