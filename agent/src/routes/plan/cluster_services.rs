@@ -1,7 +1,7 @@
 //! Pure: Services of the cluster that this node serves in kube-proxy's place, beside those of the RouteTable.
 //!
-//! Pass in each object as it is observed. Nothing is served before all kinds of objects are listed: an endpoint in a
-//! slice that is not known yet must not be missing from a list.
+//! Pass in each object as it is observed. Nothing is served before all kinds of objects are listed: a list must
+//! not lack the endpoints of a slice that is not known yet.
 
 pub(super) mod facts;
 
@@ -69,7 +69,7 @@ pub type ClusterIpLabel = Option<bool>;
 /// A Service that a service proxy would serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedService {
-    /// Its routed part.
+    /// Part of the Service on which routing depends.
     pub service: ClusterIpService,
     /// Label of the Service.
     pub label: ClusterIpLabel,
@@ -82,7 +82,7 @@ pub struct ObservedService {
 pub struct ObservedSlice {
     /// Service of the slice, in the slice's namespace.
     pub service: NamespacedName,
-    /// Its routed part.
+    /// Part of the slice on which routing depends.
     pub slice: ServiceSlice,
     /// Time of the event that caused the slice's last change, in ms since the epoch by the control plane's clock.
     pub triggered_ms: Option<i64>,
@@ -105,9 +105,9 @@ pub enum ClusterChange {
     ListCompleted(ClusterResource),
 }
 
-/// Endpoints that keep the sockets that they have, by the frontend that leads to them and the number of the service.
-/// For UDP, those that answer; for TCP, all that EndpointSlices name. Among changes, a frontend without endpoints may
-/// also be gone.
+/// Endpoints whose sockets are not ended, by the frontend that leads to them and the number of the service. For UDP
+/// they are those that answer, and for TCP all that EndpointSlices name. In a list of changes, a frontend without
+/// endpoints may also be gone.
 pub type FrontendEndpoints = BTreeMap<(FrontendKey, u32), Arc<BTreeSet<SocketAddr>>>;
 
 /// Way in which the agent learned that endpoints have left. Of several ways, the last in order counts: it proves least.
@@ -331,6 +331,7 @@ impl ClusterServices {
         lists.into_iter().collect()
     }
 
+    /// Records that the list in progress names an object, so that its completion does not remove the object.
     fn record_listed(&mut self, resource: ClusterResource, name: &NamespacedName) {
         if let Some(names) = self.lists.get_mut(&resource) {
             names.insert(name.clone());
@@ -343,6 +344,7 @@ impl ClusterServices {
         }
         let number = self.services.get_or_insert(name);
         let service = self.services.get_mut(number);
+        // Watches repeat objects, for example after a new list.
         if service.observed != observed {
             service.observed = observed;
             self.changed.insert(number);
@@ -352,6 +354,7 @@ impl ClusterServices {
     fn set_slice(&mut self, name: &NamespacedName, observed: Option<ObservedSlice>) {
         let before = self.slice_services.get(name).cloned();
         let now = observed.as_ref().map(|it| it.service.clone());
+        // Deleted, or now a slice of another Service.
         if let Some(before) = before.filter(|it| Some(it) != now.as_ref()) {
             self.slice_services.remove(name);
             let number = self.services.get_or_insert(&before);
@@ -415,11 +418,12 @@ impl ClusterServices {
             }
             ClusterResource::Node => {}
         }
-        // Once all kinds are listed, it is known too that such a service does not exist.
+        // Once all kinds are listed, it is also known which Services of the bootstrap file do not exist.
         self.is_bootstrap_changed |= self.listed.insert(resource);
         self.is_newly_listed |= resource == ClusterResource::EndpointSlice;
     }
 
+    /// Marks the services as changed for which `is_changed` is true.
     fn mark_changed(&mut self, is_changed: impl Fn(&ClusterService) -> bool) {
         let numbers = self.services.numbers.values().copied();
         let changed = numbers.filter(|&number| is_changed(self.services.get(number)));
@@ -452,6 +456,7 @@ impl ClusterServices {
             self.is_newly_listed || self.lists.contains_key(&ClusterResource::EndpointSlice);
         let source = if is_of_list { DepartureSource::List } else { DepartureSource::Watch };
         let service = self.services.get_mut(number);
+        // Of all departures until they are taken, the one that proves least counts.
         if have_endpoints_left(&service.endpoints, &endpoints) {
             self.departures = self.departures.max(Some(source));
         }
@@ -487,10 +492,11 @@ impl ClusterServices {
         if self.is_api_server(number) && !may_serve_api_server(cluster_ips, own) {
             return BTreeSet::new();
         }
-        let is_left = |it: &IpAddr| {
+        // A local server may answer at an address of the node. At those of API servers the agent itself asks them.
+        let is_left_alone = |it: &IpAddr| {
             self.node_addresses.contains(it) || own.is_some_and(|own| own.contains(it))
         };
-        let addresses = cluster_ips.iter().filter(|it| !is_left(it));
+        let addresses = cluster_ips.iter().filter(|it| !is_left_alone(it));
         let ports = ports.iter().filter_map(|it| Some((it.port, served_protocol(it.protocol)?)));
         let keys = addresses.flat_map(|&address| {
             ports.clone().map(move |(port, protocol)| frontend_key(address, port, protocol))

@@ -69,8 +69,8 @@ impl PlannerPod {
         }
     }
 
-    /// Returns an address of the pod that clients of a frontend may be unable to use, with the pod's port for the
-    /// service if it has one.
+    /// Returns an address of the pod, with the pod's port for the service if it has one. Clients of the frontend may be
+    /// unable to use the address.
     pub(super) fn other_address(&self, service: &PlannerService) -> Option<SocketAddr> {
         let at = self.addresses().next()?;
         let own_port = self.port_for(service).filter(|_| service.uses_pod_ports);
