@@ -536,6 +536,7 @@ impl TrackedPod {
             // The counts of a pod with one port are complete as soon as there are any.
             counts_all_ports: self.pod.ports.is_empty() || self.is_registered,
             standby: None,
+            awaits_stop: false,
         }
     }
 

@@ -108,6 +108,7 @@ fn idle() -> PodObservation {
         not_ready_reason: "nothing listens on port 8080 yet".into(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     }
 }
 

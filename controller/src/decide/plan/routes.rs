@@ -112,6 +112,7 @@ pub(super) fn pod_subject(
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
         keeps_binds: pod.layout.is_some(),
         standby: standby::pod_order(pod, context),
+        container_restarts: false,
     })
 }
 
