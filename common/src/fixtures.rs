@@ -101,6 +101,7 @@ pub fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> PodEntr
         ports: Vec::new(),
         keeps_binds: false,
         standby: None,
+        container_restarts: false,
     }
 }
 

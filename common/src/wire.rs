@@ -351,6 +351,9 @@ pub struct PodEntry {
     pub keeps_binds: bool,
     /// Standby order: the pod is frozen while nothing uses it; `None`: the pod runs. A draining pod has none.
     pub standby: Option<StandbyOrder>,
+    /// True if the kubelet restarts a container and does not end the pod. The API server has said so, asked after the
+    /// report with [`PodObservation::awaits_stop`]. False: not known. Of no effect on a draining pod.
+    pub container_restarts: bool,
 }
 
 impl PodEntry {

@@ -206,6 +206,7 @@ async fn an_agent_reports_ready_pods_at_the_port_for_other_activators() {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     };
     reports.set(PodReportKey::Pod("p".to_owned()), PodReportItem::Observed(ready));
     assert!(read_rest(&mut client).await.ends_with("hello"));

@@ -75,6 +75,9 @@ impl Agent {
         self.routes.add_removals(&mut batch);
         let is_revision = |change: &RouteChange| matches!(change, RouteChange::Revision(_));
         let has_revisions = batch.changes.values().any(is_revision);
+        if batch.is_snapshot {
+            self.pods.begin_table();
+        }
         let mut events = Vec::new();
         for (key, change) in batch.changes {
             match (key, &change) {

@@ -90,6 +90,12 @@ impl PodTracker {
         self.controller_connected = is_connected;
     }
 
+    /// Begins a whole RouteTable, whose pods follow as [`PodTrackerEvent::RouteUpdated`]. It may be that of another
+    /// replica of the controller, whose statements on pods may be older.
+    pub fn begin_table(&mut self) {
+        self.pods.values_mut().for_each(|pod| pod.prestop.begin_table());
+    }
+
     /// Handles one event. Returns the actions to perform.
     pub fn step(&mut self, now: Instant, event: PodTrackerEvent) -> Vec<PodTrackerAction> {
         let mut out = Vec::new();
@@ -536,6 +542,7 @@ impl TrackedPod {
             // The counts of a pod with one port are complete as soon as there are any.
             counts_all_ports: self.pod.ports.is_empty() || self.is_registered,
             standby: None,
+            awaits_stop: self.prestop.asks_controller(),
         }
     }
 

@@ -167,6 +167,7 @@ mod tests {
             not_ready_reason: String::new(),
             counts_all_ports: true,
             standby: None,
+            awaits_stop: false,
         }
     }
 

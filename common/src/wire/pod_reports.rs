@@ -58,4 +58,7 @@ pub struct PodObservation {
     pub counts_all_ports: bool,
     /// State of the pod under its standby order; `None`: the agent knows no order for it, so the pod runs.
     pub standby: Option<StandbyReport>,
+    /// True from a preStop request of the kubelet until a container is known to run again. The pod ends, or the kubelet
+    /// restarts a container: the agent cannot tell. An agent of an earlier release states nothing.
+    pub awaits_stop: bool,
 }

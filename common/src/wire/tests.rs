@@ -112,6 +112,22 @@ fn only_a_starting_pod_with_an_address_awaits_a_report() {
     assert!(!sent(RoutingPhase::Draining, address));
 }
 
+/// An earlier release knows neither side: its agents do not ask, and its controllers answer nothing.
+#[test]
+fn the_question_about_a_stop_and_its_answer_survive_the_wire() {
+    let earlier = raw::PodSeen { uid: "p".into(), ..raw::PodSeen::default() };
+    let seen = PodObservation::try_from(earlier).expect("valid");
+    assert!(!seen.awaits_stop);
+    let asks = PodObservation { awaits_stop: true, ..seen };
+    assert_eq!(PodObservation::try_from(raw::PodSeen::from(asks.clone())), Ok(asks));
+    let revision = name("default/hello-00001");
+    for container_restarts in [false, true] {
+        let pod = crate::fixtures::pod("p", &revision, RoutingPhase::Starting);
+        let pod = PodEntry { container_restarts, ..pod };
+        assert_eq!(PodEntry::try_from(raw::Pod::from(pod.clone())), Ok(pod));
+    }
+}
+
 #[test]
 fn hints_of_a_pod_and_the_zone_of_a_node_survive_the_wire() {
     let hints = TopologyHints { zone: "a".into(), node: "n1".into() };

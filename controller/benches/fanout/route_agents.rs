@@ -135,6 +135,7 @@ fn ready_observation(uid: &str, wake: usize) -> PodReportItem {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     })
 }
 

@@ -97,6 +97,7 @@ async fn report_pods(
             not_ready_reason: String::new(),
             counts_all_ports: true,
             standby: None,
+            awaits_stop: false,
         };
         outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(observation));
     }

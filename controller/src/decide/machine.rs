@@ -43,6 +43,7 @@ mod reports;
 mod route_references;
 mod scaled_services;
 mod settings;
+mod stop_checks;
 mod timers;
 mod write_keys;
 mod zones;
@@ -54,6 +55,7 @@ use events::ControllerEvent as Event;
 pub use events::{ControllerEffects, ControllerEvent, ObjectEventRecord};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
+pub use stop_checks::{PodRead, PodReadResult};
 use timers::AppTimers;
 
 /// Objects of an app that the local platform stores after a plan.
@@ -107,6 +109,8 @@ pub struct ControllerStateMachine {
     unrecorded_events: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
     /// True once a scaled Service, or something of one, was observed.
     needs_workload_watch: bool,
+    /// Checks of pods whose kubelets have asked to stop a container.
+    stop_checks: stop_checks::StopChecks,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -138,6 +142,7 @@ impl ControllerStateMachine {
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
             needs_workload_watch: false,
+            stop_checks: stop_checks::StopChecks::default(),
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -214,9 +219,7 @@ impl ControllerStateMachine {
             Event::DrainAckWithdrawn { reporter, stream, pod_uid } => {
                 self.handle_drain_ack_withdrawn(&reporter, stream, &pod_uid, now)
             }
-            Event::RoutedServicesBegin { reporter, stream } => {
-                self.begin_routed_services(&reporter, stream)
-            }
+            Event::RoutedServicesBegin { reporter, stream } => self.begin_routed(&reporter, stream),
             Event::ServiceRouted { reporter, stream, service } => {
                 self.handle_service_routed(&reporter, stream, &service, now)
             }
@@ -239,6 +242,7 @@ impl ControllerStateMachine {
             Event::ObjectObserved { resource, name, object } => {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
+            Event::PodReadEnded { read, result } => self.handle_pod_read(&read, result, now),
             Event::ClientPodObserved { name, pod } => self.handle_client_pod(name, pod, now),
             Event::ClientPodsListed => self.handle_client_list(now),
             Event::WorkloadsListed => self.handle_workload_list(now),
@@ -309,6 +313,10 @@ impl ControllerStateMachine {
             // The empty name is the timer of rewrites, which belongs to no app.
             if name == settings::REWRITE_TIMER_KEY {
                 self.rewrite_next_apps(now);
+                continue;
+            }
+            if name == stop_checks::STOP_CHECK_TIMER_KEY {
+                self.repeat_pod_reads(now);
                 continue;
             }
             self.reconcile_app(&name, now);

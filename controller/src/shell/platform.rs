@@ -46,6 +46,7 @@ use crate::{
 };
 
 mod client_pods;
+mod pod_reads;
 mod workloads;
 
 /// Connection of the machine to the API server: watches, writer, leader election and webhook.
@@ -71,8 +72,8 @@ pub struct KubernetesPlatform {
     election_task: Mutex<Option<JoinHandle<()>>>,
     /// Permission to write, once the leader election runs.
     leadership: Mutex<Option<Leadership>>,
-    /// Ends the recorder of Events when dropped.
-    _event_recorder: DropGuard,
+    /// Ends the recorder of Events and the reader of single pods when dropped.
+    _tasks: DropGuard,
 }
 
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
@@ -109,6 +110,10 @@ impl KubernetesPlatform {
         );
         tokio::spawn(event_recorder);
         shared.set_writer(Arc::clone(&writer), events);
+        let (reads_tx, reads_rx) = mpsc::channel(pod_reads::WAITING_READS_MAX);
+        shared.set_pod_reader(reads_tx);
+        let (reading_client, runtime) = (client.clone(), Arc::clone(&shared));
+        tokio::spawn(pod_reads::read_pods(reading_client, runtime, reads_rx, stop.clone()));
         let webhook_address = |address: SocketAddr| WebhookAddress {
             url: cluster.webhook_url.clone(),
             ..WebhookAddress::new(&cluster.system_namespace, address.port())
@@ -130,7 +135,7 @@ impl KubernetesPlatform {
             needs_client_pods: tokio::sync::watch::Sender::new(false),
             election_task: Mutex::default(),
             leadership: Mutex::default(),
-            _event_recorder: stop.drop_guard(),
+            _tasks: stop.drop_guard(),
         })
     }
 

@@ -15,14 +15,18 @@ use common::{
     wire::{NamespacedName, RouteKey},
 };
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{
+    Notify,
+    mpsc::{self, error::TrySendError},
+    watch,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
     decide::machine::{
         ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
-        ObjectEventRecord, RouteFingerprint,
+        ObjectEventRecord, PodRead, RouteFingerprint,
     },
     model::{
         cluster_state::{ControllerSettings, Uid, UnixMillis},
@@ -68,6 +72,8 @@ pub struct ControllerRuntime {
     object_writer: OnceLock<Arc<ObjectWriter>>,
     /// Recorder of Events on Kubernetes.
     event_inbox: OnceLock<EventInbox>,
+    /// Channel to the reader of single pods on Kubernetes.
+    pods_to_read: OnceLock<mpsc::Sender<PodRead>>,
     /// Resolver of image digests on Kubernetes.
     digest_resolver: OnceLock<Arc<DigestResolver<ClusterPullSecrets>>>,
     /// Objects whose last write failed.
@@ -98,6 +104,7 @@ impl ControllerRuntime {
             changed_objects: Mutex::default(),
             object_writer: OnceLock::new(),
             event_inbox: OnceLock::new(),
+            pods_to_read: OnceLock::new(),
             digest_resolver: OnceLock::new(),
             failed_writes: Mutex::default(),
             incomplete_owners: Mutex::default(),
@@ -148,6 +155,7 @@ impl ControllerRuntime {
         }
         self.record_config_map_events(effects.config_map_events);
         self.record_object_events(effects.object_events);
+        self.request_pod_reads(effects.pods_to_read);
         effects.revisions_to_resolve.iter().for_each(|revision| self.resolve_digests(revision));
         if let Some(writer) = self.object_writer.get() {
             writer.schedule_checks(effects.apps_to_check);
@@ -193,6 +201,23 @@ impl ControllerRuntime {
         for ObjectEventRecord { resource, name, uid, is_warning, reason, message } in records {
             events.record(ObjectEvent { resource, name, uid, is_warning, reason, message });
         }
+    }
+
+    /// Sends reads of pods to the reader. What does not fit into its channel is lost: the machine repeats each read.
+    fn request_pod_reads(&self, reads: Vec<PodRead>) {
+        let Some(sender) = self.pods_to_read.get() else { return };
+        // A closed channel belongs to a replica that stops.
+        let is_lost = |read| matches!(sender.try_send(read), Err(TrySendError::Full(_)));
+        let lost = reads.into_iter().map(is_lost).filter(|is_lost| *is_lost).count();
+        if lost > 0 {
+            warn!(lost, "too many pods to read: these are read later");
+        }
+    }
+
+    /// Sets the channel to the reader of single pods.
+    pub fn set_pod_reader(&self, sender: mpsc::Sender<PodRead>) {
+        // A second call changes nothing: a process has one reader.
+        let _ = self.pods_to_read.set(sender);
     }
 
     /// Returns a receiver of the need for watches of workloads and pods of users; once true, it stays true.
@@ -474,7 +499,7 @@ mod tests {
     use hyper::{Request, Response};
     use kube::{Client, client::Body};
     use serde_json::json;
-    use tokio::{sync::mpsc, time::timeout};
+    use tokio::time::timeout;
 
     use super::*;
     use crate::{

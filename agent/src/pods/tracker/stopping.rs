@@ -23,8 +23,9 @@ pub(super) const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after the controller's answer to a preStop request in which it may name the pod as draining. A pod that is not
 /// draining by then has a container restarted: its liveness or startup probe has failed.
 ///
-/// The answer is a RouteTable in which the pod is not ready, since the agent has reported it so. Without one, time proves
-/// nothing: the controller may be slow, or may not have received the pod's deletion yet.
+/// The answer is [`container_restarts`](common::wire::PodEntry::container_restarts): the API server does not delete the
+/// pod. A kubelet that ends a pod by itself, for lack of memory for example, states so there a moment later. Without an
+/// answer time proves nothing, as the controller's watch of pods may be silent.
 pub(super) const RESTART_ASSUMED_AFTER: Duration = Duration::from_secs(5);
 
 /// Time after [`RESTART_ASSUMED_AFTER`] for which a pod gets no requests while its serving container still listens.
@@ -55,12 +56,42 @@ pub(super) struct PodDrain {
 pub(super) struct PodPreStop {
     /// Time of the request, since which the kubelet waits to stop the pod.
     pub(super) since: Option<Instant>,
-    /// Time since which the RouteTable names the pod as not ready, in answer to the report that follows the request.
-    unready_route_since: Option<Instant>,
+    /// Time since which the RouteTable answers that a container restarts.
+    restart_known_since: Option<Instant>,
+    /// True while the RouteTable's answer may be one to an earlier request, or that of a replica which knows only the
+    /// earlier request. The agent does not ask until the controller has withdrawn that answer.
+    awaits_withdrawal: bool,
     /// True if the request has got its response.
     pub(super) has_response: bool,
     /// True if the pod's first listener has opened since the request.
     is_reopened: bool,
+}
+
+impl PodPreStop {
+    /// Returns true if the controller is to find out if the pod ends. It stays true after the response: if it is not the
+    /// serving container that restarts, only the controller's answer tells that the pod goes on.
+    pub(super) fn asks_controller(&self) -> bool {
+        self.since.is_some() && !self.awaits_withdrawal
+    }
+
+    /// Begins a whole RouteTable. An answer in it counts only after it was withdrawn and given again.
+    pub(super) fn begin_table(&mut self) {
+        self.awaits_withdrawal = self.since.is_some();
+    }
+
+    /// Begins a question to the controller. `has_answer`: the RouteTable still has the answer to an earlier one.
+    fn begin_question(&mut self, has_answer: bool) {
+        self.awaits_withdrawal = has_answer;
+        self.restart_known_since = None;
+    }
+
+    /// Follows the answer in the RouteTable.
+    fn update_answer(&mut self, now: Instant, is_restart: bool) {
+        self.awaits_withdrawal &= is_restart;
+        let is_known = is_restart && self.asks_controller();
+        let since = self.restart_known_since.unwrap_or(now);
+        self.restart_known_since = is_known.then_some(since);
+    }
 }
 
 impl TrackedPod {
@@ -71,14 +102,7 @@ impl TrackedPod {
             RoutingPhase::Starting | RoutingPhase::Ready => None,
         };
         self.drain.is_drained &= self.drain.since.is_some();
-        self.update_unready_route(now);
-    }
-
-    /// Follows whether the RouteTable shows that the controller knows of the preStop request.
-    fn update_unready_route(&mut self, now: Instant) {
-        let is_unready = self.pod.phase == RoutingPhase::Starting && self.prestop.since.is_some();
-        let since = self.prestop.unready_route_since.unwrap_or(now);
-        self.prestop.unready_route_since = is_unready.then_some(since);
+        self.prestop.update_answer(now, self.pod.container_restarts);
     }
 
     /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
@@ -131,20 +155,20 @@ impl TrackedPod {
     }
 
     /// Handles a container's restart. The kubelet may restart it without waiting for requests that may never end,
-    /// and the pod returns to service afterwards. Without a controller nothing happens here, because the pod may as
-    /// well be one that stops.
+    /// and the pod returns to service afterwards. Without the controller's answer nothing happens here, because the pod
+    /// may as well be one that stops: then the kubelet's grace period alone bounds the wait.
     pub(super) fn update_restart(
         &mut self,
         now: Instant,
         is_connected: bool,
         out: &mut Vec<PodTrackerAction>,
     ) {
-        let Some(unready_since) =
-            self.prestop.unready_route_since.filter(|_| is_connected && self.drain.since.is_none())
+        let Some(known_since) =
+            self.prestop.restart_known_since.filter(|_| is_connected && self.drain.since.is_none())
         else {
             return;
         };
-        let since = now.saturating_duration_since(unready_since);
+        let since = now.saturating_duration_since(known_since);
         if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
             self.prestop.has_response = true;
             out.push(PodTrackerAction::AllowStop(self.uid()));
@@ -162,12 +186,13 @@ impl TrackedPod {
         if self.prestop.since.is_none() {
             self.prestop.since = Some(now);
             self.prestop.is_reopened = false;
-            self.update_unready_route(now);
         }
+        // Also for a further request: the pod may have been deleted since the answer to the first one.
+        self.prestop.begin_question(self.pod.container_restarts);
         if self.prestop.has_response {
             out.push(PodTrackerAction::AllowStop(self.uid()));
         }
-        // Reports the pod as not ready: no new request may come from here on.
+        // Reports the pod as not ready, and asks the controller if it ends: no new request may come from here on.
         self.report(now, out);
     }
 
@@ -187,7 +212,8 @@ impl TrackedPod {
     /// Ends the restart: the container that the preStop request was for runs again.
     fn end_restart(&mut self, out: &mut Vec<PodTrackerAction>) {
         let was_asked = self.prestop.since.take().is_some();
-        self.prestop.unready_route_since = None;
+        self.prestop.restart_known_since = None;
+        self.prestop.awaits_withdrawal = false;
         if mem::take(&mut self.prestop.has_response) || was_asked {
             out.push(PodTrackerAction::EndExclusion(self.uid()));
         }

@@ -108,6 +108,7 @@ fn idle() -> PodObservation {
         not_ready_reason: "nothing listens on port 8080 yet".into(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     }
 }
 
@@ -507,10 +508,21 @@ fn request_prestop(pods: &mut PodTracker, now: Instant) -> Vec<PodTrackerAction>
     pods.step(now, PodTrackerEvent::PreStopRequested("a".into()))
 }
 
-/// Lets the RouteTable name the pod with this phase.
-fn route_phase(pods: &mut PodTracker, now: Instant, phase: RoutingPhase) {
+/// Lets the RouteTable name the pod with this phase, and without an answer to a preStop request.
+fn route_phase(pods: &mut PodTracker, now: Instant, phase: RoutingPhase) -> Vec<PodTrackerAction> {
     let entry = wire::PodEntry { phase, ..pod("a", ProbeHandler::Listen) };
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(entry)));
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(entry)))
+}
+
+/// Lets the RouteTable name the pod as not ready, with the answer that a container restarts.
+fn route_restart(pods: &mut PodTracker, now: Instant) -> Vec<PodTrackerAction> {
+    let entry = wire::PodEntry { container_restarts: true, ..pod("a", ProbeHandler::Listen) };
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(entry)))
+}
+
+/// Returns for each report if it asks the controller about a stop.
+fn asked(actions: Vec<PodTrackerAction>) -> Vec<bool> {
+    reports(actions).iter().map(|observed| observed.awaits_stop).collect()
 }
 
 fn idle_state() -> PodKernelState {
@@ -631,19 +643,23 @@ fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
     pods.set_controller_connected(true);
     route_phase(&mut pods, now, RoutingPhase::Ready);
     let observed = reports(request_prestop(&mut pods, now));
-    assert_eq!(observed.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
-    // The controller answers that report late, and may need a moment more to name the pod as draining.
+    let [observed] = observed.as_slice() else { panic!("{observed:?}") };
+    assert!(!observed.ready && observed.awaits_stop, "it gets no more requests");
+    // The controller answers late, and may need a moment more to name the pod as draining.
+    route_phase(&mut pods, now + SECOND, RoutingPhase::Starting);
     let answered = now + 20 * SECOND;
     assert_eq!(released(&read_kernel_state(&mut pods, answered, hangs)), 0);
-    route_phase(&mut pods, answered, RoutingPhase::Starting);
+    route_restart(&mut pods, answered);
     let early = answered + RESTART_ASSUMED_AFTER - SECOND;
     assert_eq!(released(&read_kernel_state(&mut pods, early, hangs)), 0);
-    route_phase(&mut pods, early, RoutingPhase::Starting);
+    route_restart(&mut pods, early);
     let over = answered + RESTART_ASSUMED_AFTER;
     assert_eq!(released(&read_kernel_state(&mut pods, over, hangs)), 1);
-    read_kernel_state(&mut pods, over + 2 * SECOND, PodKernelState::default());
+    let closed = read_kernel_state(&mut pods, over + 2 * SECOND, PodKernelState::default());
+    assert_eq!(asked(closed), [true], "the container is not back yet");
     let observed = reports(read_kernel_state(&mut pods, over + 3 * SECOND, listening_state(1)));
-    assert_eq!(observed.last().map(|it| it.ready), Some(true), "the new container serves");
+    let last = observed.last().map(|it| (it.ready, it.awaits_stop));
+    assert_eq!(last, Some((true, false)), "the new container serves");
 }
 
 #[test]
@@ -655,23 +671,119 @@ fn a_pod_that_stops_keeps_its_requests_whatever_the_controller_says_or_does_not(
     let mut pods = busy(now);
     request_prestop(&mut pods, now);
     assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
-    // A controller is connected, and has not answered the report that the pod is not ready.
-    let mut pods = busy(now);
-    pods.set_controller_connected(true);
-    route_phase(&mut pods, now, RoutingPhase::Ready);
-    request_prestop(&mut pods, now);
-    route_phase(&mut pods, now + SECOND, RoutingPhase::Ready);
-    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
-    // A controller names the pod as draining, at once or after its answer.
-    for first in [RoutingPhase::Ready, RoutingPhase::Starting] {
+    // A controller is connected, and gives no answer: its watch of pods may be silent.
+    for phase in [RoutingPhase::Ready, RoutingPhase::Starting] {
         let mut pods = busy(now);
         pods.set_controller_connected(true);
         route_phase(&mut pods, now, RoutingPhase::Ready);
         request_prestop(&mut pods, now);
-        route_phase(&mut pods, now + SECOND, first);
+        route_phase(&mut pods, now + SECOND, phase);
+        assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0, "{phase:?}");
+    }
+    // A controller names the pod as draining, at once or after another statement.
+    let routes: [fn(&mut PodTracker, Instant) -> Vec<PodTrackerAction>; 3] = [
+        |pods, at| route_phase(pods, at, RoutingPhase::Ready),
+        |pods, at| route_phase(pods, at, RoutingPhase::Starting),
+        route_restart,
+    ];
+    for route in routes {
+        let mut pods = busy(now);
+        pods.set_controller_connected(true);
+        route_phase(&mut pods, now, RoutingPhase::Ready);
+        request_prestop(&mut pods, now);
+        route(&mut pods, now + SECOND);
         route_phase(&mut pods, now + 2 * SECOND, RoutingPhase::Draining);
         assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
     }
+}
+
+#[test]
+fn a_restart_that_the_controller_takes_back_is_not_assumed() {
+    let now = Instant::now();
+    let busy_still = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    route_restart(&mut pods, now);
+    route_phase(&mut pods, now + SECOND, RoutingPhase::Starting);
+    let long = now + 60 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    // Its next answer begins the time again.
+    route_restart(&mut pods, long);
+    let early = long + RESTART_ASSUMED_AFTER - SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, early, busy_still)), 0);
+    let over = long + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+}
+
+/// The second request may be for the end of the pod, and reports of both may reach the controller as one.
+#[test]
+fn the_answer_to_an_earlier_prestop_request_does_not_count() {
+    let now = Instant::now();
+    let busy_still = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    route_restart(&mut pods, now);
+    read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, busy_still);
+    let reopened = now + RESTART_ASSUMED_AFTER + SECOND;
+    read_kernel_state(&mut pods, reopened, PodKernelState::default());
+    assert_eq!(asked(read_kernel_state(&mut pods, reopened, listening_state(1))), [false]);
+
+    read_kernel_state(&mut pods, reopened + SECOND, busy_still);
+    assert_eq!(asked(request_prestop(&mut pods, reopened + SECOND)), [false], "the old one stands");
+    let long = reopened + 60 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    let withdrawn = route_phase(&mut pods, long, RoutingPhase::Starting);
+    assert_eq!(asked(withdrawn), [true]);
+    route_restart(&mut pods, long);
+    let over = long + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+}
+
+#[test]
+fn a_further_prestop_request_asks_again() {
+    let now = Instant::now();
+    let busy_still = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    route_restart(&mut pods, now);
+    let further = now + RESTART_ASSUMED_AFTER - SECOND;
+    assert_eq!(asked(request_prestop(&mut pods, further)), [false], "the old answer stands");
+    let long = now + 50 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    assert_eq!(asked(route_phase(&mut pods, long, RoutingPhase::Starting)), [true]);
+    route_restart(&mut pods, long);
+    let over = long + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+}
+
+/// A replica may not have received that an earlier question was over.
+#[test]
+fn an_answer_in_the_first_table_of_a_stream_counts_once_it_was_given_again() {
+    let now = Instant::now();
+    let busy_still = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    pods.begin_table();
+    assert_eq!(asked(route_restart(&mut pods, now)), [false]);
+    let long = now + 60 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    assert_eq!(asked(route_phase(&mut pods, long, RoutingPhase::Starting)), [true]);
+    route_restart(&mut pods, long);
+    let over = long + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+    // A table without an answer needs nothing of the kind.
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    pods.begin_table();
+    assert_eq!(asked(route_phase(&mut pods, now, RoutingPhase::Starting)), [false; 0]);
+    route_restart(&mut pods, now);
+    let over = now + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
 }
 
 #[test]
@@ -680,13 +792,18 @@ fn a_pod_whose_other_container_restarts_serves_again_after_a_while() {
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
-    route_phase(&mut pods, now, RoutingPhase::Starting);
-    read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, idle_state());
-    let over = RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
+    // The pod is idle, so the kubelet need not wait for the controller's answer.
+    let quiet = now + DRAINING_ROUTE_TIMEOUT + DRAINED_AFTER;
+    let read = read_kernel_state(&mut pods, quiet, idle_state());
+    assert_eq!((released(&read), asked(read)), (1, vec![true]), "it asks on");
     let observed = |pods: &mut PodTracker, at| reports(read_kernel_state(pods, at, idle_state()));
-    assert_eq!(observed(&mut pods, now + over - SECOND), []);
-    let observed = observed(&mut pods, now + over);
-    assert_eq!(observed.last().map(|it| it.ready), Some(true));
+    let answered = now + 120 * SECOND;
+    assert_eq!(observed(&mut pods, answered), [], "without an answer it may be a pod that stops");
+    route_restart(&mut pods, answered);
+    let over = RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
+    assert_eq!(observed(&mut pods, answered + over - SECOND), []);
+    let observed = observed(&mut pods, answered + over);
+    assert_eq!(observed.last().map(|it| (it.ready, it.awaits_stop)), Some((true, false)));
     assert!(!pods.is_stopping("a"));
 }
 
@@ -696,10 +813,10 @@ fn a_container_that_is_back_at_once_serves_again_once_the_pod_is_known_to_go_on(
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
-    route_phase(&mut pods, now, RoutingPhase::Starting);
+    route_restart(&mut pods, now);
     read_kernel_state(&mut pods, now, PodKernelState::default());
     read_kernel_state(&mut pods, now, listening_state(1));
-    assert!(pods.is_stopping("a"), "the controller may not have heard yet");
+    assert!(pods.is_stopping("a"), "the pod may be named as draining in a moment");
     let observed =
         reports(read_kernel_state(&mut pods, now + DRAINING_ROUTE_TIMEOUT, listening_state(1)));
     assert_eq!(observed.last().map(|it| it.ready), Some(true));

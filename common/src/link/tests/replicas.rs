@@ -232,6 +232,7 @@ fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     };
     (PodReportKey::Pod(uid.into()), PodReportItem::Observed(observation))
 }

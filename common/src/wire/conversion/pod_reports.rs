@@ -99,6 +99,7 @@ impl TryFrom<raw::PodSeen> for PodObservation {
             not_ready_reason: message.trouble,
             counts_all_ports: message.counts_all_ports,
             standby: message.standby.map(Into::into),
+            awaits_stop: message.awaits_stop,
         })
     }
 }
@@ -118,6 +119,7 @@ impl From<PodObservation> for raw::PodSeen {
             also: value.other_family_address.map(address_octets).unwrap_or_default(),
             counts_all_ports: value.counts_all_ports,
             standby: value.standby.map(Into::into),
+            awaits_stop: value.awaits_stop,
         }
     }
 }

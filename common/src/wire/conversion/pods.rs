@@ -38,6 +38,7 @@ impl TryFrom<raw::Pod> for PodEntry {
             ports: parse_pod_ports(message.ports)?,
             keeps_binds: message.keeps_binds,
             standby: parse_standby(message.standby, phase)?,
+            container_restarts: message.container_restarts,
         })
     }
 }
@@ -90,6 +91,7 @@ impl From<PodEntry> for raw::Pod {
             keeps_binds: value.keeps_binds,
             by_report: value.awaits_report,
             standby: value.standby.map(Into::into),
+            container_restarts: value.container_restarts,
         }
     }
 }

@@ -58,6 +58,7 @@ fn observation(standby: Option<StandbyReport>) -> PodObservation {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby,
+        awaits_stop: false,
     }
 }
 

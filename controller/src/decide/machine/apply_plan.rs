@@ -95,6 +95,7 @@ impl ControllerStateMachine {
         self.record_standby_failures(name, previous, &app);
         log_changes(name, previous, &app);
         self.cluster.apps.insert(name.clone(), Box::new(app));
+        self.follow_stop_checks(name, now);
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
@@ -266,6 +267,7 @@ impl ControllerStateMachine {
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
         self.standby_apps.remove(name);
+        self.stop_checks.forget_app(name);
         self.cluster.apps.remove(name);
         info!(service = %name, "service gone");
     }

@@ -8,7 +8,7 @@ use common::{
 };
 use serde_json::Value;
 
-use super::{ConfigMapEventRecord, DigestResolution};
+use super::{ConfigMapEventRecord, DigestResolution, PodRead, PodReadResult};
 use crate::model::{
     cluster_state::{AppState, ServiceManifest},
     network_policies::PolicyClientPod,
@@ -64,6 +64,8 @@ pub enum ControllerEvent {
     PodRunStatus(PodRunStatus),
     /// An object as the API server holds it; `None`: it was deleted.
     ObjectObserved { resource: ResourceKind, name: NamespacedName, object: Option<Box<Value>> },
+    /// A read of a pod has ended, with this result.
+    PodReadEnded { read: PodRead, result: PodReadResult },
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
     ClientPodObserved { name: NamespacedName, pod: Option<PolicyClientPod> },
     /// All pods that NetworkPolicies may admit have been observed.
@@ -107,6 +109,8 @@ pub struct ControllerEffects {
     pub config_map_events: Vec<ConfigMapEventRecord>,
     /// Revisions whose digests are to be resolved, or are no longer needed.
     pub revisions_to_resolve: Vec<NamespacedName>,
+    /// Pods to read from the API server now.
+    pub pods_to_read: Vec<PodRead>,
     /// Events to record on other objects: Services of users, and Revisions.
     pub object_events: Vec<ObjectEventRecord>,
     /// True if the Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users must be watched: a scaled

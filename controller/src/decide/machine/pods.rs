@@ -21,7 +21,9 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        if self.observe_component_pod(name, object, now) {
+        if self.observe_component_pod(name, object, now)
+            || object.is_some_and(|it| !self.admit_pod_version(it))
+        {
             return;
         }
         // A kubelet that rejected the pod would reject the next one too, so the node is avoided for a while. A pod of a

@@ -232,7 +232,7 @@ impl ControllerStateMachine {
 
     /// Records that the activator names each service that it routes to some Revision, or the agent each service that
     /// awaits agents.
-    pub(super) fn begin_routed_services(&mut self, reporter: &ComponentReplica, stream: u64) {
+    pub(super) fn begin_routed(&mut self, reporter: &ComponentReplica, stream: u64) {
         self.cluster.pods.reporters.begin_routed_services(&reporter_id(reporter), stream);
     }
 
@@ -356,6 +356,10 @@ impl ControllerStateMachine {
         // A workload sleeps only if all of its ports are counted. What is not reported does not keep it awake.
         let changes_counted_ports =
             last_report.is_none_or(|it| it.counts_all_ports) != observation.counts_all_ports;
+        let changes_stop = last_report.is_some_and(|it| it.awaits_stop) != observation.awaits_stop;
+        if observation.awaits_stop {
+            self.stop_checks.add(&app, &uid);
+        }
         // Most reports change only counts, which need no plan.
         let old_addresses = if changes_only_count {
             None
@@ -373,7 +377,11 @@ impl ControllerStateMachine {
                 || (self.standby_apps.contains(&app)
                     && plan::needs_standby_plan(&self.cluster, &app, &uid))
         };
-        if !needs_no_plan || (idle && self.draining_apps.contains(&app)) || needs_standby_plan() {
+        if !needs_no_plan
+            || changes_stop
+            || (idle && self.draining_apps.contains(&app))
+            || needs_standby_plan()
+        {
             self.reconcile_app(&app, now);
         }
     }

@@ -214,6 +214,7 @@ pub(crate) fn pod_seen(uid: &str) -> PodObservation {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     }
 }
 

@@ -132,6 +132,7 @@ mod tests {
             not_ready_reason: String::new(),
             counts_all_ports: true,
             standby: Some(standby),
+            awaits_stop: false,
         };
         cluster.pods.reports.insert("u".into(), report);
         cluster

@@ -112,7 +112,22 @@ pub(super) fn pod_subject(
         ports: pod.layout.as_ref().map(|it| it.ports.to_vec()).unwrap_or_default(),
         keeps_binds: pod.layout.is_some(),
         standby: standby::pod_order(pod, context),
+        container_restarts: is_container_restarting(pod, context),
     })
+}
+
+/// Returns true if the kubelet of a pod has asked to stop a container, and is known not to end the pod.
+fn is_container_restarting(
+    pod: &cluster_state::RevisionPod,
+    context: &RevisionPlanContext<'_>,
+) -> bool {
+    let report = context.cluster.pods.reports.get(&*pod.uid);
+    let goes_on = match &pod.kube_status {
+        Some(status) => pod.restarts_container && !status.is_terminating && !status.is_disrupted,
+        // Pods of the local node end only by the controller's own order.
+        None => true,
+    };
+    goes_on && pod.stage == PodStage::Serving && report.is_some_and(|it| it.awaits_stop)
 }
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.

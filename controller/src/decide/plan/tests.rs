@@ -157,6 +157,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
                 not_ready_reason: String::new(),
                 counts_all_ports: true,
                 standby: standby_report(standby),
+                awaits_stop: false,
             };
             ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }

@@ -216,6 +216,9 @@ pub struct RevisionPod {
     pub resize: Option<Box<PodResize>>,
     /// True while the pod may be frozen and its agent, which alone would thaw it, does not report.
     pub is_unreachable: bool,
+    /// True if the API server does not delete the pod, asked after its kubelet had asked to stop a container. So the
+    /// container restarts. Each replica has its own answer, for as long as the agent reports the kubelet's request.
+    pub restarts_container: bool,
     /// Address at which the pod served before this controller started, until its agent reports.
     pub restored_address: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
@@ -251,6 +254,7 @@ impl RevisionPod {
             is_frozen: false,
             resize: None,
             is_unreachable: false,
+            restarts_container: false,
             restored_address: None,
             kube_status: None,
             layout: None,
@@ -291,6 +295,8 @@ pub struct KubePodStatus {
     pub has_readiness_gates: bool,
     /// True once the pod has a deletion timestamp.
     pub is_terminating: bool,
+    /// True while the pod is about to end by an eviction, a preemption or the kubelet itself, deleted or not.
+    pub is_disrupted: bool,
     /// Start of draining, as the leader noted it on the pod.
     pub draining_since: Option<UnixMillis>,
     /// Moment of the standby order, as the leader noted it on the pod.

@@ -40,6 +40,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
             kubelet_readiness: kubelet_readiness(object),
             has_readiness_gates: array_items(&object["spec"]["readinessGates"]).next().is_some(),
             is_terminating,
+            is_disrupted: is_disrupted(status),
             draining_since: noted(DRAINING),
             standby_since: noted(STANDBY_SINCE),
             has_reduced_requests: annotation(object, ORIGINAL_REQUESTS).is_some(),
@@ -89,6 +90,13 @@ fn kubelet_readiness(object: &Value) -> KubeletReadiness {
         true => KubeletReadiness::Ready,
         false => KubeletReadiness::NotYetReady,
     }
+}
+
+/// Returns true if the pod is about to end by an eviction, a preemption or the kubelet itself (Kubernetes'
+/// `DisruptionTarget`).
+fn is_disrupted(status: &Value) -> bool {
+    let mut conditions = array_items(&status["conditions"]);
+    conditions.any(|it| it["type"] == "DisruptionTarget" && it["status"] == "True")
 }
 
 fn unschedulable_reason(status: &Value) -> Option<ConditionReason> {

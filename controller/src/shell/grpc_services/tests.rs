@@ -115,6 +115,7 @@ fn ready_pod_report(uid: &str) -> PodReportItem {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     })
 }
 

@@ -119,6 +119,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
         not_ready_reason: String::new(),
         counts_all_ports: true,
         standby: None,
+        awaits_stop: false,
     };
     ControllerEvent::PodReported { reporter: subscriber, stream: 1, observation }
 }

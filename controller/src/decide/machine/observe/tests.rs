@@ -35,6 +35,7 @@ mod revision_services;
 mod route_references;
 mod scaled_services;
 mod standby;
+mod stop_checks;
 mod topology;
 mod write_errors;
 

@@ -30,6 +30,24 @@ fn a_pod_whose_node_never_reports_its_end_leaves_nothing_behind() {
     assert_eq!((pods.statuses.len(), pods.reports.len()), (0, 0));
 }
 
+/// Only the controller's order ends a pod of the local node, so there is nothing to ask.
+#[test]
+fn a_pod_of_the_local_node_that_is_not_ordered_to_stop_restarts_a_container() {
+    let mut sim = MachineSim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    sim.report_all_ready();
+    let uid = sim.pod_uids().remove(0);
+    let restarts = |sim: &MachineSim| sim.table().pods[&uid].container_restarts;
+    sim.report_pod(&uid, |it| (it.ready, it.in_flight, it.awaits_stop) = (false, 1, true));
+    assert!(restarts(&sim));
+    sim.report_pod(&uid, |it| it.awaits_stop = false);
+    assert!(!restarts(&sim));
+    sim.report_pod(&uid, |it| it.awaits_stop = true);
+    sim.decide(0);
+    assert_eq!((sim.phases(), restarts(&sim)), (vec![RoutingPhase::Draining], false));
+}
+
 /// Returns a deleted service with one pod, in which a request is in flight.
 fn deleted_with_a_request() -> (MachineSim, String) {
     let mut sim = MachineSim::new();

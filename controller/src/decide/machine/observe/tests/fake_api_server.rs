@@ -15,7 +15,7 @@ use common::{
 use serde_json::{Value, json};
 
 use crate::{
-    decide::machine::{ControllerEvent, ControllerStateMachine, ObjectEventRecord},
+    decide::machine::{ControllerEvent, ControllerStateMachine, ObjectEventRecord, PodRead},
     model::{
         cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
         knative::key,
@@ -70,6 +70,10 @@ pub(super) struct FakeApiServer {
     pub(super) object_events: Vec<ObjectEventRecord>,
     /// Error of each resize of a pod.
     pub(super) resize_refusal: Option<WriteError>,
+    /// Reads of pods that the machine of the leader has asked for, and that the test answers.
+    pub(super) pod_reads: Vec<PodRead>,
+    /// Reads of pods that the other replica has asked for.
+    pub(super) pod_reads_of_other: Vec<PodRead>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -109,6 +113,8 @@ impl FakeApiServer {
             conflicts: 0,
             object_events: Vec::new(),
             resize_refusal: None,
+            pod_reads: Vec::new(),
+            pod_reads_of_other: Vec::new(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -146,9 +152,11 @@ impl FakeApiServer {
                     | ControllerEvent::WriteErrorChanged { .. }
             );
             if let Some(follower) = self.other_replica.as_mut().filter(|_| !is_for_leader) {
-                follower.step(self.now, event.clone());
+                let effects = follower.step(self.now, event.clone());
+                self.pod_reads_of_other.extend(effects.pods_to_read);
             }
             let effects = self.machine.step(self.now, event);
+            self.pod_reads.extend(effects.pods_to_read);
             self.object_events.extend(effects.object_events);
             if effects.needs_workload_watch && self.lists_workloads && !self.are_workloads_listed {
                 self.are_workloads_listed = true;

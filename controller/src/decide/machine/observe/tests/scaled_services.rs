@@ -11,6 +11,7 @@ mod numbers;
 mod ports;
 mod refusals;
 mod restarts;
+mod stop_checks;
 
 const DEPLOYMENT: ResourceKind = ResourceKind::Deployment;
 const STATEFUL_SET: ResourceKind = ResourceKind::StatefulSet;
