@@ -7,6 +7,7 @@ use std::thread;
 
 use tests::http_client;
 use tests::rouse_node::RouseNode;
+use tests::scenarios;
 use tests::wait::{WAIT_TIMEOUT, wait_for};
 
 /// Manifest of a sleeping service whose server speaks first, with the shortest window. `settings` are further lines of
@@ -95,8 +96,18 @@ fn send_at_once(node: &RouseNode, address: SocketAddr, count: usize) -> Vec<Stri
 }
 
 #[test]
-fn connections_wait_for_a_pod_whose_server_speaks_first() {
+fn connections_of_any_protocol_wait_for_a_pod_and_keep_it_until_their_close() {
     let node = RouseNode::start("raw-tcp");
+    scenarios::run_at_once(
+        &node,
+        &scenarios![
+            connections_wait_for_a_pod_whose_server_speaks_first,
+            an_open_connection_keeps_its_pod_although_no_byte_is_sent,
+        ],
+    );
+}
+
+fn connections_wait_for_a_pod_whose_server_speaks_first(node: &RouseNode) {
     for (name, settings, env) in [
         ("bytes", "", ""),
         ("mute", "      timeoutSeconds: 4\n", ", {name: HELLO_LISTEN, value: never}"),
@@ -110,7 +121,7 @@ fn connections_wait_for_a_pod_whose_server_speaks_first() {
     assert_eq!(response.expect("a response").status, 404);
     assert_eq!(node.pods("bytes").len(), 0, "asleep before the first connection");
 
-    let pods = send_at_once(&node, address, 20);
+    let pods = send_at_once(node, address, 20);
     let different: BTreeSet<&String> = pods.iter().collect();
     assert_eq!((pods.len(), different.len()), (20, 1), "{different:?}");
     assert!(pods[0].starts_with("bytes-00001-"), "{pods:?}");
@@ -128,9 +139,7 @@ fn connections_wait_for_a_pod_whose_server_speaks_first() {
     node.wait_asleep("bytes");
 }
 
-#[test]
-fn an_open_connection_keeps_its_pod_although_no_byte_is_sent() {
-    let node = RouseNode::start("idle-tcp");
+fn an_open_connection_keeps_its_pod_although_no_byte_is_sent(node: &RouseNode) {
     for name in ["kept", "other"] {
         let (is_applied, output) = node.apply(&manifest(name, "", ""));
         assert!(is_applied, "{output}");
