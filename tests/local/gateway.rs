@@ -1,4 +1,6 @@
 //! Third-party clients at the gateway: HTTP/2 with prior knowledge, beginning with a sleeping service.
+//!
+//! Scenario of the test in [`crate::service_lifecycle`].
 
 use std::process::{Command, Stdio};
 

@@ -11,6 +11,8 @@ use tests::rouse_node::RouseNode;
 use tests::scenarios;
 use tests::wait::{sleep, wait_for};
 
+use crate::raw_tcp;
+
 /// Requests that no HTTP/1.1 server should accept.
 const MALFORMED: [&[u8]; 9] = [
     b"\r\n\r\n\r\n\r\n",
@@ -180,17 +182,24 @@ fn in_flight(node: &RouseNode, service: &str) -> Option<f64> {
     metrics.lines().find(is_meant)?.rsplit(' ').next()?.parse().ok()
 }
 
-/// Each service has the clients of one path, at the same time.
 #[test]
-fn clients_that_break_http_disturb_no_other_client() {
-    let node = RouseNode::start("break-http");
-    scenarios::run_at_once(&node, &scenarios![on_the_direct_path, at_the_activator]);
+fn clients_that_break_http_or_speak_another_protocol_disturb_no_other_client() {
+    let node = RouseNode::start("clients");
+    scenarios::run_at_once(
+        &node,
+        &scenarios![
+            clients_that_break_http_disturb_no_other_client_on_the_direct_path,
+            clients_that_break_http_disturb_no_other_client_at_the_activator,
+            raw_tcp::connections_wait_for_a_pod_whose_server_speaks_first,
+            raw_tcp::an_open_connection_keeps_its_pod_although_no_byte_is_sent,
+        ],
+    );
 }
 
-fn on_the_direct_path(node: &RouseNode) {
+fn clients_that_break_http_disturb_no_other_client_on_the_direct_path(node: &RouseNode) {
     check_bad_clients(node, "direct");
 }
 
-fn at_the_activator(node: &RouseNode) {
+fn clients_that_break_http_disturb_no_other_client_at_the_activator(node: &RouseNode) {
     check_bad_clients(node, "activator");
 }

@@ -1,4 +1,6 @@
 //! Services that speak bytes of any protocol: connections wait for a pod, are answered, and count as requests.
+//!
+//! Scenarios of the test in [`crate::misbehaving_clients`].
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
@@ -7,7 +9,6 @@ use std::thread;
 
 use tests::http_client;
 use tests::rouse_node::RouseNode;
-use tests::scenarios;
 use tests::wait::{WAIT_TIMEOUT, wait_for};
 
 /// Manifest of a sleeping service whose server speaks first, with the shortest window. `settings` are further lines of
@@ -95,19 +96,7 @@ fn send_at_once(node: &RouseNode, address: SocketAddr, count: usize) -> Vec<Stri
     })
 }
 
-#[test]
-fn connections_of_any_protocol_wait_for_a_pod_and_keep_it_until_their_close() {
-    let node = RouseNode::start("raw-tcp");
-    scenarios::run_at_once(
-        &node,
-        &scenarios![
-            connections_wait_for_a_pod_whose_server_speaks_first,
-            an_open_connection_keeps_its_pod_although_no_byte_is_sent,
-        ],
-    );
-}
-
-fn connections_wait_for_a_pod_whose_server_speaks_first(node: &RouseNode) {
+pub(super) fn connections_wait_for_a_pod_whose_server_speaks_first(node: &RouseNode) {
     for (name, settings, env) in [
         ("bytes", "", ""),
         ("mute", "      timeoutSeconds: 4\n", ", {name: HELLO_LISTEN, value: never}"),
@@ -139,7 +128,7 @@ fn connections_wait_for_a_pod_whose_server_speaks_first(node: &RouseNode) {
     node.wait_asleep("bytes");
 }
 
-fn an_open_connection_keeps_its_pod_although_no_byte_is_sent(node: &RouseNode) {
+pub(super) fn an_open_connection_keeps_its_pod_although_no_byte_is_sent(node: &RouseNode) {
     for name in ["kept", "other"] {
         let (is_applied, output) = node.apply(&manifest(name, "", ""));
         assert!(is_applied, "{output}");

@@ -116,6 +116,7 @@ fn all_thaws(node: &MultiProcessNode) -> f64 {
 }
 
 /// Asserts that the agent's resources do not grow while each of these frozen pods is thawed once in each round.
+#[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
 fn assert_no_growth(node: &MultiProcessNode, frozen: &BTreeSet<String>) {
     let rounds = std::env::var("ROUSE_STANDBY_ROUNDS").ok().and_then(|it| it.parse().ok());
     let rounds: usize = rounds.unwrap_or(ROUNDS);
