@@ -6,6 +6,7 @@ use std::thread;
 use tests::http_client::get;
 use tests::node_load::{LoadPlan, lost_requests, with_load};
 use tests::rouse_node::RouseNode;
+use tests::scenarios;
 use tests::wait::wait_for;
 
 /// Manifest of a sleeping service whose requests wait at most 4 s; `containers` is a list in YAML's short form.
@@ -39,8 +40,21 @@ fn check_message(node: &RouseNode, service: &str, message: &str, message_parts: 
 }
 
 #[test]
-fn a_manifest_that_cannot_be_used_gets_a_reason_and_becomes_ready_once_it_is_corrected() {
-    let node = RouseNode::start("manifest");
+fn wrong_manifests_and_images_get_reasons_and_their_requests_end() {
+    let node = RouseNode::start("bad-input");
+    scenarios::run_at_once(
+        &node,
+        &scenarios![
+            a_manifest_that_cannot_be_used_gets_a_reason_and_becomes_ready_once_it_is_corrected,
+            a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_deadline,
+            a_port_in_use_is_named_and_its_container_does_not_serve_for_the_other,
+        ],
+    );
+}
+
+fn a_manifest_that_cannot_be_used_gets_a_reason_and_becomes_ready_once_it_is_corrected(
+    node: &RouseNode,
+) {
     let cases: [(&str, String, &[&str]); 4] = [
         ("field", hello_container(", comand: [x]"), &["unknown field", "containers[0].comand"]),
         (
@@ -68,7 +82,7 @@ fn a_manifest_that_cannot_be_used_gets_a_reason_and_becomes_ready_once_it_is_cor
             (ready.status == "False").then_some(ready)
         });
         assert_eq!(refused.reason, "InvalidManifest", "{service}");
-        check_message(&node, service, &refused.message, message_parts);
+        check_message(node, service, &refused.message, message_parts);
         let row = node.run_rouse(&["get", "ksvc", service, "--no-headers"]);
         assert!(row.contains("False   InvalidManifest"), "{row}");
     }
@@ -138,9 +152,9 @@ fn cases() -> [InvalidServiceCase; 5] {
     ]
 }
 
-#[test]
-fn a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_deadline() {
-    let node = RouseNode::start("unready");
+fn a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_deadline(
+    node: &RouseNode,
+) {
     let slow_manifest = manifest("slow", &format!("[{}]", hello_container("")))
         .replace("Seconds: 4", "Seconds: 60");
     assert!(node.apply(&slow_manifest).0);
@@ -165,8 +179,8 @@ fn a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_de
         let slow_request = scope.spawn(move || send_request("slow", slow_address, "/?sleep=15000"));
         let threads: Vec<_> = cases
             .iter()
-            .zip(addresses)
-            .map(|(case, to)| (case, scope.spawn(move || send_request(case.service, to, "/"))))
+            .zip(&addresses)
+            .map(|(case, to)| (case, scope.spawn(move || send_request(case.service, *to, "/"))))
             .collect();
         for (case, thread) in threads {
             let response = thread.join().expect("a response");
@@ -176,35 +190,43 @@ fn a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_de
         assert_eq!(slow_request.join().expect("a response").status, 200);
     });
     assert_eq!(ended.lock().expect("no panic").last(), Some(&"slow"), "the others end before it");
-    for case in &cases {
-        // A new request wakes the service again if its pod has been given up meanwhile.
-        let target = node.cluster_ip(case.service);
-        let (host, path) = (case.service.into(), "/".into());
-        let plan = LoadPlan { target, host, path, clients: 1, keep_alive: false };
-        let (requests, condition) = with_load(&node, &plan, |_| {
-            wait_for(&format!("{}'s condition", case.service), || {
-                let revision = format!("{}-00001", case.service);
-                let healthy = node.condition("revision", &revision, "ContainerHealthy");
-                let ready = node.condition("ksvc", case.service, "Ready");
-                let is_same =
-                    ready.status == healthy.status && ready.message.contains(&healthy.message);
-                (healthy.reason == case.reason && is_same).then_some(ready)
-            })
-        });
-        assert_ne!(condition.status, "True", "{}", case.service);
-        check_message(&node, case.service, &condition.message, case.message_parts);
-        assert_eq!(
-            lost_requests(&requests).len(),
-            requests.len(),
-            "{}: no pod could respond",
-            case.service
-        );
-    }
+    thread::scope(|scope| {
+        for (case, address) in cases.iter().zip(addresses) {
+            scope.spawn(move || check_reason(node, case, address));
+        }
+    });
 }
 
-#[test]
-fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_serve_for_the_other() {
-    let node = RouseNode::start("inuse");
+/// Asserts that a service shows the reason for which it has no ready pod, and that no pod answers its requests.
+fn check_reason(node: &RouseNode, case: &InvalidServiceCase, target: SocketAddr) {
+    let (host, path) = (case.service.into(), "/".into());
+    let plan = LoadPlan { target, host, path, clients: 1, keep_alive: false };
+    let revision = format!("{}-00001", case.service);
+    // A new request wakes the service again if its pod has been given up meanwhile.
+    let (requests, condition) = with_load(node, &plan, |_| {
+        wait_for(&format!("{}'s condition", case.service), || {
+            let stored = node.stored_condition("revisions", &revision, "ContainerHealthy");
+            if stored.reason != case.reason {
+                return None;
+            }
+            let healthy = node.condition("revision", &revision, "ContainerHealthy");
+            let ready = node.condition("ksvc", case.service, "Ready");
+            let is_same =
+                ready.status == healthy.status && ready.message.contains(&healthy.message);
+            (healthy.reason == case.reason && is_same).then_some(ready)
+        })
+    });
+    assert_ne!(condition.status, "True", "{}", case.service);
+    check_message(node, case.service, &condition.message, case.message_parts);
+    assert_eq!(
+        lost_requests(&requests).len(),
+        requests.len(),
+        "{}: no pod could respond",
+        case.service
+    );
+}
+
+fn a_port_in_use_is_named_and_its_container_does_not_serve_for_the_other(node: &RouseNode) {
     let delayed_container = hello_container(
         ", name: web, ports: [{ containerPort: 8080 }], env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"2000\" }]",
     );
@@ -214,7 +236,7 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_serve_
     let target = node.wait_ready("twice");
     let plan =
         LoadPlan { target, host: "twice".into(), path: "/".into(), clients: 1, keep_alive: false };
-    let (_, condition) = with_load(&node, &plan, |_| {
+    let (_, condition) = with_load(node, &plan, |_| {
         wait_for("a condition", || {
             let ready = node.condition("ksvc", "twice", "Ready");
             // After its first end it starts again at once, and is ready until it fails at the port again.
@@ -222,5 +244,5 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_serve_
         })
     });
     assert_eq!(condition.reason, "RevisionFailed");
-    check_message(&node, "twice", &condition.message, &["code 1", "Address already in use"]);
+    check_message(node, "twice", &condition.message, &["code 1", "Address already in use"]);
 }

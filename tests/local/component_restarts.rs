@@ -31,11 +31,17 @@ fn steady_manifest() -> String {
     )
 }
 
+/// Name of a sleeping service.
+fn sleeper_name(number: usize) -> String {
+    format!("sleeper-{number}")
+}
+
 /// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait.
-fn sleeper_manifest() -> String {
+fn sleeper_manifest(number: usize) -> String {
     let delayed_container =
         "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
-    HELLO.replace("name: hello", "name: sleeper").replace("        - image:", delayed_container)
+    let hello = HELLO.replace("name: hello", &format!("name: {}", sleeper_name(number)));
+    hello.replace("        - image:", delayed_container)
 }
 
 /// Results of the load.
@@ -151,24 +157,30 @@ fn wait_for_waiting_requests(node: &MultiProcessNode, count: f64) {
     wait_for("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
 }
 
-pub(super) fn wait_asleep(node: &MultiProcessNode) {
-    wait_for("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
+/// Waits until none of the sleepers has a pod.
+pub(super) fn wait_asleep(node: &MultiProcessNode, sleepers: &[SocketAddr]) {
+    (0..sleepers.len()).for_each(|number| node.wait_asleep(&sleeper_name(number)));
 }
 
-/// Starts a node of four processes with both services, and waits until `steady` is on the direct path.
+/// Starts a node of four processes with the service `steady` and `count` sleepers, and waits until `steady` is on the
+/// direct path. Returns the addresses of `steady` and of the sleepers.
+///
+/// Each component that is killed has a sleeper of its own: those before it still wait for the end of their windows.
 pub(super) fn start_with_services(
     node: MultiProcessNode,
-) -> (MultiProcessNode, SocketAddr, SocketAddr) {
+    count: usize,
+) -> (MultiProcessNode, SocketAddr, Vec<SocketAddr>) {
     node.start(&COMPONENTS);
-    node.apply(&steady_manifest());
-    node.apply(&sleeper_manifest());
-    let (steady, sleeper) = (node.cluster_ip("steady"), node.cluster_ip("sleeper"));
+    let manifests = (0..count).map(sleeper_manifest).chain([steady_manifest()]);
+    node.apply(&manifests.collect::<Vec<_>>().join("---\n"));
+    let names: Vec<String> = (0..count).map(sleeper_name).collect();
+    let (steady, sleepers) = (node.cluster_ip("steady"), node.cluster_ips(&names));
     node.join_client_cgroup();
     wait_for("direct connections", || {
         in_client_netns(&node, || get_once(steady, "/").ok())?.direct.then_some(())
     });
-    wait_asleep(&node);
-    (node, steady, sleeper)
+    wait_asleep(&node, &sleepers);
+    (node, steady, sleepers)
 }
 
 /// Runs `work` on a thread in the clients' network namespace.
@@ -183,7 +195,7 @@ pub(super) fn in_client_netns<T: Send>(
     thread::scope(|scope| scope.spawn(inside).join()).expect("no panic")
 }
 
-/// Kills `component` while one request waits for the sleeper, sends another request meanwhile, and starts the component
+/// Kills `component` while one request waits for a sleeper, sends another request meanwhile, and starts the component
 /// again. Returns the results of both requests.
 pub(super) fn kill_and_start(
     node: &MultiProcessNode,
@@ -205,6 +217,18 @@ pub(super) fn kill_and_start(
     })
 }
 
+/// Sends one request to each sleeper at the same time, and asserts that it is answered.
+pub(super) fn assert_woken_again(node: &MultiProcessNode, sleepers: &[SocketAddr]) {
+    thread::scope(|scope| {
+        let send = |sleeper: &SocketAddr| spawn_request(scope, node, *sleeper, "/again");
+        let running: Vec<_> = sleepers.iter().map(send).collect();
+        for request in running {
+            let response = join_request(request).expect("a response");
+            assert_eq!(response.status, 200, "{response:?}");
+        }
+    });
+}
+
 /// Number of requests that the application at `address` has counted, including this query, and the name of its pod.
 fn application_count(node: &MultiProcessNode, address: SocketAddr) -> (u64, String) {
     let response = in_client_netns(node, || get_once(address, "/counts")).expect("a response");
@@ -215,12 +239,13 @@ fn application_count(node: &MultiProcessNode, address: SocketAddr) -> (u64, Stri
 
 #[test]
 fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_lost() {
-    let (node, steady, sleeper) = start_with_services(MultiProcessNode::new("restarts"));
+    let node = MultiProcessNode::new("restarts");
+    let (node, steady, sleepers) = start_with_services(node, COMPONENTS.len());
     let (count_at_start, pod) = application_count(&node, steady);
     let results = under_load(&node, steady, |results| {
         wait_progress(results, REQUESTS_WHILE_DEAD);
-        for component in COMPONENTS {
-            let responses = kill_and_start(&node, component, results, (steady, sleeper));
+        for (component, sleeper) in COMPONENTS.into_iter().zip(&sleepers) {
+            let responses = kill_and_start(&node, component, results, (steady, *sleeper));
             let message = format!("{component} killed: {responses:?}");
             let is_success =
                 responses.map(|response| response.is_ok_and(|response| response.status == 200));
@@ -228,12 +253,9 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
             // be sent again.
             assert_eq!(is_success, [component != "activator"; 2], "{message}");
             println!("{message}");
-            // The next component finds the service asleep, so that its request wakes the service.
-            wait_asleep(&node);
         }
-        let response = in_client_netns(&node, || get_once(sleeper, "/again")).expect("a response");
-        assert_eq!(response.status, 200, "{response:?}");
-        wait_asleep(&node);
+        // Also those whose windows began before a component was killed.
+        wait_asleep(&node, &sleepers);
     });
     assert_eq!(results.failures(), [] as [String; 0]);
 
@@ -255,6 +277,7 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
         "the kernel's counts"
     );
     assert_eq!(state.in_flight, 0);
+    assert_woken_again(&node, &sleepers);
 }
 
 #[test]

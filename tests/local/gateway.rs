@@ -1,10 +1,12 @@
 //! Third-party clients at the gateway: HTTP/2 with prior knowledge, beginning with a sleeping service.
+//!
+//! Scenario of the test in [`crate::service_lifecycle`].
 
 use std::process::{Command, Stdio};
 
 use tests::rouse_node::RouseNode;
 
-const HOST: &str = "hello.default.localhost";
+const HOST: &str = "http2.default.localhost";
 
 /// Output of a command that must succeed.
 fn run_ok(command: &mut Command) -> String {
@@ -13,12 +15,11 @@ fn run_ok(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-#[test]
-fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
-    let node = RouseNode::start("clients");
-    assert!(node.apply(include_str!("../../examples/hello.yaml")).0);
-    node.wait_ready("hello");
-    node.wait_asleep("hello");
+pub(super) fn curl_and_h2load_speak_http2_with_a_service_that_slept(node: &RouseNode) {
+    let manifest = include_str!("../../examples/hello.yaml");
+    assert!(node.apply(&manifest.replace("name: hello", "name: http2")).0);
+    node.wait_ready("http2");
+    node.wait_asleep("http2");
     let (ip, port) = (node.gateway.ip(), node.gateway.port());
     let url = format!("http://{HOST}:{port}/");
     let curl = || {

@@ -8,7 +8,10 @@ use std::time::Duration;
 use tests::http_client::get;
 use tests::node_load::{LoadPlan, RunningLoad, lost_requests, with_load};
 use tests::rouse_node::RouseNode;
+use tests::scenarios;
 use tests::wait::{sleep, wait_for};
+
+use crate::raw_tcp;
 
 /// Requests that no HTTP/1.1 server should accept.
 const MALFORMED: [&[u8]; 9] = [
@@ -137,51 +140,66 @@ fn run_bad_clients(node: &RouseNode, address: SocketAddr, running: &RunningLoad<
 }
 
 /// Runs these clients against a service under load on the annotated path, until it sleeps again.
-fn check_bad_clients(test: &str, path: &str) {
-    let node = RouseNode::start(test);
+fn check_bad_clients(node: &RouseNode, path: &str) {
     let manifest = include_str!("../../examples/hello.yaml");
     let window = "autoscaling.knative.dev/window: 6s";
     let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
-    assert!(node.apply(&manifest).0);
-    let target = node.wait_ready("hello");
-    let response = node.in_client_netns(|| get(target, "hello", "/")).expect("a response");
+    assert!(node.apply(&manifest.replace("name: hello", &format!("name: {path}"))).0);
+    let target = node.wait_ready(path);
+    let response = node.in_client_netns(|| get(target, path, "/")).expect("a response");
     assert_eq!(response.status, 200, "{response:?}");
     let plan = |keep_alive| LoadPlan {
         target,
-        host: "hello".into(),
+        host: path.to_owned(),
         path: "/?sleep=10".into(),
         clients: 3,
         keep_alive,
     };
-    let (results, (fresh, ())) = with_load(&node, &plan(true), |_| {
-        with_load(&node, &plan(false), |running| run_bad_clients(&node, target, running))
+    let (results, (fresh, ())) = with_load(node, &plan(true), |_| {
+        with_load(node, &plan(false), |running| run_bad_clients(node, target, running))
     });
     for requests in [results, fresh] {
         assert!(
             lost_requests(&requests).is_empty(),
-            "of {}: {:?}",
+            "{path}, of {}: {:?}",
             requests.len(),
             lost_requests(&requests)
         );
     }
-    let in_flight = || {
-        let metrics = node.metrics(7102);
-        let series = "rouse_revision_in_flight_requests{";
-        let line = metrics.lines().find(|line| line.starts_with(series))?;
-        line.rsplit(' ').next()?.parse::<f64>().ok()
-    };
-    wait_for("nothing in flight", || in_flight().filter(|count| *count == 0.0));
+    wait_for("nothing in flight", || in_flight(node, path).filter(|count| *count == 0.0));
     // A request that was counted and never ended would keep the service awake indefinitely.
-    node.wait_asleep("hello");
-    assert_eq!(node.in_client_netns(|| get(target, "hello", "/")).expect("a response").status, 200);
+    node.wait_asleep(path);
+    assert_eq!(node.in_client_netns(|| get(target, path, "/")).expect("a response").status, 200);
+}
+
+/// Number of requests of a service that are in flight, by the autoscaler; `None` while the service sleeps.
+fn in_flight(node: &RouseNode, service: &str) -> Option<f64> {
+    let metrics = node.metrics(7102);
+    let revision = format!("\"{service}-00001\"");
+    let is_meant = |line: &&str| {
+        line.starts_with("rouse_revision_in_flight_requests{") && line.contains(&revision)
+    };
+    metrics.lines().find(is_meant)?.rsplit(' ').next()?.parse().ok()
 }
 
 #[test]
-fn clients_that_break_http_disturb_no_other_client_on_the_direct_path() {
-    check_bad_clients("break-direct", "direct");
+fn clients_that_break_http_or_speak_another_protocol_disturb_no_other_client() {
+    let node = RouseNode::start("clients");
+    scenarios::run_at_once(
+        &node,
+        &scenarios![
+            clients_that_break_http_disturb_no_other_client_on_the_direct_path,
+            clients_that_break_http_disturb_no_other_client_at_the_activator,
+            raw_tcp::connections_wait_for_a_pod_whose_server_speaks_first,
+            raw_tcp::an_open_connection_keeps_its_pod_although_no_byte_is_sent,
+        ],
+    );
 }
 
-#[test]
-fn clients_that_break_http_disturb_no_other_client_at_the_activator() {
-    check_bad_clients("break-held", "activator");
+fn clients_that_break_http_disturb_no_other_client_on_the_direct_path(node: &RouseNode) {
+    check_bad_clients(node, "direct");
+}
+
+fn clients_that_break_http_disturb_no_other_client_at_the_activator(node: &RouseNode) {
+    check_bad_clients(node, "activator");
 }

@@ -1,4 +1,6 @@
 //! Services that speak bytes of any protocol: connections wait for a pod, are answered, and count as requests.
+//!
+//! Scenarios of the test in [`crate::misbehaving_clients`].
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
@@ -94,9 +96,7 @@ fn send_at_once(node: &RouseNode, address: SocketAddr, count: usize) -> Vec<Stri
     })
 }
 
-#[test]
-fn connections_wait_for_a_pod_whose_server_speaks_first() {
-    let node = RouseNode::start("raw-tcp");
+pub(super) fn connections_wait_for_a_pod_whose_server_speaks_first(node: &RouseNode) {
     for (name, settings, env) in [
         ("bytes", "", ""),
         ("mute", "      timeoutSeconds: 4\n", ", {name: HELLO_LISTEN, value: never}"),
@@ -110,7 +110,7 @@ fn connections_wait_for_a_pod_whose_server_speaks_first() {
     assert_eq!(response.expect("a response").status, 404);
     assert_eq!(node.pods("bytes").len(), 0, "asleep before the first connection");
 
-    let pods = send_at_once(&node, address, 20);
+    let pods = send_at_once(node, address, 20);
     let different: BTreeSet<&String> = pods.iter().collect();
     assert_eq!((pods.len(), different.len()), (20, 1), "{different:?}");
     assert!(pods[0].starts_with("bytes-00001-"), "{pods:?}");
@@ -128,9 +128,7 @@ fn connections_wait_for_a_pod_whose_server_speaks_first() {
     node.wait_asleep("bytes");
 }
 
-#[test]
-fn an_open_connection_keeps_its_pod_although_no_byte_is_sent() {
-    let node = RouseNode::start("idle-tcp");
+pub(super) fn an_open_connection_keeps_its_pod_although_no_byte_is_sent(node: &RouseNode) {
     for name in ["kept", "other"] {
         let (is_applied, output) = node.apply(&manifest(name, "", ""));
         assert!(is_applied, "{output}");

@@ -5,13 +5,20 @@ use std::os::unix::fs::MetadataExt as _;
 use std::{fs, thread};
 
 use local::layout;
+use serde_json::Value;
 use tests::http_client::{PlainHttpClient, get};
 use tests::node_load::{LoadPlan, RunningLoad, SentRequest, lost_requests, with_load};
 use tests::rouse_node::RouseNode;
+use tests::scenarios;
 use tests::wait::wait_for;
+
+use crate::gateway::curl_and_h2load_speak_http2_with_a_service_that_slept;
 
 /// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
+/// Services of the test of cycles, which run at the same time, and cycles of each.
+const CYCLED_SERVICES: usize = 7;
+const CYCLES: usize = 3;
 
 /// Manifest of a service with the shortest window and a target of two requests in a pod.
 fn manifest(name: &str) -> String {
@@ -25,15 +32,16 @@ fn load_plan(target: SocketAddr, clients: usize, keep_alive: bool) -> LoadPlan {
     LoadPlan { target, host, path: "/?sleep=50".to_owned(), clients, keep_alive }
 }
 
+/// Number of pods of a service that are ready.
 fn ready_pods(node: &RouseNode, service: &str) -> usize {
-    let is_ready = |pod: &&serde_json::Value| {
+    let is_ready = |pod: &&Value| {
         let conditions = pod["status"]["conditions"].as_array();
         conditions.is_some_and(|list| {
             list.iter()
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         })
     };
-    node.pods(service).iter().filter(is_ready).count()
+    node.stored_pods(service).iter().filter(is_ready).count()
 }
 
 /// Waits until `count` more requests have ended.
@@ -51,23 +59,39 @@ fn send_waking_request(
 }
 
 #[test]
-fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
-    let node = RouseNode::start("story");
+fn services_of_one_node_wake_for_each_kind_of_client_scale_go_direct_and_sleep() {
+    let node = RouseNode::start("services");
+    // Before the scenarios: without their node all of them would fail.
+    a_process_in_the_node_cannot_take_it_down(&node);
+    scenarios::run_at_once(
+        &node,
+        &scenarios![
+            a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request,
+            commands_that_run_inside_the_node_at_once_share_its_resolv_conf,
+            the_address_alone_wakes_whatever_the_host_header_says,
+            the_gateway_routes_by_host_and_refuses_unknown_hosts,
+            curl_and_h2load_speak_http2_with_a_service_that_slept,
+            a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other,
+        ],
+    );
+}
+
+fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request(node: &RouseNode) {
     assert!(node.apply(HELLO).0);
     let address = node.wait_ready("hello");
     assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
 
-    let first = send_waking_request(&node, address, "hello.default.svc.cluster.local");
+    let first = send_waking_request(node, address, "hello.default.svc.cluster.local");
     assert_eq!((first.status, node.pods("hello").len()), (200, 1), "{first:?}");
     assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
 
-    wait_for("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
+    wait_for("a ready pod", || (ready_pods(node, "hello") == 1).then_some(()));
     let fresh = LoadPlan { path: "/?sleep=100".to_owned(), ..load_plan(address, 20, false) };
     let keep_alive = LoadPlan { keep_alive: true, ..fresh.clone() };
-    let (mut requests, (others, max_pods)) = with_load(&node, &fresh, |_| {
-        with_load(&node, &keep_alive, |running| {
+    let (mut requests, (others, max_pods)) = with_load(node, &fresh, |_| {
+        with_load(node, &keep_alive, |running| {
             let max_pods = wait_for("three ready pods", || {
-                Some(ready_pods(&node, "hello")).filter(|ready| *ready >= 3)
+                Some(ready_pods(node, "hello")).filter(|ready| *ready >= 3)
             });
             wait_progress(running, 200);
             max_pods
@@ -94,7 +118,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     assert!(pods.len() >= 3, "responses came from {pods:?}");
 
     node.wait_asleep("hello");
-    let second = send_waking_request(&node, address, "hello.default.svc.cluster.local");
+    let second = send_waking_request(node, address, "hello.default.svc.cluster.local");
     assert_eq!((second.status, node.pods("hello").len()), (200, 1), "{second:?}");
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
 }
@@ -127,24 +151,27 @@ fn run_cycles(node: &RouseNode, service: &str, count: usize, keep_alive: bool) -
 }
 
 #[test]
-fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
-    // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
+fn twenty_one_cycles_lose_no_request_on_new_or_persistent_connections() {
+    // A window is at least 6 s, so cycles in sequence would take minutes.
     let node = RouseNode::start("cycles");
-    let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
-    for (service, _) in services {
-        assert!(node.apply(&manifest(service)).0);
-    }
+    let services: Vec<String> =
+        (0..CYCLED_SERVICES).map(|number| format!("cycled-{number}")).collect();
+    let manifests: Vec<String> = services.iter().map(|service| manifest(service)).collect();
+    assert!(node.apply(&manifests.join("---\n")).0);
     thread::scope(|scope| {
-        let run = |(service, keep_alive)| {
-            let node = &node;
-            scope.spawn(move || (keep_alive, run_cycles(node, service, 5, keep_alive)))
-        };
-        let running: Vec<_> = services.into_iter().map(run).collect();
-        for service in running {
-            let (keep_alive, requests) = service.join().expect("no request lost");
+        let node = &node;
+        let mut running = Vec::new();
+        for (number, service) in services.iter().enumerate() {
+            let keep_alive = number % 2 == 0;
+            let cycles = move || run_cycles(node, service, CYCLES, keep_alive);
+            running.push((keep_alive, scope.spawn(cycles)));
+        }
+        for (keep_alive, cycles) in running {
+            let requests = cycles.join().expect("no request lost");
             let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
-            let (min, max) = if keep_alive { (requests.len() / 2, requests.len()) } else { (0, 5) };
+            let (min, max) =
+                if keep_alive { (requests.len() / 2, requests.len()) } else { (0, CYCLES) };
             assert!(
                 (min..=max).contains(&persistent),
                 "{persistent} of {} were kept",
@@ -155,9 +182,7 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
 }
 
 /// A file that is being replaced cannot be mounted, so the commands must not replace it.
-#[test]
-fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf() {
-    let node = RouseNode::start("names");
+fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf(node: &RouseNode) {
     let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
     let before = file();
     let inside = || node.run_rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
@@ -172,58 +197,50 @@ fn commands_that_run_inside_the_node_at_once_share_its_resolv_conf() {
 }
 
 /// The removal of a node kills each process in its cgroups.
-#[test]
-fn a_process_in_the_node_cannot_take_it_down() {
-    let node = RouseNode::start("inside");
+fn a_process_in_the_node_cannot_take_it_down(node: &RouseNode) {
     // This process is a client in the node, and so are its children.
     let output = node.try_run(&["down"]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && message.contains("leave `rouse run`"), "{message}");
-    assert!(node.apply(HELLO).0);
-    node.wait_ready("hello");
+    assert!(node.apply(&manifest("inside")).0);
+    node.wait_ready("inside");
 }
 
-#[test]
-fn the_address_alone_wakes_whatever_the_host_header_says() {
-    let node = RouseNode::start("host");
+fn the_address_alone_wakes_whatever_the_host_header_says(node: &RouseNode) {
     for service in ["bare", "foreign", "other"] {
         assert!(node.apply(&manifest(service)).0);
     }
     let bare = node.wait_ready("bare");
     let foreign = node.wait_ready("foreign");
     let ip: IpAddr = bare.ip();
-    let response = send_waking_request(&node, bare, &ip.to_string());
+    let response = send_waking_request(node, bare, &ip.to_string());
     assert_eq!(response.status, 200, "{response:?}");
     assert!(response.header("x-pod").starts_with("bare-00001-"), "{response:?}");
-    let response = send_waking_request(&node, foreign, "other.default.svc.cluster.local");
+    let response = send_waking_request(node, foreign, "other.default.svc.cluster.local");
     assert_eq!(response.status, 200, "{response:?}");
     assert!(response.header("x-pod").starts_with("foreign-00001-"), "{response:?}");
     assert_eq!(node.pods("other").len(), 0, "a Host header wakes no service inside the node");
 }
 
-#[test]
-fn the_gateway_routes_by_host_and_refuses_unknown_hosts() {
-    let node = RouseNode::start("gateway");
-    assert!(node.apply(HELLO).0);
-    node.wait_ready("hello");
+fn the_gateway_routes_by_host_and_refuses_unknown_hosts(node: &RouseNode) {
+    const HOST: &str = "outside.default.localhost";
+    assert!(node.apply(&manifest("outside")).0);
+    node.wait_ready("outside");
     let mut client = PlainHttpClient::connect(node.gateway).expect("a gateway");
-    let port = node.gateway.port();
-    for host in ["hello.default.localhost".to_owned(), format!("hello.default.localhost:{port}")] {
+    for host in [HOST.to_owned(), format!("{HOST}:{}", node.gateway.port())] {
         let response = client.get(&host, "/").expect("a response");
         assert_eq!(response.status, 200, "{response:?}");
-        assert!(response.header("x-pod").starts_with("hello-00001-"), "{response:?}");
+        assert!(response.header("x-pod").starts_with("outside-00001-"), "{response:?}");
     }
-    for host in ["nobody.default.localhost", "hello.default.example.org", "10.96.0.10"] {
+    for host in ["nobody.default.localhost", "outside.default.example.org", "10.96.0.10"] {
         let response = client.get(host, "/").expect("a response");
         assert_eq!(response.status, 404, "{host}: {response:?}");
     }
     // The gateway keeps its client connections, also after a request to an unknown host.
-    assert_eq!(client.get("hello.default.localhost", "/").expect("a response").status, 200);
+    assert_eq!(client.get(HOST, "/").expect("a response").status, 200);
 }
 
-#[test]
-fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
-    let node = RouseNode::start("probed");
+fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other(node: &RouseNode) {
     let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
     let probed =
         |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);
@@ -233,7 +250,7 @@ fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
     }
     for name in ["http", "tcp"] {
         let address = node.wait_ready(name);
-        assert_eq!(send_waking_request(&node, address, name).status, 200);
+        assert_eq!(send_waking_request(node, address, name).status, 200);
     }
     node.wait_asleep("http");
     node.wait_asleep("tcp");

@@ -1,6 +1,7 @@
 //! A local node whose components are processes of their own, which a test may kill and start again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,9 +18,12 @@ use local::{NodeLayout, net};
 
 use crate::fake_clock::FakeClock;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
+use crate::stored_objects::stored_pods;
 use crate::test_node::{find_leftovers, lock_node};
 use crate::wait::WAIT_TIMEOUT;
 
+/// Shortest time between two checks of a wait.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Names of all components, as `rouse up --part` takes them.
 pub const COMPONENTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
 
@@ -170,14 +174,37 @@ impl MultiProcessNode {
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
+    /// Waits until a service has no pod.
+    pub fn wait_asleep(&self, service: &str) {
+        wait_for(&format!("service {service} to sleep"), || {
+            let is_asleep =
+                stored_pods(&self.layout, service).is_empty() && self.pods(service).is_empty();
+            is_asleep.then_some(())
+        });
+    }
+
     /// ClusterIP of a service, once the node's DNS knows it. This process must not be a client yet.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
-        let name = format!("{service}.default.svc.cluster.local");
-        let ip: IpAddr = wait_for(&format!("the address of {service}"), || {
-            let output = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
-            String::from_utf8_lossy(&output.stdout).split_whitespace().next()?.parse().ok()
-        });
-        SocketAddr::new(ip, 80)
+        self.cluster_ips(&[service])[0]
+    }
+
+    /// ClusterIPs of services in their order, once the node's DNS knows all of them. This process must not be a client
+    /// yet.
+    pub fn cluster_ips(&self, services: &[impl Display]) -> Vec<SocketAddr> {
+        let names = services.iter().map(|service| format!("{service}.default.svc.cluster.local"));
+        let names: Vec<String> = names.collect();
+        let mut args = vec!["run", "--", "getent", "ahostsv4"];
+        args.extend(names.iter().map(String::as_str));
+        wait_for(&format!("the addresses of {names:?}"), || {
+            let output = self.run_rouse(&args);
+            let text = String::from_utf8_lossy(&output.stdout);
+            // One line for each kind of socket: `10.96.0.7 STREAM hello.default.svc.cluster.local`.
+            let streams = text.lines().filter(|line| line.contains("STREAM"));
+            let ip = |line: &str| line.split_whitespace().next()?.parse::<IpAddr>().ok();
+            let addresses: Vec<SocketAddr> =
+                streams.filter_map(ip).map(|ip| SocketAddr::new(ip, 80)).collect();
+            (addresses.len() == services.len()).then_some(addresses)
+        })
     }
 
     /// Makes this process a client: programs see its connects once its threads
@@ -359,11 +386,13 @@ pub fn get_once(address: SocketAddr, path: &str) -> io::Result<HelloResponse> {
 pub fn poll_until<T>(mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     while started.elapsed() < WAIT_TIMEOUT {
+        let checked_at = Instant::now();
         let value = check();
         if value.is_some() {
             return value;
         }
-        thread::sleep(Duration::from_millis(50));
+        // A check that starts a process takes a third of the time at most, as in other waits.
+        thread::sleep(POLL_INTERVAL.max(checked_at.elapsed() * 2));
     }
     None
 }

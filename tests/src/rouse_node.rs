@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use local::cgroups::CgroupMounts;
@@ -16,6 +17,7 @@ use serde_json::Value;
 use crate::fake_clock::FakeClock;
 use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
+use crate::stored_objects::{stored_object, stored_pods};
 use crate::test_node::lock_node;
 use crate::wait::wait_for;
 
@@ -29,6 +31,9 @@ pub struct RouseNode {
     program: PathBuf,
     folder: PathBuf,
     process: Child,
+    /// Number of manifests that were applied. Each has a file of its own, because scenarios apply theirs at the same
+    /// time.
+    applied: AtomicUsize,
     /// Cgroup of this process before it joined that of the clients.
     original_cgroup: PathBuf,
     _lock: MutexGuard<'static, ()>,
@@ -43,6 +48,17 @@ pub struct ObjectCondition {
     pub reason: String,
     /// Message for users, one line.
     pub message: String,
+}
+
+impl ObjectCondition {
+    /// Reads the condition of this type from an object.
+    fn find(object: &Value, condition: &str) -> Self {
+        let conditions = object["status"]["conditions"].as_array();
+        let found = conditions.into_iter().flatten().find(|one| one["type"] == condition);
+        let field =
+            |key: &str| found.and_then(|one| one[key].as_str()).unwrap_or_default().to_owned();
+        Self { status: field("status"), reason: field("reason"), message: field("message") }
+    }
 }
 
 impl RouseNode {
@@ -80,8 +96,17 @@ impl RouseNode {
         prepare(&mut up_command, &folder);
         let process = up_command.spawn().expect("the rouse program");
         let original_cgroup = own_cgroup();
-        let mut node =
-            Self { layout, gateway, program, folder, process, original_cgroup, _lock: lock };
+        let applied = AtomicUsize::new(0);
+        let mut node = Self {
+            layout,
+            gateway,
+            program,
+            folder,
+            process,
+            applied,
+            original_cgroup,
+            _lock: lock,
+        };
         node.wait_until_ready();
         node.join_client_cgroup();
         node
@@ -138,7 +163,8 @@ impl RouseNode {
 
     /// Applies a manifest. Returns true if that succeeded, with all that was printed.
     pub fn apply(&self, manifest: &str) -> (bool, String) {
-        let file = self.folder.join("manifest.yaml");
+        let number = self.applied.fetch_add(1, Ordering::Relaxed);
+        let file = self.folder.join(format!("manifest-{number}.yaml"));
         fs::write(&file, manifest).expect("a file");
         let output = self.try_run(&["apply", "-f", file.to_str().expect("a path")]);
         let text = [output.stdout, output.stderr].concat();
@@ -159,26 +185,29 @@ impl RouseNode {
         list["items"].as_array().cloned().expect("items")
     }
 
+    /// Pods of a service as the controller has stored them, read without a process: for waits and figures.
+    pub fn stored_pods(&self, service: &str) -> Vec<Value> {
+        stored_pods(&self.layout, service)
+    }
+
     /// Condition of an object by its type.
     pub fn condition(&self, kind: &str, name: &str, condition: &str) -> ObjectCondition {
-        let object = self.get_object(kind, name);
-        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let object_condition = conditions.iter().find(|one| one["type"] == condition);
-        let field = |key: &str| {
-            object_condition.and_then(|one| one[key].as_str()).unwrap_or_default().to_owned()
-        };
-        ObjectCondition {
-            status: field("status"),
-            reason: field("reason"),
-            message: field("message"),
-        }
+        ObjectCondition::find(&self.get_object(kind, name), condition)
+    }
+
+    /// Condition of an object as the controller has stored it, read without a process. `kind` is the plural in small
+    /// letters.
+    pub fn stored_condition(&self, kind: &str, name: &str, condition: &str) -> ObjectCondition {
+        ObjectCondition::find(&stored_object(&self.layout, kind, name), condition)
     }
 
     /// Waits until a service is ready, and returns its ClusterIP from the node's DNS.
     pub fn wait_ready(&self, service: &str) -> SocketAddr {
         wait_for(&format!("service {service} to be ready"), || {
-            let ready = self.condition("ksvc", service, "Ready");
-            (ready.status == "True").then_some(())
+            let stored = self.stored_condition("services", service, "Ready");
+            let is_ready = stored.status == "True"
+                && self.condition("ksvc", service, "Ready").status == "True";
+            is_ready.then_some(())
         });
         self.cluster_ip(service)
     }
@@ -195,14 +224,19 @@ impl RouseNode {
     /// Waits until a service has no pod.
     pub fn wait_asleep(&self, service: &str) {
         wait_for(&format!("service {service} to sleep"), || {
-            self.pods(service).is_empty().then_some(())
+            let is_asleep = self.stored_pods(service).is_empty() && self.pods(service).is_empty();
+            is_asleep.then_some(())
         });
     }
 
     /// Names of the pods of a service that are frozen.
     pub fn frozen_pods(&self, service: &str) -> BTreeSet<String> {
+        self.select_frozen(&self.pods(service))
+    }
+
+    /// Names of those of these pods that are frozen.
+    fn select_frozen(&self, pods: &[Value]) -> BTreeSet<String> {
         let frozen_uids = frozen_pods(&self.layout);
-        let pods = self.pods(service);
         let is_frozen =
             |meta: &&Value| meta["uid"].as_str().is_some_and(|uid| frozen_uids.contains(uid));
         let frozen = pods.iter().map(|pod| &pod["metadata"]).filter(is_frozen);
@@ -211,9 +245,13 @@ impl RouseNode {
 
     /// Waits until a service has exactly `count` pods, all of them frozen, and returns their names.
     pub fn wait_frozen(&self, service: &str, count: usize) -> BTreeSet<String> {
+        let select_all_frozen = |pods: &[Value]| {
+            let frozen = self.select_frozen(pods);
+            (frozen.len() == count && pods.len() == count).then_some(frozen)
+        };
         wait_for(&format!("service {service} to have {count} frozen pods and no other one"), || {
-            let frozen = self.frozen_pods(service);
-            (frozen.len() == count && self.pods(service).len() == count).then_some(frozen)
+            select_all_frozen(&self.stored_pods(service))?;
+            select_all_frozen(&self.pods(service))
         })
     }
 

@@ -1,4 +1,4 @@
-//! Frozen pods while components are killed: a frozen pod needs only the kernel and the agent of its node to answer.
+//! Frozen pods while components are killed: the kernel and the agent of the node alone answer a request.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,18 +12,6 @@ use crate::component_restarts::in_client_netns;
 
 /// Components that take no part in the thaw of a pod.
 const OTHERS: [&str; 3] = ["controller", "autoscaler", "activator"];
-
-/// Starts a node of four processes with the service `kept`, and waits until its only pod is frozen. Returns the address
-/// of the service and the uid of the pod.
-fn start_node(test: &str) -> (MultiProcessNode, SocketAddr, BTreeSet<String>) {
-    let node = MultiProcessNode::new(test);
-    node.start(&COMPONENTS);
-    node.apply(&manifest("kept", 1, "", ""));
-    let address = node.cluster_ip("kept");
-    node.join_client_cgroup();
-    let frozen = wait_one_frozen(&node);
-    (node, address, frozen)
-}
 
 /// Waits until one pod is frozen, without any component.
 fn wait_one_frozen(node: &MultiProcessNode) -> BTreeSet<String> {
@@ -46,35 +34,52 @@ fn assert_answers_directly(node: &MultiProcessNode, address: SocketAddr) {
     assert_eq!((response.status, response.direct), (200, true), "{response:?}");
 }
 
+/// Both parts begin and end with one frozen pod, so they share a node.
 #[test]
-fn a_frozen_pod_answers_and_is_frozen_again_without_controller_autoscaler_and_activator() {
-    let (node, address, frozen) = start_node("standby-alone");
-    OTHERS.iter().for_each(|component| node.kill(component));
-    for _ in 0..2 {
-        assert_answers_directly(&node, address);
-        // No decision comes: the agent itself waits until the pod is quiet.
-        assert_eq!(wait_one_frozen(&node), frozen);
-    }
-    node.start(&OTHERS);
-    assert_eq!(wait_only_frozen(&node), frozen, "the pod outlives them");
-    assert_answers_directly(&node, address);
-    assert_eq!(wait_only_frozen(&node), frozen);
+fn a_frozen_pod_answers_while_other_components_are_gone_and_once_an_agent_has_started() {
+    let node = MultiProcessNode::new("standby-alone");
+    node.start(&COMPONENTS);
+    node.apply(&manifest("kept", 1, "", ""));
+    let address = node.cluster_ip("kept");
+    node.join_client_cgroup();
+    let frozen = wait_one_frozen(&node);
+    a_frozen_pod_answers_and_is_frozen_again_without_the_others(&node, address, &frozen);
+    a_request_that_finds_no_agent_is_answered_once_one_has_started(&node, address, &frozen);
 }
 
-#[test]
-fn a_request_that_finds_no_agent_is_answered_once_one_has_started() {
-    let (node, address, frozen) = start_node("standby-agent");
+fn a_frozen_pod_answers_and_is_frozen_again_without_the_others(
+    node: &MultiProcessNode,
+    address: SocketAddr,
+    frozen: &BTreeSet<String>,
+) {
+    OTHERS.iter().for_each(|component| node.kill(component));
+    for _ in 0..2 {
+        assert_answers_directly(node, address);
+        // No decision comes: the agent itself waits until the pod is quiet.
+        assert_eq!(wait_one_frozen(node), *frozen);
+    }
+    node.start(&OTHERS);
+    assert_eq!(wait_only_frozen(node), *frozen, "the pod outlives them");
+    assert_answers_directly(node, address);
+    assert_eq!(wait_only_frozen(node), *frozen);
+}
+
+fn a_request_that_finds_no_agent_is_answered_once_one_has_started(
+    node: &MultiProcessNode,
+    address: SocketAddr,
+    frozen: &BTreeSet<String>,
+) {
     node.kill("agent");
     // The kernel completes the handshake and keeps the request.
     let connect = || PlainHttpClient::connect(address);
-    let mut client = in_client_netns(&node, connect).expect("a connection");
+    let mut client = in_client_netns(node, connect).expect("a connection");
     client.send(b"GET / HTTP/1.1\r\nHost: kept\r\n\r\n").expect("a request");
-    assert_eq!(frozen_pods(&node.layout), frozen, "only an agent thaws a pod");
+    assert_eq!(frozen_pods(&node.layout), *frozen, "only an agent thaws a pod");
     node.start(&["agent"]);
     assert_eq!(client.read_response().expect("a response").status, 200);
     drop(client);
-    // Another pod may have started by now, because the frozen one was passed over without its agent.
-    wait_only_frozen(&node);
-    assert_answers_directly(&node, address);
-    wait_only_frozen(&node);
+    // Meanwhile another pod may have started, because no agent answered for the frozen one.
+    wait_only_frozen(node);
+    assert_answers_directly(node, address);
+    wait_only_frozen(node);
 }

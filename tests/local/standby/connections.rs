@@ -15,11 +15,9 @@ fn assert_answered(client: &mut PlainHttpClient, pods: &BTreeSet<String>) {
     assert!(pods.contains(response.header("x-pod")), "{response:?}, not by {pods:?}");
 }
 
-#[test]
-fn a_request_on_a_connection_from_before_the_freeze_thaws_the_pod() {
-    let node = RouseNode::start("standby-kept");
+pub(super) fn a_request_on_a_connection_from_before_the_freeze_thaws_the_pod(node: &RouseNode) {
     let services = ["kept", "unused"];
-    services.iter().for_each(|name| apply(&node, &manifest(name, 1, "", "")));
+    services.iter().for_each(|name| apply(node, &manifest(name, 1, "", "")));
     let addresses = services.map(|name| node.wait_ready(name));
     let frozen = services.map(|name| node.wait_frozen(name, 1));
     let mut clients = addresses.map(|address| {
@@ -35,12 +33,11 @@ fn a_request_on_a_connection_from_before_the_freeze_thaws_the_pod() {
     assert_eq!(services.map(|name| node.wait_frozen(name, 1)), frozen);
 }
 
-#[test]
-fn a_pod_whose_server_speaks_first_is_thawed_by_the_connect_and_runs_until_its_close() {
-    let node = RouseNode::start("standby-bytes");
+/// The connect itself thaws the pod: the client sends no byte before the greeting.
+pub(super) fn a_pod_whose_server_speaks_first_is_thawed_and_runs_until_its_close(node: &RouseNode) {
     let echo = ", env: [{name: HELLO_ECHO_PORT, value: \"8080\"}], ports: [{containerPort: 8080}]";
-    apply(&node, &manifest("bytes", 1, ", rouse.dev/protocol: tcp", echo));
-    apply(&node, &manifest("other", 1, "", ""));
+    apply(node, &manifest("bytes", 1, ", rouse.dev/protocol: tcp", echo));
+    apply(node, &manifest("other", 1, "", ""));
     let (address, other_address) = (node.wait_ready("bytes"), node.wait_ready("other"));
     let (frozen, others) = (node.wait_frozen("bytes", 1), node.wait_frozen("other", 1));
     let open = || GreetedConnection::open(address);
@@ -49,7 +46,7 @@ fn a_pod_whose_server_speaks_first_is_thawed_by_the_connect_and_runs_until_its_c
     assert_eq!(connection.peer, connection.local_ip().to_string(), "no activator is between");
     // Each freeze of the other service is at least one window later.
     for _ in 0..2 {
-        assert_direct(&send_request(&node, other_address, "/"), &others);
+        assert_direct(&send_request(node, other_address, "/"), &others);
         assert_eq!(node.wait_frozen("other", 1), others);
         assert!(node.frozen_pods("bytes").is_empty(), "its connection is a request in flight");
     }

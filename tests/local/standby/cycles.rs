@@ -3,26 +3,28 @@
 //! `ROUSE_STANDBY_ROUNDS` is the number of measured rounds, in each of which every frozen pod is thawed once.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Barrier;
+use std::{fs, thread};
 
 use agent::kernel::maps::KernelMaps;
 use datapath::abi;
 use serde_json::Value;
 use tests::frozen_pods::frozen_pods;
-use tests::multi_process_node::{COMPONENTS, MultiProcessNode};
+use tests::multi_process_node::{COMPONENTS, MultiProcessNode, get_once};
 use tests::rouse_node::RouseNode;
 use tests::wait::wait_for;
 
-use super::{AGENT, apply, manifest, restart_count, thaw_count};
+use super::{AGENT, CAUSES, apply, manifest, restart_count, thaws_of};
 use crate::component_restarts::in_client_netns;
 use crate::raw_tcp::GreetedConnection;
 
-/// Number of thaws by probes for which the test of probes waits.
-const PROBE_THAWS: u64 = 12;
-/// Services of the test of resources, and frozen pods of each.
-const SERVICES: usize = 10;
-const PODS_EACH: usize = 2;
+/// Place of probes among [`CAUSES`].
+const PROBE_CAUSE: usize = 1;
+/// Number of thaws by probes for which the scenario of probes waits.
+const PROBE_THAWS: usize = 12;
+/// Services of the test of resources, each with one frozen pod.
+const SERVICES: usize = 20;
 /// Rounds before the first measurement, in which buffers and tables grow to their size.
 const WARM_UP_ROUNDS: usize = 3;
 /// Default number of measured rounds.
@@ -34,23 +36,23 @@ const MAX_MEMORY_PERCENT: u64 = 120;
 /// Files that the agent may have open for a moment, as for a reading of a pod.
 const MOMENTARY_FILES: usize = 4;
 
-#[test]
-fn probes_thaw_a_frozen_pod_for_their_answers_alone_and_restart_nothing() {
-    let node = RouseNode::start("standby-probes");
+pub(super) fn probes_thaw_a_frozen_pod_for_their_answers_alone_and_restart_nothing(
+    node: &RouseNode,
+) {
     let services = [("http", "httpGet: {path: /}"), ("tcp", "tcpSocket: {}")];
     for (name, probe) in services {
         // One probe without an answer would restart the container.
         let probe = format!(", livenessProbe: {{{probe}, periodSeconds: 3, failureThreshold: 1}}");
-        apply(&node, &manifest(name, 1, "", &probe));
+        apply(node, &manifest(name, 1, "", &probe));
         node.wait_ready(name);
     }
     let frozen = services.map(|(name, _)| node.wait_frozen(name, 1));
-    let before = thaw_count(&node, "probe");
-    wait_for("thaws by probes", || {
-        (thaw_count(&node, "probe") >= before + PROBE_THAWS).then_some(())
-    });
+    let thaws_by_probes =
+        || -> usize { services.iter().map(|(name, _)| thaws_of(node, name)[PROBE_CAUSE]).sum() };
+    let before = thaws_by_probes();
+    wait_for("thaws by probes", || (thaws_by_probes() >= before + PROBE_THAWS).then_some(()));
     assert_eq!(services.map(|(name, _)| node.wait_frozen(name, 1)), frozen, "frozen in between");
-    assert_eq!(services.map(|(name, _)| restart_count(&node, name)), [0, 0]);
+    assert_eq!(services.map(|(name, _)| restart_count(node, name)), [0, 0]);
 }
 
 /// Resources of the agent's process that must not grow with the number of thaws.
@@ -110,29 +112,19 @@ fn all_thaws(node: &MultiProcessNode) -> f64 {
         let series = series(cause);
         node.metric(AGENT, &series).unwrap_or_else(|| panic!("the agent exports no {series}"))
     };
-    ["request", "probe", "kubelet", "other"].into_iter().map(count).sum()
+    CAUSES.into_iter().map(count).sum()
 }
 
-#[test]
-fn the_resources_of_an_agent_do_not_grow_with_the_number_of_thaws() {
+/// Asserts that the agent's resources do not grow while each of these frozen pods is thawed once in each round.
+#[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
+fn assert_no_growth(node: &MultiProcessNode, frozen: &BTreeSet<String>) {
     let rounds = std::env::var("ROUSE_STANDBY_ROUNDS").ok().and_then(|it| it.parse().ok());
     let rounds: usize = rounds.unwrap_or(ROUNDS);
-    let node = MultiProcessNode::new("standby-flat");
-    node.start(&COMPONENTS);
-    let echo = format!(", env: [{{name: HELLO_ECHO_PORT, value: \"{UNCOUNTED_PORT}\"}}]");
-    let pods = u32::try_from(PODS_EACH).expect("a few");
-    let manifests = (0..SERVICES).map(|number| manifest(&format!("c{number}"), pods, "", &echo));
-    node.apply(&manifests.collect::<Vec<_>>().join("---\n"));
-    node.join_client_cgroup();
-    let frozen = wait_for("all pods to be frozen", || {
-        let frozen = frozen_pods(&node.layout);
-        (frozen.len() == SERVICES * PODS_EACH).then_some(frozen)
-    });
-    let addresses = uncounted_addresses(&node);
-    (0..WARM_UP_ROUNDS).for_each(|_| run_round(&node, &addresses, &frozen));
-    let (before, thaws_before) = (AgentResourceUse::read(&node), all_thaws(&node));
-    (0..rounds).for_each(|_| run_round(&node, &addresses, &frozen));
-    let (after, thaws) = (AgentResourceUse::read(&node), all_thaws(&node) - thaws_before);
+    let addresses = uncounted_addresses(node);
+    (0..WARM_UP_ROUNDS).for_each(|_| run_round(node, &addresses, frozen));
+    let (before, thaws_before) = (AgentResourceUse::read(node), all_thaws(node));
+    (0..rounds).for_each(|_| run_round(node, &addresses, frozen));
+    let (after, thaws) = (AgentResourceUse::read(node), all_thaws(node) - thaws_before);
     let pods_thawed = rounds * frozen.len();
     println!("{thaws} thaws in {pods_thawed} exchanges: {before:?}, then {after:?}");
     assert!(thaws >= pods_thawed as f64, "only {thaws} of {pods_thawed} found a frozen pod");
@@ -140,4 +132,54 @@ fn the_resources_of_an_agent_do_not_grow_with_the_number_of_thaws() {
     assert!(after.open_files <= before.open_files + MOMENTARY_FILES, "{before:?} {after:?}");
     let max_kib = before.resident_kib * MAX_MEMORY_PERCENT / 100;
     assert!(after.resident_kib <= max_kib, "{before:?} {after:?}");
+}
+
+/// Sends one request to each of these services at the same moment. Asserts that its frozen pod answers it directly, and
+/// that no pod starts.
+fn assert_woken_at_once(node: &MultiProcessNode, services: &[String], addresses: &[SocketAddr]) {
+    let list_pods = || {
+        let output = node.run_rouse(&["get", "pods", "-o", "name"]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let before = list_pods();
+    assert_eq!(before.lines().count(), services.len(), "{before}");
+    let barrier = Barrier::new(addresses.len());
+    let responses: Vec<_> = thread::scope(|scope| {
+        let barrier = &barrier;
+        let send_one = |address: &SocketAddr| {
+            let address = *address;
+            scope.spawn(move || {
+                node.enter_client_netns();
+                barrier.wait();
+                get_once(address, "/").expect("a response")
+            })
+        };
+        let threads: Vec<_> = addresses.iter().map(send_one).collect();
+        threads.into_iter().map(|it| it.join().expect("no panic")).collect()
+    });
+    assert_eq!(list_pods(), before);
+    for (name, response) in services.iter().zip(responses) {
+        let is_own = response.pod.starts_with(&format!("{name}-00001-"));
+        assert!(response.status == 200 && response.direct && is_own, "{name}: {response:?}");
+    }
+}
+
+#[test]
+fn twenty_frozen_pods_are_thawed_without_growth_of_the_agent_and_woken_at_once_without_other_pods()
+{
+    let node = MultiProcessNode::new("standby-flat");
+    node.start(&COMPONENTS);
+    let services: Vec<String> = (0..SERVICES).map(|number| format!("n{number}")).collect();
+    let echo = format!(", env: [{{name: HELLO_ECHO_PORT, value: \"{UNCOUNTED_PORT}\"}}]");
+    let manifests: Vec<String> = services.iter().map(|name| manifest(name, 1, "", &echo)).collect();
+    node.apply(&manifests.join("---\n"));
+    let addresses = node.cluster_ips(&services);
+    node.join_client_cgroup();
+    let frozen = wait_for("all pods to be frozen", || {
+        let frozen = frozen_pods(&node.layout);
+        (frozen.len() == SERVICES).then_some(frozen)
+    });
+    assert_no_growth(&node, &frozen);
+    assert_woken_at_once(&node, &services, &addresses);
 }
