@@ -41,7 +41,7 @@ mod usage;
 
 pub use capabilities::CAPABILITIES;
 
-use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
+use std::{io, path::Path, pin::pin, sync::Arc};
 
 use common::{
     admin as pages,
@@ -96,8 +96,6 @@ use crate::{
     },
 };
 
-/// Time slice of the threads of a component: the shortest that the kernel gives.
-const TIME_SLICE: Duration = Duration::from_micros(100);
 /// Capacity of the channel of the finder's events.
 const FINDER_EVENTS_MAX: usize = 1_024;
 
@@ -317,18 +315,6 @@ fn complete_settings(mut config: AgentConfig) -> Result<AgentConfig, AgentError>
         config.apiservers.push(kubelet_kubeconfig::read_api_server(path)?);
     }
     Ok(config)
-}
-
-/// Lets the calling thread, and threads that it starts later, run soon after each wake-up on a busy node.
-///
-/// Components sleep most of the time, and requests wait for them. Among many busy processes, a thread with the usual time
-/// slice of 3 ms waits that long for a processor, and one with the shortest slice does not. Its share of the processors
-/// stays the same.
-pub fn shorten_time_slice() {
-    if let Err(error) = kernel::sys::set_time_slice(TIME_SLICE) {
-        // A seccomp profile may forbid it. Without it all works, and slower on a busy node.
-        info!(%error, "cannot shorten the time slice of the threads");
-    }
 }
 
 /// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.

@@ -67,8 +67,6 @@ impl ComponentCommand {
     /// Runs the component until SIGTERM or Ctrl-C. `args` are the words after its name.
     pub(crate) fn run(self, args: impl Iterator<Item = OsString>) -> Result<()> {
         logging::init();
-        // Before any other thread starts.
-        agent::shorten_time_slice();
         let shutdown = CancellationToken::new();
         let run = self.prepare_run(args, shutdown.clone());
         let mut runtime = match self {

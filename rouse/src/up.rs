@@ -34,8 +34,6 @@ use tracing::info;
 const STATUS_CHANNEL_CAPACITY: usize = 1024;
 /// Milliseconds between two evaluations of load: Knative's `tick-interval`.
 const TICK_MS: u64 = 2000;
-/// Name of the component that starts the containers of pods.
-const PODS_COMPONENT: &str = "pods";
 /// Interval of readiness checks of a component.
 const READY_POLL: Duration = Duration::from_millis(10);
 
@@ -299,7 +297,7 @@ impl RunningComponents {
             credentials: local::images::credential_files(&std::env::vars().collect()),
         };
         let shutdown = self.shutdown.clone();
-        self.spawn_component(PODS_COMPONENT, async {
+        self.spawn_component("pods", async {
             Ok(local::run(config, node_spec_rx, statuses_tx, shutdown).await?)
         });
         Ok(())
@@ -429,17 +427,9 @@ async fn run_on_own_threads(
         "activator" => traffic_runtime(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
-    let init_thread = move || {
-        // Containers would inherit the slice from the component that starts them.
-        if name != PODS_COMPONENT {
-            agent::shorten_time_slice();
-        }
-    };
-    let runtime = builder.enable_all().thread_name(name).on_thread_start(init_thread).build()?;
+    let runtime = builder.enable_all().thread_name(name).build()?;
     let (end_tx, end_rx) = oneshot::channel();
     let body = move || {
-        // The runtime's hook is for its other threads.
-        init_thread();
         // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
         let result = runtime.block_on(runtime.spawn(component)).context("the component panicked");
         // The receiver is gone only when the whole process ends.

@@ -13,7 +13,6 @@ use std::{
     path::Path,
     ptr::NonNull,
     sync::atomic::AtomicU64,
-    time::Duration,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -606,23 +605,6 @@ unsafe fn run_self_test(parent: u32, procs: i32, netns: Option<i32>, report_to: 
     }
 }
 
-/// Sets the time slice of the calling thread, which threads and processes that it starts inherit. Kernels before 6.12
-/// accept it without effect. The kernel takes the nearest value from 0.1 ms to 100 ms.
-pub fn set_time_slice(slice: Duration) -> io::Result<()> {
-    const SIZE: u32 = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: plain numbers, for which zeros are valid.
-    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most `SIZE` bytes to the live local; 0 is the calling thread.
-    let mut result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, SIZE, 0) };
-    if result == 0 {
-        attr.size = SIZE;
-        attr.sched_runtime = u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX);
-        // SAFETY: the kernel reads `SIZE` bytes of the live local.
-        result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    }
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Sends an empty datagram, by system calls only. Returns the errno; 0 if it was sent.
 fn send_empty_datagram(to: &libc::sockaddr_in) -> i32 {
     let length = size_of_val(to) as libc::socklen_t;
@@ -649,12 +631,6 @@ fn ipv4(octets: [u8; 4], port_be: u16) -> libc::sockaddr_in {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_thread_may_shorten_its_time_slice() {
-        let set = || set_time_slice(Duration::from_micros(100));
-        std::thread::spawn(set).join().unwrap().unwrap();
-    }
 
     #[test]
     fn a_child_keeps_no_descriptor_but_the_two_it_is_given() {
