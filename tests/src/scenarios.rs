@@ -5,6 +5,9 @@
 
 use std::thread;
 
+/// Name and function of a scenario on a node of this type.
+pub type Scenario<N> = (&'static str, fn(&N));
+
 /// Makes the list of scenarios from the paths of their functions.
 #[macro_export]
 macro_rules! scenarios {
@@ -15,9 +18,9 @@ macro_rules! scenarios {
 
 /// Runs all scenarios at the same time, each on a thread with its name, to their ends. Panics with the names of those
 /// that failed; their own messages come before.
-pub fn run_at_once<N: Sync + 'static>(node: &N, scenarios: &[(&'static str, fn(&N))]) {
+pub fn run_at_once<N: Sync + 'static>(node: &N, scenarios: &[Scenario<N>]) {
     let failed: Vec<&str> = thread::scope(|scope| {
-        let start = |&(name, scenario): &(&'static str, fn(&N))| {
+        let start = |&(name, scenario): &Scenario<N>| {
             let builder = thread::Builder::new().name(name.to_owned());
             let thread = builder.spawn_scoped(scope, move || scenario(node));
             (name, thread.expect("a thread"))

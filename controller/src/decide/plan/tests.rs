@@ -145,20 +145,8 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
             decide(app, revision, requested_scale)
         }
         PlanCaseAction::ReportPod { pod, ready, drained, load, standby } => {
-            let observation = PodObservation {
-                uid: pick(pod)?,
-                address: Some(([10, 0, 0, 1], 8080).into()),
-                other_family_address: None,
-                listening: ready || drained,
-                ready,
-                drained,
-                in_flight: load.into(),
-                listening_since_ns: 0,
-                not_ready_reason: String::new(),
-                counts_all_ports: true,
-                standby: standby_report(standby),
-                awaits_stop: false,
-            };
+            let facts = ReportedFacts { ready, drained, load, standby };
+            let observation = pod_observation(pick(pod)?, facts);
             ControllerEvent::PodReported { reporter: reporter(0), stream: 1, observation }
         }
         PlanCaseAction::WithdrawReport { pod } => ControllerEvent::PodReportWithdrawn {
@@ -191,6 +179,32 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
         }
         PlanCaseAction::AdvanceTime { .. } => ControllerEvent::Tick,
     })
+}
+
+/// Facts of a pod that an action reports.
+struct ReportedFacts {
+    ready: bool,
+    drained: bool,
+    load: u8,
+    standby: u8,
+}
+
+fn pod_observation(uid: String, facts: ReportedFacts) -> PodObservation {
+    let ReportedFacts { ready, drained, load, standby } = facts;
+    PodObservation {
+        uid,
+        address: Some(([10, 0, 0, 1], 8080).into()),
+        other_family_address: None,
+        listening: ready || drained,
+        ready,
+        drained,
+        in_flight: load.into(),
+        listening_since_ns: 0,
+        not_ready_reason: String::new(),
+        counts_all_ports: true,
+        standby: standby_report(standby),
+        awaits_stop: false,
+    }
 }
 
 /// Returns no report of standby, or one of a pod that runs, is frozen, or cannot be frozen.
