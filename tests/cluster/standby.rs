@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tests::client_pod::{ClientPod, CurlResponse};
 use tests::frozen_pods::is_frozen;
-use tests::installed_cluster::RouseCluster;
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 use tests::load_process::LoadProcess;
 
 mod actions;
@@ -76,6 +76,16 @@ impl FrozenPod {
     /// Returns true if the pod is frozen now. The kernel tells it, so no API server is needed.
     fn is_frozen(&self) -> bool {
         is_frozen(&self.cgroup) == Some(true)
+    }
+
+    /// Causes of the pod's thaws until now, in order, as the agents have logged them.
+    fn thaw_causes(&self, rouse: &RouseCluster) -> Vec<String> {
+        let selection = ["--namespace", SYSTEM_NAMESPACE, "--selector", "app=rouse-agent"];
+        let logs = rouse.cluster.kubectl(&[&["logs", "--tail=-1"], &selection[..]].concat());
+        let logs = logs.unwrap_or_else(|error| panic!("logs of the agents: {error}"));
+        let thaws = logs.lines().filter(|it| it.contains("pod thawed") && it.contains(&self.uid));
+        let cause = |line: &str| Some(line.split_once("cause=\"")?.1.split_once('"')?.0.to_owned());
+        thaws.map(|line| cause(line).unwrap_or_else(|| panic!("no cause in {line:?}"))).collect()
     }
 
     /// Name of the other node.
