@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::fake_clock::FakeClock;
 use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
+use crate::ports::unused_port;
 use crate::stored_objects::{stored_object, stored_pods};
 use crate::test_node::lock_node;
 use crate::wait::wait_for;
@@ -84,7 +85,7 @@ impl RouseNode {
         fs::create_dir_all(&folder).expect("a folder");
         let layout = NodeLayout::new(&name).expect("a short name");
         record_test_node(&layout);
-        let gateway = free_port();
+        let gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let log = File::create(folder.join("log")).expect("a log");
         let mut up_command = Command::new(&program);
         up_command.args(["--node", &name, "up", "--images", &required_variable("ROUSE_IMAGES")]);
@@ -303,11 +304,6 @@ impl Drop for RouseNode {
 fn required_variable(name: &str) -> String {
     std::env::var(name)
         .unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
-}
-
-fn free_port() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    listener.local_addr().expect("an address")
 }
 
 /// Directory of the cgroup v2 of this process.
