@@ -213,13 +213,15 @@ impl RouseNode {
         self.cluster_ip(service)
     }
 
-    /// ClusterIP of a service with its HTTP port, from the node's DNS.
+    /// ClusterIP of a service with its HTTP port, once the node's DNS knows it.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
-        let text = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
-        let ip: IpAddr =
-            text.split_whitespace().next().and_then(|ip| ip.parse().ok()).expect(&text);
-        SocketAddr::new(ip, 80)
+        wait_for(&format!("the address of {name}"), || {
+            let output = self.try_run(&["run", "--", "getent", "ahostsv4", &name]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let ip: IpAddr = text.split_whitespace().next()?.parse().ok()?;
+            Some(SocketAddr::new(ip, 80))
+        })
     }
 
     /// Waits until a service has no pod.
@@ -253,6 +255,16 @@ impl RouseNode {
         wait_for(&format!("service {service} to have {count} frozen pods and no other one"), || {
             select_all_frozen(&self.stored_pods(service))?;
             select_all_frozen(&self.pods(service))
+        })
+    }
+
+    /// Waits as [`wait_frozen`](Self::wait_frozen), without the command of users: pods that are frozen for seconds only
+    /// may be thawed before it has started.
+    pub fn wait_briefly_frozen(&self, service: &str, count: usize) -> BTreeSet<String> {
+        wait_for(&format!("service {service} to have {count} frozen pods for a moment"), || {
+            let pods = self.stored_pods(service);
+            let frozen = self.select_frozen(&pods);
+            (frozen.len() == count && pods.len() == count).then_some(frozen)
         })
     }
 
