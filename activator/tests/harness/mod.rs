@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// Timeout of a test's waits. It is long enough for any of them, and only a failing test uses it up.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// Activator with one service `default/hello`, served by Revision `default/hello-1`.
 pub struct ActivatorFixture {
@@ -54,8 +54,23 @@ pub fn service() -> NamespacedName {
     NamespacedName::new("default", "hello")
 }
 
+/// Lowest port of [`free_port`], and number of its ports. By default the kernel gives none of them to a socket by
+/// itself (`net.ipv4.ip_local_port_range`), so no other socket takes one before the activator listens there.
+const FIRST_PORT: u16 = 12_000;
+const PORTS: usize = 20_000;
+/// Distance of the first ports of two processes with subsequent ids.
+const PORTS_OF_A_PROCESS: usize = 64;
+
+/// Returns a port of 127.0.0.1 on which nothing listens. Each call in a process returns another one.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static CHOSEN: AtomicUsize = AtomicUsize::new(0);
+    let begin = std::process::id() as usize * PORTS_OF_A_PROCESS;
+    let next_port = || {
+        let position = (begin + CHOSEN.fetch_add(1, Ordering::Relaxed)) % PORTS;
+        FIRST_PORT + u16::try_from(position).unwrap()
+    };
+    let is_free = |port: &u16| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    std::iter::repeat_with(next_port).take(PORTS).find(is_free).unwrap()
 }
 
 impl ActivatorFixture {
