@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
-use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
 use tests::test_cluster::{HELLO_IMAGE, TestNamespace};
@@ -225,9 +225,7 @@ spec:
     /// Returns the agents' log entries of the newest stops of pods, one line for each preStop request and each response.
     /// A request without a response is of a pod that its kubelet stopped at the end of the grace period.
     fn newest_stops(&self) -> String {
-        let namespace = ["--namespace", SYSTEM_NAMESPACE, "--selector", "app=rouse-agent"];
-        let logs = self.rouse.cluster.kubectl(&[&["logs", "--tail=-1"], &namespace[..]].concat());
-        let logs = logs.unwrap_or_else(|error| error);
+        let logs = self.rouse.agent_logs().unwrap_or_else(|error| error);
         let steps = ["the kubelet waits to stop", "the kubelet may stop"];
         let is_step = |line: &&str| steps.iter().any(|step| line.contains(step));
         let mut lines: Vec<&str> = logs.lines().filter(is_step).collect();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tests::client_pod::{ClientPod, CurlResponse};
 use tests::frozen_pods::is_frozen;
-use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::RouseCluster;
 use tests::load_process::LoadProcess;
 
 mod actions;
@@ -80,8 +80,7 @@ impl FrozenPod {
 
     /// Causes of the pod's thaws until now, in order, as the agents have logged them.
     fn thaw_causes(&self, rouse: &RouseCluster) -> Vec<String> {
-        let selection = ["--namespace", SYSTEM_NAMESPACE, "--selector", "app=rouse-agent"];
-        let logs = rouse.cluster.kubectl(&[&["logs", "--tail=-1"], &selection[..]].concat());
+        let logs = rouse.agent_logs();
         let logs = logs.unwrap_or_else(|error| panic!("logs of the agents: {error}"));
         let thaws = logs.lines().filter(|it| it.contains("pod thawed") && it.contains(&self.uid));
         let cause = |line: &str| Some(line.split_once("cause=\"")?.1.split_once('"')?.0.to_owned());

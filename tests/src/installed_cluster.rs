@@ -199,6 +199,12 @@ impl RouseCluster {
         self.cluster.wait(&description, || self.cluster.get(&args)["items"].as_array().cloned())
     }
 
+    /// Returns the logs of all agents until now, or kubectl's error.
+    pub fn agent_logs(&self) -> Result<String, String> {
+        let args = ["logs", "--tail=-1", "--selector", "app=rouse-agent"];
+        self.cluster.kubectl(&[&args[..], &["--namespace", SYSTEM_NAMESPACE]].concat())
+    }
+
     /// Returns the client on the node `node`.
     pub fn client_on(&self, node: &str) -> &ClientPod {
         self.clients
