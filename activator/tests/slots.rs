@@ -40,7 +40,7 @@ use tokio::{
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
 fn free_port() -> NonZeroU16 {
-    NonZeroU16::new(harness::free_port()).unwrap()
+    NonZeroU16::new(harness::unused_port()).unwrap()
 }
 
 fn random_below(below: usize) -> usize {

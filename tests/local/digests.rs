@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use common::fixtures::ports::unused_port;
 use common::wire::NamespacedName;
 use controller::{
     decide::machine::{DigestRequest, PullAccount},
@@ -16,7 +17,7 @@ use controller::{
 };
 use registry::{PullSecret, RegistryClient};
 use serde_json::json;
-use tests::{ports::unused_port, wait::wait_for};
+use tests::wait::wait_for;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 

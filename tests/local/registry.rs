@@ -5,10 +5,10 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use common::fixtures::ports::unused_port;
 use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
 use tests::images::test_images;
-use tests::ports::unused_port;
 use tests::test_node::{TestNode, pod_spec};
 use tests::wait::wait_for;
 

@@ -15,7 +15,6 @@ pub mod load_process;
 pub mod mounted_app;
 pub mod multi_process_node;
 pub mod node_load;
-pub mod ports;
 pub mod rouse_node;
 pub mod scenarios;
 pub mod shared_folder;

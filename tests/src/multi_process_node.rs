@@ -13,12 +13,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::fixtures::ports::unused_port;
 use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 
 use crate::fake_clock::FakeClock;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
-use crate::ports::unused_port;
 use crate::stored_objects::stored_pods;
 use crate::test_node::{find_leftovers, lock_node};
 use crate::wait::WAIT_TIMEOUT;

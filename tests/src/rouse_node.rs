@@ -10,6 +10,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use common::fixtures::ports::unused_port;
 use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 use serde_json::Value;
@@ -17,7 +18,6 @@ use serde_json::Value;
 use crate::fake_clock::FakeClock;
 use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
-use crate::ports::unused_port;
 use crate::stored_objects::{stored_object, stored_pods};
 use crate::test_node::lock_node;
 use crate::wait::wait_for;

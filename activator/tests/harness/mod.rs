@@ -13,6 +13,7 @@ use std::{
 };
 
 use activator::{ActivatorConfig, ActivatorInstance, entrypoint::Entrypoint};
+pub use common::fixtures::ports::unused_port;
 use common::{
     fixtures,
     link::RouteBatch,
@@ -54,25 +55,6 @@ pub fn service() -> NamespacedName {
     NamespacedName::new("default", "hello")
 }
 
-/// Lowest port of [`free_port`], and number of its ports. By default the kernel gives none of them to a socket by
-/// itself (`net.ipv4.ip_local_port_range`), so no other socket takes one before the activator listens there.
-const FIRST_PORT: u16 = 12_000;
-const PORTS: usize = 20_000;
-/// Distance of the first ports of two processes with subsequent ids.
-const PORTS_OF_A_PROCESS: usize = 64;
-
-/// Returns a port of 127.0.0.1 on which nothing listens. Each call in a process returns another one.
-pub fn free_port() -> u16 {
-    static CHOSEN: AtomicUsize = AtomicUsize::new(0);
-    let begin = std::process::id() as usize * PORTS_OF_A_PROCESS;
-    let next_port = || {
-        let position = (begin + CHOSEN.fetch_add(1, Ordering::Relaxed)) % PORTS;
-        FIRST_PORT + u16::try_from(position).unwrap()
-    };
-    let is_free = |port: &u16| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    std::iter::repeat_with(next_port).take(PORTS).find(is_free).unwrap()
-}
-
 impl ActivatorFixture {
     pub async fn new() -> Self {
         Self::with(|_| {}).await
@@ -95,7 +77,7 @@ impl ActivatorFixture {
             tokio::spawn(server.run_listener(listener, Some(entrypoint), shutdown.clone()));
             address
         });
-        let port = free_port();
+        let port = unused_port();
         let table = RouteTable::default();
         let mut fixture = Self { activator, table, port, outside, inside, shutdown, registry };
         fixture.apply_change(|table| {

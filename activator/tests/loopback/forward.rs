@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, ActivatorFixture, GET, LONG, OK, PausedClock, free_port, hello_revision, read_head,
-    read_rest, read_until, revision, service, start_pod, start_pod_with, start_silent_pod,
+    self, ActivatorFixture, GET, LONG, OK, PausedClock, hello_revision, read_head, read_rest,
+    read_until, revision, service, start_pod, start_pod_with, start_silent_pod, unused_port,
     wait_until,
 };
 
@@ -159,7 +159,7 @@ async fn a_response_that_stalls_is_cut_off() {
 #[tokio::test]
 async fn a_refused_connection_is_tried_elsewhere() {
     let mut fixture = ActivatorFixture::new().await;
-    let gone = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let gone = SocketAddr::from(([127, 0, 0, 1], unused_port()));
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
@@ -176,7 +176,7 @@ async fn a_refused_connection_is_tried_elsewhere() {
 #[tokio::test]
 async fn a_pod_that_always_refuses_gives_502() {
     let mut fixture = ActivatorFixture::new().await;
-    let gone = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let gone = SocketAddr::from(([127, 0, 0, 1], unused_port()));
     fixture.add_ready_pod("gone", gone);
     let response = fixture.exchange(GET).await;
     assert_eq!(status(&response), "502");

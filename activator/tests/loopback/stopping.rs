@@ -15,8 +15,8 @@ use tokio::{
 use crate::{
     h2c::{self, Http2TestClient},
     harness::{
-        FakeHttp1Pod, GET, LONG, OK, free_port, hello_revision, hello_service, pod, read_head,
-        read_rest, revision, service, start_pod, wait_until,
+        FakeHttp1Pod, GET, LONG, OK, hello_revision, hello_service, pod, read_head, read_rest,
+        revision, service, start_pod, unused_port, wait_until,
     },
     running_activator::{self, RunningActivatorFixture},
 };
@@ -39,14 +39,14 @@ async fn start_lingering(
     linger_ms: u64,
     pause: Duration,
 ) -> (RunningActivatorFixture, [u16; 2], FakeHttp1Pod) {
-    let admin = free_port();
+    let admin = unused_port();
     let mut running = RunningActivatorFixture::start(name, |config| {
         config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
         (config.linger_ms, config.drain_ms) = (Some(linger_ms), Some(20_000));
         config.settle_ms = 10;
     })
     .await;
-    let (port, server) = (free_port(), start_pod(OK, pause).await);
+    let (port, server) = (unused_port(), start_pod(OK, pause).await);
     let (key, change) = own_entry();
     running.routes.set(key, change);
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));
