@@ -358,7 +358,10 @@ impl RoutePlanner {
             }
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
-            | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+            | RouteChange::Certificate(_)
+            | RouteChange::Removed(
+                RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+            )
             | RouteChange::Synced => {}
         }
     }
