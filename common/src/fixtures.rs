@@ -17,6 +17,10 @@ use crate::{
     },
 };
 
+pub mod certificates;
+
+pub use certificates::{TestAuthority, TestCertificate};
+
 /// Port of each service but the [sleeping ones](sleeping_service).
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 /// Port of each service at the activators, and the first such port of the [sleeping ones](sleeping_service).

@@ -34,6 +34,7 @@ pub mod raw {
     tonic::include_proto!("rouse.v1");
 }
 
+mod certificates;
 mod conversion;
 mod pod_reports;
 mod route_table;
@@ -44,6 +45,7 @@ mod sources;
 mod standby;
 mod usage;
 
+pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use conversion::WireError;
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
@@ -224,6 +226,8 @@ pub struct MappedDomain {
     pub host_rewrite: Option<String>,
     /// True if the host answers http from outside with a redirect to https.
     pub redirects_to_https: bool,
+    /// Secret whose certificate the host has; `None`: the certificate is chosen by its names.
+    pub certificate: Option<NamespacedName>,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

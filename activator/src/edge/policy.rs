@@ -44,6 +44,8 @@ impl EdgePolicy {
             allowed_upgrades: [&*self.startup.allowed_upgrades, &settings.allowed_upgrades]
                 .concat(),
             allows_underscores: self.startup.allows_underscores || settings.allows_underscores,
+            certificates: settings.certificates,
+            https_port: settings.https_port.or(self.startup.https_port),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
@@ -52,6 +54,8 @@ impl EdgePolicy {
                 requires_proxy_protocol,
                 allowed_upgrades,
                 allows_underscores,
+                certificates: _,
+                https_port: _,
             } = &next;
             info!(
                 ?trusted_proxies,

@@ -233,8 +233,11 @@ impl RouteIndex {
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
+                | RouteChange::Certificate(_)
                 | RouteChange::Removed(RouteKey::Node(_))
-                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+                | RouteChange::Removed(
+                    RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+                )
                 | RouteChange::Synced => {}
             }
         }

@@ -21,6 +21,8 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         requires_proxy_protocol: false,
         allowed_upgrades: Vec::new(),
         allows_underscores: false,
+        certificates: Vec::new(),
+        https_port: None,
     };
     PodRequestContext { sender, edge: &USUAL, host_rewrite, tags, protocol, random: || 7 }
 }

@@ -172,6 +172,7 @@ pub(super) fn mapped_domains(
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
+        certificate: None,
     };
     mappings.filter(in_force).map(domain).collect()
 }

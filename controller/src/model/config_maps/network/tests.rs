@@ -32,6 +32,8 @@ fn every_key_is_followed() {
             requires_proxy_protocol: true,
             allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
             allows_underscores: true,
+            certificates: Vec::new(),
+            https_port: None,
         },
     };
     let read = map(&[
