@@ -10,8 +10,10 @@
 //! | [`watched_files`] | pure: certificate files as the last looks have found them |
 //! | [`server_config`] | TLS settings of one certificate |
 //! | [`host_certificates`] | all certificates in force |
+//! | [`certificate_files`] | certificate files of the command line |
 
 pub mod certificate_choice;
+pub mod certificate_files;
 pub mod held_certificate;
 pub mod host_certificates;
 pub mod server_config;
