@@ -247,3 +247,76 @@ impl WatchedPair {
         Some(FileCertificate { path: look.pair.certificate.clone(), material: material.clone() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use common::wire::PrivateKeyBytes;
+
+    use super::*;
+
+    fn material(number: u8) -> CertificateMaterial {
+        CertificateMaterial { chain: vec![vec![number]], key: PrivateKeyBytes::new(vec![number]) }
+    }
+
+    /// State of a file whose content was written at `modified_s`.
+    fn written_at(modified_s: i64) -> FileState {
+        let time = (modified_s, 0);
+        FileState::Present(ContentMark { inode: (1, 1), size: 1, modified: time, changed: time })
+    }
+
+    fn place() -> FilePlace {
+        FilePlace::InFolder(PathBuf::from("/a.crt"))
+    }
+
+    /// Looks at one pair; returns true if it has to be read.
+    fn look(watched: &mut WatchedFiles, certificate: FileState, key: FileState) -> bool {
+        let pair = FilePair { certificate: PathBuf::from("/a.crt"), key: PathBuf::from("/a.key") };
+        let looks = vec![(place(), PairLook { pair: pair.clone(), certificate, key })];
+        let to_read = watched.begin_look(looks, true);
+        assert!(to_read.is_empty() || to_read == [(place(), pair)]);
+        !to_read.is_empty()
+    }
+
+    #[test]
+    fn a_fault_counts_once_and_again_after_a_change() {
+        let mut watched = WatchedFiles::new(Vec::new());
+        for modified_s in [1, 2] {
+            let counted = [(); 4].map(|()| {
+                assert!(look(&mut watched, written_at(modified_s), written_at(1)), "at fault");
+                let counts = watched.record_fault(&place());
+                watched.end_look();
+                counts
+            });
+            assert_eq!(counted, [false, true, false, false]);
+        }
+        assert!(look(&mut watched, written_at(2), written_at(1)));
+        watched.record_read(&place(), material(1));
+        assert_eq!(watched.end_look().map(|it| it.len()), Some(1));
+        assert!(!look(&mut watched, written_at(2), written_at(1)), "nothing has changed");
+        assert_eq!(watched.end_look(), None);
+    }
+
+    #[test]
+    fn content_that_is_written_again_without_a_change_is_no_news() {
+        let mut watched = WatchedFiles::new(Vec::new());
+        for (modified_s, is_news) in [(1, true), (2, false)] {
+            assert!(look(&mut watched, written_at(modified_s), written_at(1)));
+            watched.record_read(&place(), material(1));
+            assert_eq!(watched.end_look().is_some(), is_news);
+        }
+    }
+
+    #[test]
+    fn half_a_pair_counts_only_where_a_whole_one_was() {
+        let mut watched = WatchedFiles::new(Vec::new());
+        assert!(!look(&mut watched, written_at(1), FileState::Missing));
+        watched.end_look();
+        assert!(look(&mut watched, written_at(1), FileState::Unknown), "a key may exist");
+        watched.record_read(&place(), material(1));
+        watched.end_look();
+        assert!(look(&mut watched, written_at(1), FileState::Missing));
+        assert!(!watched.record_fault(&place()));
+        assert_eq!(watched.end_look(), None);
+        assert!(watched.keeps_certificate(&place()));
+    }
+}

@@ -240,9 +240,13 @@ async fn the_watch_puts_a_renewed_pair_in_force_until_it_is_stopped() {
     let watch = tokio::spawn(files.watch(Arc::clone(&certificates), stop.clone()));
     write_pair(&given, &given_key, &new);
     let renewed = [certificate(&given, &new)];
-    while certificates.files() != renewed {
+    for _ in 0..10 {
+        if certificates.files() == renewed {
+            break;
+        }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
+    assert_eq!(certificates.files(), renewed);
     stop.cancel();
     watch.await.unwrap();
 }

@@ -1,5 +1,3 @@
-use std::iter;
-
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{CertificateEntry, EdgeSettings, GlobalSettings, PrivateKeyBytes},
@@ -287,7 +285,7 @@ fn metrics_have_the_number_and_the_earliest_end_of_all_certificates() {
     fixture.certificates.set_files(vec![file("/b.crt", &b)]);
     assert_eq!(figures(), ["2", "3000000000"]);
     fixture.certificates.set_files(Vec::new());
-    fixture.apply_snapshot(iter::empty());
+    fixture.apply_snapshot([]);
     assert_eq!(figures(), ["0", "0"]);
 }
 
