@@ -127,7 +127,7 @@ impl CertificateFiles {
         }
     }
 
-    /// Looks at all files once, and reads those that changed. Returns all certificates if any has come, changed or gone.
+    /// Looks at all files once, and reads those that changed. Returns all certificates if any came, changed or went.
     fn look(&self, watched: &mut WatchedFiles) -> Option<Vec<FileCertificate>> {
         let given = self.given_pair().map(|pair| (FilePlace::Given, look_at_pair(pair)));
         let mut looks = Vec::from_iter(given);
