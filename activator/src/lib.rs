@@ -13,6 +13,7 @@
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
+//! | [`tls`] | certificates of hosts at the gateway, and the choice of one for each handshake |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
 //! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
 //! | [`pods`] | pods, the connections to them, and the exchanges over these |
@@ -66,6 +67,7 @@ pub mod route_stream;
 pub mod routes;
 pub mod slots;
 pub mod tcp_socket;
+pub mod tls;
 
 pub use config::ActivatorConfig;
 

@@ -57,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "budget clock entrypoint h1 request_error tcp_socket",
             "config metrics",
             "edge/",
+            "tls/",
             "clients/",
             "slots/",
             "pods/",
