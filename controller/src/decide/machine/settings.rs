@@ -123,7 +123,8 @@ impl ControllerSettings {
     /// Returns the settings as the RouteTable contains them; `None`: all are defaults.
     pub(super) fn route_settings(&self) -> Option<wire::GlobalSettings> {
         let request_log = self.config_maps.observability.request_log.clone();
-        let edge = self.config_maps.network.edge.clone();
+        let mut edge = self.config_maps.network.edge.clone();
+        edge.certificates = self.shared_certificates().collect();
         wire::GlobalSettings { request_log, log_levels: self.config_maps.logging.levels(), edge }
             .if_not_default()
     }
