@@ -25,6 +25,7 @@ use crate::model::{
 mod allocate;
 mod apply_plan;
 mod blocking_causes;
+mod certificates;
 mod decisions;
 mod deployments;
 mod digests;
@@ -48,10 +49,11 @@ mod write_keys;
 mod zones;
 
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
+use certificates::UnnamedCertificate;
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 use events::ControllerEvent as Event;
-pub use events::{ControllerEffects, ControllerEvent, ObjectEventRecord};
+pub use events::{CertificateCounts, ControllerEffects, ControllerEvent, ObjectEventRecord};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
 use timers::AppTimers;
@@ -107,6 +109,8 @@ pub struct ControllerStateMachine {
     unrecorded_events: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
     /// True once a scaled Service, or something of one, was observed.
     needs_workload_watch: bool,
+    /// Certificates of Secrets that were named a short time ago, and are no longer.
+    unnamed_certificates: BTreeMap<NamespacedName, UnnamedCertificate>,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -138,6 +142,7 @@ impl ControllerStateMachine {
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
             needs_workload_watch: false,
+            unnamed_certificates: BTreeMap::new(),
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -155,6 +160,7 @@ impl ControllerStateMachine {
         self.update_activator_reports();
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
+        self.set_first_named_secrets(now);
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
@@ -189,6 +195,7 @@ impl ControllerStateMachine {
         std::mem::take(&mut self.effects)
     }
 
+    #[allow(clippy::too_many_lines, reason = "one arm for each event")]
     fn handle_event(&mut self, event: Event, now: UnixMillis) {
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
@@ -246,6 +253,7 @@ impl ControllerStateMachine {
             Event::ChildrenMissing { app, owner_resource, owner, error } => {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)
             }
+            Event::SecretRead { name, read } => self.handle_secret_read(&name, read, now),
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             Event::Tick => self.handle_tick(now),
@@ -309,6 +317,10 @@ impl ControllerStateMachine {
             // The empty name is the timer of rewrites, which belongs to no app.
             if name == settings::REWRITE_TIMER_KEY {
                 self.rewrite_next_apps(now);
+                continue;
+            }
+            if name == certificates::CERTIFICATE_TIMER_KEY {
+                self.handle_certificate_timer(now);
                 continue;
             }
             self.reconcile_app(&name, now);
