@@ -33,13 +33,18 @@ impl ControllerStateMachine {
                 }
             }
         }
+        let secret = |it: &DomainMappingState| (it.tls_secret.clone(), it.is_terminating);
+        let old_secret = previous.as_ref().map(secret);
         let old_target = previous.as_ref().map(|it| it.target.clone());
         let mut new_target = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
             match previous {
                 // The conditions in the cluster state are newer than those that were written.
-                Some(previous) => mapping.conditions = previous.conditions,
+                Some(previous) => {
+                    mapping.conditions = previous.conditions;
+                    mapping.served_secret = previous.served_secret;
+                }
                 None => fields::read_conditions(
                     &mut mapping.conditions,
                     object,
@@ -53,6 +58,9 @@ impl ControllerStateMachine {
             self.cluster.domains.mappings.insert(name.clone(), mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
+        }
+        if self.cluster.domains.mappings.get(name).map(secret) != old_secret {
+            self.update_named_secrets(now);
         }
         // The mapping competes for its host name with other mappings and Routes.
         self.update_mapping_claim(name);

@@ -626,6 +626,19 @@ fn domain_mappings_are_judged_in_knatives_words() {
             ),
             (mapping("a.example.com", "{}"), "missing field(s): spec.ref"),
             (
+                mapping("a.example.com", "{tls: {secretName: shop.tls}}"),
+                "missing field(s): spec.ref",
+            ),
+            (
+                mapping("a.example.com", "{tls: {}}"),
+                "missing field(s): spec.ref, spec.tls.secretName",
+            ),
+            (
+                mapping("a.example.com", &valid.replace("}}", "}, tls: {secretName: a_b}}")),
+                "invalid value: a_b: spec.tls.secretName",
+            ),
+            (mapping("a.example.com", &valid.replace("}}", "}, tls: null}")), ""),
+            (
                 mapping("a", valid),
                 "invalid name \"a\": name: Invalid value: \"a\": should be a domain with at least two segments separated by dots: metadata.name",
             ),

@@ -1,0 +1,147 @@
+//! Pure: certificates of domains: Secrets that are named, the one that serves a domain, and the condition about it.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use common::{
+    certificates::{CertificateFacts, ValidityState},
+    wire::{CertificateEntry, NamespacedName, is_dns_subdomain},
+};
+
+use crate::model::cluster_state::{
+    CertificateState, ClusterState, ConditionReason, ConditionStatus, DomainMappingState,
+    SecretReadState, UnixMillis, rfc3339_of_seconds,
+};
+
+/// Returns the Secrets whose certificates are in use or asked for: those of mappings that are not being deleted, and
+/// those of `config-network`.
+pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
+    let mappings = cluster.domains.mappings.iter().filter(|(_, it)| !it.is_terminating);
+    let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
+    of_mappings.chain(cluster.settings.shared_certificates()).collect()
+}
+
+/// Returns the Secret that a mapping names, and the one that serves its domain. They may be the same.
+pub fn secrets_of_mapping(
+    namespace: &str,
+    mapping: &DomainMappingState,
+) -> impl Iterator<Item = NamespacedName> {
+    let all = mapping.tls_secret.as_deref().into_iter().chain(mapping.served_secret.as_deref());
+    all.filter(|it| is_dns_subdomain(it)).map(move |it| NamespacedName::new(namespace, it))
+}
+
+/// Returns the Secret whose certificate serves a mapping's domain. It is the named one, but the former one while only
+/// that has a certificate in force. `None`: the mapping has no `spec.tls`, or names what cannot be a Secret.
+pub fn served_secret(
+    cluster: &ClusterState,
+    namespace: &str,
+    mapping: &DomainMappingState,
+) -> Option<Box<str>> {
+    let named = mapping.tls_secret.as_deref()?;
+    let is_in_force = |secret: &&str| has_certificate(cluster, namespace, secret);
+    let former = mapping.served_secret.as_deref().filter(is_in_force);
+    let served = Some(named).filter(is_in_force).or(former);
+    served.or_else(|| Some(named).filter(|it| is_dns_subdomain(it))).map(Into::into)
+}
+
+/// Returns the status of a mapping's `CertificateProvisioned`. Texts are Knative's where it has the case; Knative does
+/// not look into Secrets.
+pub fn certificate_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+    now: UnixMillis,
+) -> ConditionStatus {
+    let Some(secret) = mapping.tls_secret.as_deref() else {
+        return ConditionStatus::True(Some(ConditionReason::NO_TLS));
+    };
+    let kept = kept_note(cluster, &name.namespace, mapping);
+    if !is_dns_subdomain(secret) {
+        let fault = "its name is no DNS subdomain";
+        return failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"));
+    }
+    let pending = || not_ready(format!("Certificate {secret} is not ready."));
+    let Some(state) = secret_state(cluster, &name.namespace, secret) else { return pending() };
+    match (&state.last_read, &state.in_force) {
+        (SecretReadState::Pending, _) | (SecretReadState::InForce, None) => pending(),
+        (SecretReadState::Unreadable(error), _) => {
+            not_ready(format!("Secret {secret:?} cannot be read: {error}.{kept}"))
+        }
+        (SecretReadState::Absent, _) => failed(format!("Secret {secret:?} does not exist.{kept}")),
+        (SecretReadState::Refused(fault), _) => {
+            failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
+        }
+        (SecretReadState::InForce, Some(certificate)) => {
+            let host = name.name.to_ascii_lowercase();
+            status_in_force(secret, &host, &certificate.facts, now)
+        }
+    }
+}
+
+/// Returns the status for a host whose certificate is in force, by the hosts and the validity of the certificate.
+fn status_in_force(
+    secret: &str,
+    host: &str,
+    facts: &CertificateFacts,
+    now: UnixMillis,
+) -> ConditionStatus {
+    let certificate = format!("The certificate of Secret {secret:?}");
+    match facts.validity.state_at(now.seconds()) {
+        ValidityState::Expired => {
+            let end = rfc3339_of_seconds(facts.validity.not_after_s);
+            failed(format!("{certificate} has expired at {end}."))
+        }
+        ValidityState::NotYetValid => {
+            let begin = rfc3339_of_seconds(facts.validity.not_before_s);
+            failed(format!("{certificate} is not valid before {begin}."))
+        }
+        ValidityState::Valid if !facts.names.covers(host) => {
+            let hosts = facts.names.summary();
+            failed(format!("{certificate} is for {hosts}, and not for {host}."))
+        }
+        ValidityState::Valid => ConditionStatus::True(Some(ConditionReason::new(
+            "CertificateExternallyProvided",
+            "TLS certificate was provided externally",
+        ))),
+    }
+}
+
+/// Returns the end of a message about a Secret that cannot be used: a sentence if an earlier certificate serves the
+/// domain, else nothing.
+fn kept_note(
+    cluster: &ClusterState,
+    namespace: &str,
+    mapping: &DomainMappingState,
+) -> &'static str {
+    let served = served_secret(cluster, namespace, mapping);
+    match served.is_some_and(|it| has_certificate(cluster, namespace, &it)) {
+        true => " The certificate from before stays in force.",
+        false => "",
+    }
+}
+
+/// Returns the entry of the RouteTable for a named Secret. Without a certificate in force it has no material, and
+/// activators keep what they have.
+pub fn certificate_entry(name: &NamespacedName, state: &CertificateState) -> CertificateEntry {
+    let material = state.in_force.as_ref().map(|it| Arc::clone(&it.material));
+    CertificateEntry { name: name.clone(), material }
+}
+
+fn has_certificate(cluster: &ClusterState, namespace: &str, secret: &str) -> bool {
+    secret_state(cluster, namespace, secret).is_some_and(|it| it.in_force.is_some())
+}
+
+fn secret_state<'a>(
+    cluster: &'a ClusterState,
+    namespace: &str,
+    secret: &str,
+) -> Option<&'a CertificateState> {
+    cluster.certificates.by_secret.get(&NamespacedName::new(namespace, secret))
+}
+
+fn not_ready(message: String) -> ConditionStatus {
+    ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
+}
+
+fn failed(message: String) -> ConditionStatus {
+    ConditionStatus::False(ConditionReason::new("CertificateProvisionFailed", message))
+}
