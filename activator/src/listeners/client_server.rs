@@ -298,6 +298,8 @@ impl ClientConnectionServer {
         tokio::pin!(connection);
         // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
+            // Biased to the connection: its first request has come, and hyper would close it unread.
+            biased;
             ended = connection.as_mut() => return ended,
             () = client_connection.wait_refused() => {}
             () = self.forwarder.close_when_idle.cancelled() => {}
