@@ -87,6 +87,19 @@ impl ClientStream {
         Ok(written)
     }
 
+    /// Announces the end of the bytes by `close_notify` to a client of TLS, if that is possible at once. Nothing can be
+    /// written behind it.
+    pub(crate) fn try_close_notify(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(tls) => {
+                let (tcp, session) = tls.get_mut();
+                session.send_close_notify();
+                try_send_encrypted(tcp, session)
+            }
+        }
+    }
+
     /// Reads bytes as they have come by TCP, to drop them: those of TLS are still encrypted.
     pub fn poll_read_tcp(
         &mut self,

@@ -207,13 +207,18 @@ impl ClientSocket {
         self.lock().frames = Some(Http2FrameInspector::after_preface(HTTP2_PREFACE.len()));
     }
 
-    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), if that is possible at once.
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), as the last bytes, if that is
+    /// possible at once.
     pub fn send_goaway(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
         // The last stream id is the highest possible: no stream is declared as unprocessed.
         let last = (u32::MAX >> 1).to_be_bytes();
         let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
-        let _ = self.lock().stream.try_write(&frame);
+        let stream = &mut self.lock().stream;
+        if stream.try_write(&frame).is_ok() {
+            // A client of TLS would take an end without it for an error, and not report the reason.
+            let _ = stream.try_close_notify();
+        }
     }
 
     /// Target of the request that has come as `uri`, if the client wrote it in another form.
