@@ -214,10 +214,10 @@ impl ClientSocket {
         // The last stream id is the highest possible: no stream is declared as unprocessed.
         let last = (u32::MAX >> 1).to_be_bytes();
         let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
-        let stream = &mut self.lock().stream;
-        if stream.try_write(&frame).is_ok() {
+        let mut inner = self.lock();
+        if inner.stream.try_write(&frame).is_ok() {
             // A client of TLS would take an end without it for an error, and not report the reason.
-            let _ = stream.try_close_notify();
+            let _ = inner.stream.try_close_notify();
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::{io, num::NonZeroU16, sync::Arc, time::Duration};
 
+use activator::{ActivatorConfig, ActivatorError};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{EdgeSettings, GatewayRules, MappedDomain, NamespacedName},
@@ -25,6 +26,7 @@ use crate::{
         revision, service, start_pod, start_pod_with, wait_until,
     },
     messages::start_pod_once,
+    running_activator::RunningActivatorFixture,
     tls_client::{
         HOST, TlsClient, client_config, handshake, leaf, open, presented, received_alert, send,
         set_default, versioned_config,
@@ -588,6 +590,35 @@ async fn a_request_behind_its_handshake_is_served_while_the_activator_stops() {
         let response = read_rest(&mut client).await;
         assert!(response.ends_with("hello"), "{response}");
     }
+}
+
+#[tokio::test]
+async fn certificate_files_serve_and_bad_ones_prevent_the_start() {
+    let folder = std::env::temp_dir().join(format!("certificates-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [certificate, key] = ["tls.crt", "tls.key"].map(|it| folder.join(it));
+    let issued = TestAuthority::new().issue(&[HOST]);
+    std::fs::write(&certificate, &issued.chain_pem).unwrap();
+    std::fs::write(&key, &issued.key_pem).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let pair = (Some(certificate), Some(key.clone()));
+    let running = RunningActivatorFixture::start("tls", |config| {
+        (config.tls_cert, config.tls_key) = pair.clone();
+        config.outside_tls_listener = Some(listener);
+    })
+    .await;
+    let client = open(address, client_config(&[]), HOST).await.unwrap();
+    assert!(presented(&client) == leaf(&issued));
+    drop(client);
+    running.stop.cancel();
+    running.wait_stopped().await;
+    std::fs::write(&key, "no key").unwrap();
+    let set_pair = |config: &mut ActivatorConfig| (config.tls_cert, config.tls_key) = pair;
+    let failed = RunningActivatorFixture::start("bad-tls", set_pair).await.wait_failed().await;
+    assert!(matches!(failed, ActivatorError::Certificates(_)), "{failed}");
+    assert_eq!(failed.to_string(), "cannot use the certificate files");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[tokio::test]
