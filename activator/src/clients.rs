@@ -10,9 +10,11 @@
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
 //! | [`connections`], [`head_charge`] | memory of each connection, and the requests to refuse; charge of a head |
+//! | [`client_stream`] | bytes of a client, by TCP alone or by TLS |
 //! | [`socket`] | a client's socket, and detection of a client that is gone |
 
 pub mod client_info;
+pub mod client_stream;
 pub mod connections;
 pub mod head_charge;
 pub mod http2_frames;

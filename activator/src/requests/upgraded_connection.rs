@@ -44,6 +44,8 @@ pub async fn relay_upgraded_connection(
         // hyper completes the client's upgrade only after it has sent the head of the response.
         let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&activity));
         client.write_all(&pod.buffered).await?;
+        // Over TLS, written bytes may still be here.
+        client.flush().await?;
         let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&activity));
         let byte_counts = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %permit.pod.uid, carried = ?byte_counts, "upgraded connection ended");

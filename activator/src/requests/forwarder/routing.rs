@@ -1,8 +1,8 @@
 //! Shell: the route of a request: the service that it is for, and the Revision that serves it.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use common::wire::{AppProtocol, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 
 use super::RequestForwarder;
@@ -45,13 +45,11 @@ impl RequestForwarder {
             return Ok(Routed::Respond(self.respond_to_probe(probe, entrypoint, &head).into()));
         }
         let service_match = self.find_service(entrypoint, &head)?;
-        let is_secure = || {
-            let sender = client.request_sender(entrypoint);
-            is_https(&head.headers, sender, &self.edge_policy.current())
-        };
-        if entrypoint == Entrypoint::External && service_match.redirects_to_https() && !is_secure()
-        {
-            return Ok(Routed::Respond(redirect_to_https(&head)?.into()));
+        if entrypoint == Entrypoint::External && service_match.redirects_to_https() {
+            let edge = self.edge_policy.current();
+            if !is_https(&head.headers, client.request_sender(entrypoint), &edge) {
+                return Ok(Routed::Respond(redirect_to_https(&head, &edge)?.into()));
+            }
         }
         let (service, tag) = self.select_tag(&service_match, &head);
         let (revision, mut settings) = choose_revision(&service)?;
@@ -182,11 +180,13 @@ pub(super) fn check_network_policy(
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).
 fn redirect_to_https(
     head: &request::Parts,
+    edge: &EdgeSettings,
 ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
     let unnamed = || ProxyRequestError::UnknownService(String::new());
     let mut response = Response::new(ClientResponseBody::from_text(""));
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
-    let location = headers::https_location(head).ok_or_else(unnamed)?;
+    let https_port = edge.https_port.map_or(headers::HTTPS_PORT, NonZeroU16::get);
+    let location = headers::https_location(head, https_port).ok_or_else(unnamed)?;
     response.headers_mut().insert(header::LOCATION, location);
     Ok(response)
 }
